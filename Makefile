@@ -1,0 +1,54 @@
+# Two commands for a start: `make run` and `make test`. Everything is installed into .venv, from locked, hashed sets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: help setup run test check format bench lock docs clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+setup: $(VENV)/.setup  ## .venv with hangup in it
+
+$(VENV)/.setup: requirements/run.txt requirements/build.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hangup needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --require-hashes -r requirements/build.txt -r requirements/run.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.setup-test: $(VENV)/.setup requirements/dev.txt
+	$(PIP) install --require-hashes -r requirements/dev.txt
+	touch $@
+
+run: setup  ## serve on 127.0.0.1:8080; ARGS="--upstream http://127.0.0.1:8000" puts it in front of an engine
+	$(BIN)/hangup serve $(ARGS)
+
+test: $(VENV)/.setup-test  ## all tests; ARGS="-k name" chooses
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.setup-test  ## lint, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.setup-test  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.setup-test  ## measure against nginx and the other gateways; see bench/README.md
+	$(BIN)/python -m bench $(ARGS)
+
+docs: $(VENV)/.setup-test  ## write the generated parts of docs/ anew
+	$(BIN)/python -m tests.docs_reference
+
+lock: $(VENV)/.setup  ## resolve the dependencies anew, with hashes
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml -o requirements/run.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group build -o requirements/build.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group test --group check -c requirements/run.txt -o requirements/dev.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

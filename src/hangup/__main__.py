@@ -1,0 +1,3 @@
+from hangup.cli.main import main
+
+raise SystemExit(main())

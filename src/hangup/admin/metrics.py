@@ -1,0 +1,98 @@
+"""Prometheus metrics, read off the gateway's books at each scrape: nothing is counted twice, nothing on the hot path.
+
+Every metric is listed in docs/metrics.md, which a test compares with this file's output.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hangup import __version__
+from hangup.admin.view import View
+from hangup.core.call import Phase
+from hangup.core.ledger import Histogram
+
+
+class GatewayCollector(Collector):
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._calls()
+        yield from self._backends()
+        yield from self._process()
+
+    def _calls(self) -> Iterator[Metric]:
+        ledger = self._view.ledger
+        calls = CounterMetricFamily(
+            "hangup_calls", "Calls ended, by route, outcome and cause.", labels=["route", "outcome", "cause"]
+        )
+        for (route, outcome, cause), count in ledger.calls.items():
+            calls.add_metric([route, outcome, cause], count)
+        yield calls
+        tokens = CounterMetricFamily(
+            "hangup_tokens", "Output tokens, by where they went.", labels=["tenant", "backend", "fate"]
+        )
+        for (tenant, backend, fate), count in ledger.tokens.items():
+            tokens.add_metric([tenant, backend, fate], count)
+        yield tokens
+        live = GaugeMetricFamily("hangup_calls_live", "Calls in progress, by phase.", labels=["phase"])
+        phases = Counter(self._view.phases())
+        for phase in Phase:
+            if phase is not Phase.ENDED:
+                live.add_metric([phase.value], phases[phase])
+        yield live
+        yield GaugeMetricFamily("hangup_queue_depth", "Calls waiting for a backend.", self._view.queue_depth())
+        yield _histogram("hangup_first_token_seconds", "From a call's first byte to its first token.", ledger.first_token_s)
+        yield _histogram("hangup_queue_seconds", "From a call's last byte to its dispatch.", ledger.queue_s)
+        yield _histogram("hangup_call_seconds", "From a call's first byte to its end.", ledger.total_s)
+
+    def _backends(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("hangup_backend_up", "Whether a backend is up.", labels=["backend"])
+        in_flight = GaugeMetricFamily("hangup_backend_in_flight", "Calls sent to a backend and not ended.", labels=["backend"])
+        for seat in self._view.seats():
+            up.add_metric([seat.name], seat.up)
+            in_flight.add_metric([seat.name], seat.in_flight)
+        yield up
+        yield in_flight
+        aborts = CounterMetricFamily("hangup_aborts", "Explicit aborts, by what became of them.", labels=["result"])
+        for result, count in self._view.aborts().items():
+            aborts.add_metric([result], count)
+        yield aborts
+
+    def _process(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("hangup_connections", "Client connections open.", self._view.connections())
+        counts = self._view.counts()
+        yield CounterMetricFamily(
+            "hangup_connections_refused", "Connections closed at once, over connections_max.", counts["connections_refused"]
+        )
+        yield CounterMetricFamily(
+            "hangup_log_lines_dropped", "Log lines that its reader was too slow for.", counts["log_lines_dropped"]
+        )
+        yield _histogram("hangup_loop_lag_seconds", "How late the event loop's timers were.", self._view.loop_lag())
+        build = GaugeMetricFamily("hangup_build_info", "The version that runs.", labels=["version"])
+        build.add_metric([__version__], 1)
+        yield build
+
+
+def _histogram(name: str, doc: str, histogram: Histogram) -> HistogramMetricFamily:
+    buckets, total = [], 0
+    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+        total += count
+        buckets.append((bound, total))
+    return HistogramMetricFamily(name, doc, buckets=buckets, sum_value=histogram.sum)
+
+
+def registry(view: View) -> CollectorRegistry:
+    made = CollectorRegistry(auto_describe=False)
+    made.register(GatewayCollector(view))
+    return made
+
+
+def render(made: CollectorRegistry) -> bytes:
+    return generate_latest(made)

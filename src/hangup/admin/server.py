@@ -1,0 +1,59 @@
+"""The admin port's pages and the server under them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from hangup.admin import metrics
+from hangup.admin.view import View
+
+
+def make_app(view: View) -> Starlette:
+    made = metrics.registry(view)
+
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        why_not = view.ready()
+        return PlainTextResponse("ready\n" if why_not is None else f"{why_not}\n", 200 if why_not is None else 503)
+
+    async def metrics_page(request: Request) -> Response:
+        return Response(metrics.render(made), media_type=CONTENT_TYPE_LATEST)
+
+    return Starlette(
+        routes=[
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/metrics", metrics_page),
+        ]
+    )
+
+
+class AdminServer(uvicorn.Server):
+    """uvicorn on a socket of ours, leaving the signals to the gateway."""
+
+    def __init__(self, view: View, sock: socket.socket) -> None:
+        super().__init__(
+            uvicorn.Config(make_app(view), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        )
+        self._sock = sock
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def run_until_stopped(self) -> None:
+        await self.serve(sockets=[self._sock])
+
+    def stop(self) -> None:
+        self.should_exit = True

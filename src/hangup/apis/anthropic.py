@@ -1,0 +1,126 @@
+"""Anthropic messages: POST /v1/messages."""
+
+from __future__ import annotations
+
+import orjson
+
+from hangup.apis.base import Api, Ask, Assembler, Caps, Draft, Json, Usage, apply_caps, expect
+from hangup.config import Limits
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicErrors(Api):
+    """The error shape of all of Anthropic's paths."""
+
+    def error(self, status: int, code: str, message: str) -> Json:
+        kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
+    def error_event(self, status: int, code: str, message: str) -> bytes:
+        return self.format.encode(orjson.dumps(self.error(status, code, message)), b"error")
+
+
+class AnthropicMessages(AnthropicErrors):
+    name = "anthropic.messages"
+    generates = True
+    caps = Caps(("max_tokens",))
+    needles = (b"event: content_block_delta", b'"type":"content_block_delta"', b'"type": "content_block_delta"')
+
+    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
+        expect(value, {"model": (str,), "messages": (list,), "stream": (bool,), "tools": (list,)})
+        changes, cap = apply_caps(self.caps, value, limits)
+        stream = bool(value.get("stream"))
+        return Draft(path, body, value, changes).ask(
+            model=value.get("model") or "",
+            stream=stream,
+            choices=1,
+            cap=cap,
+            assembler=MessageAssembler() if assemble and not stream else None,
+            to_stream={"stream": True},
+        )
+
+    def weigh(self, event: Json) -> int:
+        return 1 if event.get("type") == "content_block_delta" else 0
+
+    def usage(self, event: Json) -> Usage | None:
+        # The start tells the input and an output count of the first instant; the end tells the output.
+        if event.get("type") == "message_start":
+            usage = (event.get("message") or {}).get("usage") or {}
+            return Usage(usage.get("input_tokens"), None)
+        if event.get("type") == "message_delta" and type(event.get("usage")) is dict:
+            return Usage(event["usage"].get("input_tokens"), event["usage"].get("output_tokens"))
+        return None
+
+    def is_last(self, event: Json) -> bool:
+        return event.get("type") == "message_stop"
+
+    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
+        events: list[Json] = []
+        if last.get("type") == "content_block_delta":
+            events.append({"type": "content_block_stop", "index": last.get("index", 0)})
+        stop = {"stop_reason": "max_tokens", "stop_sequence": None}
+        events.append({"type": "message_delta", "delta": stop, "usage": {"output_tokens": tokens}})
+        events.append({"type": "message_stop"})
+        return b"".join(self.format.encode(orjson.dumps(e), e["type"].encode()) for e in events)
+
+
+class AnthropicCountTokens(AnthropicErrors):
+    name = "anthropic.count_tokens"
+
+
+class MessageAssembler(Assembler):
+    """Fills the content blocks of the started message."""
+
+    def __init__(self) -> None:
+        self._message: Json = {}
+        self._blocks: dict[int, Json] = {}
+        self._arguments: dict[int, str] = {}
+
+    def add(self, event: Json) -> None:
+        kind = event.get("type")
+        index = event.get("index", 0)
+        if kind == "message_start":
+            self._message = event["message"]
+        elif kind == "content_block_start":
+            self._blocks[index] = event["content_block"]
+        elif kind == "content_block_delta":
+            self._add_delta(index, event["delta"])
+        elif kind == "message_delta":
+            self._message.update(event["delta"])
+            self._message.setdefault("usage", {}).update(event.get("usage") or {})
+        elif kind == "message_stop":
+            self.finished = True
+
+    def _add_delta(self, index: int, delta: Json) -> None:
+        block = self._blocks.setdefault(index, {"type": "text", "text": ""})
+        match delta.get("type"):
+            case "text_delta":
+                block["text"] = block.get("text", "") + delta["text"]
+            case "input_json_delta":
+                self._arguments[index] = self._arguments.get(index, "") + delta["partial_json"]
+            case "thinking_delta":
+                block["thinking"] = block.get("thinking", "") + delta["thinking"]
+            case "signature_delta":
+                block["signature"] = block.get("signature", "") + delta["signature"]
+            case "citations_delta":
+                block["citations"] = [*(block.get("citations") or []), delta["citation"]]
+
+    def result(self, capped: bool) -> Json:
+        for index, text in self._arguments.items():
+            try:
+                self._blocks[index]["input"] = orjson.loads(text) if text else {}
+            except orjson.JSONDecodeError:
+                self._blocks[index]["input"] = {}  # cut short by the cap
+        if capped and not self._message.get("stop_reason"):
+            self._message.update(stop_reason="max_tokens", stop_sequence=None)
+        self._message["content"] = [self._blocks[index] for index in sorted(self._blocks)]
+        return self._message

@@ -1,0 +1,91 @@
+"""Ollama: POST /api/chat and POST /api/generate, newline-delimited JSON, streaming unless told otherwise."""
+
+from __future__ import annotations
+
+import orjson
+
+from hangup.apis.base import Api, Ask, Assembler, Caps, Draft, Json, Usage, apply_caps, expect
+from hangup.config import Limits
+from hangup.wire.sse import NDJSON
+
+
+class Ollama(Api):
+    """Both of its ways to generate; they differ only in where the text is."""
+
+    name = "ollama"
+    generates = True
+    format = NDJSON
+    caps = Caps(("num_predict",), table="options", negative_is_endless=True)
+    needles = (b'"done":false', b'"done": false')
+
+    def error(self, status: int, code: str, message: str) -> Json:
+        return {"error": message}
+
+    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
+        expect(value, {"model": (str,), "messages": (list,), "prompt": (str,), "stream": (bool,), "options": (dict,)})
+        changes, cap = apply_caps(self.caps, value, limits)
+        stream = value.get("stream") is not False
+        return Draft(path, body, value, changes).ask(
+            model=value.get("model") or "",
+            stream=stream,
+            choices=1,
+            cap=cap,
+            assembler=OllamaAssembler() if assemble and not stream else None,
+            to_stream={"stream": True},
+        )
+
+    def weigh(self, event: Json) -> int:
+        message = event.get("message") or {}
+        return 1 if event.get("response") or any(message.get(k) for k in ("content", "thinking", "tool_calls")) else 0
+
+    def usage(self, event: Json) -> Usage | None:
+        return Usage(event.get("prompt_eval_count"), event.get("eval_count")) if event.get("done") is True else None
+
+    def is_last(self, event: Json) -> bool:
+        return event.get("done") is True
+
+    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
+        end = {**last, "done": True, "done_reason": "length", "eval_count": tokens}
+        if "message" in end:
+            end["message"] = {"role": "assistant", "content": ""}
+        else:
+            end["response"] = ""
+        return self.format.encode(orjson.dumps(end))
+
+
+class OllamaChat(Ollama):
+    name = "ollama.chat"
+
+
+class OllamaGenerate(Ollama):
+    name = "ollama.generate"
+
+
+class OllamaAssembler(Assembler):
+    """The last line has all but the text."""
+
+    def __init__(self) -> None:
+        self._message: Json = {}
+        self._texts: dict[str, str] = {}
+        self._last: Json = {}
+        self._tokens = 0
+
+    def add(self, event: Json) -> None:
+        for key in ("response", "thinking"):
+            if type(event.get(key)) is str:
+                self._texts[key] = self._texts.get(key, "") + event[key]
+        for key, value in (event.get("message") or {}).items():
+            old = self._message.get(key)
+            grows = key in ("content", "thinking") or type(value) is list
+            self._message[key] = old + value if grows and old else value
+        self._tokens += 1
+        self._last = event
+        self.finished = event.get("done") is True
+
+    def result(self, capped: bool) -> Json:
+        answer = {**self._last, **self._texts}
+        if self._message:
+            answer["message"] = self._message
+        if capped:
+            answer.update(done=True, done_reason="length", eval_count=self._tokens)
+        return answer

@@ -1,0 +1,105 @@
+"""Which path is which API. Whatever is not in this table does not exist from outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from hangup.apis.anthropic import AnthropicCountTokens, AnthropicMessages
+from hangup.apis.base import Api, Json
+from hangup.apis.llamacpp import LlamaCppCompletion
+from hangup.apis.ollama import OllamaChat, OllamaGenerate
+from hangup.apis.openai_chat import OpenAIChat
+from hangup.apis.openai_completions import OpenAICompletions
+from hangup.apis.openai_responses import OpenAIResponses
+from hangup.apis.sglang import SglangGenerate
+from hangup.apis.tgi import TgiGenerate
+from hangup.config import RouteSettings
+
+
+class Embeddings(Api):
+    name = "openai.embeddings"
+
+
+class Models(Api):
+    name = "openai.models"
+
+
+class PassThrough(Api):
+    """A path that the configuration allows and that we know nothing about."""
+
+    name = "pass_through"
+
+
+class Generate(TgiGenerate):
+    """/generate belongs to TGI and to SGLang; the body tells which (see `Route.api_for`)."""
+
+
+UNKNOWN = Api()  # for errors before the path is known: OpenAI's shape, which most clients read
+_SGLANG = SglangGenerate()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    path: str
+    methods: tuple[str, ...]
+    api: Api
+
+    def api_for(self, value: Json) -> Api:
+        if type(self.api) is Generate and "inputs" not in value:
+            return _SGLANG
+        return self.api
+
+
+BUILT_IN: dict[str, Route] = {
+    route.path: route
+    for route in (
+        Route("/v1/chat/completions", ("POST",), OpenAIChat()),
+        Route("/v1/completions", ("POST",), OpenAICompletions()),
+        Route("/v1/responses", ("POST",), OpenAIResponses()),
+        Route("/v1/embeddings", ("POST",), Embeddings()),
+        Route("/v1/models", ("GET",), Models()),
+        Route("/v1/models/*", ("GET",), Models()),
+        Route("/v1/messages", ("POST",), AnthropicMessages()),
+        Route("/v1/messages/count_tokens", ("POST",), AnthropicCountTokens()),
+        Route("/completion", ("POST",), LlamaCppCompletion()),
+        Route("/generate", ("POST",), Generate()),
+        Route("/generate_stream", ("POST",), TgiGenerate()),
+        Route("/api/chat", ("POST",), OllamaChat()),
+        Route("/api/generate", ("POST",), OllamaGenerate()),
+    )
+}
+
+
+class Router:
+    """The built-in routes and those that the configuration adds."""
+
+    def __init__(self, extra: tuple[RouteSettings, ...] = ()) -> None:
+        self._exact = {path: route for path, route in BUILT_IN.items() if not path.endswith("*")}
+        self._prefixes = [route for path, route in BUILT_IN.items() if path.endswith("*")]
+        for row in extra:
+            if row.path in BUILT_IN:
+                continue
+            route = Route(row.path, tuple(m.upper() for m in row.methods), PassThrough())
+            if row.path.endswith("*"):
+                self._prefixes.append(route)
+            else:
+                self._exact[row.path] = route
+
+    def find(self, path: str) -> Route | None:
+        route = self._exact.get(path)
+        if route is not None:
+            return route
+        for route in self._prefixes:
+            stem = route.path[:-1]
+            if path.startswith(stem) and len(path) > len(stem) and _is_plain(path):
+                return route
+        return None
+
+
+def _is_plain(path: str) -> bool:
+    """No segment that an engine could read as a way to another path."""
+    decoded = unquote_to_bytes(path)
+    if any(byte < 0x21 or byte > 0x7E for byte in decoded) or any(c in decoded for c in b"\\%?#;"):
+        return False
+    return all(segment not in (b"", b".", b"..") for segment in decoded.split(b"/")[1:])

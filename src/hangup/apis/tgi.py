@@ -1,0 +1,82 @@
+"""Text Generation Inference: POST /generate and POST /generate_stream."""
+
+from __future__ import annotations
+
+import orjson
+
+from hangup.apis.base import Api, Ask, Assembler, Caps, Draft, Json, Usage, apply_caps, count_choices, expect
+from hangup.config import Limits
+
+# What /generate can give and /generate_stream cannot.
+_NOT_STREAMED = ("best_of", "decoder_input_details", "top_n_tokens")
+
+
+class TgiGenerate(Api):
+    name = "tgi.generate"
+    generates = True
+    caps = Caps(("max_new_tokens",), table="parameters")
+    needles = (b'"generated_text":null', b'"generated_text": null')
+
+    def error(self, status: int, code: str, message: str) -> Json:
+        kind = "validation" if status < 500 else "overloaded" if status == 503 else "generation"
+        return {"error": message, "error_type": kind}
+
+    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
+        expect(value, {"inputs": (str,), "parameters": (dict,), "stream": (bool,)})
+        changes, cap = apply_caps(self.caps, value, limits)
+        parameters = value.get("parameters") or {}
+        stream = path == "/generate_stream"
+        assemble = assemble and not stream and not any(parameters.get(name) for name in _NOT_STREAMED)
+        ask = Draft(path, body, value, changes).ask(
+            model="",
+            stream=stream,
+            choices=count_choices(parameters, ("best_of",), 1, limits),
+            cap=cap,
+            assembler=TgiAssembler(bool(parameters.get("details"))) if assemble else None,
+            to_stream={},
+        )
+        if assemble:
+            ask.path = "/generate_stream"
+        return ask
+
+    def usage(self, event: Json) -> Usage | None:
+        details = event.get("details")
+        return Usage(details.get("input_length"), details.get("generated_tokens")) if type(details) is dict else None
+
+    def is_last(self, event: Json) -> bool:
+        return event.get("generated_text") is not None
+
+    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
+        details = {"finish_reason": "length", "generated_tokens": tokens, "seed": None, "input_length": 0}
+        return self.format.encode(orjson.dumps({**last, "generated_text": "", "details": details}))
+
+
+class TgiAssembler(Assembler):
+    """Joins the tokens; the last event has the text as a whole and the details."""
+
+    def __init__(self, details: bool) -> None:
+        self._wants_details = details
+        self._tokens: list[Json] = []
+        self._last: Json = {}
+
+    def add(self, event: Json) -> None:
+        if type(event.get("token")) is dict:
+            self._tokens.append(event["token"])
+        self._last = event
+        self.finished = event.get("generated_text") is not None
+
+    def result(self, capped: bool) -> Json:
+        text = self._last.get("generated_text")
+        if text is None:
+            text = "".join(t.get("text", "") for t in self._tokens if not t.get("special"))
+        answer: Json = {"generated_text": text}
+        if self._wants_details:
+            last = self._last.get("details") or {}
+            answer["details"] = {
+                "finish_reason": "length" if capped else last.get("finish_reason"),
+                "generated_tokens": len(self._tokens) if capped else last.get("generated_tokens"),
+                "seed": last.get("seed"),
+                "prefill": [],
+                "tokens": self._tokens,
+            }
+        return answer

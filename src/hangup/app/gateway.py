@@ -1,0 +1,301 @@
+"""The gateway: who may call, which backend serves, what is live, and the books.
+
+It owns everything that outlives a call: backends with their watches, the registry of live calls, the client
+connections, the ledger and the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import hmac
+import math
+import re
+import secrets
+import time
+from functools import lru_cache
+
+from hangup.apis.routes import Route, Router
+from hangup.app.exchange import Exchange
+from hangup.app.log import Log
+from hangup.config import Limits, Settings
+from hangup.core import reasons
+from hangup.core.call import Call, Clock
+from hangup.core.ledger import Ledger
+from hangup.core.placement import Placement
+from hangup.core.reasons import Outcome, Reason
+from hangup.edge.connection import ClientConnection
+from hangup.engines.aborts import Aborts
+from hangup.engines.backend import Backend
+from hangup.engines.health import watch
+from hangup.errors import Refusal
+from hangup.wire.head import Headers, RequestHead
+
+ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
+_CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
+
+
+class Gateway:
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, log: Log) -> None:
+        self.loop = loop
+        self.log = log
+        self.ledger = Ledger()
+        self.connections: set[ClientConnection] = set()
+        self.connections_refused = 0
+        self.calls: dict[str, Exchange] = {}
+        self.backends: dict[str, Backend] = {}
+        self.placement = Placement(settings.limits.queue_depth_max)
+        self.aborts = Aborts(settings.limits)
+        self.draining = False
+        self.idle = asyncio.Event()  # set while no call is live
+        self.idle.set()
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self.configure(settings)
+
+    # Configuration
+
+    def configure(self, settings: Settings) -> None:
+        """Takes new settings into use; calls that run keep what they started with."""
+        self.settings = settings
+        self.limits = settings.limits
+        self.half_close_is_hangup = settings.half_close == "hangup"
+        self.router = Router(settings.route)
+        self._tenants = {digest: tenant for tenant in settings.tenant for digest in tenant.key_sha256}
+        self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
+        self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
+        self._limits_of = lru_cache(maxsize=4096)(self._merge_limits)
+        self.placement.queue_depth_max = settings.limits.queue_depth_max
+        self._configure_backends(settings)
+
+    def _merge_limits(self, route: str, tenant: str) -> Limits:
+        own = {**self._own_limits.get(f"route {route}", {}), **self._own_limits.get(f"tenant {tenant}", {})}
+        return dataclasses.replace(self.limits, **own) if own else self.limits
+
+    def _configure_backends(self, settings: Settings) -> None:
+        old = list(self.backends.values())
+        kept = {b.settings: b for b in old if b.pool.limits == settings.limits}
+        backends = [kept.get(s) or Backend(s, settings.limits, self.loop) for s in settings.backend]
+        for backend in old:
+            if backend not in backends:
+                self._retire(backend)
+        self.backends = {backend.name: backend for backend in backends}
+        self.placement.seats = [backend.seat for backend in backends]
+        for backend in backends:
+            if backend.name not in self._watches:
+                task = self.loop.create_task(watch(backend, settings.limits, self._backend_changed))
+                self._watches[backend.name] = task
+        self._grant()
+
+    def _retire(self, backend: Backend) -> None:
+        """Out of the configuration: no new call goes there, those that run may finish."""
+        backend.seat.retired = True
+        backend.pool.close_idle()
+        task = self._watches.pop(backend.name, None)
+        if task is not None:
+            task.cancel()
+
+    def _backend_changed(self, backend: Backend, what: str) -> None:
+        self.log.event("backend", backend=backend.name, change=what)
+        self._grant()
+
+    # Connections
+
+    def connected(self, connection: ClientConnection) -> bool:
+        if len(self.connections) >= self.limits.connections_max:
+            self.connections_refused += 1
+            return False
+        self.connections.add(connection)
+        return True
+
+    def disconnected(self, connection: ClientConnection) -> None:
+        self.connections.discard(connection)
+
+    # Calls begin
+
+    def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | None:
+        """A request's head: who asks for what, and may they? Nothing of the body is read before this."""
+        exchange = self._new_exchange(connection, head)
+        try:
+            route, tenant = self._admit(exchange, head)
+            deadline_s = _own_deadline(head)
+        except Refusal as refusal:
+            exchange.refuse(refusal.reason, refusal.detail)
+            return None
+        limits = self._limits_of(route.path, tenant)
+        exchange.call.clock = Clock(total_s=limits.total_s, client_total_s=deadline_s, client_read_s=_sdk_read_timeout(head))
+        exchange.start(route, limits)
+        return exchange
+
+    def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None:
+        exchange = self._new_exchange(connection, None)
+        exchange.refuse(reason, detail)
+
+    def _new_exchange(self, connection: ClientConnection, head: RequestHead | None) -> Exchange:
+        call = Call(self._call_id(head), time.monotonic(), connection.peer)
+        if head is not None:
+            traceparent = head.fields.get(b"traceparent")
+            if traceparent is not None and (match := _TRACEPARENT.fullmatch(traceparent)):
+                call.trace_id = match[1].decode("ascii")
+        exchange = Exchange(self, connection, call, head)
+        self.calls[call.id] = exchange
+        self.idle.clear()
+        return exchange
+
+    def _call_id(self, head: RequestHead | None) -> str:
+        """The client's own id if it is well-formed and not in use, else ours."""
+        given = head.fields.get(b"x-request-id") if head is not None else None
+        if given is not None and _CALL_ID.fullmatch(given):
+            id = given.decode("ascii")
+            return id if id not in self.calls else f"{id[:100]}-{secrets.token_hex(6)}"
+        return "hu-" + secrets.token_hex(12)
+
+    def _admit(self, exchange: Exchange, head: RequestHead) -> tuple[Route, str]:
+        call = exchange.call
+        route = self.router.find(head.path)
+        if route is not None:
+            exchange.api = route.api
+            exchange.route = route
+            call.route = route.api.name
+        if self.draining:
+            raise Refusal(reasons.DRAINING)
+        tenant = self._tenant_of(exchange, head)
+        call.tenant = tenant
+        if route is None:
+            raise Refusal(reasons.NOT_FOUND, f"There is no {head.path[:200]} here.")
+        if head.method not in route.methods:
+            raise Refusal(reasons.METHOD)
+        if b"origin" in head.fields and head.method == "POST" and not _is_json(head):
+            # Browsers send such a request to any address, ours included, without asking first.
+            raise Refusal(reasons.MEDIA_TYPE)
+        return route, tenant
+
+    def _tenant_of(self, exchange: Exchange, head: RequestHead) -> str:
+        if not self._tenants:
+            return ANONYMOUS
+        key = head.fields.get(b"x-api-key", b"")
+        scheme, _, token = head.fields.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer":
+            key = token.strip()
+        digest = hashlib.sha256(key).hexdigest()
+        tenant = self._tenants.get(digest)
+        # The look-up is by digest, so its timing tells nothing of the key; the comparison is for good measure.
+        if not key or tenant is None or not any(hmac.compare_digest(digest, d) for d in tenant.key_sha256):
+            raise Refusal(reasons.UNAUTHORIZED)
+        exchange.keyed = True
+        return tenant.name
+
+    # Backends
+
+    async def place(self, exchange: Exchange) -> Backend:
+        """A backend for the call, at once or after waiting in line; the place is the call's until it is released."""
+        seat = self.placement.choose(exchange.tried)
+        if seat is None:
+            if not self.placement.usable(exchange.tried):
+                raise Refusal(reasons.NO_BACKEND)
+            if not self.placement.wait(exchange, exchange.tried):
+                raise Refusal(reasons.QUEUE_FULL)
+            exchange.waiting = self.loop.create_future()
+            return await exchange.waiting
+        self.placement.take(seat)
+        exchange.backend = self.backends[seat.name]
+        return exchange.backend
+
+    def release(self, backend: Backend) -> None:
+        for grant in self.placement.release(backend.seat):
+            self._let_go(grant.key, grant.seat.name)
+        if backend.seat.retired and not backend.seat.in_flight:
+            backend.pool.close()
+
+    def _grant(self) -> None:
+        for grant in self.placement.grants():
+            self._let_go(grant.key, grant.seat.name)
+
+    def _let_go(self, exchange: object, backend: str) -> None:
+        assert isinstance(exchange, Exchange) and exchange.waiting is not None
+        exchange.backend = self.backends[backend]  # from here on it is the exchange that holds the place
+        exchange.waiting.set_result(exchange.backend)
+
+    def may_fail_over(self, exchange: Exchange) -> bool:
+        """Whether another backend may be tried after the one at hand."""
+        tried = exchange.tried | {exchange.call.backend}
+        return len(tried) <= self.limits.failover_max and self.placement.usable(tried)
+
+    def backend_succeeded(self, backend: Backend) -> None:
+        if backend.seat.succeeded():
+            self._backend_changed(backend, "up")
+
+    def backend_failed(self, backend: Backend, detail: str) -> None:
+        if backend.seat.failed():
+            self._backend_changed(backend, f"down: {detail}")
+
+    def abort(self, backend: Backend, call_id: str) -> None:
+        self.aborts.send(backend, call_id)
+
+    # Calls end
+
+    def closed(self, exchange: Exchange) -> None:
+        """The last that happens to a call."""
+        self.placement.leave(exchange)
+        call = exchange.call
+        del self.calls[call.id]
+        if not self.calls:
+            self.idle.set()
+        self.ledger.record(call)
+        self.log.call(call)
+
+    def refusal_headers(self, exchange: Exchange, reason: Reason) -> Headers:
+        if reason is reasons.UNAUTHORIZED:
+            return [(b"www-authenticate", b"Bearer")]
+        if reason is reasons.METHOD and exchange.route is not None:
+            return [(b"allow", ", ".join(exchange.route.methods).encode("ascii"))]
+        if reason.outcome is Outcome.SHED:
+            return [(b"retry-after", b"1")]
+        return []
+
+    # The process ends
+
+    def start_drain(self) -> None:
+        """No new calls; idle connections close, busy ones after their answer."""
+        self.draining = True
+        for connection in list(self.connections):
+            connection.close_after_this()
+
+    def end_all(self, reason: Reason) -> None:
+        for exchange in list(self.calls.values()):
+            exchange.end(reason)
+
+    async def close(self) -> None:
+        """Lets go of everything; no call may be live any more."""
+        assert not self.calls
+        for task in self._watches.values():
+            task.cancel()
+        await asyncio.gather(*self._watches.values(), return_exceptions=True)
+        self._watches.clear()
+        await self.aborts.close()
+        for connection in list(self.connections):
+            connection.close_after_this()
+        for backend in self.backends.values():
+            backend.pool.close()
+
+
+def _is_json(head: RequestHead) -> bool:
+    return head.fields.get(b"content-type", b"").partition(b";")[0].strip().lower() == b"application/json"
+
+
+def _own_deadline(head: RequestHead) -> float:
+    """How long the client says it will wait for the whole answer."""
+    given = head.fields.get(b"x-request-timeout")
+    if given is None:
+        return math.inf
+    if not _SECONDS.fullmatch(given):
+        raise Refusal(reasons.BAD_DEADLINE)
+    return float(given)
+
+
+def _sdk_read_timeout(head: RequestHead) -> float:
+    """The read timeout of the official SDKs, which send it unasked: nonsense in it is ignored."""
+    given = head.fields.get(b"x-stainless-read-timeout")
+    return float(given) if given is not None and _SECONDS.fullmatch(given) else math.inf

@@ -1,0 +1,127 @@
+"""The log: one JSON line per call at its end, and the gateway's own few words. Never a prompt, never a key.
+
+Lines are written by a thread of their own, so that a slow reader of the log cannot hold up a stream; what it cannot
+take in time is dropped, and counted.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from hangup.core.call import Call
+
+_FLUSH_S = 0.05
+
+
+class Log:
+    def __init__(self, target: str, lines_max: int) -> None:
+        self.dropped = 0
+        self._lines: deque[bytes] = deque()
+        self._lines_max = lines_max
+        self._wake = threading.Event()
+        self._closing = False
+        self._out: BinaryIO | None = None
+        self._thread: threading.Thread | None = None
+        if target != "none":
+            self._out = sys.stdout.buffer if target == "-" else Path(target).open("ab", buffering=0)
+            self._thread = threading.Thread(target=self._write_lines, name="hangup-log", daemon=True)
+            self._thread.start()
+
+    def call(self, call: Call) -> None:
+        if self._out is not None:
+            self._put(call_record(call))
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Something about the gateway itself: a backend went down, a reload, the drain."""
+        if self._out is not None:
+            self._put({"time": _wall_time(), "event": event, **fields})
+
+    def fault(self, error: Exception, call_id: str = "") -> None:
+        """A bug of ours: where it is, but not the values, which may hold what a client sent."""
+        frames = traceback.extract_tb(error.__traceback__)
+        where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        self.event("fault", id=call_id or None, type=type(error).__name__, where=where)
+
+    def close(self) -> None:
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2)
+        if self._out is not None and self._out is not sys.stdout.buffer:
+            self._out.close()
+
+    def _put(self, record: dict[str, Any]) -> None:
+        if len(self._lines) >= self._lines_max:
+            self.dropped += 1
+            return
+        self._lines.append(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _write_lines(self) -> None:
+        assert self._out is not None
+        while True:
+            self._wake.wait()
+            if not self._closing:
+                time.sleep(_FLUSH_S)  # one write for many lines
+            self._wake.clear()
+            lines = []
+            while self._lines:
+                lines.append(self._lines.popleft())
+            try:
+                self._out.write(b"".join(lines))
+                self._out.flush()
+            except (OSError, ValueError):
+                self.dropped += len(lines)
+            if self._closing and not self._lines:
+                return
+
+
+def _wall_time() -> str:
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+
+
+def call_record(call: Call) -> dict[str, Any]:
+    """A call as its log line has it."""
+    assert call.reason is not None and call.ended_at is not None
+
+    def since_start(moment: float | None) -> float | None:
+        return None if moment is None else round(moment - call.started_at, 6)
+
+    return {
+        "time": _wall_time(),
+        "event": "call",
+        "id": call.id,
+        "trace_id": call.trace_id or None,
+        "client": call.peer,
+        "tenant": call.tenant,
+        "route": call.route,
+        "model": call.model,
+        "stream": call.stream,
+        "backend": call.backend,
+        "attempts": call.attempts,
+        "outcome": call.reason.outcome,
+        "cause": call.reason.code,
+        "detail": call.detail or None,
+        "status": call.status,
+        "received_s": since_start(call.received_at),
+        "sent_s": since_start(call.sent_at),
+        "first_byte_s": since_start(call.answered_at),
+        "first_token_s": since_start(call.first_token_at),
+        "total_s": since_start(call.ended_at),
+        "tokens_in": call.tokens_in,
+        "tokens_out": call.tokens_out,
+        "tokens_exact": call.tokens_exact,
+        "tokens_after_hangup": call.tokens_after_end,
+        "bytes_in": call.bytes_in,
+        "bytes_out": call.bytes_out,
+    }

@@ -1,0 +1,361 @@
+"""The pump: what an engine sends goes to the client in the same turn of the loop; events are only counted.
+
+There are three, chosen by what the answer is: `PassRelay` for bytes that mean nothing to us, `StreamRelay` for a
+stream of events, `AssembleRelay` for a stream that becomes one JSON answer. `StreamRelay.feed` is the hottest code
+of the gateway: it looks into a chunk by byte search only, and writes it on as it came.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol
+
+import orjson
+
+from hangup.apis.base import Api, Ask, Assembler, Json
+from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.reasons import Reason
+from hangup.edge.connection import ClientConnection
+from hangup.errors import WireError
+from hangup.wire.body import KNOWN_SIZES, Chunked, Decoder, UntilClose
+from hangup.wire.sse import Splitter
+
+_TAIL_READS = 4  # reads kept to find the last events in: finish reason, usage, [DONE]
+_JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, kept to read its usage from
+
+
+class Joint(Protocol):
+    """What a relay sits in: the exchange between a client and an engine."""
+
+    call: Call
+    client: ClientConnection
+    event_bytes_max: int
+
+    def now(self) -> float: ...
+
+    def end(self, reason: Reason, detail: str = "") -> None: ...
+
+    def reset_timer(self) -> None: ...
+
+    def answer_whole(self, status: int, body: bytes) -> None: ...
+
+    def fault(self, error: Exception) -> None: ...
+
+
+class Relay:
+    """Takes the engine's body; `feed` gets its raw bytes."""
+
+    def __init__(self, joint: Joint, decoder: Decoder, final: Reason) -> None:
+        self.joint = joint
+        self.call = joint.call
+        self.decoder = decoder
+        self.rest_follows = False  # bytes behind the answer: the connection cannot be reused
+        self._final = final  # how the call ends if the answer comes whole
+
+    def feed(self, data: bytes) -> None:
+        try:
+            payload = self.decoder.feed(data)
+            if payload:
+                self.take(payload)
+        except WireError as error:
+            over = "size cap" in str(error)
+            self.joint.end(reasons.EVENT_BYTES if over else reasons.ENGINE_GARBLED, str(error))
+            return
+        except Exception as error:
+            self.joint.fault(error)
+            return
+        if self.decoder.done and not self.call.ended:
+            self.engine_finished()
+
+    def take(self, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def engine_finished(self) -> None:
+        self.rest_follows = bool(self.decoder.rest)
+        self.call.engine_finished = True
+        self.finished()
+
+    def engine_closed(self) -> bool:
+        """The connection ended; True if that is how this answer ends."""
+        if not isinstance(self.decoder, UntilClose):
+            return False
+        self.engine_finished()
+        return True
+
+    def finished(self) -> None:
+        self.call.client_has_all = True
+        self.joint.end(self._final)
+
+    def at_event_boundary(self) -> bool:
+        """Whether an error event can follow what the client has."""
+        return False
+
+    def settle(self) -> None:
+        """The call ends: last look at what the engine told about its tokens."""
+
+
+class PassRelay(Relay):
+    """Any answer, as it is. Of a JSON answer the usage is read at the end, where the API has one."""
+
+    def __init__(self, joint: Joint, decoder: Decoder, final: Reason, api: Api | None) -> None:
+        super().__init__(joint, decoder, final)
+        self._api = api
+        self._kept = bytearray()
+
+    def take(self, payload: bytes) -> None:
+        self.call.progressed(0, self.joint.now())
+        self.call.bytes_out += len(payload)
+        if self._api is not None and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
+            self._kept += payload
+        self.joint.client.send(payload)
+
+    def settle(self) -> None:
+        if self._api is not None and self.call.engine_finished and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
+            answer = parse(bytes(self._kept))
+            if answer is not None:
+                note_usage(self.call, self._api, answer)
+
+
+class StreamRelay(Relay):
+    """A stream of events to a client that asked for one."""
+
+    def __init__(self, joint: Joint, decoder: Decoder, api: Api, ask: Ask) -> None:
+        super().__init__(joint, decoder, reasons.COMPLETED)
+        self._api = api
+        self._ask = ask
+        self._write = joint.client.write
+        self._now = joint.now
+        self._end = api.format.end
+        self._needle = b""
+        self._first: Json = {}
+        self._history: list[bytes] | None = [] if api.needs_history else None
+        self._history_bytes = 0
+        self._tail: deque[bytes] = deque(maxlen=_TAIL_READS)
+        self._carry = b""  # the beginning of an event whose end has not come
+        # Events that carry no token may be counted as one where several answers start at different times.
+        self._tokens_max = ask.output_tokens_max * ask.choices + (ask.choices if ask.choices > 1 else 0)
+        # Set once the first token was seen: reads that are one chunk of whole events end like this.
+        self._whole_chunk_end: bytes | None = None
+
+    def feed(self, data: bytes) -> None:
+        end = self._whole_chunk_end
+        if end is not None and data.endswith(end):
+            line_end = data.find(b"\r\n", 0, 18)
+            # Nothing of an earlier chunk or event is open here, or `end` would be None.
+            size = KNOWN_SIZES.get(data[:line_end])
+            if size and len(data) == size + line_end + 4:
+                call = self.call
+                tokens = data.count(self._needle)
+                if call.tokens_out + tokens <= self._tokens_max:
+                    if tokens:
+                        call.tokens_out += tokens
+                        call.progress_at = self._now()
+                    call.bytes_out += len(data)
+                    self._tail.append(data)
+                    self._write(data)
+                    return
+        super().feed(data)
+        self._whole_chunk_end = self._fast_end()
+
+    def _fast_end(self) -> bytes | None:
+        aligned = self._needle and not self._carry and isinstance(self.decoder, Chunked) and self.decoder.between_chunks
+        return self._end + b"\r\n" if aligned and self._history is None and self.joint.client.http11 else None
+
+    def take(self, payload: bytes) -> None:
+        text = self._carry + payload
+        if not self._needle and b"\r\n\r\n" in text:
+            self._end = b"\r\n\r\n"
+        cut = text.rfind(self._end) + len(self._end)
+        if cut < len(self._end):
+            cut = 0
+        whole, carry = text[:cut], text[cut:]
+        if len(carry) > self.joint.event_bytes_max:
+            raise WireError("event over the size cap")
+        tokens = self._count(whole) if whole else 0
+        if self.call.tokens_out + tokens > self._tokens_max and self._overran(whole):
+            return
+        self._carry = carry
+        if whole:
+            self._tail.append(whole)
+            self._remember(whole)
+        if tokens or (whole and not whole.startswith(b":")):
+            self._progress(tokens)
+        self.call.bytes_out += len(payload)
+        self.joint.client.send(payload)
+
+    def _progress(self, tokens: int) -> None:
+        call, now = self.call, self._now()
+        if tokens and call.first_token_at is None:
+            call.progressed(tokens, now)
+            self.joint.reset_timer()  # from the wait for the first token to the watch over gaps
+        else:
+            call.tokens_out += tokens
+            call.progress_at = now
+
+    def _count(self, whole: bytes) -> int:
+        """Tokens in whole events: parsed up to the first one that has a token, by byte search from then on."""
+        if self._needle:
+            return whole.count(self._needle)
+        tokens = 0
+        for event in whole.split(self._end):
+            value = parse(self._api.format.data(event))
+            if value is None:
+                continue
+            self._first = self._first or value
+            note_usage(self.call, self._api, value)
+            weight = self._api.weigh(value)
+            if weight and not self._needle:
+                self._needle = next((n for n in self._api.needles if n in event), self._any_event())
+            tokens += weight
+        return tokens
+
+    def _any_event(self) -> bytes:
+        return b"data:" if self._api.format.data_prefix else b"{"
+
+    def _remember(self, whole: bytes) -> None:
+        if self._history is not None:
+            self._history_bytes += len(whole)
+            if self._history_bytes <= self.joint.event_bytes_max:
+                self._history.append(whole)
+
+    def _overran(self, whole: bytes) -> bool:
+        """The engine goes on past the cap: pass on what is allowed, then end the answer as the engine should have."""
+        left = self._tokens_max - self.call.tokens_out
+        passed: list[bytes] = []
+        last: Json = self._first
+        for event in whole.split(self._end)[:-1]:
+            value = parse(self._api.format.data(event)) or {}
+            weight = self._api.weigh(value) if not self._api.is_last(value) else 0
+            if value and weight > left:
+                self._close_at_cap(passed, last)
+                return True
+            left -= weight
+            passed.append(event + self._end)
+            last = value or last
+        return False  # only a closing event was taken for a token
+
+    def _close_at_cap(self, passed: list[bytes], last: Json) -> None:
+        call = self.call
+        whole = b"".join(passed)
+        events = self._events(whole)
+        call.tokens_out += sum(self._api.weigh(event) for event in events)
+        history = self._events(b"".join(self._history)) + events if self._history is not None else []
+        if not passed and self._tail:
+            last = (self._events(self._tail[-1]) or [last])[-1]
+        closing = self._api.closing(self._ask, self._first, last, history, call.tokens_out)
+        call.bytes_out += len(whole) + len(closing)
+        self.joint.client.send(whole + closing)
+        self.joint.end(reasons.OUTPUT_TOKENS)
+
+    def _events(self, text: bytes) -> list[Json]:
+        parsed = (parse(self._api.format.data(event)) for event in text.split(self._end))
+        return [value for value in parsed if value is not None]
+
+    def finished(self) -> None:
+        if self._ended_properly():
+            self.joint.end(reasons.COMPLETED)
+        else:
+            self.joint.end(reasons.ENGINE_TRUNCATED)
+
+    def _ended_properly(self) -> bool:
+        """A stream that merely stops is no answer, however clean its framing."""
+        tail = b"".join(self._tail) + self._carry
+        return b"[DONE]" in tail or any(self._api.is_last(e) or "error" in e for e in self._events(tail))
+
+    def at_event_boundary(self) -> bool:
+        return not self._carry
+
+    def settle(self) -> None:
+        for event in self._events(b"".join(self._tail)):
+            note_usage(self.call, self._api, event)
+
+
+class AssembleRelay(Relay):
+    """A stream that the client gets as one JSON answer."""
+
+    def __init__(self, joint: Joint, decoder: Decoder, api: Api, ask: Ask, assembler: Assembler) -> None:
+        super().__init__(joint, decoder, reasons.COMPLETED)
+        self._api = api
+        self._assembler = assembler
+        self._splitter = Splitter(api.format, joint.event_bytes_max)
+        self._tokens_max = ask.output_tokens_max * ask.choices
+        self._done = False
+
+    def take(self, payload: bytes) -> None:
+        for event in self._splitter.feed(payload):
+            data = self._api.format.data(event)
+            if data is None:
+                continue
+            if data == b"[DONE]":
+                self._done = True
+                continue
+            value = parse(data)
+            if value is None:
+                raise WireError("an event that is not JSON")
+            if value.get("error") is not None:
+                self._fail(value)
+                return
+            if not self._add(value):
+                return
+
+    def _add(self, value: Json) -> bool:
+        call = self.call
+        tokens = self._api.weigh(value)
+        if call.tokens_out + tokens > self._tokens_max and not call.tokens_exact and not self._api.is_last(value):
+            self._answer(reasons.OUTPUT_TOKENS)
+            return False
+        first = call.first_token_at is None
+        call.progressed(tokens, self.joint.now())
+        if first:
+            self.joint.reset_timer()
+        note_usage(call, self._api, value)
+        try:
+            self._assembler.add(value)
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+            raise WireError(f"an event of a shape that is not known: {error!r}") from None
+        return True
+
+    def _fail(self, event: Json) -> None:
+        """An engine that had to say 200 before it failed says so in an event."""
+        error = event["error"]
+        status = error.get("code") if type(error) is dict else None
+        status = status if type(status) is int and 400 <= status < 600 else 502
+        self.joint.answer_whole(502 if status == 500 else status, orjson.dumps(event))
+        self.call.engine_finished = False  # what follows is not wanted
+        self.joint.end(reasons.ENGINE_ERROR)
+
+    def finished(self) -> None:
+        if self._done or self._assembler.finished:
+            self._answer(reasons.COMPLETED)
+        else:
+            self.joint.end(reasons.ENGINE_TRUNCATED)
+
+    def _answer(self, reason: Reason) -> None:
+        body = orjson.dumps(self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS))
+        self.call.bytes_out = len(body)
+        self.joint.answer_whole(200, body)
+        self.joint.end(reason)
+
+
+def parse(data: bytes | None) -> Json | None:
+    """An event's object; None for anything else."""
+    if not data:
+        return None
+    try:
+        value: Any = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return value if type(value) is dict else None
+
+
+def note_usage(call: Call, api: Api, event: Json) -> None:
+    """Takes over exact counts from an event that tells them."""
+    usage = api.usage(event)
+    if usage is None:
+        return
+    if type(usage.tokens_in) is int:
+        call.tokens_in = usage.tokens_in
+    if type(usage.tokens_out) is int:
+        call.tokens_out = usage.tokens_out
+        call.tokens_exact = True

@@ -1,0 +1,206 @@
+"""The process: ports, signals, drain and reload around a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import resource
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterable
+
+from hangup.admin.server import AdminServer
+from hangup.app.gateway import Gateway
+from hangup.app.log import Log
+from hangup.config import Configuration, Settings
+from hangup.core import reasons
+from hangup.core.call import Phase
+from hangup.core.ledger import Histogram, Ledger
+from hangup.core.placement import Seat
+from hangup.edge import sockets
+from hangup.edge.connection import ClientConnection
+from hangup.errors import ConfigError, HangupError
+
+# What a reload cannot change, since it is bound to the process.
+_FIXED = ("host", "port", "admin_host", "admin_port", "tls_cert", "tls_key", "log")
+_LAG_PERIOD_S = 0.1
+
+
+class Server:
+    """Runs until it is told to stop; `load` reads the configuration anew for a reload."""
+
+    def __init__(self, configuration: Configuration, load: Callable[[], Configuration]) -> None:
+        self._configuration = configuration
+        self._load = load
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._lag = Histogram((0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1))
+        self._reload_tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, announce: Callable[[str, str], None]) -> None:
+        settings = self._configuration.settings
+        loop = asyncio.get_running_loop()
+        data_sock = _listen("port", settings.host, settings.port, settings)
+        admin_sock = _listen("admin_port", settings.admin_host, settings.admin_port, settings)
+        tls = _server_tls(settings)
+        self._log = Log(settings.log, settings.limits.log_lines_max)
+        self.gateway = gateway = Gateway(settings, loop, self._log)
+        listener = await loop.create_server(lambda: ClientConnection(gateway, loop), sock=data_sock, ssl=tls, backlog=4096)
+        admin = AdminServer(_AdminView(gateway, self._log, self._lag), admin_sock)
+        admin_task = loop.create_task(admin.run_until_stopped())
+        lag_task = loop.create_task(self._watch_lag())
+        self._catch_signals(loop)
+        _tune_memory()
+        announce(_url(data_sock.getsockname(), tls is not None), _url(admin_sock.getsockname(), False))
+        try:
+            await self._stop.wait()
+            await self._drain()
+        finally:
+            listener.close()
+            gateway.end_all(reasons.DRAINED)
+            await self._let_clients_read()
+            lag_task.cancel()
+            for task in self._reload_tasks:
+                task.cancel()
+            await gateway.close()
+            admin.stop()
+            await asyncio.gather(admin_task, lag_task, *self._reload_tasks, return_exceptions=True)
+            self._log.close()
+
+    def stop(self) -> None:
+        """The first time: drain. The second time: now."""
+        (self._force if self._stop.is_set() else self._stop).set()
+
+    def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_in_background, loop)
+
+    async def _drain(self) -> None:
+        gateway, limits = self.gateway, self.gateway.limits
+        self._log.event("drain", live=len(gateway.calls), drain_s=limits.drain_s)
+        gateway.start_drain()
+        waits = [asyncio.ensure_future(gateway.idle.wait()), asyncio.ensure_future(self._force.wait())]
+        try:
+            await asyncio.wait(waits, timeout=limits.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if gateway.calls:
+            self._log.event("drain_deadline", ended=len(gateway.calls), forced=self._force.is_set())
+
+    async def _let_clients_read(self) -> None:
+        """What was written last is on its way; wait for it no longer than for any refused client."""
+        deadline = asyncio.get_running_loop().time() + self.gateway.limits.linger_s
+        while self.gateway.connections and asyncio.get_running_loop().time() < deadline and not self._force.is_set():
+            for connection in list(self.gateway.connections):
+                connection.close_after_this()
+            await asyncio.sleep(0.01)
+        for connection in list(self.gateway.connections):
+            connection.transport.abort()
+
+    def _reload_in_background(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = loop.create_task(self._reload())
+        self._reload_tasks.add(task)
+        task.add_done_callback(self._reload_tasks.discard)
+
+    async def _reload(self) -> None:
+        """Takes a new configuration, or keeps the old one and says why."""
+        try:
+            new = await asyncio.to_thread(self._load)
+        except (ConfigError, HangupError) as error:
+            self._log.event("reload_refused", problems=str(error).splitlines())
+            print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
+            return
+        old = self._configuration.settings
+        kept = [name for name in _FIXED if getattr(new.settings, name) != getattr(old, name)]
+        self._configuration = new
+        self.gateway.configure(new.settings)
+        self._log.event("reloaded", backends=list(self.gateway.backends), needs_restart=kept)
+        note = f" (a restart is needed for: {', '.join(kept)})" if kept else ""
+        print(f"hangup: configuration reloaded{note}", file=sys.stderr, flush=True)
+
+    async def _watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(_LAG_PERIOD_S)
+            self._lag.observe(max(0.0, loop.time() - before - _LAG_PERIOD_S))
+
+
+class _AdminView:
+    """The gateway as the admin port may see it."""
+
+    def __init__(self, gateway: Gateway, log: Log, lag: Histogram) -> None:
+        self._gateway = gateway
+        self._log = log
+        self._lag = lag
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._gateway.ledger
+
+    def ready(self) -> str | None:
+        if self._gateway.draining:
+            return "draining"
+        return None if any(seat.up for seat in self.seats()) else "no backend is up"
+
+    def seats(self) -> Iterable[Seat]:
+        return self._gateway.placement.seats
+
+    def phases(self) -> Iterable[Phase]:
+        return (exchange.call.phase for exchange in self._gateway.calls.values())
+
+    def queue_depth(self) -> int:
+        return len(self._gateway.placement.line)
+
+    def connections(self) -> int:
+        return len(self._gateway.connections)
+
+    def counts(self) -> dict[str, int]:
+        return {"connections_refused": self._gateway.connections_refused, "log_lines_dropped": self._log.dropped}
+
+    def aborts(self) -> dict[str, int]:
+        aborts = self._gateway.aborts
+        return {"sent": aborts.sent, "failed": aborts.failed, "skipped": aborts.skipped}
+
+    def loop_lag(self) -> Histogram:
+        return self._lag
+
+
+def _listen(what: str, host: str, port: int, settings: Settings) -> socket.socket:
+    try:
+        return sockets.listen(host, port, settings.limits.client_silence_s)
+    except OSError as error:
+        hint = f"\n  hint: another program has it; choose one with --{what.replace('_', '-')}" if error.errno == 98 else ""
+        raise HangupError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
+
+
+def _server_tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise HangupError(f"cannot use tls_cert and tls_key: {error}") from None
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _url(address: tuple[str, int], tls: bool) -> str:
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{'https' if tls else 'http'}://{host}:{address[1]}"
+
+
+def _tune_memory() -> None:
+    """Two file descriptors per stream; and what was loaded at the start never needs to be looked at again."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)

@@ -1,0 +1,62 @@
+"""`hangup config check` and `hangup config show`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from hangup.cli.settings import add_flags, configuration
+from hangup.config import Configuration, Limits, Settings, load
+from hangup.config.schema import LISTS, scalar_fields
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("config", help="check and show the configuration")
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="check a file; says every problem with its line")
+    check.add_argument("file", type=Path, metavar="FILE")
+    check.set_defaults(run=run_check)
+    show = actions.add_parser(
+        "show",
+        help="every setting in effect, with its origin",
+        epilog="example:\n  hangup config show --config hangup.toml --gap-s 20",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    show.add_argument("--json", action="store_true", help="as JSON")
+    add_flags(show)
+    show.set_defaults(run=run_show)
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    made = load(arguments.file)
+    count = len(made.settings.backend)
+    print(f"{arguments.file}: ok ({count} backend{'' if count == 1 else 's'})")
+    return 0
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    made = configuration(arguments)
+    rows = effective(made)
+    if arguments.json:
+        tables = {name: [dataclasses.asdict(row) for row in getattr(made.settings, name)] for name in LISTS}
+        settings = {name: {"value": value, "origin": origin} for name, value, origin in rows}
+        print(json.dumps({"settings": settings, **tables}, indent=2))
+        return 0
+    width = max(len(name) for name, _, _ in rows)
+    for name, value, origin in rows:
+        print(f"{name:<{width}}  {json.dumps(value):<22}  {origin}")
+    for name in LISTS:
+        for row in getattr(made.settings, name):
+            shown = {k: v for k, v in dataclasses.asdict(row).items() if v not in ("", [], {})}
+            print(f"[[{name}]]  {json.dumps(shown)}  {made.origins.get(name, made.path or '')}")
+    return 0
+
+
+def effective(made: Configuration) -> list[tuple[str, Any, str]]:
+    """Every plain setting: (name, value, origin)."""
+    rows = [(f.name, getattr(made.settings, f.name), made.origin(f.name)) for f in scalar_fields(Settings)]
+    limits = made.settings.limits
+    return rows + [(f"limits.{f.name}", getattr(limits, f.name), made.origin(f.name)) for f in scalar_fields(Limits)]

@@ -1,0 +1,63 @@
+"""`hangup standin`: the stand-in engine by itself, to test a gateway against."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from dataclasses import fields
+from typing import Any
+
+import uvloop
+
+from hangup.standin.engine import Behaviour
+from hangup.standin.server import start
+
+_EXAMPLES = """\
+examples:
+  hangup standin --port 8000 --slots 8 --token-s 0.02
+  hangup standin --port 8000 --deaf                     computes on when its client leaves
+
+control, while it runs:
+  GET  /standin/stats     what it computed so far, exactly
+  POST /standin/behave    {"deaf": true}: changes any of the flags
+  GET  /standin/seen      the requests that reached it
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "standin",
+        help="run the stand-in engine: a set pace, many APIs, faults on demand, exact counters",
+        description="A stand-in for an engine: no model, but slots, a queue, prefill, a set pace and faults on demand.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    defaults = Behaviour()
+    for field in fields(Behaviour):
+        flag, default = "--" + field.name.replace("_", "-"), getattr(defaults, field.name)
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=type(default), default=default, metavar="N", help=f"default: {default}")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    behaviour = Behaviour(**{f.name: getattr(arguments, f.name) for f in fields(Behaviour)})
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(behaviour, arguments.host, arguments.port))
+    return 0
+
+
+async def _serve(behaviour: Behaviour, host: str, port: int) -> None:
+    running = await start(behaviour, host, port)
+    print(f"hangup: stand-in engine on http://{host}:{running.port}", file=sys.stderr, flush=True)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await stopped.wait()
+    await running.close()

@@ -1,0 +1,386 @@
+"""Puts the configuration together: flag > environment > file > default, each value with its origin.
+
+All problems are collected and told at once, each with its place, what was expected and the nearest valid name;
+nothing starts half-configured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hangup.config import locate
+from hangup.config.schema import (
+    LISTS,
+    BackendSettings,
+    Limits,
+    RouteSettings,
+    Settings,
+    TenantSettings,
+    per_call_limits,
+    scalar_fields,
+)
+from hangup.errors import ConfigError
+
+ENV_PREFIX = "HANGUP_"
+# Environment variables that are no settings: which file to read, and the backends in short.
+ENV_OTHERS = {"HANGUP_CONFIG", "HANGUP_UPSTREAM", "HANGUP_ENGINE"}
+_HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The settings in effect and where each of them came from."""
+
+    settings: Settings
+    origins: dict[str, str]
+    path: Path | None = None
+
+    def origin(self, name: str) -> str:
+        return self.origins.get(name, "default")
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value somebody set: where, and how to name that place in a message."""
+
+    value: Any
+    place: str
+
+
+class _Problems(list[str]):
+    def add(self, place: str, message: str, hint: str = "") -> None:
+        self.append(f"{place}: {message}" + (f"\n  hint: {hint}" if hint else ""))
+
+    def unknown(self, place: str, what: str, name: str, valid: list[str], prefix: str = "") -> None:
+        near = difflib.get_close_matches(name, valid, 1, 0.6)
+        hint = f"did you mean {prefix}{near[0]}?" if near else "valid names: " + ", ".join(prefix + v for v in sorted(valid))
+        self.add(place, f"unknown {what} {prefix}{name}", hint)
+
+
+def load(
+    path: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    upstreams: list[str] | None = None,
+    engine: str | None = None,
+) -> Configuration:
+    """Reads and checks everything; raises ConfigError with all the problems there are."""
+    problems = _Problems()
+    env = env or {}
+    flags = flags or {}
+    if path is None and env.get("HANGUP_CONFIG"):
+        path = Path(env["HANGUP_CONFIG"])
+    document, lines = _read_file(path, problems) if path else ({}, {})
+    place = _Places(path, lines)
+
+    scalars = {f.name: f for f in scalar_fields(Settings)}
+    limits = {f.name: f for f in scalar_fields(Limits)}
+    given: dict[str, _Given] = {}
+    tables = document.pop("limits", {})
+    _take_file(document, scalars, (), given, place, problems, {"limits", *LISTS})
+    if isinstance(tables, dict):
+        _take_file(tables, limits, ("limits",), given, place, problems, set())
+    else:
+        problems.add(place(("limits",)), "limits must be a table: [limits]")
+    _take_env(env, scalars, limits, given, problems)
+    for name, value in flags.items():
+        given[name] = _Given(value, "--" + name.replace("_", "-"))
+
+    origins: dict[str, str] = {}
+    values = {**_checked(scalars, given, problems, origins), "limits": Limits(**_checked(limits, given, problems, origins))}
+    backends = _backends(document.get("backend", []), place, problems)
+    chosen = _upstreams(env, upstreams, engine, problems, origins)
+    tenants = _tenants(document.get("tenant", []), place, problems)
+    routes = _routes(document.get("route", []), place, problems)
+    settings = Settings(**values, backend=chosen or backends, tenant=tenants, route=routes)
+    _cross_checks(settings, problems)
+    if problems:
+        raise ConfigError(problems)
+    return Configuration(settings, origins, path)
+
+
+class _Places:
+    """Names a place in the file: hangup.toml:12."""
+
+    def __init__(self, path: Path | None, lines: dict[locate.Path, int]) -> None:
+        self._path = path
+        self._lines = lines
+
+    def __call__(self, key: locate.Path) -> str:
+        line = locate.line_of(self._lines, key)
+        return f"{self._path}:{line}" if line else str(self._path)
+
+
+def _read_file(path: Path, problems: _Problems) -> tuple[dict[str, Any], dict[locate.Path, int]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problems.add(str(path), f"cannot be read: {error}")
+        return {}, {}
+    try:
+        return tomllib.loads(text), locate.key_lines(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        where = f"{path}:{place[1]}" if place else str(path)
+        problems.add(where, f"not valid TOML: {str(error).split(' (at ')[0]}")
+        return {}, {}
+
+
+def _take_file(
+    table: dict[str, Any],
+    fields: dict[str, dataclasses.Field[Any]],
+    at: locate.Path,
+    given: dict[str, _Given],
+    place: _Places,
+    problems: _Problems,
+    others: set[str],
+) -> None:
+    for key, value in table.items():
+        if key in fields:
+            given[key] = _Given(value, place((*at, key)))
+        elif key not in others:
+            section = "limits" if key in {f.name for f in scalar_fields(Limits)} else ""
+            if section and not at:
+                problems.add(place((*at, key)), f"{key} belongs into [limits]")
+            else:
+                problems.unknown(place((*at, key)), "setting", key, [*fields, *others])
+
+
+def _take_env(
+    env: Mapping[str, str],
+    scalars: dict[str, dataclasses.Field[Any]],
+    limits: dict[str, dataclasses.Field[Any]],
+    given: dict[str, _Given],
+    problems: _Problems,
+) -> None:
+    for variable in sorted(env):
+        if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHERS:
+            continue
+        name = variable[len(ENV_PREFIX) :].lower()
+        if name in scalars or name in limits:
+            given[name] = _Given(env[variable], variable)
+        else:
+            valid = [n.upper() for n in (*scalars, *limits)]
+            problems.unknown(variable, "environment variable", name.upper(), valid, ENV_PREFIX)
+
+
+def _checked(
+    fields: dict[str, dataclasses.Field[Any]], given: dict[str, _Given], problems: _Problems, origins: dict[str, str]
+) -> dict[str, Any]:
+    values = {}
+    for name, field in fields.items():
+        if name in given:
+            try:
+                values[name] = convert(field, given[name].value)
+                origins[name] = given[name].place
+            except ValueError as error:
+                problems.add(given[name].place, f"{name}: {error}")
+    return values
+
+
+def convert(field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value as the field's type, from TOML, an environment variable or a flag; ValueError says what was expected."""
+    kind, meta = str(field.type), field.metadata
+    expected = describe(field)
+    if kind == "bool":
+        if isinstance(value, str) and value.lower() in ("true", "false", "1", "0", "yes", "no"):
+            return value.lower() in ("true", "1", "yes")
+        if not isinstance(value, bool):
+            raise ValueError(f"expected {expected}, got {value!r}")
+        return value
+    if kind in ("int", "float"):
+        return _number(kind, value, meta, expected)
+    if kind.startswith("list"):
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise ValueError(f"expected {expected}, got {value!r}")
+        return value
+    if kind.startswith("dict"):
+        if not isinstance(value, dict):
+            raise ValueError(f"expected {expected}, got {value!r}")
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"expected {expected}, got {value!r}")
+    if meta["choices"] and value not in meta["choices"]:
+        near = difflib.get_close_matches(value, meta["choices"], 1)
+        raise ValueError(f"expected {expected}, got {value!r}" + (f"\n  hint: did you mean {near[0]}?" if near else ""))
+    return value
+
+
+def _number(kind: str, value: Any, meta: Mapping[str, Any], expected: str) -> float | int:
+    number: float | int | None = None
+    if isinstance(value, str):
+        try:
+            number = int(value) if kind == "int" else float(value)
+        except ValueError:
+            number = None
+    elif isinstance(value, int) and not isinstance(value, bool):
+        number = value if kind == "int" else float(value)
+    elif isinstance(value, float) and kind == "float":
+        number = value
+    fits = (
+        number is not None
+        and math.isfinite(number)
+        and (meta["least"] is None or number >= meta["least"])
+        and (meta["most"] is None or number <= meta["most"])
+    )
+    if not fits:
+        raise ValueError(f"expected {expected}, got {value!r}")
+    assert number is not None
+    return number
+
+
+def describe(field: dataclasses.Field[Any]) -> str:
+    """What a field takes, in words: "a number of seconds, 0.1 or more"."""
+    kind, meta = str(field.type), field.metadata
+    if kind == "bool":
+        return "true or false"
+    if kind.startswith("list"):
+        return "a list of strings"
+    if kind.startswith("dict"):
+        return "a table"
+    if kind == "str":
+        return "one of " + ", ".join(meta["choices"]) if meta["choices"] else "a string"
+    words = "a whole number" if kind == "int" else "a number"
+    for ending, unit in (("_s", "seconds"), ("_bytes_max", "bytes")):
+        if field.name.endswith(ending):
+            words += f" of {unit}"
+    least, most = meta["least"], meta["most"]
+    if least is not None and most is not None:
+        return f"{words} from {least:g} to {most:g}"
+    return f"{words}, {least:g} or more" if least is not None else words
+
+
+def _rows(cls: type, name: str, tables: Any, place: _Places, problems: _Problems) -> list[tuple[dict[str, Any], locate.Path]]:
+    """The checked tables of an array such as [[backend]]."""
+    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        problems.add(place((name,)), f"{name} must be an array of tables: [[{name}]]")
+        return []
+    fields = {f.name: f for f in scalar_fields(cls)}
+    rows = []
+    for index, table in enumerate(tables):
+        at: locate.Path = (name, index)
+        row = {}
+        for key, value in table.items():
+            if key not in fields:
+                problems.unknown(place((*at, key)), f"{name} setting", key, list(fields))
+                continue
+            try:
+                row[key] = convert(fields[key], value)
+            except ValueError as error:
+                problems.add(place((*at, key)), f"{key}: {error}")
+        if isinstance(row.get("limits"), dict):
+            row["limits"] = _own_limits(row["limits"], at, place, problems)
+        rows.append((row, at))
+    return rows
+
+
+def _own_limits(table: dict[str, Any], at: locate.Path, place: _Places, problems: _Problems) -> dict[str, Any]:
+    fields = {f.name: f for f in scalar_fields(Limits)}
+    allowed = per_call_limits()
+    values = {}
+    for key, value in table.items():
+        where = place((*at, "limits", key))
+        if key in fields and key not in allowed:
+            problems.add(where, f"{key} is a limit of the whole gateway: set it in [limits]")
+        elif key not in allowed:
+            problems.unknown(where, "per-call limit", key, sorted(allowed))
+        else:
+            try:
+                values[key] = convert(fields[key], value)
+            except ValueError as error:
+                problems.add(where, f"{key}: {error}")
+    return values
+
+
+def _backends(tables: Any, place: _Places, problems: _Problems) -> tuple[BackendSettings, ...]:
+    backends = []
+    for row, at in _rows(BackendSettings, "backend", tables, place, problems):
+        if problem := url_problem(row.get("url", "")):
+            problems.add(place((*at, "url")), f"url: {problem}")
+        backends.append(BackendSettings(**row))
+    return tuple(backends)
+
+
+def _upstreams(
+    env: Mapping[str, str], upstreams: list[str] | None, engine: str | None, problems: _Problems, origins: dict[str, str]
+) -> tuple[BackendSettings, ...]:
+    """Backends named in short: --upstream, or HANGUP_UPSTREAM with several separated by commas."""
+    where, urls = "--upstream", upstreams or []
+    if not urls and env.get("HANGUP_UPSTREAM"):
+        where, urls = "HANGUP_UPSTREAM", [u.strip() for u in env["HANGUP_UPSTREAM"].split(",") if u.strip()]
+    for url in urls:
+        if problem := url_problem(url):
+            problems.add(where, problem)
+    if urls:
+        origins["backend"] = where
+    return tuple(BackendSettings(url=url, engine=engine or env.get("HANGUP_ENGINE") or "auto") for url in urls)
+
+
+def url_problem(url: str) -> str:
+    """What is wrong with a backend's URL, or nothing."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"{url!r} is no URL: {error}"
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"expected http://host[:port] or https://host[:port], got {url!r}"
+    if parts.username or parts.password:
+        return "a URL must hold no user or password; use api_key_env"
+    if parts.query or parts.fragment or port == 0:
+        return f"expected no query, no fragment and a port above 0, got {url!r}"
+    return ""
+
+
+def _tenants(tables: Any, place: _Places, problems: _Problems) -> tuple[TenantSettings, ...]:
+    tenants: list[TenantSettings] = []
+    owners: dict[str, str] = {}
+    for row, at in _rows(TenantSettings, "tenant", tables, place, problems):
+        name = row.get("name", "")
+        if not _NAME.fullmatch(name):
+            problems.add(place((*at, "name")), f"name: expected letters, digits, . _ : / or -, got {name!r}")
+        if name in [t.name for t in tenants]:
+            problems.add(place((*at, "name")), f"there are two tenants named {name}")
+        for digest in row.get("key_sha256", []):
+            if not _HEX_DIGEST.fullmatch(digest):
+                problems.add(place((*at, "key_sha256")), "key_sha256: expected 64 hex digits", "`hangup key new` makes a pair")
+            elif owners.setdefault(digest, name) != name:
+                problems.add(place((*at, "key_sha256")), f"the same key belongs to {owners[digest]} and {name}")
+        tenants.append(TenantSettings(**row))
+    return tuple(tenants)
+
+
+def _routes(tables: Any, place: _Places, problems: _Problems) -> tuple[RouteSettings, ...]:
+    routes: list[RouteSettings] = []
+    for row, at in _rows(RouteSettings, "route", tables, place, problems):
+        path = row.get("path", "")
+        if not re.fullmatch(r"/[A-Za-z0-9._~/-]*\*?", path) or "/../" in f"{path}/":
+            problems.add(place((*at, "path")), f"path: expected an absolute path, with at most one * at its end, got {path!r}")
+        if path in [r.path for r in routes]:
+            problems.add(place((*at, "path")), f"there are two routes for {path}")
+        routes.append(RouteSettings(**row))
+    return tuple(routes)
+
+
+def _cross_checks(settings: Settings, problems: _Problems) -> None:
+    limits = settings.limits
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        problems.add("tls_cert", "tls_cert and tls_key go together")
+    if limits.output_tokens_default > limits.output_tokens_max:
+        problems.add("limits", "output_tokens_default must not be above output_tokens_max")
+    names = [b.name for b in settings.backend if b.name]
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        problems.add("backend", f"there are two backends named {name}")
+    urls = [b.url.rstrip("/") for b in settings.backend]
+    for url in sorted({u for u in urls if urls.count(u) > 1}):
+        problems.add("backend", f"{url} is given twice")

@@ -1,0 +1,166 @@
+"""Every setting of hangup, with its default, its bounds and what it is for.
+
+This is the only place where a setting is defined: the TOML keys, the environment variables (`HANGUP_` + name), the
+command-line flags, `hangup config show` and docs/configuration.md are all derived from these dataclasses.
+Names end in their unit (`_s` seconds, `_bytes`, `_tokens`); a limit on an amount ends in `_max`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] = (),
+    per_call: bool = False,
+) -> Any:
+    """A field with what the loader, the flags and the documentation need to know about it."""
+    meta = {"doc": doc, "least": least, "most": most, "choices": choices, "per_call": per_call}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+def limit(default: float, doc: str, *, least: float = 0, most: float | None = None) -> Any:
+    """A limit of the whole gateway."""
+    return setting(default, doc, least=least, most=most)
+
+
+def cap(default: float, doc: str, *, least: float = 1, most: float | None = None) -> Any:
+    """A limit on one call: a route or a tenant may have its own."""
+    return setting(default, doc, least=least, most=most, per_call=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Hard limits. Those marked per call can be set anew for a route and for a tenant; the tenant's wins."""
+
+    # What one call may cost
+    output_tokens_default: int = cap(4096, "Output tokens per choice when the client names no maximum.")
+    output_tokens_max: int = cap(32768, "Most output tokens per choice; a client who asks for more is given this.")
+    choices_max: int = cap(32, "Most answers in one call: n or best_of, times the number of prompts.")
+    total_s: float = cap(600.0, "Longest time from a call's first byte to its end.", least=0.01)
+    first_token_s: float = cap(120.0, "Longest wait for the first token, counted from sending to the engine.", least=0.01)
+    gap_s: float = cap(60.0, "Longest silence between two tokens; comments do not count.", least=0.01)
+    queue_s: float = cap(30.0, "Longest wait for a free backend.", least=0)
+    body_bytes_max: int = cap(16 * 1024 * 1024, "Largest request body.", least=1024)
+    event_bytes_max: int = cap(4 * 1024 * 1024, "Largest single event of an answer.", least=1024)
+
+    # The client's connection
+    connections_max: int = limit(20_000, "Most client connections at a time; the next one is closed at once.", least=1)
+    header_s: float = limit(10.0, "Longest time for a request's headers to arrive.", least=0.1)
+    header_bytes_max: int = limit(32 * 1024, "Largest request head, request line included.", least=1024)
+    header_count_max: int = limit(128, "Most header lines in a request.", least=8)
+    url_bytes_max: int = limit(8 * 1024, "Longest request target.", least=64)
+    body_idle_s: float = limit(30.0, "Longest pause while a request body arrives.", least=0.1)
+    body_s: float = limit(60.0, "Longest time for a whole request body.", least=0.1)
+    json_elements_max: int = limit(250_000, "Most values in a JSON body, so that none can stall the others.", least=100)
+    idle_s: float = limit(75.0, "Keep-alive: how long a client's connection may rest between two calls.", least=0.1)
+    pipelined_bytes_max: int = limit(
+        64 * 1024, "Bytes kept of a request pipelined behind a running call; beyond it the connection closes after that call."
+    )
+    client_silence_s: float = limit(
+        15.0, "A client whose host no longer answers TCP is given up after this, whether we write or are silent.", least=1
+    )
+    write_stall_s: float = limit(30.0, "A client that does not read what we write is given up after this.", least=0.1)
+    linger_s: float = limit(2.0, "How long a refused client may take to read its refusal before the connection is cut.")
+
+    # The engine's connection
+    connect_s: float = limit(3.0, "Longest time to connect to a backend, TLS included.", least=0.05)
+    engine_idle_s: float = limit(
+        4.0, "How long an unused backend connection is kept; below the 5 s after which uvicorn-based engines close theirs."
+    )
+    engine_idle_connections_max: int = limit(512, "Most unused connections kept per backend.")
+    engine_header_bytes_max: int = limit(64 * 1024, "Largest response head taken from an engine.", least=1024)
+    failover_max: int = limit(2, "Most further backends tried when one fails before its first byte.")
+
+    # Waiting and health
+    queue_depth_max: int = limit(128, "Most calls waiting for a free backend; the next one is refused.")
+    health_interval_s: float = limit(5.0, "Pause between two active health checks of a backend.", least=0.1)
+    health_timeout_s: float = limit(2.0, "Longest time for one health check.", least=0.05)
+    failures_max: int = limit(3, "Failures in a row after which a backend counts as down.", least=1)
+
+    # The process
+    drain_s: float = limit(30.0, "After SIGTERM: how long running calls may take before they are ended.")
+    log_lines_max: int = limit(10_000, "Log lines held while the log's reader is slow; more are dropped and counted.", least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendSettings:
+    """One address of an engine."""
+
+    url: str = setting("", "http:// or https:// address; a trailing /v1 is ignored.")
+    name: str = setting("", "Short name in logs and metrics; host:port when empty.")
+    engine: str = setting("auto", "Which engine it is: `hangup engines` lists them; auto asks the backend.")
+    slots: int = setting(0, "Most calls sent to it at a time; 0 means no limit.", least=0)
+    weight: float = setting(1.0, "Share of the load against the other backends.", least=0.01)
+    api_key_env: str = setting("", "Environment variable with the key to send to it instead of the client's.")
+    health_path: str = setting("/health", "Path of the active health check; empty turns it off.")
+    ca_file: str = setting("", "PEM file with the authorities to trust for https; the system's when empty.")
+    tls_verify: bool = setting(True, "Check the certificate of an https backend.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSettings:
+    """A group of clients known by their API keys."""
+
+    name: str = setting("", "Its name in logs and metrics.")
+    key_sha256: list[str] = setting([], "SHA-256 digests (hex) of its API keys; `hangup key new` makes a pair.")
+    limits: dict[str, Any] = setting({}, "Per-call limits of this tenant.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteSettings:
+    """Limits of a built-in path, or permission to pass another path through."""
+
+    path: str = setting("", "The path, exactly; one that hangup does not know is passed through. A final * matches any rest.")
+    methods: list[str] = setting(["GET", "POST"], "Methods allowed on a passed-through path.")
+    limits: dict[str, Any] = setting({}, "Per-call limits of this route.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The whole configuration."""
+
+    host: str = setting("127.0.0.1", "Address of the data port.")
+    port: int = setting(8080, "The data port; 0 takes a free one.", least=0, most=65535)
+    admin_host: str = setting("127.0.0.1", "Address of the admin port.")
+    admin_port: int = setting(8081, "The admin port; 0 takes a free one.", least=0, most=65535)
+    tls_cert: str = setting("", "PEM certificate chain for the data port; empty means plain HTTP.")
+    tls_key: str = setting("", "PEM private key for tls_cert.")
+    half_close: str = setting(
+        "hangup", "What a client's half-close (FIN after its request) means.", choices=("hangup", "allow")
+    )
+    assemble: bool = setting(
+        True,
+        "Ask engines to stream non-streaming calls and assemble the answer here, so that it can be cancelled by the token.",
+    )
+    heartbeat_s: float = setting(
+        0.0, "Send an SSE comment this often before the first token; 0 is off, since it fixes the status to 200.", least=0
+    )
+    log: str = setting("-", "Where the line per call goes: - for stdout, a file path, or none.")
+    limits: Limits = field(default_factory=Limits, metadata={"doc": "Hard limits."})
+    backend: tuple[BackendSettings, ...] = field(default=(), metadata={"doc": "The backends."})
+    tenant: tuple[TenantSettings, ...] = field(default=(), metadata={"doc": "The tenants; with none, no key is asked for."})
+    route: tuple[RouteSettings, ...] = field(default=(), metadata={"doc": "Limits and permissions by path."})
+
+
+SECTIONS = {"limits": Limits}
+LISTS = {"backend": BackendSettings, "tenant": TenantSettings, "route": RouteSettings}
+
+
+def scalar_fields(cls: type) -> list[dataclasses.Field[Any]]:
+    """The plain settings of a section, without its sub-tables."""
+    return [f for f in dataclasses.fields(cls) if "least" in f.metadata]
+
+
+def per_call_limits() -> frozenset[str]:
+    """Names of the limits that a route or a tenant may set."""
+    return frozenset(f.name for f in dataclasses.fields(Limits) if f.metadata["per_call"])

@@ -1,0 +1,264 @@
+"""The life of a call, as a state machine without I/O.
+
+    RECEIVING ──▶ WAITING ──▶ SENT ──▶ ANSWERING ──▶ ENDED
+        │            ▲          │
+        │            └──────────┘ the backend failed before its first byte: another one
+        └─ a call may end from every phase, and does so exactly once: `end()` answers the first time only.
+
+The caller tells what happened and when (`now`, monotonic seconds), asks when the next limit falls due (`next_due`)
+and which one has passed (`overdue`). `end()` says what has to be done with the engine and with the client; whoever
+calls it must do it, and nothing of the call is held afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from hangup.core import reasons
+from hangup.core.reasons import Outcome, Reason
+
+
+class Phase(Enum):
+    RECEIVING = "receiving"
+    WAITING = "waiting"
+    SENT = "sent"
+    ANSWERING = "answering"
+    ENDED = "ended"
+
+
+class Tell(Enum):
+    """What the client is told when its call ends."""
+
+    NOTHING = auto()  # it is not there any more
+    STATUS = auto()  # nothing was sent yet: a whole error answer
+    ERROR_EVENT = auto()  # the answer has begun: an error event if it is a stream, then break off the framing
+    FINISH = auto()  # the answer ends as it should
+
+
+class Engine(Enum):
+    """What is done with the engine's work when the call ends."""
+
+    NONE = auto()  # it has none of ours
+    KEEP = auto()  # it finished: the connection can serve another call
+    ABORT = auto()  # it must stop now
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    reason: Reason
+    detail: str
+    tell: Tell
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The time limits of one call, in seconds; `inf` means none.
+
+    `client_*` come from the client itself, and are told apart from our caps only in the reason of the end.
+    """
+
+    total_s: float = math.inf
+    first_token_s: float = math.inf
+    gap_s: float = math.inf
+    queue_s: float = math.inf
+    client_total_s: float = math.inf
+    client_read_s: float = math.inf
+
+
+_NEXT = {
+    (Phase.RECEIVING, Phase.WAITING),
+    (Phase.WAITING, Phase.SENT),
+    (Phase.SENT, Phase.WAITING),
+    (Phase.SENT, Phase.ANSWERING),
+}
+
+
+class Call:
+    """One client's request and all the work that it causes."""
+
+    __slots__ = (
+        "answered_at",
+        "answering_client",
+        "attempts",
+        "backend",
+        "bytes_in",
+        "bytes_out",
+        "client_has_all",
+        "clock",
+        "detail",
+        "ended_at",
+        "engine_finished",
+        "first_token_at",
+        "id",
+        "model",
+        "peer",
+        "phase",
+        "progress_at",
+        "reason",
+        "received_at",
+        "route",
+        "sent_at",
+        "started_at",
+        "status",
+        "stream",
+        "tenant",
+        "tokens_exact",
+        "tokens_in",
+        "tokens_out",
+        "trace_id",
+        "waiting_since",
+    )
+
+    def __init__(self, id: str, now: float, peer: str = "") -> None:
+        self.id = id
+        self.peer = peer
+        self.route = ""
+        self.tenant = ""
+        self.model = ""
+        self.trace_id = ""
+        self.stream = False
+        self.backend = ""
+        self.attempts = 0
+        self.status = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.tokens_in: int | None = None
+        self.tokens_out = 0
+        self.tokens_exact = False  # told by the engine, not counted by us
+        self.clock = Clock()
+        self.phase = Phase.RECEIVING
+        self.answering_client = False
+        self.engine_finished = False
+        self.client_has_all = False  # a whole answer was written, whatever the reason of the end
+        self.reason: Reason | None = None
+        self.detail = ""
+        self.started_at = now
+        self.received_at: float | None = None
+        self.waiting_since = now
+        self.sent_at: float | None = None
+        self.answered_at: float | None = None
+        self.first_token_at: float | None = None
+        self.progress_at = now
+        self.ended_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<call {self.id} {self.route or '?'} {self.phase.value} tokens={self.tokens_out}>"
+
+    @property
+    def ended(self) -> bool:
+        return self.phase is Phase.ENDED
+
+    @property
+    def tokens_after_end(self) -> int | None:
+        """Tokens that the engine computed after the call's end; None as long as nobody has told."""
+        return 0 if self.engine_finished or self.sent_at is None else None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.reason.outcome if self.reason else None
+
+    # What happened, in the order of a good life
+
+    def received(self, now: float) -> None:
+        """The whole request is here; now it waits for a backend."""
+        self._go(Phase.WAITING)
+        self.received_at = self.waiting_since = now
+
+    def sent(self, backend: str, now: float) -> None:
+        """A backend has the request and nothing came back yet."""
+        self._go(Phase.SENT)
+        self.backend = backend
+        self.attempts += 1
+        self.sent_at = self.progress_at = now
+
+    def fell_back(self, now: float) -> None:
+        """That backend failed before its first byte."""
+        self._go(Phase.WAITING)
+        self.waiting_since = now
+
+    def answered(self, now: float) -> None:
+        """The engine's first byte came: from here on nothing is replayed."""
+        self._go(Phase.ANSWERING)
+        self.answered_at = now
+
+    def progressed(self, tokens: int, now: float) -> None:
+        """The engine sent something that counts (the pump does this by hand for most chunks)."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self.progress_at = now
+        self.tokens_out += tokens
+
+    def client_answer_began(self, status: int) -> None:
+        """The client has the answer's head: its status can no longer change."""
+        self.answering_client = True
+        self.status = status
+
+    # Time
+
+    def next_due(self) -> float:
+        """When the next limit falls due."""
+        clock = self.clock
+        due = self.started_at + min(clock.total_s, clock.client_total_s)
+        if self.phase is Phase.WAITING:
+            due = min(due, self.waiting_since + clock.queue_s)
+        if self.phase in (Phase.WAITING, Phase.SENT, Phase.ANSWERING):
+            due = min(due, self._silence_began() + clock.client_read_s)
+        if self.phase in (Phase.SENT, Phase.ANSWERING):
+            wait = clock.first_token_s if self.first_token_at is None else clock.gap_s
+            due = min(due, self.progress_at + wait)
+        return due
+
+    def overdue(self, now: float) -> Reason | None:
+        """The limit that has passed at `now`, if any; the client's own comes first."""
+        clock = self.clock
+        if self.ended:
+            return None
+        if now >= self.started_at + clock.client_total_s:
+            return reasons.CLIENT_DEADLINE
+        if self.phase is not Phase.RECEIVING and now >= self._silence_began() + clock.client_read_s:
+            return reasons.CLIENT_DEADLINE
+        if now >= self.started_at + clock.total_s:
+            return reasons.TOTAL_TIME
+        if self.phase is Phase.WAITING and now >= self.waiting_since + clock.queue_s:
+            return reasons.QUEUE_TIME
+        if self.phase in (Phase.SENT, Phase.ANSWERING):
+            if self.first_token_at is None:
+                return reasons.FIRST_TOKEN_TIME if now >= self.progress_at + clock.first_token_s else None
+            return reasons.GAP_TIME if now >= self.progress_at + clock.gap_s else None
+        return None
+
+    def _silence_began(self) -> float:
+        """Since when the client has heard nothing: its read timeout runs from here."""
+        return self.started_at if self.first_token_at is None else self.progress_at
+
+    # The end
+
+    def end(self, reason: Reason, now: float, detail: str = "") -> Ending | None:
+        """Ends the call, once: the first caller gets what is to be done, any later one gets None."""
+        if self.ended:
+            return None
+        engine = Engine.NONE
+        if self.phase in (Phase.SENT, Phase.ANSWERING):
+            engine = Engine.KEEP if self.engine_finished else Engine.ABORT
+        tell = self._tell(reason)
+        if tell is Tell.STATUS or (not self.status and tell is Tell.NOTHING):
+            self.status = reason.status
+        self.phase = Phase.ENDED
+        self.reason = reason
+        self.detail = detail
+        self.ended_at = now
+        return Ending(reason, detail, tell, engine)
+
+    def _tell(self, reason: Reason) -> Tell:
+        if reason.outcome is Outcome.CLIENT_GONE:
+            return Tell.NOTHING
+        if reason.outcome is Outcome.COMPLETED or reason is reasons.OUTPUT_TOKENS or self.client_has_all:
+            return Tell.FINISH
+        return Tell.ERROR_EVENT if self.answering_client else Tell.STATUS
+
+    def _go(self, phase: Phase) -> None:
+        assert (self.phase, phase) in _NEXT, f"{self!r} cannot go to {phase}"
+        self.phase = phase

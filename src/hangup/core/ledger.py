@@ -1,0 +1,62 @@
+"""Where every call and every token went: totals, kept in memory, read by the metrics."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hangup.core.call import Call
+from hangup.core.reasons import Outcome
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Histogram:
+    """Counts by upper bound, the last bucket being everything above."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The gateway's books. `record` is called once for each call, at its end."""
+
+    calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # route, outcome, cause
+    tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # tenant, backend, delivered | wasted
+    first_token_s: Histogram = field(default_factory=Histogram)
+    total_s: Histogram = field(default_factory=Histogram)
+    queue_s: Histogram = field(default_factory=Histogram)
+
+    def record(self, call: Call) -> None:
+        assert call.reason is not None and call.ended_at is not None
+        self.calls[call.route, call.reason.outcome, call.reason.code] += 1
+        if call.tokens_out:
+            fate = "delivered" if delivered(call) else "wasted"
+            self.tokens[call.tenant, call.backend, fate] += call.tokens_out
+        if call.reason.outcome is Outcome.REFUSED:
+            return
+        self.total_s.observe(call.ended_at - call.started_at)
+        if call.sent_at is not None and call.received_at is not None:
+            self.queue_s.observe(call.sent_at - call.received_at)
+        if call.first_token_at is not None:
+            self.first_token_s.observe(call.first_token_at - call.started_at)
+
+
+def delivered(call: Call) -> bool:
+    """Whether the client got the tokens that were counted.
+
+    What a stream carried was delivered as it came, whatever its end; an answer that is sent as a whole was
+    delivered only if it was finished.
+    """
+    finished = call.outcome is Outcome.COMPLETED or (call.outcome is Outcome.CAP and call.status == 200)
+    return call.stream or finished

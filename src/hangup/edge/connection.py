@@ -1,0 +1,442 @@
+"""A client's connection: requests in, answers out, and its departure noticed in every phase.
+
+    IDLE ──▶ HEAD ──▶ BODY ──▶ BUSY ──▶ IDLE …          one request at a time, keep-alive in between
+                                 └────▶ LINGER          refused: let the client read why, then cut
+
+Reading is never paused: a FIN can only be seen by reading up to it. So bytes behind the running request (pipelining)
+are kept up to a limit and dropped beyond it, and the connection then closes after the current answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Protocol, cast
+
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.core.reasons import Reason
+from hangup.edge import sockets
+from hangup.errors import WireError
+from hangup.wire.body import LAST_CHUNK, Chunked, Counted, Decoder, chunk
+from hangup.wire.head import HEAD_END, RequestHead, has_bare_lf, parse_request
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_LINGER_BYTES_MAX = 1024 * 1024  # read and dropped of a refused request before the connection is cut
+
+
+class State(Enum):
+    IDLE = auto()
+    HEAD = auto()
+    BODY = auto()
+    BUSY = auto()
+    LINGER = auto()
+    CLOSED = auto()
+
+
+class Exchange(Protocol):
+    """The call that a connection is carrying, as the connection sees it."""
+
+    body_bytes_max: int
+
+    def body_arrived(self, body: bytes) -> None: ...
+
+    def client_left(self, reason: Reason) -> None: ...
+
+    def refuse(self, reason: Reason, detail: str = "") -> None: ...
+
+    def pause_engine(self) -> None: ...
+
+    def resume_engine(self) -> None: ...
+
+
+class Owner(Protocol):
+    """Who gets the requests."""
+
+    limits: Limits
+    half_close_is_hangup: bool
+
+    def connected(self, connection: ClientConnection) -> bool: ...
+
+    def disconnected(self, connection: ClientConnection) -> None: ...
+
+    def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | None:
+        """A request's head is here; None when it has been refused already."""
+
+    def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None: ...
+
+
+class ClientConnection(asyncio.Protocol):
+    __slots__ = (
+        "_body",
+        "_body_began_at",
+        "_buffer",
+        "_chunked_answer",
+        "_close_after",
+        "_decoder",
+        "_due",
+        "_keep_alive",
+        "_linger_bytes",
+        "_loop",
+        "_owner",
+        "_stall_size",
+        "_stall_timer",
+        "_stalled_since",
+        "_timer",
+        "exchange",
+        "http11",
+        "peer",
+        "state",
+        "transport",
+        "write",
+    )
+
+    transport: asyncio.Transport
+    write: Callable[[bytes], None]
+
+    def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner = owner
+        self._loop = loop
+        self.state = State.IDLE
+        self.exchange: Exchange | None = None
+        self.peer = ""
+        self.http11 = True
+        self._buffer = b""
+        self._decoder: Decoder | None = None
+        self._body = bytearray()
+        self._body_began_at = 0.0
+        self._keep_alive = True
+        self._close_after = False
+        self._chunked_answer = False
+        self._linger_bytes = 0
+        self._due = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._stalled_since = 0.0
+        self._stall_size = 0
+
+    def __repr__(self) -> str:
+        return f"<client {self.peer} {self.state.name.lower()}>"
+
+    # The transport tells us
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.write = self.transport.write
+        # No slack: as soon as the kernel takes no more, the engine is no longer read.
+        self.transport.set_write_buffer_limits(high=0)
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if peer else ""
+        if self._owner.connected(self):
+            self._set_due(self._owner.limits.header_s)
+        else:
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self.state is State.BUSY:
+            self._keep_pipelined(data)
+        elif self.state is State.BODY:
+            self._take_body(data)
+        elif self.state is State.LINGER:
+            self._linger_bytes += len(data)
+            if self._linger_bytes > _LINGER_BYTES_MAX:
+                self.transport.abort()
+        elif self.state is not State.CLOSED:
+            self._buffer += data
+            self._take_head()
+
+    def eof_received(self) -> bool:
+        if self.exchange is not None:
+            if self.state is State.BUSY and not self._owner.half_close_is_hangup:
+                self._close_after = True
+                return True
+            self.exchange.client_left(reasons.CLIENT_FIN)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.state = State.CLOSED
+        for timer in (self._timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._stall_timer = None
+        if self.exchange is not None:
+            self.exchange.client_left(_why_lost(exc))
+            self.exchange = None
+        self._owner.disconnected(self)
+
+    def pause_writing(self) -> None:
+        self._stalled_since = self._loop.time()
+        self._stall_size = self.transport.get_write_buffer_size()
+        # From here on our own watch decides: the kernel would not tell a slow reader from a dead one.
+        limits = self._owner.limits
+        self._set_user_timeout(limits.write_stall_s + limits.client_silence_s)
+        wait = min(limits.write_stall_s, limits.client_silence_s)
+        self._stall_timer = self._loop.call_later(wait, self._check_stall)
+        if self.exchange is not None:
+            self.exchange.pause_engine()
+
+    def resume_writing(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        self._set_user_timeout(self._owner.limits.client_silence_s)
+        if self.exchange is not None:
+            self.exchange.resume_engine()
+
+    # Requests
+
+    def _take_head(self) -> None:
+        limits = self._owner.limits
+        if self.state is State.IDLE:
+            self._buffer = self._buffer.lstrip(b"\r\n")
+        if not self._buffer or self.state not in (State.IDLE, State.HEAD):
+            return
+        end = self._buffer.find(HEAD_END, 0, limits.header_bytes_max)
+        if end < 0:
+            self._wait_for_head(limits)
+            return
+        head_bytes, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
+        try:
+            head = parse_request(head_bytes, count_max=limits.header_count_max, url_bytes_max=limits.url_bytes_max)
+        except WireError as error:
+            self._refuse_unreadable(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
+            return
+        self.http11 = head.http11
+        self._keep_alive = head.keep_alive
+        self.state = State.BODY if head.chunked or head.content_length else State.BUSY
+        self._due = math.inf
+        exchange = self._owner.open(self, head)
+        if exchange is not None:
+            self.exchange = exchange
+            self._expect_body(head)
+
+    def _wait_for_head(self, limits: Limits) -> None:
+        if has_bare_lf(self._buffer):
+            self._refuse_unreadable(reasons.MALFORMED, "a line ends in a bare LF")
+        elif len(self._buffer) >= limits.header_bytes_max:
+            in_url = b"\r\n" not in self._buffer[: limits.url_bytes_max + 32]
+            self._refuse_unreadable(reasons.URL_TOO_LONG if in_url else reasons.HEADERS_TOO_LARGE)
+        elif self.state is State.IDLE:
+            self.state = State.HEAD
+            self._set_due(limits.header_s)
+
+    def _refuse_unreadable(self, reason: Reason, detail: str = "") -> None:
+        """A request so broken that nothing of it is trusted, nor anything behind it."""
+        self._keep_alive = False
+        self._buffer = b""
+        self._owner.refuse_unreadable(self, reason, detail)
+
+    def _expect_body(self, head: RequestHead) -> None:
+        assert self.exchange is not None
+        length = head.content_length
+        if length is not None and length > self.exchange.body_bytes_max:
+            self._refuse_body(reasons.BODY_TOO_LARGE)
+            return
+        expect = head.fields.get(b"expect")
+        if expect is not None and expect.lower() != b"100-continue":
+            self._refuse_body(reasons.EXPECTATION)
+            return
+        if self.state is State.BUSY:
+            self._body_complete(b"")
+            return
+        self._decoder = Chunked() if head.chunked else Counted(length or 0)
+        if expect is not None and not self._buffer:
+            self.write(_CONTINUE)
+        self._body_began_at = self._loop.time()
+        data, self._buffer = self._buffer, b""
+        if data:
+            self._take_body(data)
+        else:
+            self._set_body_due()
+
+    def _take_body(self, data: bytes) -> None:
+        assert self._decoder is not None and self.exchange is not None
+        try:
+            payload = self._decoder.feed(data)
+        except WireError as error:
+            self._refuse_body(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
+            return
+        if len(self._body) + len(payload) > self.exchange.body_bytes_max:
+            self._refuse_body(reasons.BODY_TOO_LARGE)
+        elif self._decoder.done:
+            self._buffer = self._decoder.rest
+            self._body_complete(bytes(self._body + payload) if self._body else payload)
+        else:
+            self._body += payload
+            self._set_body_due()
+
+    def _body_complete(self, body: bytes) -> None:
+        assert self.exchange is not None
+        self._decoder, self._body = None, bytearray()
+        self.state = State.BUSY
+        self._due = math.inf
+        if len(self._buffer) > self._owner.limits.pipelined_bytes_max:
+            self._buffer, self._close_after = b"", True
+        self.exchange.body_arrived(body)
+
+    def _refuse_body(self, reason: Reason, detail: str = "") -> None:
+        """The rest of the body will not be read, so this connection can carry no further request."""
+        assert self.exchange is not None
+        self._keep_alive = False
+        self._decoder, self._body, self._buffer = None, bytearray(), b""
+        self.exchange.refuse(reason, detail)
+
+    def _keep_pipelined(self, data: bytes) -> None:
+        if self._close_after:
+            return
+        self._buffer += data
+        if len(self._buffer) > self._owner.limits.pipelined_bytes_max:
+            self._buffer, self._close_after = b"", True
+
+    # Answers
+
+    @property
+    def will_close(self) -> bool:
+        """Whether this answer is the last on its connection; its head must say so."""
+        return self._close_after or not self._keep_alive or self.state is not State.BUSY
+
+    def close_after_this(self) -> None:
+        self._close_after = True
+        if self.state in (State.IDLE, State.HEAD):
+            self.transport.close()
+
+    def begin(self, head: bytes, *, chunked: bool) -> None:
+        """The head of an answer whose body follows by `send`, or by `write` where it is framed already."""
+        self._chunked_answer = chunked
+        self.write(head)
+
+    def send(self, payload: bytes) -> None:
+        self.write(chunk(payload) if self._chunked_answer else payload)
+
+    def finish(self) -> None:
+        """The answer is complete: on to the next request."""
+        if self._chunked_answer:
+            self.write(LAST_CHUNK)
+        self.finish_framed()
+
+    def finish_framed(self) -> None:
+        """The answer is complete and its framing has been written."""
+        self._chunked_answer = False
+        self.exchange = None
+        if self.state is State.CLOSED:
+            return
+        if self.state is not State.BUSY:
+            self._linger()
+        elif self.will_close:
+            self.state = State.CLOSED
+            self.transport.close()
+        else:
+            self.state = State.IDLE
+            self._set_due(self._owner.limits.idle_s)
+            if self._buffer:
+                # In a later turn: a row of pipelined requests must neither recurse nor hold up the others.
+                self._loop.call_soon(self._take_head)
+
+    def break_off(self) -> None:
+        """Ends a begun answer so that nobody can take it for a complete one."""
+        self.exchange = None
+        if self.state is State.CLOSED:
+            return
+        self.state = State.CLOSED
+        if not self.http11:
+            sockets.reset_on_close(self.transport.get_extra_info("socket"))
+        self._cut_after(self._owner.limits.linger_s)
+        self.transport.close()  # what is written still goes out, within the bound set above
+
+    def drop(self) -> None:
+        """The client is gone: nothing more is written."""
+        self.exchange = None
+        self.state = State.CLOSED
+        self.transport.abort()
+
+    def _linger(self) -> None:
+        """Closing now, with unread bytes of the request, would reset the connection and destroy the refusal."""
+        self.state = State.LINGER
+        self._linger_bytes = 0
+        self._cut_after(self._owner.limits.linger_s)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    # Time
+
+    def _set_due(self, seconds: float) -> None:
+        """One timer per connection, moved only when it would come too late: most requests never touch it."""
+        self._due = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(self._due, self._on_timer)
+
+    def _set_body_due(self) -> None:
+        limits = self._owner.limits
+        left = self._body_began_at + limits.body_s - self._loop.time()
+        self._set_due(min(limits.body_idle_s, left))
+
+    def _cut_after(self, seconds: float) -> None:
+        self._due = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self.transport.abort)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._due == math.inf:
+            return
+        left = self._due - self._loop.time()
+        if left > 0:
+            self._set_due(left)
+        elif self.state is State.BODY:
+            self._refuse_body(reasons.BODY_TIME)
+        elif self.state is State.HEAD:
+            self._refuse_unreadable(reasons.HEADER_TIME)
+        else:
+            self.transport.close()
+
+    def _check_stall(self) -> None:
+        """The client has not taken what we wrote: is it slow, has it stopped reading, or is its host gone?"""
+        self._stall_timer = None
+        now, limits = self._loop.time(), self._owner.limits
+        size = self.transport.get_write_buffer_size()
+        ack_age = sockets.seconds_since_ack(self.transport.get_extra_info("socket"))
+        if ack_age is not None and ack_age >= limits.client_silence_s:
+            self._give_up(reasons.CLIENT_SILENT)
+            return
+        if size < self._stall_size:
+            self._stalled_since, self._stall_size = now, size
+        left = self._stalled_since + limits.write_stall_s - now
+        if left <= 0:
+            self._give_up(reasons.CLIENT_STALLED)
+            return
+        if ack_age is not None:
+            left = min(left, limits.client_silence_s - ack_age)
+        self._stall_timer = self._loop.call_later(max(left, 0.01), self._check_stall)
+
+    def _give_up(self, reason: Reason) -> None:
+        if self.exchange is not None:
+            self.exchange.client_left(reason)
+        self.drop()
+
+    def _set_user_timeout(self, seconds: float) -> None:
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            sockets.set_user_timeout(sock, seconds)
+
+
+_REASON_BY_STATUS = {
+    414: reasons.URL_TOO_LONG,
+    431: reasons.HEADERS_TOO_LARGE,
+    501: reasons.UNSUPPORTED,
+    505: reasons.UNSUPPORTED,
+}
+
+
+def _why_lost(exc: Exception | None) -> Reason:
+    if exc is None:
+        return reasons.CLIENT_FIN
+    if isinstance(exc, TimeoutError):
+        return reasons.CLIENT_SILENT
+    return reasons.CLIENT_RESET

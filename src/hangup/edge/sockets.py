@@ -1,0 +1,75 @@
+"""Socket options through which the kernel tells us of a client that vanished, and what it knows of one that stalls.
+
+Options set on a listening socket are inherited by the accepted ones, so they cost nothing per connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import sys
+from typing import Any
+
+# Linux: unsent bytes beyond this stay in our buffer instead of the kernel's (3 MB otherwise), where we see a stall.
+NOT_SENT_BYTES_MAX = 4096
+BACKLOG = 4096
+_TCP_NOTSENT_LOWAT = 25
+_LAST_ACK_RECV_OFFSET = 56  # of tcpi_last_ack_recv (milliseconds) in Linux's struct tcp_info
+_LINGER_RESET = struct.pack("ii", 1, 0)
+
+
+def listen(host: str, port: int, client_silence_s: float) -> socket.socket:
+    """A listening socket whose connections notice a vanished peer within `client_silence_s`."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _watch_silence(sock, client_silence_s)
+        if sys.platform == "linux":
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES_MAX)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _watch_silence(sock: socket.socket, seconds: float) -> None:
+    """Keep-alive probes for when we are silent, TCP_USER_TIMEOUT for when we write: each alone is not enough."""
+    probes = 3
+    interval = max(1, int(seconds / (probes + 2)))
+    idle = max(1, int(seconds) - probes * interval)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", probes)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    set_user_timeout(sock, seconds)
+
+
+def set_user_timeout(sock: Any, seconds: float) -> None:
+    """How long the kernel lets written data go unacknowledged, or unread behind a closed window."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        with contextlib.suppress(OSError):  # the peer may be gone already; its loss is told elsewhere
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+
+def seconds_since_ack(sock: Any) -> float | None:
+    """How long ago the peer's host last acknowledged anything; a stalled reader still does, a vanished one does not."""
+    if sys.platform != "linux":
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    except OSError:
+        return None
+    (milliseconds,) = struct.unpack_from("=I", info, _LAST_ACK_RECV_OFFSET)
+    return float(milliseconds) / 1000
+
+
+def reset_on_close(sock: Any) -> None:
+    """Makes the next close an RST: the only way to break off an answer that its framing would call complete."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)

@@ -1,0 +1,114 @@
+"""A connection to an engine: one request at a time, its answer's head parsed, its body handed on as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from hangup.errors import WireError
+from hangup.wire.body import Chunked, Counted, Decoder, UntilClose
+from hangup.wire.head import HEAD_END, ResponseHead, parse_response
+
+
+class Asker(Protocol):
+    """Who sent the request and gets the answer."""
+
+    def engine_answered(self, connection: EngineConnection, head: ResponseHead) -> Callable[[bytes], None]:
+        """The head is here; returns where the body's raw bytes go."""
+
+    def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None: ...
+
+    def engine_garbled(self, connection: EngineConnection, error: WireError) -> None: ...
+
+
+class Home(Protocol):
+    """Where a connection goes when its answer is complete, and which wants to know of its end."""
+
+    def put_back(self, connection: EngineConnection) -> None: ...
+
+    def gone(self, connection: EngineConnection) -> None: ...
+
+
+class EngineConnection(asyncio.Protocol):
+    __slots__ = ("_asker", "_buffer", "_feed", "_head_bytes_max", "_home", "idle_since", "reused", "transport")
+
+    transport: asyncio.Transport
+
+    def __init__(self, home: Home, head_bytes_max: int) -> None:
+        self._home = home
+        self._head_bytes_max = head_bytes_max
+        self._asker: Asker | None = None
+        self._feed: Callable[[bytes], None] | None = None
+        self._buffer = b""
+        self.idle_since = 0.0
+        self.reused = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def ask(self, asker: Asker, request: bytes) -> None:
+        assert self._asker is None, "one request at a time"
+        self._asker = asker
+        self._feed = None
+        self._buffer = b""
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        if self._feed is not None:
+            self._feed(data)
+        elif self._asker is not None:
+            self._read_head(self._asker, data)
+        else:
+            self.abort()  # an idle connection has nothing to say: its framing is off
+
+    def _read_head(self, asker: Asker, data: bytes) -> None:
+        self._buffer += data
+        while True:
+            end = self._buffer.find(HEAD_END, 0, self._head_bytes_max)
+            if end < 0:
+                if len(self._buffer) >= self._head_bytes_max:
+                    asker.engine_garbled(self, WireError("response head too large"))
+                return
+            head_bytes, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
+            try:
+                head = parse_response(head_bytes)
+            except WireError as error:
+                asker.engine_garbled(self, error)
+                return
+            if head.status >= 200:
+                break  # 1xx are announcements; the answer is behind them
+        self._feed = asker.engine_answered(self, head)
+        rest, self._buffer = self._buffer, b""
+        if rest:
+            self._feed(rest)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        asker, self._asker, self._feed = self._asker, None, None
+        self._home.gone(self)
+        if asker is not None:
+            asker.engine_lost(self, exc)
+
+    def release(self, reusable: bool) -> None:
+        """The answer is complete."""
+        self._asker, self._feed = None, None
+        if reusable and not self.transport.is_closing():
+            self._home.put_back(self)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Cuts the connection now; on most engines this is what stops the work."""
+        self._asker, self._feed = None, None
+        self.transport.abort()
+
+
+def body_decoder(head: ResponseHead) -> Decoder:
+    if head.without_body():
+        return Counted(0)
+    if head.chunked:
+        return Chunked()
+    return UntilClose() if head.content_length is None else Counted(head.content_length)

@@ -1,0 +1,97 @@
+"""The gateway's own small requests to a backend: health checks, recognition, aborts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hangup.core import reasons
+from hangup.engines.backend import Backend
+from hangup.engines.connection import EngineConnection, body_decoder
+from hangup.errors import EngineFault, WireError
+from hangup.wire.body import UntilClose
+from hangup.wire.head import ResponseHead
+
+ANSWER_BYTES_MAX = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Fetched:
+    head: ResponseHead
+    body: bytes
+
+
+async def fetch(backend: Backend, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Fetched:
+    """Sends one request and returns the whole answer; EngineFault says why there is none."""
+    inquiry = _Inquiry(asyncio.get_running_loop())
+    try:
+        async with asyncio.timeout(timeout_s):
+            connection = backend.pool.idle_connection() or await backend.pool.connect()
+            inquiry.connection = connection
+            connection.ask(inquiry, backend.own_request(method, path, body))
+            return await inquiry.answer
+    except TimeoutError:
+        raise EngineFault(reasons.ENGINE_UNREACHABLE, f"no answer to {method} {path} within {timeout_s:g} s") from None
+    finally:
+        inquiry.close()
+
+
+class _Inquiry:
+    """Collects one answer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.answer: asyncio.Future[Fetched] = loop.create_future()
+        self.connection: EngineConnection | None = None
+        self._body = b""
+
+    def engine_answered(self, connection: EngineConnection, head: ResponseHead) -> Callable[[bytes], None]:
+        decoder = body_decoder(head)
+
+        def feed(data: bytes) -> None:
+            try:
+                self._body += decoder.feed(data)
+            except WireError as error:
+                self.engine_garbled(connection, error)
+                return
+            if len(self._body) > ANSWER_BYTES_MAX:
+                self._fail("the answer is too large")
+            elif decoder.done:
+                self._done(head, reusable=head.keep_alive and not decoder.rest)
+
+        self._until_close = head if isinstance(decoder, UntilClose) else None
+        if decoder.done:
+            self._done(head, reusable=head.keep_alive)
+        return feed
+
+    _until_close: ResponseHead | None = None
+
+    def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
+        self.connection = None
+        if self._until_close is not None and error is None:
+            self._done(self._until_close, reusable=False)
+        else:
+            self._fail("the engine closed the connection")
+
+    def engine_garbled(self, connection: EngineConnection, error: WireError) -> None:
+        self._fail(str(error))
+
+    def _done(self, head: ResponseHead, reusable: bool) -> None:
+        if not self.answer.done():
+            self.answer.set_result(Fetched(head, self._body))
+        if self.connection is not None:
+            self.connection.release(reusable)
+            self.connection = None
+
+    def _fail(self, detail: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(EngineFault(reasons.ENGINE_DIED, detail))
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.abort()
+            self.connection = None
+        if not self.answer.done():
+            self.answer.cancel()
+        elif not self.answer.cancelled():
+            self.answer.exception()  # taken note of: nobody may be waiting any more

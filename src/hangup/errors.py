@@ -1,0 +1,50 @@
+"""What can go wrong, told apart by who must act.
+
+`ConfigError` is for the operator, `Refusal` for the client, `EngineFault` and `WireError` are facts about a
+peer. Bugs of our own are assertions and are not caught by anyone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hangup.core.reasons import Reason
+
+
+class HangupError(Exception):
+    """The base of all errors that hangup raises on purpose."""
+
+
+class ConfigError(HangupError):
+    """The configuration cannot be used; every problem found is in `problems`, ready to print."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class WireError(HangupError):
+    """A peer broke HTTP. The text says how; `status` is what a client would be answered."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Refusal(HangupError):
+    """The client asked for something that it does not get."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(detail or reason.message)
+        self.reason = reason
+        self.detail = detail
+
+
+class EngineFault(HangupError):
+    """An engine failed before its first byte, so that another one may still take over."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail

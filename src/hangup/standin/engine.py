@@ -1,0 +1,186 @@
+"""The engine itself: `schedule → step` over slots, in the way real engines batch, with counters of what it computed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """How the engine acts; every field is a flag of `hangup standin` and can be changed while it runs."""
+
+    slots: int = 4
+    queue: int = 64  # waiting calls; more are answered 503
+    prefill_s: float = 0.05
+    prefill_token_s: float = 0.0  # added for each token of the prompt
+    token_s: float = 0.02  # the time of one step, in which every running call gets one token
+    answer_tokens: int = 64  # length of an answer that meets no cap
+    deaf: bool = False  # computes on when the client leaves
+    ignore_cap: bool = False  # computes on past max_tokens
+    ignore_stream: bool = False  # answers as a whole even when asked to stream
+    refuse_stream: bool = False  # answers 400 when asked to stream
+    stall_after: int = 0  # falls silent after that many tokens of a call
+    crash_after: int = 0  # the process kills itself after that many tokens of a call
+    cut_after: int = 0  # closes the connection, with clean framing, after that many tokens
+    fail_status: int = 0  # answers every generation with this status
+
+    def change(self, values: dict[str, Any]) -> None:
+        known = {f.name: f for f in fields(self)}
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f"no such behaviour: {name}")
+            kind = type(getattr(self, name))
+            if kind is not type(value) and not (kind is float and type(value) is int):
+                raise ValueError(f"{name} must be of type {kind.__name__}")
+            setattr(self, name, value)
+
+
+@dataclass(slots=True)
+class Counters:
+    requests: int = 0
+    refused: int = 0
+    started: int = 0  # got a slot
+    finished: int = 0
+    aborted: int = 0  # stopped before their end, by a lost client or an abort
+    abort_requests: int = 0
+    tokens: int = 0  # computed in all
+    tokens_after_gone: int = 0  # computed for a client who had left
+    prefills: int = 0
+    prefills_for_gone: int = 0
+    running_peak: int = 0
+    waiting_peak: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One generation. `on_token` and `on_end` are the server's, and do nothing once the client is gone."""
+
+    id: str
+    prompt_tokens: int
+    length: int  # tokens per choice at which it ends by itself
+    choices: int
+    on_token: Callable[[int], None]
+    on_end: Callable[[], None]
+    prefill_left_s: float = 0.0
+    computed: int = 0  # tokens per choice
+    gone: bool = False
+    over: bool = False
+
+
+@dataclass(slots=True)
+class Past:
+    """What is remembered of an ended call, for tests that compare call by call."""
+
+    id: str
+    tokens: int
+    ended: str
+
+
+@dataclass
+class Engine:
+    behaviour: Behaviour
+    crash: Callable[[], None]
+    counters: Counters = field(default_factory=Counters)
+    waiting: deque[Work] = field(default_factory=deque)
+    running: list[Work] = field(default_factory=list)
+    past: deque[Past] = field(default_factory=lambda: deque(maxlen=20_000))
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def submit(self, work: Work) -> bool:
+        """Queues a call; False when the queue is full."""
+        self.counters.requests += 1
+        if len(self.waiting) >= self.behaviour.queue and len(self.running) >= self.behaviour.slots:
+            self.counters.refused += 1
+            return False
+        self.waiting.append(work)
+        self.counters.waiting_peak = max(self.counters.waiting_peak, len(self.waiting))
+        self._wake.set()
+        return True
+
+    def client_gone(self, work: Work) -> None:
+        """The connection of a call was lost; a deaf engine does not care."""
+        if work.over:
+            return
+        work.gone = True
+        if not self.behaviour.deaf:
+            self._drop(work)
+
+    def abort(self, id: str) -> int | None:
+        """Stops a call by its id, unless deaf; tells how many tokens it got."""
+        self.counters.abort_requests += 1
+        for work in [*self.running, *self.waiting]:
+            if work.id == id:
+                if not self.behaviour.deaf:
+                    self._drop(work)
+                return work.computed * work.choices
+        return None
+
+    def _drop(self, work: Work) -> None:
+        (self.running if work in self.running else self.waiting).remove(work)
+        self.counters.aborted += 1
+        self._end(work, "aborted")
+
+    def _end(self, work: Work, how: str) -> None:
+        work.over = True
+        self.past.append(Past(work.id, work.computed * work.choices, how))
+        if not work.gone:
+            work.on_end()
+
+    async def run(self) -> None:
+        """Steps as long as there is work, at the set pace."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            if not self.running and not self.waiting:
+                self._wake.clear()
+                await self._wake.wait()
+                due = loop.time()
+            due = max(due + self.behaviour.token_s, loop.time())
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            self.step()
+
+    def step(self) -> None:
+        self._schedule()
+        for work in list(self.running):
+            if work.over:
+                continue
+            if work.prefill_left_s > 0:
+                work.prefill_left_s -= self.behaviour.token_s
+            else:
+                self._compute(work)
+
+    def _schedule(self) -> None:
+        behaviour = self.behaviour
+        while self.waiting and len(self.running) < behaviour.slots:
+            work = self.waiting.popleft()
+            work.prefill_left_s = behaviour.prefill_s + behaviour.prefill_token_s * work.prompt_tokens
+            self.running.append(work)
+            self.counters.started += 1
+            self.counters.prefills += 1
+            self.counters.prefills_for_gone += work.gone
+        self.counters.running_peak = max(self.counters.running_peak, len(self.running))
+
+    def _compute(self, work: Work) -> None:
+        behaviour = self.behaviour
+        if behaviour.stall_after and work.computed >= behaviour.stall_after:
+            return
+        work.computed += 1
+        self.counters.tokens += work.choices
+        if work.gone:
+            self.counters.tokens_after_gone += work.choices
+        else:
+            work.on_token(work.computed - 1)
+        if behaviour.crash_after and work.computed >= behaviour.crash_after:
+            self.crash()
+        cut = behaviour.cut_after and work.computed >= behaviour.cut_after
+        if not work.over and (work.computed >= work.length or cut):
+            self.running.remove(work)
+            self.counters.finished += 1
+            self._end(work, "finished")
+
+    def stats(self) -> dict[str, Any]:
+        return {**asdict(self.counters), "running": len(self.running), "waiting": len(self.waiting)}

@@ -1,0 +1,211 @@
+"""The stand-in's HTTP side: one connection, one call at a time, pipelining refused; control under /standin/."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import asdict
+from typing import Any, cast
+
+import httptools
+import orjson
+
+from hangup.standin.engine import Behaviour, Engine, Work
+from hangup.standin.shapes import Shape, shape_for
+
+MODEL = "standin"
+SEEN_MAX = 20_000  # requests whose ids are remembered, for tests that ask what reached the engine
+
+
+class StandIn:
+    """An engine and what its HTTP side remembers."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.engine = Engine(behaviour, crash=lambda: os.kill(os.getpid(), signal.SIGKILL))
+        self.seen: list[dict[str, Any]] = []
+        self.connections = 0
+        self.calls = 0
+
+    def remember(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
+        if len(self.seen) < SEEN_MAX:
+            self.seen.append({"method": method, "path": path, "headers": headers, "body": body.decode("utf-8", "replace")})
+
+
+class Connection(asyncio.Protocol):
+    transport: asyncio.Transport
+
+    def __init__(self, standin: StandIn) -> None:
+        self._standin = standin
+        self._engine = standin.engine
+        self._work: Work | None = None
+        self._shape: Shape | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._standin.connections += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._standin.connections -= 1
+        if self._work is not None:
+            work, self._work = self._work, None
+            self._engine.client_gone(work)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._answer(400, {"error": {"message": str(error)}})
+            self.transport.close()
+
+    # llhttp's callbacks
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        method = self._parser.get_method().decode("ascii")
+        path = self._target.partition(b"?")[0].decode("latin-1")
+        headers, body = self._headers, b"".join(self._body)
+        self._reset()
+        if not path.startswith("/standin/") and path != "/health":
+            self._standin.remember(method, path, headers, body)
+        try:
+            self._handle(method, path, headers, body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self._answer(400, {"error": {"message": f"bad request: {error}", "type": "invalid_request_error"}})
+
+    # Paths
+
+    def _handle(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
+        if path.startswith("/standin/"):
+            self._control(path, body)
+        elif path == "/health":
+            self._answer(200, {"status": "ok"})
+        elif path == "/v1/models" or path.startswith("/v1/models/"):
+            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "hangup"}
+            self._answer(200, {"object": "list", "data": [model]} if path == "/v1/models" else model)
+        elif method == "POST" and path == "/v1/embeddings":
+            self._answer(200, _embeddings(orjson.loads(body)))
+        elif method == "POST" and path == "/v1/messages/count_tokens":
+            self._answer(200, {"input_tokens": len(body.split())})
+        elif method == "POST":
+            self._generate(path, headers, orjson.loads(body))
+        else:
+            self._answer(404, {"error": {"message": "not found", "type": "not_found_error"}})
+
+    def _control(self, path: str, body: bytes) -> None:
+        standin = self._standin
+        match path.removeprefix("/standin/"):
+            case "stats":
+                self._answer(200, {**standin.engine.stats(), "connections": standin.connections})
+            case "seen":
+                self._answer(200, {"seen": standin.seen})
+            case "past":
+                self._answer(200, {"past": [asdict(past) for past in standin.engine.past]})
+            case "behave":
+                standin.engine.behaviour.change(orjson.loads(body or b"{}"))
+                self._answer(200, asdict(standin.engine.behaviour))
+            case "abort":
+                self._answer(200, {"tokens": standin.engine.abort(orjson.loads(body)["id"])})
+            case _:
+                self._answer(404, {"error": {"message": "no such control"}})
+
+    def _generate(self, path: str, headers: dict[str, str], request: dict[str, Any]) -> None:
+        behaviour = self._engine.behaviour
+        if behaviour.fail_status:
+            self._answer(behaviour.fail_status, {"error": {"message": "told to fail", "type": "server_error"}})
+            return
+        kind = shape_for(path, request)
+        if kind is None:
+            self._answer(404, {"error": {"message": "not found", "type": "not_found_error"}})
+            return
+        self._standin.calls += 1
+        id = headers.get("x-request-id") or f"call-{self._standin.calls}"
+        shape = kind(request, id, MODEL)
+        if shape.stream and behaviour.refuse_stream:
+            self._answer(400, {"error": {"message": "streaming is not supported", "type": "invalid_request_error"}})
+            return
+        shape.stream = shape.stream and not behaviour.ignore_stream
+        shape.settle(behaviour.answer_tokens, behaviour.ignore_cap)
+        self._shape = shape
+        work = Work(id, shape.prompt_tokens, shape.length, shape.choices, self._on_token, self._on_end)
+        self._work = work
+        if not self._engine.submit(work):
+            self._work = None
+            self._answer(503, {"error": {"message": "the queue is full", "type": "server_error"}})
+        elif shape.stream:
+            head = b"HTTP/1.1 200 OK\r\nserver: hangup-standin\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
+            self.transport.write(head % shape.content_type)
+
+    # The engine's callbacks
+
+    def _on_token(self, index: int) -> None:
+        shape = self._shape
+        assert shape is not None
+        if shape.stream:
+            events = shape.opening() if index == 0 else []
+            events += [shape.token(choice, index) for choice in range(shape.choices)]
+            self.transport.write(b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events]))
+
+    def _on_end(self) -> None:
+        shape, work = self._shape, self._work
+        self._shape = self._work = None
+        assert shape is not None and work is not None
+        if work.computed < shape.length and self._engine.behaviour.cut_after:
+            self.transport.write(b"0\r\n\r\n")  # a truncated answer that looks complete to HTTP
+        elif work.computed < shape.length:
+            self.transport.close()  # aborted by id
+        elif shape.stream:
+            events = shape.closing(work.computed)
+            self.transport.write(b"".join([b"%x\r\n%b\r\n" % (len(e), e) for e in events]) + b"0\r\n\r\n")
+        else:
+            self._answer(200, shape.whole(work.computed))
+
+    def _answer(self, status: int, value: Any) -> None:
+        body = orjson.dumps(value)
+        head = b"HTTP/1.1 %d X\r\nserver: hangup-standin\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+
+
+def _embeddings(request: dict[str, Any]) -> dict[str, Any]:
+    given = request.get("input", "")
+    texts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    rows = [{"object": "embedding", "index": i, "embedding": [0.5, -0.5, float(len(str(t)))]} for i, t in enumerate(texts)]
+    usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
+    return {"object": "list", "data": rows, "model": request.get("model") or MODEL, "usage": usage}
+
+
+class Running:
+    """A stand-in that serves until it is closed."""
+
+    def __init__(self, standin: StandIn, server: asyncio.Server, task: asyncio.Task[None]) -> None:
+        self.standin = standin
+        self.port: int = server.sockets[0].getsockname()[1]
+        self._server = server
+        self._task = task
+
+    async def close(self) -> None:
+        self._server.close()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def start(behaviour: Behaviour, host: str = "127.0.0.1", port: int = 0) -> Running:
+    loop = asyncio.get_running_loop()
+    standin = StandIn(behaviour)
+    server = await loop.create_server(lambda: Connection(standin), host, port, backlog=4096)
+    return Running(standin, server, loop.create_task(standin.engine.run()))

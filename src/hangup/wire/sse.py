@@ -1,0 +1,52 @@
+"""Server-sent events and newline-delimited JSON, cut out of a stream of bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hangup.errors import WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How events are told apart in a stream."""
+
+    end: bytes
+    content_type: bytes
+    data_prefix: bytes  # what stands before the JSON on its line
+
+    def data(self, event: bytes) -> bytes | None:
+        """The JSON text of one event; None if it has none (a comment, a bare event name)."""
+        if not self.data_prefix:
+            return event.strip() or None
+        lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+        return b"\n".join(lines) if lines else None
+
+    def encode(self, data: bytes, name: bytes = b"") -> bytes:
+        prefix = b"event: " + name + b"\n" if name else b""
+        return prefix + self.data_prefix + data + self.end
+
+
+SSE = Format(b"\n\n", b"text/event-stream", b"data: ")
+NDJSON = Format(b"\n", b"application/x-ndjson", b"")
+
+
+class Splitter:
+    """Collects a stream and yields its events whole."""
+
+    __slots__ = ("_bytes_max", "_end", "_kept")
+
+    def __init__(self, format: Format, bytes_max: int) -> None:
+        self._end = format.end
+        self._bytes_max = bytes_max
+        self._kept = b""
+
+    def feed(self, payload: bytes) -> list[bytes]:
+        """The events that `payload` completes, without their ends."""
+        text = self._kept + payload
+        if b"\r" in text:
+            text = text.replace(b"\r\n", b"\n")  # the other line end that SSE allows
+        *events, self._kept = text.split(self._end)
+        if len(self._kept) > self._bytes_max or any(len(event) > self._bytes_max for event in events):
+            raise WireError("event over the size cap")
+        return events

@@ -1,0 +1,1 @@
+"""Real processes and real sockets for the tests."""

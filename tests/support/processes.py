@@ -1,0 +1,196 @@
+"""hangup and its stand-in engine as processes of their own, on free ports of 127.0.0.1."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from support.waiting import wait_until
+
+HANGUP = [sys.executable, "-m", "hangup"]
+
+
+class Process:
+    """A process whose output is kept line by line and which is gone when the `with` block ends."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.arguments = arguments
+        self.stderr_lines: list[str] = []
+        self.stdout_lines: list[str] = []
+        self.popen = subprocess.Popen(
+            [*HANGUP, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={k: v for k, v in os.environ.items() if not k.startswith("HANGUP_")} | (env or {}),
+        )
+        self._threads = [
+            threading.Thread(target=self._collect, args=(self.popen.stdout, self.stdout_lines), daemon=True),
+            threading.Thread(target=self._collect, args=(self.popen.stderr, self.stderr_lines), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @staticmethod
+    def _collect(stream: Any, lines: list[str]) -> None:
+        for line in stream:
+            lines.append(line.rstrip("\n"))
+
+    def find_line(self, pattern: str, timeout_s: float = 15.0) -> re.Match[str]:
+        def look() -> re.Match[str] | None:
+            for line in list(self.stderr_lines):
+                if match := re.search(pattern, line):
+                    return match
+            assert self.popen.poll() is None, f"{self.arguments} ended: {self.stderr_lines}"
+            return None
+
+        found = wait_until(look, timeout_s, f"{pattern} in the output of hangup {' '.join(self.arguments)}")
+        assert found is not None
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def wait(self, timeout_s: float = 10.0) -> int:
+        code = self.popen.wait(timeout_s)
+        for thread in self._threads:
+            thread.join(5)
+        return code
+
+    def close(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGCONT)
+            self.popen.kill()
+        self.wait()
+        for stream in (self.popen.stdout, self.popen.stderr):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class StandIn(Process):
+    """The stand-in engine."""
+
+    def __init__(self, port: int = 0, **behaviour: Any) -> None:
+        flags: list[str] = []
+        for name, value in behaviour.items():
+            flag = "--" + name.replace("_", "-")
+            flags += ([flag] if value else []) if isinstance(value, bool) else [flag, str(value)]
+        super().__init__("standin", "--port", str(port), *flags)
+        self.url = self.find_line(r"stand-in engine on (http://\S+)")[1]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def stats(self) -> dict[str, int]:
+        return dict(get_json(f"{self.url}/standin/stats"))
+
+    def seen(self) -> list[dict[str, Any]]:
+        return list(get_json(f"{self.url}/standin/seen")["seen"])
+
+    def past(self) -> dict[str, dict[str, Any]]:
+        return {row["id"]: row for row in get_json(f"{self.url}/standin/past")["past"]}
+
+    def behave(self, **values: Any) -> None:
+        post_json(f"{self.url}/standin/behave", values)
+
+    def wait_idle(self, timeout_s: float = 5.0) -> dict[str, int]:
+        """Waits until nothing runs or waits in the engine."""
+        return wait_until(lambda: (s := self.stats())["running"] + s["waiting"] == 0 and s, timeout_s, "an idle engine") or {}
+
+
+class Gateway(Process):
+    """hangup serve, on free ports."""
+
+    def __init__(self, *upstreams: str, config: str = "", env: dict[str, str] | None = None, **settings: Any) -> None:
+        flags: list[str] = []
+        self.config_path: Path | None = None
+        if config:
+            handle, name = tempfile.mkstemp(suffix=".toml")
+            os.close(handle)
+            self.config_path = Path(name)
+            self.config_path.write_text(config)
+            flags += ["--config", name]
+        for url in upstreams:
+            flags += ["--upstream", url]
+        for key, value in settings.items():
+            flags += ["--" + key.replace("_", "-"), str(value)]
+        super().__init__("serve", "--port", "0", "--admin-port", "0", *flags, env=env)
+        found = self.find_line(r"serving (https?)://([^:]+):(\d+) \(admin (http://\S+)\)")
+        self.host, self.port, self.admin_url = found[2], int(found[3]), found[4]
+        self.url = f"{found[1]}://{self.host}:{self.port}"
+        if upstreams or "[[backend]]" in config:
+            wait_until(lambda: self.ready() in (200, 503), what="the admin port")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.host, self.port
+
+    def ready(self) -> int:
+        try:
+            return int(urllib.request.urlopen(f"{self.admin_url}/readyz", timeout=5).status)
+        except urllib.error.HTTPError as error:
+            return int(error.code)
+
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in list(self.stdout_lines) if line.startswith("{")]
+
+    def call_log(self, id: str, timeout_s: float = 10.0) -> dict[str, Any]:
+        """The line of one call, once it is there."""
+
+        def look() -> dict[str, Any] | None:
+            return next((row for row in self.log() if row.get("event") == "call" and row["id"] == id), None)
+
+        row = wait_until(look, timeout_s, f"the log line of call {id}")
+        assert row is not None
+        return row
+
+    def metrics(self) -> dict[str, float]:
+        text = urllib.request.urlopen(f"{self.admin_url}/metrics", timeout=5).read().decode()
+        rows = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in rows}
+
+    def open_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.popen.pid}/fd"))
+
+    def close(self) -> None:
+        super().close()
+        if self.config_path is not None:
+            self.config_path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def gateway_and_engine(settings: dict[str, Any] | None = None, **behaviour: Any) -> Iterator[tuple[Gateway, StandIn]]:
+    with StandIn(**behaviour) as engine, Gateway(engine.url, **(settings or {})) as gateway:
+        yield gateway, engine
+
+
+def get_json(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def post_json(url: str, value: Any) -> Any:
+    request = urllib.request.Request(url, json.dumps(value).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
+def elapsed(since: float) -> float:
+    return time.monotonic() - since
