@@ -95,7 +95,9 @@ def test_while_waiting_for_a_backend(leave: Callable[[Client], None]) -> None:
 
 @pytest.mark.parametrize("leave", LEAVE)
 @pytest.mark.parametrize("extra", [b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n", b"GET /v1/mod", b"x" * 300_000])
-def test_with_a_pipelined_request_behind(gateway: Gateway, engine: StandIn, leave: Callable[[Client], None], extra: bytes) -> None:
+def test_with_a_pipelined_request_behind(
+    gateway: Gateway, engine: StandIn, leave: Callable[[Client], None], extra: bytes
+) -> None:
     """A server that stops reading while it answers does not see the FIN behind pipelined bytes."""
     before = engine.stats()
     with Client(gateway.address) as client:

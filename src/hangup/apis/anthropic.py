@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Draft, Json, Usage, apply_caps, expect
-from hangup.config import Limits
+from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -31,39 +30,30 @@ class AnthropicErrors(Api):
 
 class AnthropicMessages(AnthropicErrors):
     name = "anthropic.messages"
+    text_mark = b'"delta":{"type":"text_delta","text":"'
     generates = True
     caps = Caps(("max_tokens",))
+    fields = {"model": (str,), "messages": (list,), "stream": (bool,), "tools": (list,)}
     needles = (b"event: content_block_delta", b'"type":"content_block_delta"', b'"type": "content_block_delta"')
 
-    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
-        expect(value, {"model": (str,), "messages": (list,), "stream": (bool,), "tools": (list,)})
-        changes, cap = apply_caps(self.caps, value, limits)
-        stream = bool(value.get("stream"))
-        return Draft(path, body, value, changes).ask(
-            model=value.get("model") or "",
-            stream=stream,
-            choices=1,
-            cap=cap,
-            assembler=MessageAssembler() if assemble and not stream else None,
-            to_stream={"stream": True},
-        )
+    def set_assembly(self, ask: Ask, value: Json) -> None:
+        ask.assembler, ask.to_stream = MessageAssembler(), {"stream": True}
 
     def weigh(self, event: Json) -> int:
         return 1 if event.get("type") == "content_block_delta" else 0
 
     def usage(self, event: Json) -> Usage | None:
-        # The start tells the input and an output count of the first instant; the end tells the output.
+        # The start tells the input, and an output count of the first instant only; the end tells the output.
         if event.get("type") == "message_start":
             usage = (event.get("message") or {}).get("usage") or {}
             return Usage(usage.get("input_tokens"), None)
-        if event.get("type") == "message_delta" and type(event.get("usage")) is dict:
-            return Usage(event["usage"].get("input_tokens"), event["usage"].get("output_tokens"))
-        return None
+        usage = event.get("usage")
+        return Usage(usage.get("input_tokens"), usage.get("output_tokens")) if usage else None
 
     def is_last(self, event: Json) -> bool:
         return event.get("type") == "message_stop"
 
-    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
+    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
         events: list[Json] = []
         if last.get("type") == "content_block_delta":
             events.append({"type": "content_block_stop", "index": last.get("index", 0)})

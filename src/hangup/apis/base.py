@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -16,27 +17,11 @@ from hangup.wire.sse import SSE, Format
 Json = dict[str, Any]
 
 
-@dataclass(slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Token counts as the engine tells them."""
 
     tokens_in: int | None
     tokens_out: int | None
-
-
-@dataclass(slots=True)
-class Ask:
-    """A generation call as it goes to the engine."""
-
-    model: str
-    stream: bool  # as the client wants it
-    body: bytes
-    path: str
-    choices: int = 1
-    output_tokens_max: int = 0  # per choice
-    assembler: Assembler | None = None
-    # The same call as the client put it, with caps only: for an engine that refuses to stream it.
-    plain_body: bytes = b""
 
 
 class Assembler:
@@ -45,6 +30,7 @@ class Assembler:
     finished = False  # a terminal event was seen
 
     def add(self, event: Json) -> None:
+        """Takes an event over; it may be changed."""
         raise NotImplementedError
 
     def result(self, capped: bool) -> Json:
@@ -52,8 +38,30 @@ class Assembler:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
+@dataclass(slots=True)
+class Ask:
+    """A generation call: what the client wants and how the engine is asked for it."""
+
+    path: str
+    model: str
+    stream: bool  # as the client wants it
+    choices: int
+    output_tokens_max: int  # per choice
+    caps: Json  # fields set so that the cap holds
+    assembler: Assembler | None = None  # there is one if the engine streams what the client gets as a whole
+    to_stream: Json = field(default_factory=dict)  # fields set so that the engine streams
+
+    def body(self, body: bytes, value: Json) -> bytes:
+        """The client's body as the engine gets it."""
+        changes = {**self.caps, **self.to_stream} if self.to_stream else self.caps
+        return jsonbody.with_fields(body, value, changes)
+
+    def ask_plainly(self, path: str) -> None:
+        """The engine would not stream this: ask as the client did."""
+        self.path, self.assembler, self.to_stream = path, None, {}
+
+
+class Caps(NamedTuple):
     """Where an API keeps its cap on output tokens."""
 
     names: tuple[str, ...]  # the first one is set when the client gives none
@@ -62,52 +70,75 @@ class Caps:
 
 
 class Api:
-    """One API. Subclasses with `generates` count tokens and may assemble answers."""
+    """One API. Those with `generates` count tokens and may assemble answers."""
 
     name = ""
     generates = False
     format: Format = SSE
-    caps: Caps
-    # Byte strings of which exactly one stands in each event that carries a token; which of them depends on how the
-    # engine writes its JSON, so the first one found in the stream is used. None found: every event counts.
-    needles: tuple[bytes, ...] = ()
-    # The closing event of a stream cut by the token cap needs the whole stream.
-    needs_history = False
 
     # Errors
 
     def error(self, status: int, code: str, message: str) -> Json:
-        return {"error": {"message": message, "type": openai_type(status), "param": None, "code": code}}
+        return {"error": {"message": message, "type": _openai_type(status), "param": None, "code": code}}
 
     def error_event(self, status: int, code: str, message: str) -> bytes:
         return self.format.encode(orjson.dumps(self.error(status, code, message)))
 
     # Requests
 
-    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
+    caps: Caps
+    fields: Mapping[str, tuple[type, ...]] = {}  # types of the fields that matter to us
+
+    def read(self, path: str, value: Json, limits: Limits, assemble: bool) -> Ask:
         """Checks the request, sets the caps and decides how to ask the engine."""
-        raise NotImplementedError
+        expect(value, self.fields)
+        changes, cap = apply_caps(self.caps, value, limits)
+        stream = self.wants_stream(path, value)
+        ask = Ask(path, value.get("model") or "", stream, self.count_choices(value, limits), cap, changes)
+        if assemble and not stream:
+            self.set_assembly(ask, value)
+        return ask
+
+    def wants_stream(self, path: str, value: Json) -> bool:
+        return bool(value.get("stream"))
+
+    def count_choices(self, value: Json, limits: Limits) -> int:
+        """How many answers are asked for in all; more than allowed is refused."""
+        return 1
+
+    def set_assembly(self, ask: Ask, value: Json) -> None:
+        """Lets the engine stream what will be assembled, where that can be done."""
 
     # Answers
+
+    # Byte strings of which exactly one stands in each event that carries a token; which of them depends on how the
+    # engine writes its JSON, so the first one found in the stream is used. None found: every event counts.
+    needles: tuple[bytes, ...] = ()
+    # What stands before the text in an event whose text is all that changes from one to the next.
+    text_mark = b""
+    # What stands in every event that tells the usage.
+    usage_mark = b'"usage":'
+    # The closing event of a stream cut by the token cap needs the whole stream.
+    needs_history = False
 
     def weigh(self, event: Json) -> int:
         """How many tokens one event carries, as far as it shows."""
         return 1
 
     def usage(self, event: Json) -> Usage | None:
-        """Exact counts, where an event tells them."""
+        """Exact counts, where an event or a whole answer tells them."""
         return None
 
     def is_last(self, event: Json) -> bool:
         """Whether a stream may properly end after this event."""
         raise NotImplementedError
 
-    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
-        """The events that end a stream which the gateway stops at its token cap."""
+    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
+        """The events that end a stream which the gateway stops at its token cap; `last` is the event before."""
         raise NotImplementedError
 
 
-def openai_type(status: int) -> str:
+def _openai_type(status: int) -> str:
     return {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
         status, "invalid_request_error" if status < 500 else "server_error"
     )
@@ -115,17 +146,16 @@ def openai_type(status: int) -> str:
 
 # Checks on request fields. A wrong type is refused here, in the API's own shape, before any engine sees it.
 
+_TYPE_NAMES = {str: "a string", list: "an array", dict: "an object", bool: "true or false", int: "an integer"}
 
-def expect(value: Json, kinds: dict[str, tuple[type, ...]]) -> None:
+
+def expect(value: Json, kinds: Mapping[str, tuple[type, ...]]) -> None:
     """Fields that are given must have one of their types; null counts as not given."""
-    for name, allowed in kinds.items():
-        given = value.get(name)
-        if given is not None and type(given) not in allowed:
+    for name, given in value.items():
+        allowed = kinds.get(name)
+        if allowed is not None and given is not None and type(given) not in allowed:
             words = " or ".join(_TYPE_NAMES[kind] for kind in allowed)
             raise Refusal(reasons.BAD_FIELD, f"'{name}' must be {words}.")
-
-
-_TYPE_NAMES = {str: "a string", list: "an array", dict: "an object", bool: "true or false", int: "an integer"}
 
 
 def whole_number(table: Json, name: str) -> int | None:
@@ -138,11 +168,11 @@ def whole_number(table: Json, name: str) -> int | None:
     raise Refusal(reasons.BAD_FIELD, f"'{name}' must be an integer.")
 
 
-def count_choices(table: Json, names: tuple[str, ...], prompts: int, limits: Limits) -> int:
-    """How many answers are asked for in all."""
+def count_answers(table: Json, names: tuple[str, ...], prompts: int, limits: Limits) -> int:
+    """The answers asked for: the largest of the named fields, for each prompt."""
     each = 1
     for name in names:
-        given = whole_number(table, name)
+        given = whole_number(table, name) if name in table else None
         if given is not None:
             if given < 1:
                 raise Refusal(reasons.BAD_FIELD, f"'{name}' must be at least 1.")
@@ -152,17 +182,22 @@ def count_choices(table: Json, names: tuple[str, ...], prompts: int, limits: Lim
     return each * prompts
 
 
+def count_prompts(prompt: object) -> int:
+    """A prompt is a text, a list of token ids, or a list of either."""
+    return len(prompt) if type(prompt) is list and prompt and type(prompt[0]) is not int else 1
+
+
 def apply_caps(caps: Caps, value: Json, limits: Limits) -> tuple[Json, int]:
     """The fields to change so that the token cap holds, and the cap that is then in force."""
-    table = value.get(caps.table) if caps.table else value
-    if table is None:
-        table = {}
-    if type(table) is not dict:
-        raise Refusal(reasons.BAD_FIELD, f"'{caps.table}' must be an object.")
+    table = value
+    if caps.table:
+        table = value.get(caps.table) or {}
+        if type(table) is not dict:
+            raise Refusal(reasons.BAD_FIELD, f"'{caps.table}' must be an object.")
     changes: Json = {}
     in_force: list[int] = []
     for name in caps.names:
-        asked = whole_number(table, name)
+        asked = whole_number(table, name) if name in table else None
         if asked is None:
             continue
         if asked < 0 and not caps.negative_is_endless:
@@ -179,41 +214,25 @@ def apply_caps(caps: Caps, value: Json, limits: Limits) -> tuple[Json, int]:
     return changes, min(in_force)
 
 
-@dataclass(slots=True)
-class Draft:
-    """A request on its way to becoming an `Ask`: the caps are set, then perhaps the wish to stream."""
-
-    path: str
-    body: bytes
-    value: Json
-    changes: Json = field(default_factory=dict)
-
-    def ask(self, *, model: str, stream: bool, choices: int, cap: int, assembler: Assembler | None, to_stream: Json) -> Ask:
-        plain = jsonbody.with_fields(self.body, self.value, self.changes)
-        ask = Ask(model=model, stream=stream, body=plain, path=self.path, choices=choices, output_tokens_max=cap)
-        if assembler is not None:
-            ask.assembler, ask.plain_body = assembler, plain
-            ask.body = jsonbody.with_fields(self.body, self.value, {**self.changes, **to_stream})
-        return ask
-
-
 # Assembling
 
+_TEXT_KEYS = frozenset(
+    ["content", "reasoning_content", "reasoning", "refusal", "thinking", "text", "arguments", "name", "data"]
+)
 
-TEXT_KEYS = frozenset(["content", "reasoning_content", "reasoning", "refusal", "thinking", "text", "arguments", "name", "data"])
 
-
-def merge(into: Json, delta: Json, text_keys: frozenset[str] = TEXT_KEYS) -> None:
+def merge(into: Json, delta: Json) -> None:
     """Adds a delta to what came before: texts and lists grow, objects merge, other values are replaced."""
     for key, new in delta.items():
         old = into.get(key)
-        if new is None:
-            into.setdefault(key, None)
-        elif type(old) is str and type(new) is str and key in text_keys:
+        if old is None or new is None:
+            if new is not None or key not in into:
+                into[key] = new
+        elif type(old) is str and type(new) is str and key in _TEXT_KEYS:
             into[key] = old + new
         elif type(old) is list and type(new) is list:
             old.extend(new)
         elif type(old) is dict and type(new) is dict:
-            merge(old, new, text_keys)
+            merge(old, new)
         else:
             into[key] = new

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Draft, Json, Usage, apply_caps, count_choices, expect
+from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage, count_answers
 from hangup.config import Limits
 
 
@@ -12,28 +12,21 @@ class LlamaCppCompletion(Api):
     name = "llamacpp.completion"
     generates = True
     caps = Caps(("n_predict", "max_tokens"), negative_is_endless=True)
+    fields = {"prompt": (str, list, dict), "stream": (bool,), "model": (str,)}
+    usage_mark = b"tokens_predicted"
     needles = (b'"stop":false', b'"stop": false')
 
     def error(self, status: int, code: str, message: str) -> Json:
         kind = "invalid_request_error" if status < 500 else "server_error"
         return {"error": {"code": status, "message": message, "type": kind}}
 
-    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
-        expect(value, {"prompt": (str, list, dict), "stream": (bool,), "model": (str,)})
-        changes, cap = apply_caps(self.caps, value, limits)
-        prompt = value.get("prompt")
-        many = type(prompt) is list and any(type(p) is not int and type(p) is not str for p in prompt)
-        choices = count_choices(value, ("n", "n_cmpl"), len(prompt) if many and type(prompt) is list else 1, limits)
-        stream = bool(value.get("stream"))
-        return Draft(path, body, value, changes).ask(
-            model=value.get("model") or "",
-            stream=stream,
-            choices=choices,
-            cap=cap,
-            # Several prompts are answered with a list whose parts a stream does not tell apart.
-            assembler=LlamaCppAssembler() if assemble and not stream and choices == 1 else None,
-            to_stream={"stream": True},
-        )
+    def count_choices(self, value: Json, limits: Limits) -> int:
+        return count_answers(value, ("n", "n_cmpl"), _count_prompts(value.get("prompt")), limits)
+
+    def set_assembly(self, ask: Ask, value: Json) -> None:
+        # Several answers come as a list whose parts a stream does not tell apart.
+        if ask.choices == 1:
+            ask.assembler, ask.to_stream = LlamaCppAssembler(), {"stream": True}
 
     def weigh(self, event: Json) -> int:
         return 1 if event.get("content") or event.get("tokens") else 0
@@ -46,9 +39,15 @@ class LlamaCppCompletion(Api):
     def is_last(self, event: Json) -> bool:
         return event.get("stop") is True
 
-    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
+    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
         end = {**last, "content": "", "tokens": [], "stop": True, "stop_type": "limit", "stopping_word": "", "truncated": False}
         return self.format.encode(orjson.dumps(end))
+
+
+def _count_prompts(prompt: object) -> int:
+    """A list of texts and token ids is one prompt; a list that holds lists or objects is several."""
+    several = type(prompt) is list and any(type(part) not in (int, str) for part in prompt)
+    return len(prompt) if several and type(prompt) is list else 1
 
 
 class LlamaCppAssembler(Assembler):

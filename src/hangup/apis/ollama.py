@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Draft, Json, Usage, apply_caps, expect
-from hangup.config import Limits
+from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage
 from hangup.wire.sse import NDJSON
 
 
@@ -16,23 +15,18 @@ class Ollama(Api):
     generates = True
     format = NDJSON
     caps = Caps(("num_predict",), table="options", negative_is_endless=True)
+    fields = {"model": (str,), "messages": (list,), "prompt": (str,), "stream": (bool,), "options": (dict,)}
+    usage_mark = b"eval_count"
     needles = (b'"done":false', b'"done": false')
 
     def error(self, status: int, code: str, message: str) -> Json:
         return {"error": message}
 
-    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
-        expect(value, {"model": (str,), "messages": (list,), "prompt": (str,), "stream": (bool,), "options": (dict,)})
-        changes, cap = apply_caps(self.caps, value, limits)
-        stream = value.get("stream") is not False
-        return Draft(path, body, value, changes).ask(
-            model=value.get("model") or "",
-            stream=stream,
-            choices=1,
-            cap=cap,
-            assembler=OllamaAssembler() if assemble and not stream else None,
-            to_stream={"stream": True},
-        )
+    def wants_stream(self, path: str, value: Json) -> bool:
+        return value.get("stream") is not False
+
+    def set_assembly(self, ask: Ask, value: Json) -> None:
+        ask.assembler, ask.to_stream = OllamaAssembler(), {"stream": True}
 
     def weigh(self, event: Json) -> int:
         message = event.get("message") or {}
@@ -44,7 +38,7 @@ class Ollama(Api):
     def is_last(self, event: Json) -> bool:
         return event.get("done") is True
 
-    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
+    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
         end = {**last, "done": True, "done_reason": "length", "eval_count": tokens}
         if "message" in end:
             end["message"] = {"role": "assistant", "content": ""}

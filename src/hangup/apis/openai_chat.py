@@ -6,10 +6,11 @@ from typing import Any
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Draft, Json, Usage, apply_caps, count_choices, expect, merge
+from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage, count_answers, merge
 from hangup.config import Limits
 
 DONE = b"data: [DONE]\n\n"
+_TOKEN_KEYS = ("reasoning_content", "reasoning", "tool_calls", "refusal", "function_call")  # besides content
 
 
 class OpenAIStream(Api):
@@ -17,19 +18,19 @@ class OpenAIStream(Api):
 
     generates = True
     needles = (b'"finish_reason":null', b'"finish_reason": null')
-    chunk_object = ""
 
     def usage(self, event: Json) -> Usage | None:
-        return openai_usage(event.get("usage"))
+        usage: Any = event.get("usage")
+        return Usage(usage.get("prompt_tokens"), usage.get("completion_tokens")) if usage else None
 
     def is_last(self, event: Json) -> bool:
         # Most engines close with [DONE], some with the finish reason or the usage alone.
         choices = event.get("choices")
         if choices:
-            return any(c.get("finish_reason") for c in choices if type(c) is dict)
+            return any(c.get("finish_reason") for c in choices)
         return choices is not None and event.get("usage") is not None
 
-    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
+    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
         frame = {k: v for k, v in last.items() if k not in ("choices", "usage")}
         ends = [{**frame, "choices": [self.closing_choice(index)]} for index in range(ask.choices)]
         return b"".join(self.format.encode(orjson.dumps(end)) for end in ends) + DONE
@@ -41,103 +42,106 @@ class OpenAIStream(Api):
 class OpenAIChat(OpenAIStream):
     name = "openai.chat"
     caps = Caps(("max_tokens", "max_completion_tokens"))
+    fields = {"model": (str,), "messages": (list,), "stream": (bool,), "stream_options": (dict,), "tools": (list,)}
+    text_mark = b'"delta":{"content":"'
 
-    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
-        expect(value, {"model": (str,), "messages": (list,), "stream": (bool,), "stream_options": (dict,), "tools": (list,)})
-        changes, cap = apply_caps(self.caps, value, limits)
-        choices = count_choices(value, ("n",), 1, limits)
-        stream = bool(value.get("stream"))
-        return Draft(path, body, value, changes).ask(
-            model=value.get("model") or "",
-            stream=stream,
-            choices=choices,
-            cap=cap,
-            assembler=ChatAssembler() if assemble and not stream else None,
-            to_stream=streaming_fields(value),
-        )
+    def count_choices(self, value: Json, limits: Limits) -> int:
+        return count_answers(value, ("n",), 1, limits)
+
+    def set_assembly(self, ask: Ask, value: Json) -> None:
+        ask.assembler, ask.to_stream = ChatAssembler(), streaming_fields(value)
 
     def weigh(self, event: Json) -> int:
-        return sum(1 for c in _choices(event) if _has_token(c.get("delta") or {}))
+        tokens = 0
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta")
+            if delta and (delta.get("content") or any(map(delta.get, _TOKEN_KEYS))):
+                tokens += 1
+        return tokens
 
     def closing_choice(self, index: int) -> Json:
         return {"index": index, "delta": {}, "logprobs": None, "finish_reason": "length"}
 
 
 def streaming_fields(value: Json) -> Json:
+    """What makes an engine stream, and tell the usage at the end."""
     return {"stream": True, "stream_options": {**(value.get("stream_options") or {}), "include_usage": True}}
 
 
-def openai_usage(usage: Any) -> Usage | None:
-    if type(usage) is not dict:
-        return None
-    return Usage(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+class ChoicesAssembler(Assembler):
+    """Merges the chunks choice by choice; what is in a choice, its subclass knows."""
 
-
-def _choices(event: Json) -> list[Json]:
-    choices = event.get("choices")
-    return [c for c in choices if type(c) is dict] if type(choices) is list else []
-
-
-def _has_token(delta: Json) -> bool:
-    if type(delta) is not dict:
-        return False
-    return any(
-        delta.get(key) for key in ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
-    )
-
-
-class ChatAssembler(Assembler):
-    """Merges the deltas of each choice into its message."""
+    object = ""
 
     def __init__(self) -> None:
         self._answer: Json = {}
         self._choices: dict[int, Json] = {}
 
     def add(self, event: Json) -> None:
-        for key, value in event.items():
-            if key != "choices" and (value is not None or key not in self._answer):
-                self._answer[key] = value
-        for choice in _choices(event):
-            self._add_choice(choice)
+        choices = event.pop("choices", None) or ()
+        if not self._answer:
+            self._answer = event
+        elif event.keys() != self._answer.keys() or event.get("usage"):  # else the frame only repeats itself
+            self._answer.update({key: value for key, value in event.items() if value is not None})
+        for choice in choices:
+            index = choice.pop("index", 0)
+            mine = self._choices.get(index)
+            if mine is None:
+                mine = self._choices[index] = self.new_choice()
+            self.add_choice(mine, choice)
+            if choice.get("finish_reason"):
+                self.finished = True
 
-    def _add_choice(self, choice: Json) -> None:
-        mine = self._choices.setdefault(choice.get("index", 0), {"message": {"role": "assistant", "content": None}})
-        delta = dict(choice.get("delta") or {})
-        calls = delta.pop("tool_calls", None) or []
-        merge(mine["message"], {k: v for k, v in delta.items() if k != "role"} | _role(delta))
-        for call in calls:
-            self._add_tool_call(mine["message"], call)
-        merge(mine, {k: v for k, v in choice.items() if k not in ("index", "delta")})
-        self.finished = self.finished or bool(choice.get("finish_reason"))
+    def new_choice(self) -> Json:
+        raise NotImplementedError
 
-    @staticmethod
-    def _add_tool_call(message: Json, call: Json) -> None:
-        calls = message.setdefault("tool_calls", [])
-        index = call.get("index", len(calls))
-        while len(calls) <= index and len(calls) < 1024:
-            calls.append({})
-        call = {k: v for k, v in call.items() if k != "index"}
-        if calls[index].get("function", {}).get("name") and call.get("function", {}).get("name"):
-            call["function"] = {k: v for k, v in call["function"].items() if k != "name"}  # repeated, not continued
-        merge(calls[index], call)
+    def add_choice(self, mine: Json, choice: Json) -> None:
+        raise NotImplementedError
 
     def result(self, capped: bool) -> Json:
-        choices = []
+        answer, choices = self._answer, []
         for index in sorted(self._choices):
             choice = self._choices[index]
             choice.setdefault("logprobs", None)
             if capped and not choice.get("finish_reason"):
                 choice["finish_reason"] = "length"
-            if choice["message"].get("tool_calls") and choice["message"].get("content") == "":
-                choice["message"]["content"] = None
             choices.append({"index": index, **choice})
-        answer = {k: v for k, v in self._answer.items() if k != "usage"}
-        answer["object"] = "chat.completion"
+        usage = answer.pop("usage", None)
+        answer["object"] = self.object
         answer["choices"] = choices
-        if self._answer.get("usage") is not None:
-            answer["usage"] = self._answer["usage"]
+        if usage is not None:
+            answer["usage"] = usage
         return answer
 
 
-def _role(delta: Json) -> Json:
-    return {"role": delta["role"]} if delta.get("role") else {}
+class ChatAssembler(ChoicesAssembler):
+    object = "chat.completion"
+
+    def new_choice(self) -> Json:
+        return {"message": {"role": "assistant", "content": None}}
+
+    def add_choice(self, mine: Json, choice: Json) -> None:
+        delta = choice.pop("delta", None)
+        if delta:
+            message = mine["message"]
+            for call in delta.pop("tool_calls", None) or ():
+                _add_tool_call(message, call)
+            merge(message, delta)
+        merge(mine, choice)
+
+    def result(self, capped: bool) -> Json:
+        for choice in self._choices.values():
+            message = choice["message"]
+            if message.get("tool_calls") and message.get("content") == "":
+                message["content"] = None
+        return super().result(capped)
+
+
+def _add_tool_call(message: Json, call: Json) -> None:
+    calls = message.setdefault("tool_calls", [])
+    index = call.pop("index", len(calls))
+    while len(calls) <= index and len(calls) < 1024:
+        calls.append({})
+    if calls[index].get("function", {}).get("name"):
+        call.get("function", {}).pop("name", None)  # some engines repeat it; it does not grow
+    merge(calls[index], call)

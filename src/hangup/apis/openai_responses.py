@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Draft, Json, Usage, apply_caps, expect
-from hangup.config import Limits
+from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage
 
 _LAST = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 
@@ -14,29 +13,19 @@ class OpenAIResponses(Api):
     name = "openai.responses"
     generates = True
     caps = Caps(("max_output_tokens",))
+    fields = {"model": (str,), "input": (str, list), "stream": (bool,), "background": (bool,), "tools": (list,)}
     needles = (b'.delta"',)
     needs_history = True
 
-    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
-        expect(value, {"model": (str,), "input": (str, list), "stream": (bool,), "background": (bool,), "tools": (list,)})
-        changes, cap = apply_caps(self.caps, value, limits)
-        stream = bool(value.get("stream"))
-        assemble = assemble and not stream and not value.get("background")
-        return Draft(path, body, value, changes).ask(
-            model=value.get("model") or "",
-            stream=stream,
-            choices=1,
-            cap=cap,
-            assembler=ResponsesAssembler() if assemble else None,
-            to_stream={"stream": True},
-        )
+    def set_assembly(self, ask: Ask, value: Json) -> None:
+        if not value.get("background"):
+            ask.assembler, ask.to_stream = ResponsesAssembler(), {"stream": True}
 
     def weigh(self, event: Json) -> int:
         return 1 if str(event.get("type", "")).endswith(".delta") else 0
 
     def usage(self, event: Json) -> Usage | None:
-        response = event.get("response")
-        usage = response.get("usage") if type(response) is dict else None
+        usage = (event.get("response") or event).get("usage")
         return Usage(usage.get("input_tokens"), usage.get("output_tokens")) if type(usage) is dict else None
 
     def is_last(self, event: Json) -> bool:
@@ -46,7 +35,7 @@ class OpenAIResponses(Api):
         event = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
         return self.format.encode(orjson.dumps(event), b"error")
 
-    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
+    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
         assembler = ResponsesAssembler()
         for event in history:
             assembler.add(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Draft, Json, Usage, apply_caps, count_choices, expect
+from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage, count_answers, count_prompts
 from hangup.apis.openai_chat import DONE
 from hangup.config import Limits
 
@@ -13,22 +13,16 @@ class SglangGenerate(Api):
     name = "sglang.generate"
     generates = True
     caps = Caps(("max_new_tokens",), table="sampling_params")
+    fields = {"text": (str, list), "input_ids": (list,), "stream": (bool,), "sampling_params": (dict,)}
+    usage_mark = b"meta_info"
 
-    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
-        expect(value, {"text": (str, list), "input_ids": (list,), "stream": (bool,), "sampling_params": (dict,)})
-        changes, cap = apply_caps(self.caps, value, limits)
+    def count_choices(self, value: Json, limits: Limits) -> int:
         prompts = value["text"] if type(value.get("text")) is list else value.get("input_ids")
-        several = len(prompts) if type(prompts) is list and prompts and type(prompts[0]) is not int else 1
-        choices = count_choices(value.get("sampling_params") or {}, ("n",), several, limits)
-        stream = bool(value.get("stream"))
-        return Draft(path, body, value, changes).ask(
-            model="",
-            stream=stream,
-            choices=choices,
-            cap=cap,
-            assembler=SglangAssembler() if assemble and not stream and choices == 1 else None,
-            to_stream={"stream": True},
-        )
+        return count_answers(value.get("sampling_params") or {}, ("n",), count_prompts(prompts), limits)
+
+    def set_assembly(self, ask: Ask, value: Json) -> None:
+        if ask.choices == 1:
+            ask.assembler, ask.to_stream = SglangAssembler(), {"stream": True}
 
     def usage(self, event: Json) -> Usage | None:
         meta = event.get("meta_info")
@@ -38,7 +32,7 @@ class SglangGenerate(Api):
         meta = event.get("meta_info")
         return type(meta) is dict and meta.get("finish_reason") is not None
 
-    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
+    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
         return self.format.encode(orjson.dumps(_cut(last, ask.output_tokens_max))) + DONE
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Draft, Json, Usage, apply_caps, count_choices, expect
+from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage, count_answers
 from hangup.config import Limits
 
+_STREAM_PATH = "/generate_stream"
 # What /generate can give and /generate_stream cannot.
 _NOT_STREAMED = ("best_of", "decoder_input_details", "top_n_tokens")
 
@@ -15,29 +16,24 @@ class TgiGenerate(Api):
     name = "tgi.generate"
     generates = True
     caps = Caps(("max_new_tokens",), table="parameters")
+    fields = {"inputs": (str,), "parameters": (dict,), "stream": (bool,)}
+    usage_mark = b'"details":'
     needles = (b'"generated_text":null', b'"generated_text": null')
 
     def error(self, status: int, code: str, message: str) -> Json:
         kind = "validation" if status < 500 else "overloaded" if status == 503 else "generation"
         return {"error": message, "error_type": kind}
 
-    def read(self, path: str, body: bytes, value: Json, limits: Limits, assemble: bool) -> Ask:
-        expect(value, {"inputs": (str,), "parameters": (dict,), "stream": (bool,)})
-        changes, cap = apply_caps(self.caps, value, limits)
+    def wants_stream(self, path: str, value: Json) -> bool:
+        return path == _STREAM_PATH
+
+    def count_choices(self, value: Json, limits: Limits) -> int:
+        return count_answers(value.get("parameters") or {}, ("best_of",), 1, limits)
+
+    def set_assembly(self, ask: Ask, value: Json) -> None:
         parameters = value.get("parameters") or {}
-        stream = path == "/generate_stream"
-        assemble = assemble and not stream and not any(parameters.get(name) for name in _NOT_STREAMED)
-        ask = Draft(path, body, value, changes).ask(
-            model="",
-            stream=stream,
-            choices=count_choices(parameters, ("best_of",), 1, limits),
-            cap=cap,
-            assembler=TgiAssembler(bool(parameters.get("details"))) if assemble else None,
-            to_stream={},
-        )
-        if assemble:
-            ask.path = "/generate_stream"
-        return ask
+        if not any(parameters.get(name) for name in _NOT_STREAMED):
+            ask.assembler, ask.path = TgiAssembler(bool(parameters.get("details"))), _STREAM_PATH
 
     def usage(self, event: Json) -> Usage | None:
         details = event.get("details")
@@ -46,7 +42,7 @@ class TgiGenerate(Api):
     def is_last(self, event: Json) -> bool:
         return event.get("generated_text") is not None
 
-    def closing(self, ask: Ask, first: Json, last: Json, history: list[Json], tokens: int) -> bytes:
+    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
         details = {"finish_reason": "length", "generated_tokens": tokens, "seed": None, "input_length": 0}
         return self.format.encode(orjson.dumps({**last, "generated_text": "", "details": details}))
 

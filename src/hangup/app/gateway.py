@@ -21,9 +21,9 @@ from hangup.app.exchange import Exchange
 from hangup.app.log import Log
 from hangup.config import Limits, Settings
 from hangup.core import reasons
-from hangup.core.call import Call, Clock
+from hangup.core.call import Call
 from hangup.core.ledger import Ledger
-from hangup.core.placement import Placement
+from hangup.core.placement import Grant, Placement
 from hangup.core.reasons import Outcome, Reason
 from hangup.edge.connection import ClientConnection
 from hangup.engines.aborts import Aborts
@@ -33,6 +33,7 @@ from hangup.errors import Refusal
 from hangup.wire.head import Headers, RequestHead
 
 ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
+_ID_DIGITS = 24
 _CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
@@ -52,6 +53,7 @@ class Gateway:
         self.draining = False
         self.idle = asyncio.Event()  # set while no call is live
         self.idle.set()
+        self._random: list[str] = []
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.configure(settings)
 
@@ -87,7 +89,7 @@ class Gateway:
             if backend.name not in self._watches:
                 task = self.loop.create_task(watch(backend, settings.limits, self._backend_changed))
                 self._watches[backend.name] = task
-        self._grant()
+        self._grant(self.placement.grants())
 
     def _retire(self, backend: Backend) -> None:
         """Out of the configuration: no new call goes there, those that run may finish."""
@@ -99,7 +101,7 @@ class Gateway:
 
     def _backend_changed(self, backend: Backend, what: str) -> None:
         self.log.event("backend", backend=backend.name, change=what)
-        self._grant()
+        self._grant(self.placement.grants())
 
     # Connections
 
@@ -125,7 +127,8 @@ class Gateway:
             exchange.refuse(refusal.reason, refusal.detail)
             return None
         limits = self._limits_of(route.path, tenant)
-        exchange.call.clock = Clock(total_s=limits.total_s, client_total_s=deadline_s, client_read_s=_sdk_read_timeout(head))
+        exchange.client_total_s = deadline_s
+        exchange.client_read_s = _sdk_read_timeout(head)
         exchange.start(route, limits)
         return exchange
 
@@ -150,7 +153,14 @@ class Gateway:
         if given is not None and _CALL_ID.fullmatch(given):
             id = given.decode("ascii")
             return id if id not in self.calls else f"{id[:100]}-{secrets.token_hex(6)}"
-        return "hu-" + secrets.token_hex(12)
+        return self._new_id()
+
+    def _new_id(self) -> str:
+        """Fixed in length and not to be guessed; the randomness is drawn for many at a time."""
+        if not self._random:
+            digits = secrets.token_hex(_ID_DIGITS // 2 * 256)
+            self._random = [digits[at : at + _ID_DIGITS] for at in range(0, len(digits), _ID_DIGITS)]
+        return "hu-" + self._random.pop()
 
     def _admit(self, exchange: Exchange, head: RequestHead) -> tuple[Route, str]:
         call = exchange.call
@@ -189,34 +199,27 @@ class Gateway:
 
     # Backends
 
-    async def place(self, exchange: Exchange) -> Backend:
-        """A backend for the call, at once or after waiting in line; the place is the call's until it is released."""
+    def place(self, exchange: Exchange) -> Backend | None:
+        """A backend for the call, or None when it has to wait in line; the place is the call's until it is released."""
         seat = self.placement.choose(exchange.tried)
         if seat is None:
             if not self.placement.usable(exchange.tried):
                 raise Refusal(reasons.NO_BACKEND)
             if not self.placement.wait(exchange, exchange.tried):
                 raise Refusal(reasons.QUEUE_FULL)
-            exchange.waiting = self.loop.create_future()
-            return await exchange.waiting
+            return None
         self.placement.take(seat)
-        exchange.backend = self.backends[seat.name]
-        return exchange.backend
+        return self.backends[seat.name]
 
     def release(self, backend: Backend) -> None:
-        for grant in self.placement.release(backend.seat):
-            self._let_go(grant.key, grant.seat.name)
+        self._grant(self.placement.release(backend.seat))
         if backend.seat.retired and not backend.seat.in_flight:
             backend.pool.close()
 
-    def _grant(self) -> None:
-        for grant in self.placement.grants():
-            self._let_go(grant.key, grant.seat.name)
-
-    def _let_go(self, exchange: object, backend: str) -> None:
-        assert isinstance(exchange, Exchange) and exchange.waiting is not None
-        exchange.backend = self.backends[backend]  # from here on it is the exchange that holds the place
-        exchange.waiting.set_result(exchange.backend)
+    def _grant(self, grants: list[Grant]) -> None:
+        for grant in grants:
+            assert isinstance(grant.key, Exchange)
+            grant.key.placed(self.backends[grant.seat.name])
 
     def may_fail_over(self, exchange: Exchange) -> bool:
         """Whether another backend may be tried after the one at hand."""

@@ -27,6 +27,7 @@ class Log:
         self._lines: deque[bytes] = deque()
         self._lines_max = lines_max
         self._wake = threading.Event()
+        self._awake = False  # the same, but cheaper to look at
         self._closing = False
         self._out: BinaryIO | None = None
         self._thread: threading.Thread | None = None
@@ -63,7 +64,8 @@ class Log:
             self.dropped += 1
             return
         self._lines.append(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-        if not self._wake.is_set():
+        if not self._awake:
+            self._awake = True
             self._wake.set()
 
     def _write_lines(self) -> None:
@@ -73,6 +75,7 @@ class Log:
             if not self._closing:
                 time.sleep(_FLUSH_S)  # one write for many lines
             self._wake.clear()
+            self._awake = False
             lines = []
             while self._lines:
                 lines.append(self._lines.popleft())
@@ -85,18 +88,29 @@ class Log:
                 return
 
 
-def _wall_time() -> str:
-    now = time.time()
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
+class _WallClock:
+    """The time of day as text; the part down to seconds is made once a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._text = ""
+
+    def __call__(self) -> str:
+        now = time.time()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._text}.{int((now - second) * 1000):03d}Z"
+
+
+_wall_time = _WallClock()
 
 
 def call_record(call: Call) -> dict[str, Any]:
-    """A call as its log line has it."""
-    assert call.reason is not None and call.ended_at is not None
-
-    def since_start(moment: float | None) -> float | None:
-        return None if moment is None else round(moment - call.started_at, 6)
-
+    """A call as its log line has it; times are seconds since its first byte."""
+    reason, start = call.reason, call.started_at
+    assert reason is not None and call.ended_at is not None
     return {
         "time": _wall_time(),
         "event": "call",
@@ -109,19 +123,22 @@ def call_record(call: Call) -> dict[str, Any]:
         "stream": call.stream,
         "backend": call.backend,
         "attempts": call.attempts,
-        "outcome": call.reason.outcome,
-        "cause": call.reason.code,
+        "outcome": reason.outcome,
+        "cause": reason.code,
         "detail": call.detail or None,
         "status": call.status,
-        "received_s": since_start(call.received_at),
-        "sent_s": since_start(call.sent_at),
-        "first_byte_s": since_start(call.answered_at),
-        "first_token_s": since_start(call.first_token_at),
-        "total_s": since_start(call.ended_at),
+        "received_s": _since(start, call.received_at),
+        "sent_s": _since(start, call.sent_at),
+        "first_byte_s": _since(start, call.answered_at),
+        "first_token_s": _since(start, call.first_token_at),
+        "total_s": _since(start, call.ended_at),
         "tokens_in": call.tokens_in,
         "tokens_out": call.tokens_out,
         "tokens_exact": call.tokens_exact,
         "tokens_after_hangup": call.tokens_after_end,
         "bytes_in": call.bytes_in,
-        "bytes_out": call.bytes_out,
     }
+
+
+def _since(start: float, moment: float | None) -> float | None:
+    return None if moment is None else int((moment - start) * 1e6) / 1e6

@@ -8,6 +8,7 @@ of the gateway: it looks into a chunk by byte search only, and writes it on as i
 from __future__ import annotations
 
 from collections import deque
+from time import monotonic
 from typing import Any, Protocol
 
 import orjson
@@ -18,9 +19,10 @@ from hangup.core.call import Call
 from hangup.core.reasons import Reason
 from hangup.edge.connection import ClientConnection
 from hangup.errors import WireError
-from hangup.wire.body import KNOWN_SIZES, Chunked, Decoder, UntilClose
+from hangup.wire.body import Chunked, Decoder, UntilClose, is_whole_chunks
 from hangup.wire.sse import Splitter
 
+_NEVER = b"\0never\0"  # what no read ends with
 _TAIL_READS = 4  # reads kept to find the last events in: finish reason, usage, [DONE]
 _JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, kept to read its usage from
 
@@ -31,8 +33,6 @@ class Joint(Protocol):
     call: Call
     client: ClientConnection
     event_bytes_max: int
-
-    def now(self) -> float: ...
 
     def end(self, reason: Reason, detail: str = "") -> None: ...
 
@@ -46,11 +46,13 @@ class Joint(Protocol):
 class Relay:
     """Takes the engine's body; `feed` gets its raw bytes."""
 
+    __slots__ = ("_final", "call", "decoder", "joint", "keep_alive")
+
     def __init__(self, joint: Joint, decoder: Decoder, final: Reason) -> None:
         self.joint = joint
         self.call = joint.call
         self.decoder = decoder
-        self.rest_follows = False  # bytes behind the answer: the connection cannot be reused
+        self.keep_alive = True  # what the engine said about its connection
         self._final = final  # how the call ends if the answer comes whole
 
     def feed(self, data: bytes) -> None:
@@ -72,7 +74,6 @@ class Relay:
         raise NotImplementedError
 
     def engine_finished(self) -> None:
-        self.rest_follows = bool(self.decoder.rest)
         self.call.engine_finished = True
         self.finished()
 
@@ -91,6 +92,9 @@ class Relay:
         """Whether an error event can follow what the client has."""
         return False
 
+    def connection_reusable(self) -> bool:
+        return self.keep_alive and not self.decoder.rest
+
     def settle(self) -> None:
         """The call ends: last look at what the engine told about its tokens."""
 
@@ -98,14 +102,15 @@ class Relay:
 class PassRelay(Relay):
     """Any answer, as it is. Of a JSON answer the usage is read at the end, where the API has one."""
 
+    __slots__ = ("_api", "_kept")
+
     def __init__(self, joint: Joint, decoder: Decoder, final: Reason, api: Api | None) -> None:
         super().__init__(joint, decoder, final)
         self._api = api
         self._kept = bytearray()
 
     def take(self, payload: bytes) -> None:
-        self.call.progressed(0, self.joint.now())
-        self.call.bytes_out += len(payload)
+        self.call.progressed(0, monotonic())
         if self._api is not None and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
             self._kept += payload
         self.joint.client.send(payload)
@@ -120,12 +125,27 @@ class PassRelay(Relay):
 class StreamRelay(Relay):
     """A stream of events to a client that asked for one."""
 
+    __slots__ = (
+        "_api",
+        "_ask",
+        "_carry",
+        "_end",
+        "_fast_end",
+        "_first",
+        "_history",
+        "_history_bytes",
+        "_needle",
+        "_tail",
+        "_token_end",
+        "_tokens_max",
+        "_write",
+    )
+
     def __init__(self, joint: Joint, decoder: Decoder, api: Api, ask: Ask) -> None:
         super().__init__(joint, decoder, reasons.COMPLETED)
         self._api = api
         self._ask = ask
         self._write = joint.client.write
-        self._now = joint.now
         self._end = api.format.end
         self._needle = b""
         self._first: Json = {}
@@ -135,32 +155,26 @@ class StreamRelay(Relay):
         self._carry = b""  # the beginning of an event whose end has not come
         # Events that carry no token may be counted as one where several answers start at different times.
         self._tokens_max = ask.output_tokens_max * ask.choices + (ask.choices if ask.choices > 1 else 0)
-        # Set once the first token was seen: reads that are one chunk of whole events end like this.
-        self._whole_chunk_end: bytes | None = None
+        self._token_end = _NEVER  # how a chunk ends that ends in an event with a token, once one was seen
+        self._fast_end = _NEVER  # the same, while the fast way is open
 
     def feed(self, data: bytes) -> None:
-        end = self._whole_chunk_end
-        if end is not None and data.endswith(end):
-            line_end = data.find(b"\r\n", 0, 18)
-            # Nothing of an earlier chunk or event is open here, or `end` would be None.
-            size = KNOWN_SIZES.get(data[:line_end])
-            if size and len(data) == size + line_end + 4:
-                call = self.call
-                tokens = data.count(self._needle)
-                if call.tokens_out + tokens <= self._tokens_max:
-                    if tokens:
-                        call.tokens_out += tokens
-                        call.progress_at = self._now()
-                    call.bytes_out += len(data)
-                    self._tail.append(data)
-                    self._write(data)
-                    return
+        # Most reads are whole chunks that end in an event with a token: those go on as they are.
+        if data.endswith(self._fast_end) and is_whole_chunks(data):
+            call = self.call
+            tokens = call.tokens_out + data.count(self._needle)
+            if tokens <= self._tokens_max:
+                call.tokens_out = tokens
+                call.progress_at = monotonic()
+                self._write(data)
+                return
         super().feed(data)
-        self._whole_chunk_end = self._fast_end()
+        self._fast_end = self._token_end if self._aligned() else _NEVER
 
-    def _fast_end(self) -> bytes | None:
-        aligned = self._needle and not self._carry and isinstance(self.decoder, Chunked) and self.decoder.between_chunks
-        return self._end + b"\r\n" if aligned and self._history is None and self.joint.client.http11 else None
+    def _aligned(self) -> bool:
+        """No chunk and no event is open, and the engine's chunks suit the client as they are."""
+        between = isinstance(self.decoder, Chunked) and self.decoder.between_chunks and not self._carry
+        return between and self._history is None and self.joint.client.http11
 
     def take(self, payload: bytes) -> None:
         text = self._carry + payload
@@ -181,11 +195,10 @@ class StreamRelay(Relay):
             self._remember(whole)
         if tokens or (whole and not whole.startswith(b":")):
             self._progress(tokens)
-        self.call.bytes_out += len(payload)
         self.joint.client.send(payload)
 
     def _progress(self, tokens: int) -> None:
-        call, now = self.call, self._now()
+        call, now = self.call, monotonic()
         if tokens and call.first_token_at is None:
             call.progressed(tokens, now)
             self.joint.reset_timer()  # from the wait for the first token to the watch over gaps
@@ -206,12 +219,16 @@ class StreamRelay(Relay):
             note_usage(self.call, self._api, value)
             weight = self._api.weigh(value)
             if weight and not self._needle:
-                self._needle = next((n for n in self._api.needles if n in event), self._any_event())
+                self._learn(event)
             tokens += weight
         return tokens
 
-    def _any_event(self) -> bytes:
-        return b"data:" if self._api.format.data_prefix else b"{"
+    def _learn(self, event: bytes) -> None:
+        """What events with a token have in common, so that further ones need no parsing."""
+        any_event = b"data:" if self._api.format.data_prefix else b"{"
+        self._needle = next((n for n in self._api.needles if n in event), any_event)
+        if self._needle is not any_event:
+            self._token_end = event[event.rindex(self._needle) :] + self._end + b"\r\n"
 
     def _remember(self, whole: bytes) -> None:
         if self._history is not None:
@@ -243,8 +260,7 @@ class StreamRelay(Relay):
         history = self._events(b"".join(self._history)) + events if self._history is not None else []
         if not passed and self._tail:
             last = (self._events(self._tail[-1]) or [last])[-1]
-        closing = self._api.closing(self._ask, self._first, last, history, call.tokens_out)
-        call.bytes_out += len(whole) + len(closing)
+        closing = self._api.closing(self._ask, last, history, call.tokens_out)
         self.joint.client.send(whole + closing)
         self.joint.end(reasons.OUTPUT_TOKENS)
 
@@ -272,7 +288,12 @@ class StreamRelay(Relay):
 
 
 class AssembleRelay(Relay):
-    """A stream that the client gets as one JSON answer."""
+    """A stream that the client gets as one JSON answer.
+
+    Most events differ from the one before only in their text. Such a run is joined as bytes and parsed once.
+    """
+
+    __slots__ = ("_after", "_api", "_assembler", "_before", "_done", "_run", "_splitter", "_tokens_max")
 
     def __init__(self, joint: Joint, decoder: Decoder, api: Api, ask: Ask, assembler: Assembler) -> None:
         super().__init__(joint, decoder, reasons.COMPLETED)
@@ -281,40 +302,79 @@ class AssembleRelay(Relay):
         self._splitter = Splitter(api.format, joint.event_bytes_max)
         self._tokens_max = ask.output_tokens_max * ask.choices
         self._done = False
+        self._before = _NEVER  # what stands before and behind the text in an event of the run
+        self._after = b""
+        self._run: list[bytes] = []  # texts, still in JSON's escapes
 
     def take(self, payload: bytes) -> None:
-        for event in self._splitter.feed(payload):
-            data = self._api.format.data(event)
-            if data is None:
-                continue
-            if data == b"[DONE]":
-                self._done = True
-                continue
-            value = parse(data)
-            if value is None:
-                raise WireError("an event that is not JSON")
-            if value.get("error") is not None:
-                self._fail(value)
-                return
-            if not self._add(value):
-                return
-
-    def _add(self, value: Json) -> bool:
         call = self.call
-        tokens = self._api.weigh(value)
-        if call.tokens_out + tokens > self._tokens_max and not call.tokens_exact and not self._api.is_last(value):
-            self._answer(reasons.OUTPUT_TOKENS)
+        for event in self._splitter.feed(payload):
+            if event.startswith(self._before) and event.endswith(self._after):
+                text = event[len(self._before) : -len(self._after)]
+                if b'"' not in text and call.tokens_out < self._tokens_max:
+                    self._run.append(text)
+                    call.tokens_out += 1
+                    continue
+            if not self._take_event(event):
+                return
+        call.progress_at = monotonic()
+
+    def _take_event(self, event: bytes) -> bool:
+        """Parses an event; False when the answer has ended with it."""
+        data = self._api.format.data(event)
+        if data is None:
+            return True
+        if self._run:
+            self._end_run()
+        if data == b"[DONE]":
+            self._done = True
+            return True
+        api, call = self._api, self.call
+        value = parse(data)
+        if value is None:
+            raise WireError("an event that is not JSON")
+        if value.get("error") is not None:
+            self._fail(value)
             return False
-        first = call.first_token_at is None
-        call.progressed(tokens, self.joint.now())
-        if first:
-            self.joint.reset_timer()
-        note_usage(call, self._api, value)
+        if api.usage_mark in data:
+            note_usage(call, api, value)
+        tokens = api.weigh(value)
+        if tokens:
+            if call.tokens_out + tokens > self._tokens_max and not call.tokens_exact and not api.is_last(value):
+                self._answer(reasons.OUTPUT_TOKENS)
+                return False
+            if call.first_token_at is None:
+                call.progressed(tokens, monotonic())
+                self.joint.reset_timer()
+            elif not call.tokens_exact:
+                call.tokens_out += tokens
+            self._learn(event)
+        self._add(value)
+        return True
+
+    def _learn(self, event: bytes) -> None:
+        """Takes the event as the pattern of those to come."""
+        mark = self._api.text_mark
+        at = event.find(mark) if mark else -1
+        if at >= 0:
+            start = at + len(mark)
+            end = event.find(b'"', start)
+            if event[end - 1 : end] != b"\\":
+                self._before, self._after = event[:start], event[end:]
+
+    def _end_run(self) -> None:
+        event = self._before + b"".join(self._run) + self._after
+        self._run.clear()
+        value = parse(self._api.format.data(event))
+        if value is None:
+            raise WireError("an event that is not JSON")
+        self._add(value)
+
+    def _add(self, value: Json) -> None:
         try:
             self._assembler.add(value)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             raise WireError(f"an event of a shape that is not known: {error!r}") from None
-        return True
 
     def _fail(self, event: Json) -> None:
         """An engine that had to say 200 before it failed says so in an event."""
@@ -332,8 +392,9 @@ class AssembleRelay(Relay):
             self.joint.end(reasons.ENGINE_TRUNCATED)
 
     def _answer(self, reason: Reason) -> None:
+        if self._run:
+            self._end_run()
         body = orjson.dumps(self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS))
-        self.call.bytes_out = len(body)
         self.joint.answer_whole(200, body)
         self.joint.end(reason)
 

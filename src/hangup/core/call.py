@@ -13,8 +13,8 @@ calls it must do it, and nothing of the call is held afterwards.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from hangup.core import reasons
 from hangup.core.reasons import Outcome, Reason
@@ -45,16 +45,14 @@ class Engine(Enum):
     ABORT = auto()  # it must stop now
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     reason: Reason
     detail: str
     tell: Tell
     engine: Engine
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(NamedTuple):
     """The time limits of one call, in seconds; `inf` means none.
 
     `client_*` come from the client itself, and are told apart from our caps only in the reason of the end.
@@ -68,12 +66,7 @@ class Clock:
     client_read_s: float = math.inf
 
 
-_NEXT = {
-    (Phase.RECEIVING, Phase.WAITING),
-    (Phase.WAITING, Phase.SENT),
-    (Phase.SENT, Phase.WAITING),
-    (Phase.SENT, Phase.ANSWERING),
-}
+UNLIMITED = Clock()
 
 
 class Call:
@@ -85,7 +78,6 @@ class Call:
         "attempts",
         "backend",
         "bytes_in",
-        "bytes_out",
         "client_has_all",
         "clock",
         "detail",
@@ -124,11 +116,10 @@ class Call:
         self.attempts = 0
         self.status = 0
         self.bytes_in = 0
-        self.bytes_out = 0
         self.tokens_in: int | None = None
         self.tokens_out = 0
         self.tokens_exact = False  # told by the engine, not counted by us
-        self.clock = Clock()
+        self.clock = UNLIMITED
         self.phase = Phase.RECEIVING
         self.answering_client = False
         self.engine_finished = False
@@ -164,24 +155,28 @@ class Call:
 
     def received(self, now: float) -> None:
         """The whole request is here; now it waits for a backend."""
-        self._go(Phase.WAITING)
+        assert self.phase is Phase.RECEIVING, self
+        self.phase = Phase.WAITING
         self.received_at = self.waiting_since = now
 
     def sent(self, backend: str, now: float) -> None:
         """A backend has the request and nothing came back yet."""
-        self._go(Phase.SENT)
+        assert self.phase is Phase.WAITING, self
+        self.phase = Phase.SENT
         self.backend = backend
         self.attempts += 1
         self.sent_at = self.progress_at = now
 
     def fell_back(self, now: float) -> None:
         """That backend failed before its first byte."""
-        self._go(Phase.WAITING)
+        assert self.phase is Phase.SENT, self
+        self.phase = Phase.WAITING
         self.waiting_since = now
 
     def answered(self, now: float) -> None:
         """The engine's first byte came: from here on nothing is replayed."""
-        self._go(Phase.ANSWERING)
+        assert self.phase is Phase.SENT, self
+        self.phase = Phase.ANSWERING
         self.answered_at = now
 
     def progressed(self, tokens: int, now: float) -> None:
@@ -200,16 +195,15 @@ class Call:
 
     def next_due(self) -> float:
         """When the next limit falls due."""
-        clock = self.clock
-        due = self.started_at + min(clock.total_s, clock.client_total_s)
-        if self.phase is Phase.WAITING:
-            due = min(due, self.waiting_since + clock.queue_s)
-        if self.phase in (Phase.WAITING, Phase.SENT, Phase.ANSWERING):
-            due = min(due, self._silence_began() + clock.client_read_s)
-        if self.phase in (Phase.SENT, Phase.ANSWERING):
-            wait = clock.first_token_s if self.first_token_at is None else clock.gap_s
-            due = min(due, self.progress_at + wait)
-        return due
+        total_s, first_token_s, gap_s, queue_s, client_total_s, client_read_s = self.clock
+        phase, start = self.phase, self.started_at
+        due = start + (total_s if total_s < client_total_s else client_total_s)
+        if phase is Phase.RECEIVING:
+            return due
+        if self.first_token_at is not None:
+            return min(due, self.progress_at + gap_s, self.progress_at + client_read_s)
+        wait = self.waiting_since + queue_s if phase is Phase.WAITING else self.progress_at + first_token_s
+        return min(due, wait, start + client_read_s)
 
     def overdue(self, now: float) -> Reason | None:
         """The limit that has passed at `now`, if any; the client's own comes first."""
@@ -258,7 +252,3 @@ class Call:
         if reason.outcome is Outcome.COMPLETED or reason is reasons.OUTPUT_TOKENS or self.client_has_all:
             return Tell.FINISH
         return Tell.ERROR_EVENT if self.answering_client else Tell.STATUS
-
-    def _go(self, phase: Phase) -> None:
-        assert (self.phase, phase) in _NEXT, f"{self!r} cannot go to {phase}"
-        self.phase = phase

@@ -71,6 +71,9 @@ class Placement:
 
     def choose(self, tried: frozenset[str] = frozenset()) -> Seat | None:
         """The best backend with room for a call that has failed on `tried` already."""
+        if len(self.seats) == 1 and not tried:
+            only = self.seats[0]
+            return only if (not only.slots or only.in_flight < only.slots) and not only.retired else None
         candidates = [s for s in self.seats if not s.retired and s.name not in tried]
         pool = [s for s in candidates if s.up] or candidates
         return min((s for s in pool if s.free), key=lambda s: (s.load, s.turn), default=None)
@@ -105,6 +108,8 @@ class Placement:
     def grants(self) -> list[Grant]:
         """Lets those in line go, first come first served, as far as there is room."""
         granted: list[Grant] = []
+        if not self.line:
+            return granted
         for waiting in list(self.line.values()):
             seat = self.choose(waiting.tried)
             if seat is None:

@@ -21,7 +21,7 @@ from hangup.core.reasons import Reason
 from hangup.edge import sockets
 from hangup.errors import WireError
 from hangup.wire.body import LAST_CHUNK, Chunked, Counted, Decoder, chunk
-from hangup.wire.head import HEAD_END, RequestHead, has_bare_lf, parse_request
+from hangup.wire.head import HEAD_END, RequestHead, has_bare_lf
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LINGER_BYTES_MAX = 1024 * 1024  # read and dropped of a refused request before the connection is cut
@@ -42,6 +42,9 @@ class Exchange(Protocol):
     body_bytes_max: int
 
     def body_arrived(self, body: bytes) -> None: ...
+
+    def on_due(self) -> None:
+        """A time set by `set_due` has come."""
 
     def client_left(self, reason: Reason) -> None: ...
 
@@ -85,6 +88,8 @@ class ClientConnection(asyncio.Protocol):
         "_stall_timer",
         "_stalled_since",
         "_timer",
+        "_timer_at",
+        "_unsent",
         "exchange",
         "http11",
         "peer",
@@ -110,9 +115,11 @@ class ClientConnection(asyncio.Protocol):
         self._keep_alive = True
         self._close_after = False
         self._chunked_answer = False
+        self._unsent = b""
         self._linger_bytes = 0
         self._due = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
         self._stall_timer: asyncio.TimerHandle | None = None
         self._stalled_since = 0.0
         self._stall_size = 0
@@ -130,7 +137,7 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
         if self._owner.connected(self):
-            self._set_due(self._owner.limits.header_s)
+            self._set_due_in(self._owner.limits.header_s)
         else:
             self.transport.abort()
 
@@ -199,7 +206,7 @@ class ClientConnection(asyncio.Protocol):
             return
         head_bytes, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
         try:
-            head = parse_request(head_bytes, count_max=limits.header_count_max, url_bytes_max=limits.url_bytes_max)
+            head = RequestHead(head_bytes, count_max=limits.header_count_max, url_bytes_max=limits.url_bytes_max)
         except WireError as error:
             self._refuse_unreadable(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
             return
@@ -220,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_unreadable(reasons.URL_TOO_LONG if in_url else reasons.HEADERS_TOO_LARGE)
         elif self.state is State.IDLE:
             self.state = State.HEAD
-            self._set_due(limits.header_s)
+            self._set_due_in(limits.header_s)
 
     def _refuse_unreadable(self, reason: Reason, detail: str = "") -> None:
         """A request so broken that nothing of it is trusted, nor anything behind it."""
@@ -240,6 +247,10 @@ class ClientConnection(asyncio.Protocol):
             return
         if self.state is State.BUSY:
             self._body_complete(b"")
+            return
+        if length is not None and len(self._buffer) >= length:  # all of it came with the head, as most do
+            body, self._buffer = self._buffer[:length], self._buffer[length:]
+            self._body_complete(body)
             return
         self._decoder = Chunked() if head.chunked else Counted(length or 0)
         if expect is not None and not self._buffer:
@@ -303,22 +314,30 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def begin(self, head: bytes, *, chunked: bool) -> None:
-        """The head of an answer whose body follows by `send`, or by `write` where it is framed already."""
+        """The head of an answer whose body follows by `send`; from the second read on also by `write`, framed already."""
         self._chunked_answer = chunked
-        self.write(head)
+        self._unsent = head  # goes out with what follows it in this turn, see `flush`
 
     def send(self, payload: bytes) -> None:
-        self.write(chunk(payload) if self._chunked_answer else payload)
+        if self._chunked_answer:
+            payload = chunk(payload)
+        if self._unsent:
+            payload, self._unsent = self._unsent + payload, b""
+        self.write(payload)
+
+    def flush(self) -> None:
+        """Sends a head that nothing followed."""
+        if self._unsent:
+            unsent, self._unsent = self._unsent, b""
+            self.write(unsent)
 
     def finish(self) -> None:
         """The answer is complete: on to the next request."""
         if self._chunked_answer:
-            self.write(LAST_CHUNK)
-        self.finish_framed()
-
-    def finish_framed(self) -> None:
-        """The answer is complete and its framing has been written."""
-        self._chunked_answer = False
+            self._chunked_answer = False
+            self.send(LAST_CHUNK)
+        elif self._unsent:
+            self.flush()
         self.exchange = None
         if self.state is State.CLOSED:
             return
@@ -329,20 +348,21 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
         else:
             self.state = State.IDLE
-            self._set_due(self._owner.limits.idle_s)
+            self._set_due_in(self._owner.limits.idle_s)
             if self._buffer:
                 # In a later turn: a row of pipelined requests must neither recurse nor hold up the others.
                 self._loop.call_soon(self._take_head)
 
     def break_off(self) -> None:
         """Ends a begun answer so that nobody can take it for a complete one."""
+        self.flush()
         self.exchange = None
         if self.state is State.CLOSED:
             return
         self.state = State.CLOSED
         if not self.http11:
             sockets.reset_on_close(self.transport.get_extra_info("socket"))
-        self._cut_after(self._owner.limits.linger_s)
+        self._set_due_in(self._owner.limits.linger_s)
         self.transport.close()  # what is written still goes out, within the bound set above
 
     def drop(self) -> None:
@@ -355,7 +375,7 @@ class ClientConnection(asyncio.Protocol):
         """Closing now, with unread bytes of the request, would reset the connection and destroy the refusal."""
         self.state = State.LINGER
         self._linger_bytes = 0
-        self._cut_after(self._owner.limits.linger_s)
+        self._set_due_in(self._owner.limits.linger_s)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
@@ -363,38 +383,36 @@ class ClientConnection(asyncio.Protocol):
 
     # Time
 
-    def _set_due(self, seconds: float) -> None:
-        """One timer per connection, moved only when it would come too late: most requests never touch it."""
-        self._due = self._loop.time() + seconds
-        if self._timer is None or self._timer.when() > self._due:
+    def set_due(self, due: float) -> None:
+        """When to look next. One timer per connection, moved only if it would come too late: most calls never touch it."""
+        self._due = due
+        if self._timer_at > due:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_at(self._due, self._on_timer)
+            self._timer = self._loop.call_at(due, self._on_timer)
+            self._timer_at = due
+
+    def _set_due_in(self, seconds: float) -> None:
+        self.set_due(self._loop.time() + seconds)
 
     def _set_body_due(self) -> None:
         limits = self._owner.limits
-        left = self._body_began_at + limits.body_s - self._loop.time()
-        self._set_due(min(limits.body_idle_s, left))
-
-    def _cut_after(self, seconds: float) -> None:
-        self._due = math.inf
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self.transport.abort)
+        self.set_due(min(self._loop.time() + limits.body_idle_s, self._body_began_at + limits.body_s))
 
     def _on_timer(self) -> None:
-        self._timer = None
-        if self._due == math.inf:
-            return
-        left = self._due - self._loop.time()
-        if left > 0:
-            self._set_due(left)
+        self._timer, self._timer_at = None, math.inf
+        if self._due > self._loop.time():
+            self.set_due(self._due)
+        elif self.state is State.BUSY and self.exchange is not None:
+            self.exchange.on_due()
         elif self.state is State.BODY:
             self._refuse_body(reasons.BODY_TIME)
         elif self.state is State.HEAD:
             self._refuse_unreadable(reasons.HEADER_TIME)
-        else:
+        elif self.state is State.IDLE:
             self.transport.close()
+        else:
+            self.transport.abort()  # it had its time to read the last words
 
     def _check_stall(self) -> None:
         """The client has not taken what we wrote: is it slow, has it stopped reading, or is its host gone?"""

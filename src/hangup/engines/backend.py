@@ -32,10 +32,17 @@ class Backend:
         self.name = settings.name or self.pool.address.authority + self.pool.address.prefix
         self.seat = Seat(self.name, settings.slots, settings.weight, limits.failures_max)
         # Until a backend has told what it is, it is treated as the least capable kind.
-        self.adapter: Adapter = ADAPTERS["openai" if settings.engine == AUTO else settings.engine]
+        self.use(ADAPTERS["openai" if settings.engine == AUTO else settings.engine])
         self.recognised = settings.engine != AUTO
         self._key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
         self._host = self.pool.address.authority.encode("ascii")
+        self._prefix = self.pool.address.prefix
+
+    def use(self, adapter: Adapter) -> None:
+        """Says what kind of engine this is."""
+        self.adapter = adapter
+        self._dropped = _NOT_FORWARDED | adapter.stripped_headers
+        self._dropped_without_key = self._dropped | _KEYS
 
     def __repr__(self) -> str:
         state = "up" if self.seat.up else "down"
@@ -45,10 +52,10 @@ class Backend:
         self, head: RequestHead, path: str, body: bytes, *, call_id: str, timeout_s: float | None, forward_key: bool
     ) -> bytes:
         """The request as the engine gets it, whole."""
-        lines = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (head.method.encode(), self._target(path), head.query, self._host)]
-        dropped = _NOT_FORWARDED | self.adapter.stripped_headers | _named_by_connection(head.fields)
-        if self._key or not forward_key:
-            dropped = dropped | _KEYS
+        dropped = self._dropped_without_key if self._key or not forward_key else self._dropped
+        if head.fields.get(b"connection", b"keep-alive") not in (b"keep-alive", b"close"):
+            dropped = dropped | _named_by_connection(head.fields[b"connection"])
+        lines = [f"{head.method} {self._prefix}{path}".encode("ascii"), head.query, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
         lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
         lines.append(b"accept-encoding: identity\r\nx-request-id: %b\r\n" % call_id.encode("ascii"))
         if self._key:
@@ -75,12 +82,9 @@ class Backend:
         return b"".join(lines) + body
 
     def _target(self, path: str) -> bytes:
-        return (self.pool.address.prefix + path).encode("ascii")
+        return (self._prefix + path).encode("ascii")
 
 
-def _named_by_connection(fields: dict[bytes, bytes]) -> frozenset[bytes]:
+def _named_by_connection(connection: bytes) -> frozenset[bytes]:
     """Headers that the client itself calls hop-by-hop."""
-    connection = fields.get(b"connection")
-    if connection is None or connection in (b"keep-alive", b"close"):
-        return frozenset()
     return frozenset(name.strip().lower() for name in connection.split(b","))

@@ -8,14 +8,14 @@ from typing import Protocol, cast
 
 from hangup.errors import WireError
 from hangup.wire.body import Chunked, Counted, Decoder, UntilClose
-from hangup.wire.head import HEAD_END, ResponseHead, parse_response
+from hangup.wire.head import HEAD_END, ResponseHead
 
 
 class Asker(Protocol):
     """Who sent the request and gets the answer."""
 
-    def engine_answered(self, connection: EngineConnection, head: ResponseHead) -> Callable[[bytes], None]:
-        """The head is here; returns where the body's raw bytes go."""
+    def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
+        """The head is here, and `rest` of what came with it; returns where the body's further raw bytes go."""
 
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None: ...
 
@@ -72,16 +72,16 @@ class EngineConnection(asyncio.Protocol):
                 return
             head_bytes, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
             try:
-                head = parse_response(head_bytes)
+                head = ResponseHead(head_bytes)
             except WireError as error:
                 asker.engine_garbled(self, error)
                 return
             if head.status >= 200:
                 break  # 1xx are announcements; the answer is behind them
-        self._feed = asker.engine_answered(self, head)
         rest, self._buffer = self._buffer, b""
-        if rest:
-            self._feed(rest)
+        feed = asker.engine_answered(self, head, rest)
+        if self._asker is asker:  # it may be done with us already
+            self._feed = feed
 
     def eof_received(self) -> bool:
         return False

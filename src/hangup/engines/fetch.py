@@ -45,7 +45,7 @@ class _Inquiry:
         self.connection: EngineConnection | None = None
         self._body = b""
 
-    def engine_answered(self, connection: EngineConnection, head: ResponseHead) -> Callable[[bytes], None]:
+    def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
         decoder = body_decoder(head)
 
         def feed(data: bytes) -> None:
@@ -62,6 +62,8 @@ class _Inquiry:
         self._until_close = head if isinstance(decoder, UntilClose) else None
         if decoder.done:
             self._done(head, reusable=head.keep_alive)
+        elif rest:
+            feed(rest)
         return feed
 
     _until_close: ResponseHead | None = None

@@ -48,4 +48,4 @@ async def recognise(backend: Backend, limits: Limits) -> None:
     server = answer.head.fields.get(b"server", b"").decode("latin-1")
     for adapter in ADAPTERS.values():
         if adapter.recognises(server, answer.body):
-            backend.adapter = adapter
+            backend.use(adapter)

@@ -48,6 +48,39 @@ def chunk_size(line: bytes) -> int:
     return size
 
 
+def _take_whole_chunks(data: bytes, payload: list[bytes]) -> int:
+    """Moves the payload of the complete chunks that `data` begins with; the common case, without a state machine."""
+    at, end = 0, len(data)
+    while True:
+        line_end = data.find(b"\r\n", at, at + 18)
+        size = KNOWN_SIZES.get(data[at:line_end])
+        if not size:
+            return at
+        start, behind = line_end + 2, line_end + 2 + size
+        if behind + 2 > end or not data.startswith(b"\r\n", behind):
+            return at
+        payload.append(data[start:behind])
+        at = behind + 2
+
+
+def is_whole_chunks(data: bytes) -> bool:
+    """Whether `data` is nothing but complete chunks of sizes seen before; False is no verdict, only the slow way.
+
+    The caller has seen that it ends in CRLF.
+    """
+    at, end = 0, len(data)
+    while True:
+        line_end = data.find(b"\r\n", at, at + 18)
+        size = KNOWN_SIZES.get(data[at:line_end])
+        if not size:
+            return False
+        at = line_end + size + 4
+        if at >= end:
+            return at == end
+        if not data.startswith(b"\r\n", at - 2):
+            return False
+
+
 class Chunked:
     """The chunked coding. Extensions and trailers are bounded and dropped."""
 
@@ -71,6 +104,8 @@ class Chunked:
             data, self._kept = self._kept + data, b""
         payload: list[bytes] = []
         at, end = 0, len(data)
+        if self._state == "size":
+            at = _take_whole_chunks(data, payload)
         while at < end and not self.done:
             if self._state == "data":
                 piece = data[at : at + self._left]

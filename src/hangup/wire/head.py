@@ -7,7 +7,7 @@ two readers that disagree about a request are how requests get smuggled.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import httptools
@@ -40,153 +40,129 @@ HOP_BY_HOP = frozenset(
 Headers = list[tuple[bytes, bytes]]  # names in lower case, in the order they came
 
 
-@dataclass(slots=True)
-class RequestHead:
+class _Head:
+    """What requests and responses have in common; llhttp calls the `on_…` methods."""
+
+    __slots__ = ("_complete", "_twice", "chunked", "content_length", "fields", "headers", "keep_alive")
+
+    def __init__(self) -> None:
+        self.headers: Headers = []
+        self.fields: dict[bytes, bytes] = {}
+        self.content_length: int | None = None
+        self.chunked = False
+        self.keep_alive = False
+        self._complete = False
+        self._twice = b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        self.headers.append((name, value))
+        if name in self.fields and name in _SINGLE:
+            self._twice = name
+        self.fields[name] = value
+
+    def on_headers_complete(self) -> None:
+        self._complete = True
+
+    def _feed(self, parser: Any, head: bytes) -> None:
+        try:
+            parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            pass  # an Upgrade is a wish, and we do not grant it
+        except httptools.HttpParserError as error:
+            status = 501 if "Transfer-Encoding" in str(error) and "Content-Length" not in str(error) else 400
+            raise WireError(str(error), status) from None
+        if not self._complete:
+            raise WireError("incomplete head")
+        if self._twice:
+            raise WireError(f"two {self._twice.decode('ascii')} headers")
+        # How the body is delimited; llhttp has checked most of it already.
+        length = self.fields.get(b"content-length")
+        if length is not None:
+            if not (length.isdigit() and len(length) < 19):
+                raise WireError("bad Content-Length")
+            self.content_length = int(length)
+        coding = self.fields.get(b"transfer-encoding")
+        if coding is not None:
+            if coding.strip().lower() != b"chunked":
+                raise WireError("the only Transfer-Encoding is chunked", 501)
+            if length is not None:
+                raise WireError("Transfer-Encoding and Content-Length")
+            self.chunked = True
+
+
+class RequestHead(_Head):
+    __slots__ = ("http11", "method", "path", "query", "target")
+
     method: str
     path: str
     query: bytes  # with its question mark, or empty
-    headers: Headers
-    fields: dict[bytes, bytes]
-    http11: bool
-    keep_alive: bool
-    content_length: int | None
-    chunked: bool
+
+    def __init__(self, head: bytes, *, count_max: int, url_bytes_max: int) -> None:
+        """Reads a head, blank line included; WireError carries the status to refuse it with."""
+        super().__init__()
+        self.target = b""
+        if len(head) > url_bytes_max and head.find(b"\r\n", 0, url_bytes_max + 32) < 0:
+            raise WireError("request line too long", 414)
+        parser = httptools.HttpRequestParser(self)
+        self._feed(parser, head)
+        if len(self.headers) > count_max:
+            raise WireError("too many headers", 431)
+        version = parser.get_http_version()
+        self.http11 = version == "1.1"
+        if not self.http11 and version != "1.0":
+            raise WireError(f"HTTP/{version} is not supported", 505)
+        if self.chunked and not self.http11:
+            raise WireError("Transfer-Encoding in HTTP/1.0")
+        host = self.fields.get(b"host")
+        if host is None:
+            if self.http11:
+                raise WireError("no Host header")
+        elif not _is_host(host):
+            raise WireError("bad Host header")
+        self.method = parser.get_method().decode("ascii")
+        self.keep_alive = parser.should_keep_alive()
+        self.path, self.query = _split_target(self.target, url_bytes_max)
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
 
 
-@dataclass(slots=True)
-class ResponseHead:
-    status: int
-    headers: Headers
-    fields: dict[bytes, bytes]
-    keep_alive: bool
-    content_length: int | None
-    chunked: bool
+class ResponseHead(_Head):
+    __slots__ = ("status",)
+
+    def __init__(self, head: bytes) -> None:
+        """Reads a head, blank line included."""
+        super().__init__()
+        parser = httptools.HttpResponseParser(self)
+        self._feed(parser, head)
+        self.status: int = parser.get_status_code()
+        # llhttp looks at the message's end too; a body that only the close delimits leaves nothing to keep.
+        delimited = self.chunked or self.content_length is not None
+        self.keep_alive = (
+            delimited and b"close" not in self.fields.get(b"connection", b"").lower() and parser.get_http_version() == "1.1"
+        )
 
     def without_body(self) -> bool:
         return self.status in (204, 304)
 
 
-class _Collector:
-    """Takes llhttp's callbacks."""
+@lru_cache(1024)
+def _is_host(host: bytes) -> bool:
+    return _HOST.fullmatch(host) is not None
 
-    __slots__ = ("complete", "headers", "target")
 
-    def __init__(self) -> None:
-        self.target = b""
-        self.headers: Headers = []
-        self.complete = False
-
-    def on_url(self, url: bytes) -> None:
-        self.target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        self.complete = True
+@lru_cache(1024)
+def _split_target(target: bytes, bytes_max: int) -> tuple[str, bytes]:
+    """The path, and the query with its question mark."""
+    if len(target) > bytes_max:
+        raise WireError("URL too long", 414)
+    if not _TARGET.fullmatch(target):
+        raise WireError("the request target must be a path")
+    path, mark, query = target.partition(b"?")
+    return path.decode("ascii"), mark + query
 
 
 def has_bare_lf(data: bytes) -> bool:
     """A line that ends in LF alone; told before the head is complete, since such a head may never become so."""
     return _BARE_LF.search(data) is not None
-
-
-def parse_request(head: bytes, *, count_max: int, url_bytes_max: int) -> RequestHead:
-    """A request head, blank line included; WireError carries the status to refuse it with."""
-    if head.find(b"\r\n", 0, url_bytes_max + 32) < 0:
-        raise WireError("request line too long", 414)
-    seen = _Collector()
-    parser = httptools.HttpRequestParser(seen)
-    _feed(parser, head, seen)
-    if len(seen.target) > url_bytes_max:
-        raise WireError("URL too long", 414)
-    if len(seen.headers) > count_max:
-        raise WireError("too many headers", 431)
-    version = parser.get_http_version()
-    if version not in ("1.0", "1.1"):
-        raise WireError(f"HTTP/{version} is not supported", 505)
-    if not _TARGET.fullmatch(seen.target):
-        raise WireError("the request target must be a path")
-    fields = _fields(seen.headers)
-    host = fields.get(b"host")
-    if host is None and version == "1.1":
-        raise WireError("no Host header")
-    if host is not None and not _HOST.fullmatch(host):
-        raise WireError("bad Host header")
-    length, chunked = _framing(fields, "request")
-    if chunked and version == "1.0":
-        raise WireError("Transfer-Encoding in HTTP/1.0")
-    path, mark, query = seen.target.partition(b"?")
-    return RequestHead(
-        method=parser.get_method().decode("ascii"),
-        path=path.decode("ascii"),
-        query=mark + query,
-        headers=seen.headers,
-        fields=fields,
-        http11=version == "1.1",
-        keep_alive=parser.should_keep_alive(),
-        content_length=length,
-        chunked=chunked,
-    )
-
-
-def parse_response(head: bytes) -> ResponseHead:
-    """A response head, blank line included."""
-    seen = _Collector()
-    parser = httptools.HttpResponseParser(seen)
-    _feed(parser, head, seen)
-    fields: dict[bytes, bytes] = {}
-    for name, value in seen.headers:
-        if name == b"content-length" and fields.get(name, value) != value:
-            raise WireError("two Content-Length headers that differ")
-        fields[name] = value
-    length, chunked = _framing(fields, "response")
-    return ResponseHead(
-        status=parser.get_status_code(),
-        headers=seen.headers,
-        fields=fields,
-        # llhttp looks at the message's end too; a body that only the close delimits leaves nothing to keep.
-        keep_alive=b"close" not in fields.get(b"connection", b"").lower()
-        and parser.get_http_version() == "1.1"
-        and (chunked or length is not None),
-        content_length=length,
-        chunked=chunked,
-    )
-
-
-def _feed(parser: Any, head: bytes, seen: _Collector) -> None:
-    try:
-        parser.feed_data(head)
-    except httptools.HttpParserUpgrade:
-        pass  # an Upgrade is a wish, and we do not grant it
-    except httptools.HttpParserError as error:
-        status = 501 if "Transfer-Encoding" in str(error) and "Content-Length" not in str(error) else 400
-        raise WireError(str(error), status) from None
-    if not seen.complete:
-        raise WireError("incomplete head")
-
-
-def _fields(headers: Headers) -> dict[bytes, bytes]:
-    fields: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in fields and name in _SINGLE:
-            raise WireError(f"two {name.decode('ascii')} headers")
-        fields[name] = value
-    return fields
-
-
-def _framing(fields: dict[bytes, bytes], what: str) -> tuple[int | None, bool]:
-    """How the body is delimited: (Content-Length, chunked). llhttp has checked most of it already."""
-    coding = fields.get(b"transfer-encoding")
-    length = fields.get(b"content-length")
-    if coding is not None:
-        if coding.strip().lower() != b"chunked":
-            raise WireError(f"Transfer-Encoding of the {what} must be chunked", 501)
-        if length is not None:
-            raise WireError("Transfer-Encoding and Content-Length")
-        return None, True
-    if length is None:
-        return None, False
-    if not (length.isdigit() and len(length) < 19):
-        raise WireError("bad Content-Length")
-    return int(length), False

@@ -19,6 +19,8 @@ class Format:
         """The JSON text of one event; None if it has none (a comment, a bare event name)."""
         if not self.data_prefix:
             return event.strip() or None
+        if event.startswith(b"data: ") and b"\n" not in event:
+            return event[6:]
         lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
         return b"\n".join(lines) if lines else None
 
@@ -43,10 +45,10 @@ class Splitter:
 
     def feed(self, payload: bytes) -> list[bytes]:
         """The events that `payload` completes, without their ends."""
-        text = self._kept + payload
+        text = self._kept + payload if self._kept else payload
         if b"\r" in text:
             text = text.replace(b"\r\n", b"\n")  # the other line end that SSE allows
         *events, self._kept = text.split(self._end)
-        if len(self._kept) > self._bytes_max or any(len(event) > self._bytes_max for event in events):
+        if len(text) > self._bytes_max and any(len(event) > self._bytes_max for event in (*events, self._kept)):
             raise WireError("event over the size cap")
         return events

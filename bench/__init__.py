@@ -1,0 +1,1 @@
+"""Measurements: each figure is a ratio taken in one run on one machine. See bench/README.md."""

@@ -1,0 +1,105 @@
+"""make bench: measures hangup beside nginx (and others) and prints one table per question.
+
+usage: python -m bench [streams] [requests] [first-byte] [hang-up] [idle] [peers]     (default: all)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from bench import peers, suites, targets
+from bench.load import CHAT, percentile
+
+SUITES = ["streams", "requests", "first-byte", "hang-up", "idle", "peers"]
+
+REQUESTS = [
+    ("passed through", "/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
+    ("chat, the engine answers as a whole", "/v1/chat/completions", {**CHAT, "plain": True}),
+    ("chat, assembled from a stream of 8 tokens", "/v1/chat/completions", {**CHAT, "instant": True}),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("suites", nargs="*", choices=[*SUITES, []], help="which ones")
+    parser.add_argument("--rounds", type=int, default=6, help="windows per target (default: 6)")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M"), "machine": platform.platform(), "cpus": _cpus()}
+    for name in arguments.suites or SUITES:
+        print(f"== {name}", flush=True)
+        results[name] = uvloop.run(_run(name, arguments.rounds))
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    (out / "latest.json").write_text(json.dumps(results, indent=2))
+    print(f"written to {out / 'latest.json'}")
+
+
+def _cpus() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}"
+
+
+async def _run(name: str, rounds: int) -> Any:
+    if name == "idle":
+        result = await suites.idle_streams()
+        print("  {streams} streams: {kb_per_stream:.1f} KB each, loop never later than {worst_lag_s:g} s".format(**result))
+        return result
+    if name == "peers":
+        return await peers.run()
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(targets.engine())
+        nginx = stack.enter_context(targets.nginx(engine.port))
+        hangup = stack.enter_context(targets.hangup(engine.port))
+        match name:
+            case "streams":
+                return _costs(await suites.streams([nginx, hangup], rounds=rounds), "chunk")
+            case "requests":
+                rows = {}
+                for label, path, body in REQUESTS:
+                    print(f"  {label}: POST {path}")
+                    rows[label] = _costs(await suites.requests([nginx, hangup], path, body, rounds=rounds), "request")
+                return rows
+            case "first-byte":
+                return _first_byte(await suites.first_byte([engine, nginx, hangup]))
+            case "hang-up":
+                return {t.name: _spread(await suites.hang_up(engine, t), t.name) for t in (nginx, hangup)}
+    raise AssertionError(name)
+
+
+def _costs(costs: list[suites.Cost], unit: str) -> dict[str, Any]:
+    base = costs[0]
+    for cost in costs:
+        print(
+            f"  {cost.name:<8} {cost.us:7.2f} us CPU per {unit}   {cost.us / base.us:5.2f} x nginx   {cost.rate:9.0f} {unit}s/s"
+        )
+    return {c.name: {"us": round(c.us, 2), "x_nginx": round(c.us / base.us, 3), "per_s": round(c.rate)} for c in costs}
+
+
+def _spread(values: list[float], name: str) -> dict[str, float]:
+    row = {"p50_ms": percentile(values, 0.5) * 1e3, "p99_ms": percentile(values, 0.99) * 1e3, "count": len(values)}
+    print(f"  {name:<8} p50 {row['p50_ms']:7.2f} ms   p99 {row['p99_ms']:7.2f} ms   of {len(values)}")
+    return row
+
+
+def _first_byte(times: dict[str, list[float]]) -> dict[str, Any]:
+    rows = {name: _spread(values, name) for name, values in times.items()}
+    for name in ("nginx", "hangup"):
+        added = {p: rows[name][p] - rows["direct"][p] for p in ("p50_ms", "p99_ms")}
+        print(f"  {name:<8} adds p50 {added['p50_ms']:.2f} ms, p99 {added['p99_ms']:.2f} ms")
+        rows[name + "_added"] = added
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What is measured: processes between the load and the bench engine, each with the CPU time it used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Target:
+    name: str
+    port: int
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    admin_port: int = 0
+
+    def cpu_s(self) -> float:
+        """User and system time of the target's processes and their children, in seconds."""
+        return sum(_cpu_s(pid) for process in self.processes for pid in _family(process.pid))
+
+    def rss_kb(self) -> int:
+        return sum(_rss_kb(pid) for process in self.processes for pid in _family(process.pid))
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rss_kb(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1])
+    return 0
+
+
+def _family(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    below = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [pid, *(found for child in below for found in _family(child))]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def wait_for_port(port: int, process: subprocess.Popen[str], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"{process.args!r} does not listen on {port}")
+
+
+@contextlib.contextmanager
+def started(arguments: list[str], **options: object) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(arguments, text=True, cwd=ROOT, **options)  # type: ignore[call-overload]
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def engine(rate: float = 50.0) -> Iterator[Target]:
+    arguments = [sys.executable, "-m", "bench.engine", "0", "--rate", str(rate)]
+    with started(arguments, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield Target("direct", int(process.stdout.readline()), [process])
+
+
+@contextlib.contextmanager
+def hangup(upstream: int, *flags: str) -> Iterator[Target]:
+    port, admin_port = free_port(), free_port()
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        ports = ["--port", str(port), "--admin-port", str(admin_port)]
+        arguments = [sys.executable, "-m", "hangup", "serve", *ports, "--log", log.name]
+        arguments += ["--upstream", f"http://127.0.0.1:{upstream}", *flags]
+        with started(arguments, stderr=subprocess.DEVNULL) as process:
+            wait_for_port(port, process)
+            yield Target("hangup", port, [process], admin_port)
+
+
+@contextlib.contextmanager
+def nginx(upstream: int) -> Iterator[Target]:
+    if shutil.which("nginx") is None:
+        if os.geteuid() != 0:
+            raise RuntimeError("nginx is not installed (apt-get install nginx-light)")
+        subprocess.run(
+            "apt-get update -qq && apt-get install -y -qq nginx-light", shell=True, check=True, stdout=subprocess.DEVNULL
+        )
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "nginx.conf"
+        config.write_text(f"""
+            worker_processes 1; daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
+            worker_rlimit_nofile 65536;
+            events {{ worker_connections 30000; }}
+            http {{
+              access_log {folder}/access.log;
+              client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
+              uwsgi_temp_path {folder}; scgi_temp_path {folder};
+              upstream engine {{ server 127.0.0.1:{upstream}; keepalive 512; }}
+              server {{
+                listen 127.0.0.1:{port} backlog=4096;
+                keepalive_requests 10000000;
+                location / {{
+                  proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection "";
+                  proxy_buffering off; proxy_read_timeout 600s;
+                }}
+              }}
+            }}""")
+        with started(["nginx", "-c", str(config)]) as process:
+            wait_for_port(port, process)
+            yield Target("nginx", port, [process])

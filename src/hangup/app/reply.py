@@ -1,0 +1,91 @@
+"""What the client is answered: the engine's head passed on, whole answers made here, errors in the API's own shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+
+from hangup.core.reasons import Reason
+from hangup.wire.answer import encode_head
+from hangup.wire.head import HOP_BY_HOP, Headers, ResponseHead
+
+if TYPE_CHECKING:
+    from hangup.app.exchange import Exchange
+
+# Of the engine's headers, what is between it and us, or what we set anew.
+_NOT_RELAYED = HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2", b"x-request-id", b"alt-svc"}
+_NOT_RELAYED_ON_STREAMS = _NOT_RELAYED | {b"cache-control", b"x-accel-buffering"}
+_NOT_RELAYED_ON_WHOLE = _NOT_RELAYED_ON_STREAMS | {b"content-type"}
+_STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
+_CHUNKED = (b"transfer-encoding", b"chunked")
+
+
+def begin(exchange: Exchange, status: int, head: ResponseHead, is_stream: bool) -> None:
+    """Passes the engine's head on."""
+    if exchange.call.answering_client:
+        return  # a heartbeat was quicker
+    dropped = _NOT_RELAYED_ON_STREAMS if is_stream else _NOT_RELAYED
+    headers = [pair for pair in head.headers if pair[0] not in dropped]
+    if is_stream:
+        headers += _STREAM_HEADERS
+    if head.content_length is not None:
+        headers.append((b"content-length", b"%d" % head.content_length))
+    if head.content_length is not None or head.without_body():
+        _write_head(exchange, status, headers, chunked=False)
+    else:
+        _write_open_head(exchange, status, headers)
+
+
+def begin_stream(exchange: Exchange) -> None:
+    """Begins a stream before the engine does, for a heartbeat."""
+    _write_open_head(exchange, 200, [(b"content-type", b"text/event-stream; charset=utf-8"), *_STREAM_HEADERS])
+
+
+def whole(exchange: Exchange, status: int, body: bytes, engine_headers: Headers) -> None:
+    """A complete JSON answer made here, under the engine's own headers."""
+    headers = [pair for pair in engine_headers if pair[0] not in _NOT_RELAYED_ON_WHOLE]
+    headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    _write_head(exchange, status, headers, chunked=False)
+    exchange.client.send(body)
+    exchange.call.client_has_all = True
+
+
+def error(exchange: Exchange, reason: Reason, detail: str) -> None:
+    """A complete error answer."""
+    body = orjson.dumps(exchange.api.error(reason.status, reason.code, detail or reason.message))
+    headers: Headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-hangup-reason", reason.code.encode("ascii")),
+    ]
+    if reason.retry is not None:
+        headers.append((b"x-should-retry", b"true" if reason.retry else b"false"))
+    headers += exchange.gateway.refusal_headers(exchange, reason)
+    _write_head(exchange, reason.status, headers, chunked=False)
+    exchange.client.send(body)
+
+
+def error_event(exchange: Exchange, reason: Reason, detail: str) -> None:
+    """An error in the midst of a stream."""
+    exchange.client.send(exchange.api.error_event(reason.status, reason.code, detail or reason.message))
+
+
+def _write_open_head(exchange: Exchange, status: int, headers: Headers) -> None:
+    """A head without a length: chunked, or for HTTP/1.0 delimited by the close."""
+    if exchange.client.http11:
+        headers.append(_CHUNKED)
+    else:
+        exchange.client.close_after_this()
+    _write_head(exchange, status, headers, chunked=exchange.client.http11)
+
+
+def _write_head(exchange: Exchange, status: int, headers: Headers, chunked: bool) -> None:
+    call, client = exchange.call, exchange.client
+    headers.append((b"x-request-id", call.id.encode("ascii")))
+    if client.will_close:
+        headers.append((b"connection", b"close"))
+    elif not client.http11:
+        headers.append((b"connection", b"keep-alive"))
+    call.client_answer_began(status)
+    client.begin(encode_head(status, headers), chunked=chunked)
