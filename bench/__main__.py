@@ -20,7 +20,7 @@ from bench.load import CHAT, percentile
 
 SUITES = ["streams", "requests", "first-byte", "hang-up", "idle", "peers"]
 
-REQUESTS = [
+REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("passed through", "/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
     ("chat, the engine answers as a whole", "/v1/chat/completions", {**CHAT, "plain": True}),
     ("chat, assembled from a stream of 8 tokens", "/v1/chat/completions", {**CHAT, "instant": True}),

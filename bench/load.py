@@ -11,8 +11,8 @@ from typing import Any, cast
 def request(path: str, body: dict[str, Any], id: str = "") -> bytes:
     data = json.dumps(body, separators=(",", ":")).encode()
     extra = f"X-Request-Id: {id}\r\n" if id else ""
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{extra}Content-Length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{extra}"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 MESSAGES = [{"role": "user", "content": "hello there, how are you today?"}]
@@ -82,19 +82,25 @@ class Requester(asyncio.Protocol):
 
 
 async def open_streams(port: int, count: int, counter: list[int], body: dict[str, Any], prefix: str = "") -> list[Stream]:
-    """Opens streams in batches, each with its first byte seen."""
+    """Opens streams in batches, each with its first byte seen; their ids are the prefix and a number."""
     loop = asyncio.get_running_loop()
+
+    async def open_one(index: int) -> Stream:
+        data = request("/v1/chat/completions", body, f"{prefix}{index}" if prefix else "")
+        _, stream = await loop.create_connection(lambda: Stream(counter, data), "127.0.0.1", port)
+        await asyncio.wait_for(asyncio.shield(stream.first), 60)
+        return stream
+
     streams: list[Stream] = []
     for start in range(0, count, 100):
-        batch = range(start, min(start + 100, count))
-        ids = [f"{prefix}{i}" if prefix else "" for i in batch]
-        made = [
-            loop.create_connection(lambda id=id: Stream(counter, request("/v1/chat/completions", body, id)), "127.0.0.1", port)
-            for id in ids
-        ]  # type: ignore[misc]  # noqa: E501
-        streams += [protocol for _, protocol in await asyncio.gather(*made)]
-        await asyncio.wait_for(asyncio.gather(*(s.first for s in streams[start:])), 60)
+        streams += await asyncio.gather(*map(open_one, range(start, min(start + 100, count))))
     return streams
+
+
+async def open_requesters(port: int, count: int, counter: list[int], data: bytes) -> list[Requester]:
+    loop = asyncio.get_running_loop()
+    made = [loop.create_connection(lambda: Requester(counter, data), "127.0.0.1", port) for _ in range(count)]
+    return [protocol for _, protocol in await asyncio.gather(*made)]
 
 
 def percentile(values: list[float], share: float) -> float:

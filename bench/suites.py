@@ -51,17 +51,12 @@ async def requests(
     measured: list[Target], path: str, body: dict[str, Any], *, concurrency: int = 64, window_s: float = 2.0, rounds: int = 4
 ) -> list[Cost]:
     """CPU per small non-streaming request."""
-    loop = asyncio.get_running_loop()
+    data = load.request(path, body)
     costs = {target.name: Cost(target.name) for target in measured}
     for _ in range(rounds):
         for target in measured:
             counter = [0]
-            data = load.request(path, body)
-            made = [
-                loop.create_connection(lambda: load.Requester(counter, data), "127.0.0.1", target.port)
-                for _ in range(concurrency)
-            ]  # noqa: B023, E501
-            clients = [protocol for _, protocol in await asyncio.gather(*made)]
+            clients = await load.open_requesters(target.port, concurrency, counter, data)
             await asyncio.sleep(0.5)
             await _window(target, counter, window_s, costs[target.name])
             for client in clients:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from support.processes import Gateway, StandIn, elapsed, gateway_and_engine
 from support.raw import Client
 from support.waiting import wait_until
 
-LONG = {"max_tokens": 20_000, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 20_000, "ignore_eos": True}
 LEAVE: list[Callable[[Client], None]] = [Client.fin, Client.reset, Client.half_close]
 
 

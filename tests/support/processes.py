@@ -46,8 +46,7 @@ class Process:
 
     @staticmethod
     def _collect(stream: Any, lines: list[str]) -> None:
-        for line in stream:
-            lines.append(line.rstrip("\n"))
+        lines.extend(line.rstrip("\n") for line in stream)
 
     def find_line(self, pattern: str, timeout_s: float = 15.0) -> re.Match[str]:
         def look() -> re.Match[str] | None:
@@ -57,7 +56,11 @@ class Process:
             assert self.popen.poll() is None, f"{self.arguments} ended: {self.stderr_lines}"
             return None
 
-        found = wait_until(look, timeout_s, f"{pattern} in the output of hangup {' '.join(self.arguments)}")
+        try:
+            found = wait_until(look, timeout_s, f"{pattern} in the output of hangup {' '.join(self.arguments)}")
+        except AssertionError:
+            self.close()
+            raise
         assert found is not None
         return found
 
@@ -102,7 +105,9 @@ class StandIn(Process):
         return dict(get_json(f"{self.url}/standin/stats"))
 
     def seen(self) -> list[dict[str, Any]]:
-        return list(get_json(f"{self.url}/standin/seen")["seen"])
+        """The requests that reached it, but for the gateway's own (health, recognition)."""
+        rows = get_json(f"{self.url}/standin/seen")["seen"]
+        return [row for row in rows if row["headers"].get("user-agent") != "hangup"]
 
     def past(self) -> dict[str, dict[str, Any]]:
         return {row["id"]: row for row in get_json(f"{self.url}/standin/past")["past"]}
@@ -167,7 +172,7 @@ class Gateway(Process):
         return {name: float(value) for name, _, value in rows}
 
     def open_files(self) -> int:
-        return len(os.listdir(f"/proc/{self.popen.pid}/fd"))
+        return len(list(Path(f"/proc/{self.popen.pid}/fd").iterdir()))
 
     def close(self) -> None:
         super().close()

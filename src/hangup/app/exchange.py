@@ -55,6 +55,7 @@ class Exchange:
         "_engine_headers",
         "_heartbeat",
         "_relay",
+        "_structure",
         "_value",
         "api",
         "ask",
@@ -93,6 +94,7 @@ class Exchange:
         self.engine: EngineConnection | None = None
         self._body = b""
         self._value = _NO_VALUE
+        self._structure: jsonbody.Structure | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._relay: Relay | None = None
         self._engine_headers: Headers = []
@@ -110,6 +112,15 @@ class Exchange:
         self.limits = limits
         self.body_bytes_max = limits.body_bytes_max
         self.event_bytes_max = limits.event_bytes_max
+
+    def body_piece(self, piece: bytes) -> None:
+        """A large body: counted as it comes, so that no one has to wait while it is looked at as a whole."""
+        if self.api.generates:
+            self._structure = self._structure or jsonbody.Structure(self.limits.json_elements_max)
+            try:
+                self._structure.feed(piece)
+            except Refusal as refusal:
+                self.end(refusal.reason, refusal.detail)
 
     def body_arrived(self, body: bytes) -> None:
         self._body = body
@@ -130,7 +141,7 @@ class Exchange:
         if not self.route.api.generates:
             self._set_clock(to_client=False, from_engine=False)
             return
-        value = jsonbody.decode(self._body, self.limits.json_elements_max)
+        value = jsonbody.decode(self._body, self._structure, self.limits.json_elements_max)
         self.api = self.route.api_for(value)
         settings = self.gateway.settings
         ask = self.ask = self.api.read(self.head.path, value, self.limits, settings.assemble)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Json
+from hangup.apis.base import Api, Ask, Assembler, Json, Usage
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
@@ -118,8 +118,9 @@ class PassRelay(Relay):
     def settle(self) -> None:
         if self._api is not None and self.call.engine_finished and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
             answer = parse(bytes(self._kept))
-            if answer is not None:
-                note_usage(self.call, self._api, answer)
+            usage = usage_of(self._api, answer) if answer is not None else None
+            if usage is not None:
+                note_usage(self.call, usage)
 
 
 class StreamRelay(Relay):
@@ -216,8 +217,10 @@ class StreamRelay(Relay):
             if value is None:
                 continue
             self._first = self._first or value
-            note_usage(self.call, self._api, value)
-            weight = self._api.weigh(value)
+            usage = usage_of(self._api, value)
+            if usage is not None and type(usage.tokens_in) is int:
+                self.call.tokens_in = usage.tokens_in
+            weight = weigh(self._api, value)
             if weight and not self._needle:
                 self._learn(event)
             tokens += weight
@@ -243,7 +246,7 @@ class StreamRelay(Relay):
         last: Json = self._first
         for event in whole.split(self._end)[:-1]:
             value = parse(self._api.format.data(event)) or {}
-            weight = self._api.weigh(value) if not self._api.is_last(value) else 0
+            weight = weigh(self._api, value) if not is_last(self._api, value) else 0
             if value and weight > left:
                 self._close_at_cap(passed, last)
                 return True
@@ -256,7 +259,7 @@ class StreamRelay(Relay):
         call = self.call
         whole = b"".join(passed)
         events = self._events(whole)
-        call.tokens_out += sum(self._api.weigh(event) for event in events)
+        call.tokens_out += sum(weigh(self._api, event) for event in events)
         history = self._events(b"".join(self._history)) + events if self._history is not None else []
         if not passed and self._tail:
             last = (self._events(self._tail[-1]) or [last])[-1]
@@ -277,14 +280,16 @@ class StreamRelay(Relay):
     def _ended_properly(self) -> bool:
         """A stream that merely stops is no answer, however clean its framing."""
         tail = b"".join(self._tail) + self._carry
-        return b"[DONE]" in tail or any(self._api.is_last(e) or "error" in e for e in self._events(tail))
+        return b"[DONE]" in tail or any(is_last(self._api, e) or "error" in e for e in self._events(tail))
 
     def at_event_boundary(self) -> bool:
         return not self._carry
 
     def settle(self) -> None:
         for event in self._events(b"".join(self._tail)):
-            note_usage(self.call, self._api, event)
+            usage = usage_of(self._api, event)
+            if usage is not None:
+                note_usage(self.call, usage)
 
 
 class AssembleRelay(Relay):
@@ -293,7 +298,7 @@ class AssembleRelay(Relay):
     Most events differ from the one before only in their text. Such a run is joined as bytes and parsed once.
     """
 
-    __slots__ = ("_after", "_api", "_assembler", "_before", "_done", "_run", "_splitter", "_tokens_max")
+    __slots__ = ("_after", "_api", "_assembler", "_before", "_done", "_run", "_splitter", "_tokens_max", "_told")
 
     def __init__(self, joint: Joint, decoder: Decoder, api: Api, ask: Ask, assembler: Assembler) -> None:
         super().__init__(joint, decoder, reasons.COMPLETED)
@@ -305,6 +310,7 @@ class AssembleRelay(Relay):
         self._before = _NEVER  # what stands before and behind the text in an event of the run
         self._after = b""
         self._run: list[bytes] = []  # texts, still in JSON's escapes
+        self._told = 0  # output tokens, as the engine says; taken over at the end
 
     def take(self, payload: bytes) -> None:
         call = self.call
@@ -337,16 +343,16 @@ class AssembleRelay(Relay):
             self._fail(value)
             return False
         if api.usage_mark in data:
-            note_usage(call, api, value)
-        tokens = api.weigh(value)
+            self._note(usage_of(api, value))
+        tokens = weigh(api, value)
         if tokens:
-            if call.tokens_out + tokens > self._tokens_max and not call.tokens_exact and not api.is_last(value):
+            if max(call.tokens_out + tokens, self._told) > self._tokens_max and not is_last(api, value):
                 self._answer(reasons.OUTPUT_TOKENS)
                 return False
             if call.first_token_at is None:
                 call.progressed(tokens, monotonic())
                 self.joint.reset_timer()
-            elif not call.tokens_exact:
+            else:
                 call.tokens_out += tokens
             self._learn(event)
         self._add(value)
@@ -373,7 +379,7 @@ class AssembleRelay(Relay):
     def _add(self, value: Json) -> None:
         try:
             self._assembler.add(value)
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        except _ODD as error:
             raise WireError(f"an event of a shape that is not known: {error!r}") from None
 
     def _fail(self, event: Json) -> None:
@@ -384,6 +390,17 @@ class AssembleRelay(Relay):
         self.joint.answer_whole(502 if status == 500 else status, orjson.dumps(event))
         self.call.engine_finished = False  # what follows is not wanted
         self.joint.end(reasons.ENGINE_ERROR)
+
+    def _note(self, usage: Usage | None) -> None:
+        if usage is not None:
+            if type(usage.tokens_in) is int:
+                self.call.tokens_in = usage.tokens_in
+            if type(usage.tokens_out) is int:
+                self._told = usage.tokens_out
+
+    def settle(self) -> None:
+        if self._told:
+            self.call.tokens_out, self.call.tokens_exact = self._told, True
 
     def finished(self) -> None:
         if self._done or self._assembler.finished:
@@ -410,11 +427,33 @@ def parse(data: bytes | None) -> Json | None:
     return value if type(value) is dict else None
 
 
-def note_usage(call: Call, api: Api, event: Json) -> None:
-    """Takes over exact counts from an event that tells them."""
-    usage = api.usage(event)
-    if usage is None:
-        return
+# An engine may send events of a shape that its API does not have. Counting them must not break the stream.
+_ODD = (KeyError, TypeError, AttributeError, IndexError, ValueError)
+
+
+def weigh(api: Api, event: Json) -> int:
+    try:
+        return api.weigh(event)
+    except _ODD:
+        return 1
+
+
+def is_last(api: Api, event: Json) -> bool:
+    try:
+        return api.is_last(event)
+    except _ODD:
+        return False
+
+
+def usage_of(api: Api, event: Json) -> Usage | None:
+    try:
+        return api.usage(event)
+    except _ODD:
+        return None
+
+
+def note_usage(call: Call, usage: Usage) -> None:
+    """Takes over the counts that the engine tells."""
     if type(usage.tokens_in) is int:
         call.tokens_in = usage.tokens_in
     if type(usage.tokens_out) is int:

@@ -373,11 +373,8 @@ def _routes(tables: Any, place: _Places, problems: _Problems) -> tuple[RouteSett
 
 
 def _cross_checks(settings: Settings, problems: _Problems) -> None:
-    limits = settings.limits
     if bool(settings.tls_cert) != bool(settings.tls_key):
         problems.add("tls_cert", "tls_cert and tls_key go together")
-    if limits.output_tokens_default > limits.output_tokens_max:
-        problems.add("limits", "output_tokens_default must not be above output_tokens_max")
     names = [b.name for b in settings.backend if b.name]
     for name in sorted({n for n in names if names.count(n) > 1}):
         problems.add("backend", f"there are two backends named {name}")

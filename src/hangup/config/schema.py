@@ -61,7 +61,7 @@ class Limits:
     url_bytes_max: int = limit(8 * 1024, "Longest request target.", least=64)
     body_idle_s: float = limit(30.0, "Longest pause while a request body arrives.", least=0.1)
     body_s: float = limit(60.0, "Longest time for a whole request body.", least=0.1)
-    json_elements_max: int = limit(250_000, "Most values in a JSON body, so that none can stall the others.", least=100)
+    json_elements_max: int = limit(100_000, "Most values in a JSON body, so that none can stall the others.", least=100)
     idle_s: float = limit(75.0, "Keep-alive: how long a client's connection may rest between two calls.", least=0.1)
     pipelined_bytes_max: int = limit(
         64 * 1024, "Bytes kept of a request pipelined behind a running call; beyond it the connection closes after that call."
@@ -70,7 +70,7 @@ class Limits:
         15.0, "A client whose host no longer answers TCP is given up after this, whether we write or are silent.", least=1
     )
     write_stall_s: float = limit(30.0, "A client that does not read what we write is given up after this.", least=0.1)
-    linger_s: float = limit(2.0, "How long a refused client may take to read its refusal before the connection is cut.")
+    linger_s: float = limit(2.0, "How long a refused client may take to read why; its request is dropped meanwhile.")
 
     # The engine's connection
     connect_s: float = limit(3.0, "Longest time to connect to a backend, TLS included.", least=0.05)

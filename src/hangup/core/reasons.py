@@ -83,6 +83,7 @@ BODY_TOO_LARGE = _reason("body_bytes_max", Outcome.REFUSED, 413, "The request's 
 NOT_FOUND = _reason("not_found", Outcome.REFUSED, 404, "There is no such path here.", False)
 METHOD = _reason("method", Outcome.REFUSED, 405, "This path does not take that method.", False)
 UNSUPPORTED = _reason("unsupported", Outcome.REFUSED, 501, "That part of HTTP is not supported.", False)
+HTTP_VERSION = _reason("http_version", Outcome.REFUSED, 505, "Only HTTP/1.1 and HTTP/1.0 are spoken here.", False)
 EXPECTATION = _reason("expectation", Outcome.REFUSED, 417, "Only Expect: 100-continue is supported.", False)
 UNAUTHORIZED = _reason("unauthorized", Outcome.REFUSED, 401, "A valid API key is needed.", False)
 MEDIA_TYPE = _reason("media_type", Outcome.REFUSED, 415, "A page of another site must send application/json.", False)

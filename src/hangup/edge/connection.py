@@ -24,7 +24,6 @@ from hangup.wire.body import LAST_CHUNK, Chunked, Counted, Decoder, chunk
 from hangup.wire.head import HEAD_END, RequestHead, has_bare_lf
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_LINGER_BYTES_MAX = 1024 * 1024  # read and dropped of a refused request before the connection is cut
 
 
 class State(Enum):
@@ -40,6 +39,9 @@ class Exchange(Protocol):
     """The call that a connection is carrying, as the connection sees it."""
 
     body_bytes_max: int
+
+    def body_piece(self, piece: bytes) -> None:
+        """Some of a body that does not come in one piece; may refuse the call."""
 
     def body_arrived(self, body: bytes) -> None: ...
 
@@ -148,7 +150,7 @@ class ClientConnection(asyncio.Protocol):
             self._take_body(data)
         elif self.state is State.LINGER:
             self._linger_bytes += len(data)
-            if self._linger_bytes > _LINGER_BYTES_MAX:
+            if self._linger_bytes > self._owner.limits.body_bytes_max:
                 self.transport.abort()
         elif self.state is not State.CLOSED:
             self._buffer += data
@@ -271,7 +273,11 @@ class ClientConnection(asyncio.Protocol):
             return
         if len(self._body) + len(payload) > self.exchange.body_bytes_max:
             self._refuse_body(reasons.BODY_TOO_LARGE)
-        elif self._decoder.done:
+            return
+        self.exchange.body_piece(payload)
+        if self.state is not State.BODY:
+            return  # refused
+        if self._decoder.done:
             self._buffer = self._decoder.rest
             self._body_complete(bytes(self._body + payload) if self._body else payload)
         else:
@@ -448,7 +454,7 @@ _REASON_BY_STATUS = {
     414: reasons.URL_TOO_LONG,
     431: reasons.HEADERS_TOO_LARGE,
     501: reasons.UNSUPPORTED,
-    505: reasons.UNSUPPORTED,
+    505: reasons.HTTP_VERSION,
 }
 
 

@@ -1,0 +1,109 @@
+"""An engine that is nothing but a script of bytes, for answers that no honest engine would give."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+Script = Callable[[socket.socket, bytes], None]
+
+
+class RawEngine:
+    """Listens on a free port; each request is read whole and handed to the script with its socket."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.requests: list[bytes] = []
+        self._open: list[socket.socket] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(sock)
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            sock.settimeout(30)
+            while request := _read_request(sock):
+                if b" /health " in request.split(b"\r\n", 1)[0] + b" ":
+                    sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                    continue
+                self.requests.append(request)
+                self._script(sock, request)
+
+    def close(self) -> None:
+        self._closing = True
+        self._listener.close()
+        for sock in self._open:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+        self._thread.join(2)
+
+
+def _read_request(sock: socket.socket) -> bytes:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = sock.recv(65536)
+        if not more:
+            return b""
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    wanted = int(lengths[0]) if lengths else 0
+    while len(body) < wanted:
+        body += sock.recv(65536)
+    return head + b"\r\n\r\n" + body
+
+
+@contextlib.contextmanager
+def raw_engine(script: Script) -> Iterator[RawEngine]:
+    engine = RawEngine(script)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def answer(data: bytes, close: bool = False) -> Script:
+    """Always the same bytes; then the connection stays, or is closed."""
+
+    def script(sock: socket.socket, request: bytes) -> None:
+        if b"GET /v1/models" in request:
+            sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+            return
+        sock.sendall(data)
+        if close:
+            sock.close()
+
+    return script
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(text: str, finish: str = "null") -> bytes:
+    return (
+        b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m",'
+        b'"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":%b}]}\n\n' % (text.encode(), finish.encode())
+    )
+
+
+DONE = b"data: [DONE]\n\n"
+LAST = b"0\r\n\r\n"
