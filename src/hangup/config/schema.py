@@ -79,6 +79,11 @@ class Limits:
     )
     engine_idle_connections_max: int = limit(512, "Most unused connections kept per backend.")
     engine_header_bytes_max: int = limit(64 * 1024, "Largest response head taken from an engine.", least=1024)
+    engine_receive_bytes_max: int = limit(
+        128 * 1024,
+        "Kernel buffer for what an engine sends: how far it can run ahead of a client that does not read.",
+        least=4096,
+    )
     failover_max: int = limit(2, "Most further backends tried when one fails before its first byte.")
 
     # Waiting and health

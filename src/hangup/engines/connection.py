@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -31,13 +32,24 @@ class Home(Protocol):
 
 
 class EngineConnection(asyncio.Protocol):
-    __slots__ = ("_asker", "_buffer", "_feed", "_head_bytes_max", "_home", "idle_since", "reused", "transport")
+    __slots__ = (
+        "_asker",
+        "_buffer",
+        "_feed",
+        "_head_bytes_max",
+        "_home",
+        "_receive_bytes",
+        "idle_since",
+        "reused",
+        "transport",
+    )
 
     transport: asyncio.Transport
 
-    def __init__(self, home: Home, head_bytes_max: int) -> None:
+    def __init__(self, home: Home, head_bytes_max: int, receive_bytes: int = 0) -> None:
         self._home = home
         self._head_bytes_max = head_bytes_max
+        self._receive_bytes = receive_bytes
         self._asker: Asker | None = None
         self._feed: Callable[[bytes], None] | None = None
         self._buffer = b""
@@ -46,6 +58,10 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and self._receive_bytes:
+            # The kernel would take megabytes of tokens on behalf of a client that has stopped reading.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
 
     def ask(self, asker: Asker, request: bytes) -> None:
         assert self._asker is None, "one request at a time"

@@ -61,11 +61,11 @@ class Pool:
 
     async def connect(self) -> EngineConnection:
         """A new connection; EngineFault if there is none in time."""
-        address = self.address
+        address, limits = self.address, self.limits
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 _, connection = await self._loop.create_connection(
-                    lambda: EngineConnection(self, self.limits.engine_header_bytes_max),
+                    lambda: EngineConnection(self, limits.engine_header_bytes_max, limits.engine_receive_bytes_max),
                     address.host,
                     address.port,
                     ssl=self._tls,
