@@ -42,7 +42,7 @@ bench: $(VENV)/.setup-test  ## measure against nginx and the other gateways; see
 	$(BIN)/python -m bench $(ARGS)
 
 docs: $(VENV)/.setup-test  ## write the generated parts of docs/ anew
-	$(BIN)/python -m tests.docs_reference
+	$(BIN)/python -m tools.docs
 
 lock: $(VENV)/.setup  ## resolve the dependencies anew, with hashes
 	$(BIN)/python -m pip install -q uv

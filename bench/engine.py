@@ -107,7 +107,8 @@ class Connection(asyncio.Protocol):
             return
         state = self.state
         stats = {"open": state.open, "streams": sum(map(len, state.groups)), "chunks": state.chunks, "lost": state.lost}
-        text = json.dumps(stats if head.startswith(b"get /stats") else {"object": "list", "data": []}).encode()
+        models = {"object": "list", "data": [{"id": "bench-model", "object": "model", "created": 0, "owned_by": "bench"}]}
+        text = json.dumps(stats if head.startswith(b"get /stats") else models).encode()
         self.transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(text) + text
         )

@@ -39,6 +39,7 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "messages to its end": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1000}),
     "messages tools": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1000, "tools": [{"name": "look"}]}),
     "llama.cpp": ("/completion", {"prompt": "once upon", "n_predict": 7}),
+    "llama.cpp tokens": ("/completion", {"prompt": "once upon", "n_predict": 7, "return_tokens": True}),
     "llama.cpp to its end": ("/completion", {"prompt": "once upon"}),
     "tgi": ("/generate", {"inputs": "once upon", "parameters": {"max_new_tokens": 7}}),
     "tgi details": ("/generate", {"inputs": "once upon", "parameters": {"max_new_tokens": 7, "details": True}}),
@@ -141,6 +142,10 @@ class TestOddStreams:
     def test_comments_and_names_between(self) -> None:
         got = self.assembled(b": ping\n\n", b"event: x\n" + event("a"), b":\n\n", event("b", '"stop"'), DONE)
         assert got.json()["choices"][0]["message"]["content"] == "ab"
+
+    def test_null_events(self) -> None:
+        got = self.assembled(b"data: null\n\n", event("a"), event("", '"stop"'), DONE)
+        assert got.json()["choices"][0]["message"]["content"] == "a"
 
     def test_no_done(self) -> None:
         assert self.assembled(event("a"), event("b", '"stop"')).json()["choices"][0]["message"]["content"] == "ab"

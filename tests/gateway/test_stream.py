@@ -144,6 +144,16 @@ def test_crlf_events_are_counted() -> None:
         assert gateway.call_log("crlf")["tokens_out"] == 9
 
 
+def test_a_last_event_with_text_is_counted() -> None:
+    """vLLM puts the last token and the finish reason into one event."""
+    body = b"".join(chunk(e) for e in [event("a"), event("b"), event("c", '"length"'), DONE])
+    with raw_engine(answer(HEAD + body + LAST)) as engine, Gateway(engine.url) as gateway, Client(gateway.address) as client:
+        client.chat({"X-Request-Id": "last"}, stream=True, max_tokens=3)
+        assert client.read_answer().complete
+        row = gateway.call_log("last")
+        assert (row["outcome"], row["tokens_out"]) == ("completed", 3)
+
+
 def test_invalid_utf8_passes() -> None:
     odd = event("a") + b'data: {"choices":[{"index":0,"delta":{"content":"\xff\xfe"},"finish_reason":null}]}\n\n' + DONE
     with raw_engine(answer(HEAD + chunk(odd) + LAST)) as engine, Gateway(engine.url) as gateway:

@@ -26,7 +26,7 @@ class LlamaCppCompletion(Api):
     def set_assembly(self, ask: Ask, value: Json) -> None:
         # Several answers come as a list whose parts a stream does not tell apart.
         if ask.choices == 1:
-            ask.assembler, ask.to_stream = LlamaCppAssembler(), {"stream": True}
+            ask.assembler, ask.to_stream = LlamaCppAssembler(bool(value.get("return_tokens"))), {"stream": True}
 
     def weigh(self, event: Json) -> int:
         return 1 if event.get("content") or event.get("tokens") else 0
@@ -53,14 +53,15 @@ def _count_prompts(prompt: object) -> int:
 class LlamaCppAssembler(Assembler):
     """The last event has all but the text."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_tokens: bool) -> None:
+        self._kept = ("tokens", "completion_probabilities") if with_tokens else ("completion_probabilities",)
         self._text: list[str] = []
         self._lists: dict[str, list[object]] = {}
         self._last: Json = {}
 
     def add(self, event: Json) -> None:
         self._text.append(event.get("content") or "")
-        for key in ("tokens", "completion_probabilities"):
+        for key in self._kept:
             if type(event.get(key)) is list:
                 self._lists.setdefault(key, []).extend(event[key])
         self._last = event
@@ -69,6 +70,8 @@ class LlamaCppAssembler(Assembler):
     def result(self, capped: bool) -> Json:
         answer = {**self._last, "content": "".join(self._text)}
         answer.update({key: self._lists[key] for key in self._lists if self._lists[key] or key in self._last})
+        if type(answer.get("generation_settings")) is dict:
+            answer["generation_settings"]["stream"] = False  # as the client asked
         if capped:
             answer.update(stop=True, stop_type="limit", stopping_word="")
         return answer

@@ -102,7 +102,6 @@ class ChoicesAssembler(Assembler):
         answer, choices = self._answer, []
         for index in sorted(self._choices):
             choice = self._choices[index]
-            choice.setdefault("logprobs", None)
             if capped and not choice.get("finish_reason"):
                 choice["finish_reason"] = "length"
             choices.append({"index": index, **choice})

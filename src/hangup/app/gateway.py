@@ -45,6 +45,7 @@ class Gateway:
         self.log = log
         self.ledger = Ledger()
         self.connections: set[ClientConnection] = set()
+        self.connections_allowed = settings.limits.connections_max  # fewer where file descriptors are scarce
         self.connections_refused = 0
         self.calls: dict[str, Exchange] = {}
         self.backends: dict[str, Backend] = {}
@@ -106,7 +107,7 @@ class Gateway:
     # Connections
 
     def connected(self, connection: ClientConnection) -> bool:
-        if len(self.connections) >= self.limits.connections_max:
+        if len(self.connections) >= self.connections_allowed:
             self.connections_refused += 1
             return False
         self.connections.add(connection)

@@ -208,11 +208,14 @@ class StreamRelay(Relay):
             call.progress_at = now
 
     def _count(self, whole: bytes) -> int:
-        """Tokens in whole events: parsed up to the first one that has a token, by byte search from then on."""
-        if self._needle:
-            return whole.count(self._needle)
+        """Tokens in whole events. The first one that has a token shows by which bytes the others are known; the rest,
+        beginnings and endings for the most part, are parsed.
+        """
         tokens = 0
         for event in whole.split(self._end):
+            if self._needle and self._needle in event:
+                tokens += 1
+                continue
             value = parse(self._api.format.data(event))
             if value is None:
                 continue
@@ -338,6 +341,8 @@ class AssembleRelay(Relay):
         api, call = self._api, self.call
         value = parse(data)
         if value is None:
+            if data == b"null":  # llama.cpp begins some streams with it
+                return True
             raise WireError("an event that is not JSON")
         if value.get("error") is not None:
             self._fail(value)

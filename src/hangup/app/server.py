@@ -27,6 +27,7 @@ from hangup.errors import ConfigError, HangupError
 # What a reload cannot change, since it is bound to the process.
 _FIXED = ("host", "port", "admin_host", "admin_port", "tls_cert", "tls_key", "log")
 _LAG_PERIOD_S = 0.1
+_FILES_RESERVED = 64  # file descriptors for everything that is no call
 
 
 class Server:
@@ -48,12 +49,15 @@ class Server:
         tls = _server_tls(settings)
         self._log = Log(settings.log, settings.limits.log_lines_max)
         self.gateway = gateway = Gateway(settings, loop, self._log)
+        gateway.connections_allowed = _connections_allowed(settings.limits.connections_max)
+        if gateway.connections_allowed < settings.limits.connections_max:
+            self._log.event("few_file_descriptors", connections_max=gateway.connections_allowed)
         listener = await loop.create_server(lambda: ClientConnection(gateway, loop), sock=data_sock, ssl=tls, backlog=4096)
         admin = AdminServer(_AdminView(gateway, self._log, self._lag), admin_sock)
         admin_task = loop.create_task(admin.run_until_stopped())
         lag_task = loop.create_task(self._watch_lag())
         self._catch_signals(loop)
-        _tune_memory()
+        _tune_collector()
         announce(_url(data_sock.getsockname(), tls is not None), _url(admin_sock.getsockname(), False))
         try:
             await self._stop.wait()
@@ -119,6 +123,7 @@ class Server:
         kept = [name for name in _FIXED if getattr(new.settings, name) != getattr(old, name)]
         self._configuration = new
         self.gateway.configure(new.settings)
+        self.gateway.connections_allowed = _connections_allowed(new.settings.limits.connections_max)
         self._log.event("reloaded", backends=list(self.gateway.backends), needs_restart=kept)
         note = f" (a restart is needed for: {', '.join(kept)})" if kept else ""
         print(f"hangup: configuration reloaded{note}", file=sys.stderr, flush=True)
@@ -196,11 +201,20 @@ def _url(address: tuple[str, int], tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{host}:{address[1]}"
 
 
-def _tune_memory() -> None:
-    """Two file descriptors per stream; and what was loaded at the start never needs to be looked at again."""
+def _connections_allowed(wanted: int) -> int:
+    """As many client connections as there are file descriptors for, with one more each for its engine."""
+    needed = 2 * wanted + _FILES_RESERVED
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for limit in (max(needed, hard), hard):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            break
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if files >= needed else max(1, (files - _FILES_RESERVED) // 2)
+
+
+def _tune_collector() -> None:
+    """What was loaded at the start stays; calls leave no cycles behind, so there is little to look for."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(50_000, 20, 50)

@@ -134,8 +134,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.write = self.transport.write
-        # No slack: as soon as the kernel takes no more, the engine is no longer read.
-        self.transport.set_write_buffer_limits(high=0)
+        # No slack: as soon as the kernel takes no more, the engine is no longer read. (With TLS, 0 would mean "always".)
+        self.transport.set_write_buffer_limits(high=1, low=0)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
         if self._owner.connected(self):

@@ -423,7 +423,8 @@ class LlamaCpp(Shape):
         return [sse(self._last(count, ""))]
 
     def whole(self, count: int) -> Json:
-        return {**self._last(count, self.text(0, count)), "tokens": list(range(count))}
+        answer = self._last(count, self.text(0, count))
+        return {**answer, "tokens": list(range(count)) if self.request.get("return_tokens") else []}
 
 
 class Tgi(Shape):

@@ -1,0 +1,193 @@
+"""The configuration: precedence, origins, and errors that say where, what was expected and what was meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangup.config import load
+from hangup.errors import ConfigError
+
+
+def hangup(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("HANGUP_")}
+    command = [sys.executable, "-m", "hangup", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=clean | (env or {}), timeout=30, check=False)
+
+
+def problems(tmp_path: Path, text: str, **options: Any) -> str:
+    path = tmp_path / "hangup.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(path, **options)
+    return str(error.value).replace(str(path), "FILE")
+
+
+def test_defaults_protect() -> None:
+    settings = load().settings
+    assert (settings.host, settings.port, settings.admin_host, settings.admin_port) == ("127.0.0.1", 8080, "127.0.0.1", 8081)
+    assert settings.limits.client_silence_s == 15
+    assert settings.limits.write_stall_s == 30
+    assert settings.limits.output_tokens_max > 0
+
+
+def test_precedence(tmp_path: Path) -> None:
+    path = tmp_path / "hangup.toml"
+    path.write_text("port = 1\nadmin_port = 2\n[limits]\ngap_s = 3\ntotal_s = 4\n")
+    env = {"HANGUP_ADMIN_PORT": "20", "HANGUP_TOTAL_S": "40", "HANGUP_QUEUE_S": "50", "OTHER": "x"}
+    made = load(path, env, {"total_s": "400"})
+    assert (made.settings.port, made.origin("port")) == (1, f"{path}:1")
+    assert (made.settings.admin_port, made.origin("admin_port")) == (20, "HANGUP_ADMIN_PORT")
+    assert (made.settings.limits.gap_s, made.origin("gap_s")) == (3.0, f"{path}:4")
+    assert (made.settings.limits.total_s, made.origin("total_s")) == (400.0, "--total-s")
+    assert (made.settings.limits.queue_s, made.origin("queue_s")) == (50.0, "HANGUP_QUEUE_S")
+    assert (made.settings.host, made.origin("host")) == ("127.0.0.1", "default")
+
+
+def test_upstreams(tmp_path: Path) -> None:
+    path = tmp_path / "hangup.toml"
+    path.write_text('[[backend]]\nurl = "http://a:1"\n')
+    assert [b.url for b in load(path).settings.backend] == ["http://a:1"]
+    assert [b.url for b in load(path, {"HANGUP_UPSTREAM": "http://b:1, http://c:1"}).settings.backend] == [
+        "http://b:1",
+        "http://c:1",
+    ]
+    flagged = load(path, {"HANGUP_UPSTREAM": "http://b:1"}, upstreams=["http://d:1"], engine="openai").settings.backend
+    assert [(b.url, b.engine) for b in flagged] == [("http://d:1", "openai")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("prot = 1\n", "FILE:1: unknown setting prot\n  hint: did you mean port?"),
+        ("\n\n[limits]\ngapp_s = 3\n", "FILE:4: unknown setting gapp_s\n  hint: did you mean gap_s?"),
+        ("gap_s = 3\n", "FILE:1: gap_s belongs into [limits]"),
+        ("port = 'x'\n", "FILE:1: port: expected a whole number from 0 to 65535, got 'x'"),
+        ("port = 70000\n", "FILE:1: port: expected a whole number from 0 to 65535, got 70000"),
+        ("port = 1.5\n", "FILE:1: port: expected a whole number"),
+        ("port = true\n", "FILE:1: port: expected a whole number"),
+        ("assemble = 1\n", "FILE:1: assemble: expected true or false, got 1"),
+        ("half_close = 'hangpu'\n", "expected one of hangup, allow, got 'hangpu'\n  hint: did you mean hangup?"),
+        ("[limits]\ngap_s = -1\n", "FILE:2: gap_s: expected a number of seconds, 0.01 or more, got -1"),
+        ("[limits]\ngap_s = nan\n", "FILE:2: gap_s: expected a number of seconds"),
+        ("[limits]\nbody_bytes_max = '1'\n[[backend]]\nurl='x'\n", "FILE:4: url: expected http://host[:port]"),
+        ("limits = 5\n", "FILE:1: limits must be a table"),
+        ("backend = 5\n", "backend must be an array of tables: [[backend]]"),
+        (
+            "[[backend]]\nurl = 'http://a'\n[[backend]]\nurll = 'b'\n",
+            "FILE:4: unknown backend setting urll\n  hint: did you mean url?",
+        ),
+        ("[[backend]]\nurl = 'ftp://a'\n", "FILE:2: url: expected http://host[:port] or https://host[:port], got 'ftp://a'"),
+        ("[[backend]]\nurl = 'http://u:p@a'\n", "a URL must hold no user or password"),
+        ("[[backend]]\nurl = 'http://a:99999'\n", "is no URL"),
+        ("[[backend]]\nurl='http://a'\n[[backend]]\nurl='http://a/'\n", "http://a is given twice"),
+        ("[[tenant]]\nname='a'\nkey_sha256=['abc']\n", "FILE:3: key_sha256: expected 64 hex digits"),
+        ("[[tenant]]\nname='a b'\n", "FILE:2: name: expected letters"),
+        ("[[tenant]]\nname='a'\n[[tenant]]\nname='a'\n", "FILE:4: there are two tenants named a"),
+        ("[[tenant]]\nname='a'\nlimits={gap=1}\n", "FILE:3: unknown per-call limit gap\n  hint: did you mean gap_s?"),
+        ("[[tenant]]\nname='a'\n[tenant.limits]\nheader_s=1\n", "header_s is a limit of the whole gateway: set it in [limits]"),
+        ("[[tenant]]\nname='a'\nlimits={gap_s='x'}\n", "gap_s: expected a number of seconds"),
+        ("[[route]]\npath='v1'\n", "FILE:2: path: expected an absolute path"),
+        ("[[route]]\npath='/a/../b'\n", "FILE:2: path: expected an absolute path"),
+        ("tls_cert = 'a'\n", "tls_cert and tls_key go together"),
+        ("a = \n", "FILE:1: not valid TOML: Invalid value"),
+        ("port = 1\nport = 2\n", "FILE:2: not valid TOML: Cannot overwrite a value"),
+    ],
+)
+def test_problems(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in problems(tmp_path, text)
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    told = problems(tmp_path, "prot = 1\nadmin_port = 'x'\n[limits]\ngap_s = -1\n", env={"HANGUP_TOTALS": "1"})
+    assert all(word in told for word in ("prot", "admin_port", "gap_s", "HANGUP_TOTALS"))
+
+
+def test_environment_problems(tmp_path: Path) -> None:
+    told = problems(tmp_path, "", env={"HANGUP_GAP": "1", "HANGUP_PORT": "x", "HANGUP_UPSTREAM": "nowhere"})
+    assert "HANGUP_GAP: unknown environment variable HANGUP_GAP\n  hint: did you mean HANGUP_GAP_S?" in told
+    assert "HANGUP_PORT: port: expected a whole number from 0 to 65535, got 'x'" in told
+    assert "HANGUP_UPSTREAM: expected http://host[:port]" in told
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "nothing.toml")
+
+
+class TestCommands:
+    def test_check(self, tmp_path: Path) -> None:
+        good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
+        good.write_text('[[backend]]\nurl = "http://127.0.0.1:8000"\n')
+        bad.write_text("prot = 1\n")
+        done = hangup("config", "check", str(good))
+        assert (done.returncode, done.stdout) == (0, f"{good}: ok (1 backend)\n")
+        failed = hangup("config", "check", str(bad))
+        assert failed.returncode == 2
+        assert failed.stdout == ""
+        assert "did you mean port?" in failed.stderr
+
+    def test_show(self, tmp_path: Path) -> None:
+        path = tmp_path / "hangup.toml"
+        path.write_text('port = 9\n[[backend]]\nurl = "http://a"\n')
+        done = hangup("config", "show", "--json", "--config", str(path), "--gap-s", "7", env={"HANGUP_TOTAL_S": "70"})
+        shown = json.loads(done.stdout)
+        assert shown["settings"]["port"] == {"value": 9, "origin": f"{path}:1"}
+        assert shown["settings"]["limits.gap_s"] == {"value": 7.0, "origin": "--gap-s"}
+        assert shown["settings"]["limits.total_s"] == {"value": 70.0, "origin": "HANGUP_TOTAL_S"}
+        assert shown["settings"]["limits.queue_s"]["origin"] == "default"
+        assert shown["backend"][0]["url"] == "http://a"
+        text = hangup("config", "show", "--config", str(path)).stdout
+        assert any(line.split() == ["port", "9", f"{path}:1"] for line in text.splitlines())
+
+    @pytest.mark.parametrize(
+        ("arguments", "expected"),
+        [
+            (("serve", "--port", "x"), "--port: port: expected a whole number"),
+            (("serve", "--upstream", "nowhere"), "--upstream: expected http://host"),
+            (("serve", "--config", "/nowhere.toml"), "cannot be read"),
+            (("serve", "--tls-cert", "/nowhere.pem", "--tls-key", "/nowhere.pem"), "cannot use tls_cert"),
+        ],
+    )
+    def test_nothing_starts_half_configured(self, arguments: tuple[str, ...], expected: str) -> None:
+        done = hangup(*arguments)
+        assert done.returncode in (1, 2)
+        assert expected in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_unknown_engine(self, tmp_path: Path) -> None:
+        path = tmp_path / "hangup.toml"
+        path.write_text('[[backend]]\nurl = "http://a"\nengine = "vlm"\n')
+        done = hangup("serve", "--config", str(path))
+        assert done.returncode == 2
+        assert "there is no engine named 'vlm'" in done.stderr
+
+    def test_port_in_use(self) -> None:
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            done = hangup("serve", "--port", str(taken.getsockname()[1]), "--admin-port", "0")
+            assert done.returncode == 1
+            assert "cannot listen on 127.0.0.1" in done.stderr
+            assert "hint: another program has it" in done.stderr
+
+    def test_help(self) -> None:
+        for arguments in (("--help",), ("serve", "--help"), ("config", "--help"), ("standin", "--help"), ("key", "--help")):
+            done = hangup(*arguments)
+            assert done.returncode == 0
+            assert "usage: hangup" in done.stdout
+        assert "examples:" in hangup("serve", "--help").stdout
+
+    def test_no_command(self) -> None:
+        done = hangup()
+        assert done.returncode == 2
+        assert "commands" in done.stdout
+
+    def test_engines(self) -> None:
+        assert "openai" in hangup("engines").stdout

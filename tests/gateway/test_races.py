@@ -1,0 +1,163 @@
+"""Races and endurance (11, 14): the cancel against the last token a thousand times, and thousands of calls with
+random departures; at the end every counter is at zero, nothing is open, and the books agree with the engine's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import struct
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from support.processes import Gateway, StandIn, gateway_and_engine
+from support.waiting import wait_until
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def request(id: str, **fields: Any) -> bytes:
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], **fields}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Request-Id: {id}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def leave(writer: asyncio.StreamWriter, how: str) -> None:
+    sock = writer.get_extra_info("socket")
+    if how == "reset":
+        sock.setsockopt(1, 13, struct.pack("ii", 1, 0))  # SO_LINGER
+    if how == "half":
+        writer.write_eof()
+    else:
+        writer.transport.abort()
+
+
+def settled(gateway: Gateway, engine: StandIn, before_fds: int) -> None:
+    """Everything is at zero: live calls, queue, places, connections, engine work, file descriptors."""
+
+    def idle() -> bool:
+        metrics = gateway.metrics()
+        live = sum(v for k, v in metrics.items() if k.startswith(("hangup_calls_live", "hangup_backend_in_flight")))
+        return live == 0 and metrics["hangup_queue_depth"] == 0 and metrics["hangup_connections"] == 0
+
+    wait_until(idle, 20, "the gateway to be idle")
+    engine.wait_idle(10)
+    wait_until(lambda: gateway.open_files() <= before_fds + 2, 15, "file descriptors to be closed")
+    assert not [row for row in gateway.log() if row["event"] == "fault"]
+
+
+def calls_of(gateway: Gateway, count: int) -> list[dict[str, Any]]:
+    wait_until(lambda: sum(row["event"] == "call" for row in gateway.log()) >= count, 20, "all log lines")
+    return [row for row in gateway.log() if row["event"] == "call"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_cancel_races_the_last_token(stream: bool) -> None:
+    """1,000 departures at about the moment of the last token: one outcome each, nothing held, no counter off."""
+    with gateway_and_engine({"engine_idle_s": 0.5}, slots=64, prefill_s=0.0, token_s=0.002, answer_tokens=3) as (
+        gateway,
+        engine,
+    ):
+        fds = gateway.open_files()
+        rng = random.Random(7)
+
+        async def one(index: int) -> None:
+            reader, writer = await asyncio.open_connection(*gateway.address)
+            writer.write(request(f"race-{index}", stream=stream))
+            # The answer takes about 3 steps of 2 ms: leave somewhere around its end.
+            await asyncio.sleep(rng.uniform(0.004, 0.012))
+            leave(writer, rng.choice(["fin", "reset", "half"]))
+            if not writer.transport.is_closing():
+                await reader.read()
+                writer.close()
+
+        async def run() -> None:
+            for start in range(0, 500, 50):
+                await asyncio.gather(*(one(index) for index in range(start, start + 50)))
+
+        asyncio.run(run())
+        settled(gateway, engine, fds)
+        rows = calls_of(gateway, 500)
+        assert len({row["id"] for row in rows}) == len(rows) == 500
+        outcomes = Counter(row["outcome"] for row in rows)
+        assert set(outcomes) <= {"completed", "client_gone"}
+        assert min(outcomes.values()) > 20, f"the race was not one: {outcomes}"
+        stats = engine.stats()
+        assert stats["finished"] + stats["aborted"] == stats["requests"] <= 500
+
+
+def test_soak() -> None:
+    """Some thousand calls, streaming or not, that leave in every phase, some in a queue, some to their end."""
+    count = 3000
+    with StandIn(slots=16, queue=1000, prefill_s=0.004, token_s=0.002, answer_tokens=8) as engine:
+        config = f"""
+        [limits]
+        queue_depth_max = 40
+        queue_s = 0.5
+        engine_idle_s = 0.5
+        [[backend]]
+        url = "{engine.url}"
+        slots = 16
+        """
+        with Gateway(config=config) as gateway:
+            fds = gateway.open_files()
+            rng = random.Random(42)
+
+            async def one(index: int) -> None:
+                reader, writer = await asyncio.open_connection(*gateway.address)
+                data = request(f"soak-{index}", stream=rng.random() < 0.5, max_tokens=rng.randint(1, 12))
+                fate = rng.random()
+                if fate < 0.1:  # in the midst of the body
+                    writer.write(data[: rng.randint(1, len(data) - 1)])
+                    await asyncio.sleep(rng.uniform(0, 0.01))
+                    leave(writer, "fin")
+                elif fate < 0.6:  # at any time
+                    writer.write(data)
+                    await asyncio.sleep(rng.uniform(0, 0.06))
+                    leave(writer, rng.choice(["fin", "reset", "half"]))
+                else:  # stays to the end
+                    writer.write(data.replace(b"Host: a", b"Host: a\r\nConnection: close"))
+                    answer = await reader.read()
+                    assert answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 503")), answer
+                    writer.close()
+                if not writer.transport.is_closing():
+                    await reader.read()
+                    writer.close()
+
+            async def run() -> None:
+                limit = asyncio.Semaphore(60)
+
+                async def bounded(index: int) -> None:
+                    async with limit:
+                        await one(index)
+
+                await asyncio.gather(*(bounded(index) for index in range(count)))
+
+            asyncio.run(run())
+            settled(gateway, engine, fds)
+            rows = [row for row in gateway.log() if row["event"] == "call"]
+            assert len({row["id"] for row in rows}) == len(rows) <= count
+
+            # The books: by call, by outcome, by token.
+            metrics = gateway.metrics()
+            counted = sum(v for k, v in metrics.items() if k.startswith("hangup_calls_total"))
+            assert counted == len(rows)
+            stats, past = engine.stats(), engine.past()
+            sent = [row for row in rows if row["attempts"]]
+            reached = [row for row in sent if row["id"] in past]
+            assert stats["finished"] + stats["aborted"] == stats["requests"]
+            assert {row["outcome"] for row in rows} <= {"completed", "client_gone", "shed"}
+            assert len(reached) == stats["requests"] == len(past)
+            assert stats["tokens"] == sum(row["tokens"] for row in past.values())
+            for row in reached:
+                computed = past[row["id"]]["tokens"]
+                if row["outcome"] == "completed":
+                    assert row["tokens_out"] == computed, row
+                else:  # what is computed while the cut is on its way, only the engine can tell
+                    assert row["tokens_out"] <= computed <= row["tokens_out"] + 12, (row, computed)
+            assert stats["prefills_for_gone"] == 0
+            booked = sum(v for k, v in metrics.items() if k.startswith("hangup_tokens_total"))
+            assert booked == sum(row["tokens_out"] for row in rows)
+            assert stats["tokens"] - booked <= len([row for row in reached if row["outcome"] != "completed"])

@@ -1,0 +1,53 @@
+"""The documentation says what the code does: every setting, outcome, route, command and metric."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tools import docs
+
+from support.processes import Gateway
+from support.raw import ask
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("name", docs.PARTS)
+def test_generated_parts_are_up_to_date(name: str) -> None:
+    page, make = docs.PARTS[name]
+    text = (docs.DOCS / page).read_text()
+    assert docs.render(text, name, make()) == text, "run `make docs`"
+
+
+def test_every_metric_is_documented_and_no_other(gateway: Gateway) -> None:
+    ask(gateway.address, "/v1/chat/completions", {"messages": []})
+    endings = r"_(bucket|count|sum)$"
+    shown = {re.sub(endings, "", name.partition("{")[0]) for name in gateway.metrics()}
+    page = (docs.DOCS / "metrics.md").read_text()
+    assert set(re.findall(r"^\| `(hangup_\w+)`", page, re.M)) == shown
+
+
+def test_every_field_of_the_log_is_documented(gateway: Gateway) -> None:
+    ask(gateway.address, "/v1/chat/completions", {"messages": []}, {"X-Request-Id": "documented"})
+    page = (docs.DOCS / "outcomes.md").read_text()
+    for name in gateway.call_log("documented"):
+        assert f"`{name}`" in page or name == "event", name
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *docs.DOCS.glob("*.md"), *ROOT.glob("bench/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            if not target.startswith(("http://", "https://")):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_example_configuration_is_valid(tmp_path: Path) -> None:
+    from hangup.config import load
+
+    text = (docs.DOCS / "configuration.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.S)
+    path = tmp_path / "hangup.toml"
+    path.write_text(example.replace("…64 hex digits from `hangup key new`…", "0" * 64))
+    assert len(load(path).settings.backend) == 2

@@ -1,0 +1,80 @@
+"""JSON bodies: what is accepted means the same to every parser, and changes touch nothing else."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import hypothesis.strategies as st
+import orjson
+import pytest
+from hypothesis import given
+
+from hangup.errors import Refusal
+from hangup.wire.jsonbody import Structure, counted, decode, with_fields
+
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+OBJECTS = st.dictionaries(TEXT, VALUES, max_size=5)
+
+
+@given(OBJECTS, st.booleans(), st.booleans())
+def test_accepts_what_is_json(value: dict[str, Any], spaced: bool, ascii_only: bool) -> None:
+    separators = (" , ", " : ") if spaced else (",", ":")
+    body = json.dumps(value, separators=separators, ensure_ascii=ascii_only).encode()
+    assert decode(body, None, 1000) == json.loads(body)
+
+
+@given(OBJECTS, TEXT, VALUES, VALUES)
+def test_refuses_a_key_given_twice(value: dict[str, Any], key: str, one: Any, two: Any) -> None:
+    """At any depth, however it is spelled."""
+    name = json.dumps(key)
+    odd = f"{{{name}:{json.dumps(one)},{name}:{json.dumps(two)}}}"
+    value.pop("x", None)
+    body = json.dumps(value)[:-1] + (", " if value else "") + f'"x":[{odd}]}}'
+    with pytest.raises(Refusal, match="same key twice"):
+        decode(body.encode(), None, 1000)
+
+
+@given(OBJECTS, st.lists(st.integers(0, 300), max_size=8), st.booleans())
+def test_structure_counts_the_same_in_pieces(value: dict[str, Any], cuts: list[int], ascii_only: bool) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    edges = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
+    pieces = Structure(10_000)
+    for a, b in pairwise(edges):
+        pieces.feed(body[a:b])
+    whole = counted(body, 10_000)
+    assert pieces.keys == whole.keys
+    assert whole.keys == count_keys(value)
+
+
+def count_keys(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(count_keys, value.values()))
+    return sum(map(count_keys, value)) if isinstance(value, list) else 0
+
+
+@given(OBJECTS, st.dictionaries(st.sampled_from(["max_tokens", "stream", "n"]), st.integers(-1000, 1000), max_size=3))
+def test_changes(value: dict[str, Any], changes: dict[str, Any]) -> None:
+    body = orjson.dumps(value)
+    assert orjson.loads(with_fields(body, value, changes)) == {**value, **changes}
+
+
+def test_new_fields_leave_every_other_byte() -> None:
+    body = b'  {"a" : 1.50, "big":123456789012345678901234567890 }'
+    assert (
+        with_fields(body, decode(body, None, 100), {"n": 1}) == b'  {"n":1,"a" : 1.50, "big":123456789012345678901234567890 }'
+    )
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"1", b"{", b'{"a":NaN}', b'{"a":"\\ud800"}', b'{"a":"\xff"}', b"{}x", b'{"a":1,}']
+)
+def test_refuses_what_is_not(body: bytes) -> None:
+    with pytest.raises(Refusal):
+        decode(body, None, 100)

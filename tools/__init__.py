@@ -1,0 +1,1 @@
+"""Tools for people who work on hangup itself."""

@@ -1,0 +1,113 @@
+"""Writes the generated parts of docs/ from the code: settings, outcomes, routes, the command line.
+
+A generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; the rest of a page is written by hand.
+`make docs` writes them anew, and a test fails when they are out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from dataclasses import Field
+from pathlib import Path
+from typing import Any
+
+from hangup.apis.routes import BUILT_IN
+from hangup.cli.main import make_parser
+from hangup.config.load import describe
+from hangup.config.schema import LISTS, Limits, Settings, scalar_fields
+from hangup.core.reasons import REASONS, Outcome
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def settings_table() -> str:
+    return _table(["setting", "default", "takes", "what it is for"], [_row(f) for f in scalar_fields(Settings)])
+
+
+def limits_table() -> str:
+    rows = [[*_row(f), "yes" if f.metadata["per_call"] else ""] for f in scalar_fields(Limits)]
+    return _table(["limit", "default", "takes", "what it is for", "per call"], rows)
+
+
+def lists_tables() -> str:
+    parts = []
+    for name, cls in LISTS.items():
+        parts.append(f"### `[[{name}]]`\n\n{(cls.__doc__ or '').strip()}\n")
+        parts.append(_table(["setting", "default", "takes", "what it is for"], [_row(f) for f in scalar_fields(cls)]))
+    return "\n".join(parts)
+
+
+def outcomes_table() -> str:
+    rows = []
+    for outcome in Outcome:
+        for reason in REASONS.values():
+            if reason.outcome is outcome:
+                retry = {True: "true", False: "false", None: ""}[reason.retry]
+                rows.append([f"`{outcome.value}`", f"`{reason.code}`", str(reason.status), retry, reason.message])
+    return _table(["outcome", "cause", "status", "x-should-retry", "meaning"], rows)
+
+
+def routes_table() -> str:
+    rows = [[f"`{route.path}`", ", ".join(route.methods), f"`{route.api.name}`"] for route in BUILT_IN.values()]
+    return _table(["path", "methods", "name in logs and metrics"], rows)
+
+
+def command_line() -> str:
+    os.environ["COLUMNS"] = "100"
+    parser = make_parser()
+    parts = [_help("hangup", parser)]
+    for name, command in _commands(parser):
+        parts.append(_help(f"hangup {name}", command))
+        parts += [_help(f"hangup {name} {inner}", action) for inner, action in _commands(command)]
+    return "\n".join(parts)
+
+
+PARTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "settings": ("configuration.md", settings_table),
+    "limits": ("configuration.md", limits_table),
+    "lists": ("configuration.md", lists_tables),
+    "outcomes": ("outcomes.md", outcomes_table),
+    "routes": ("apis.md", routes_table),
+    "commands": ("commands.md", command_line),
+}
+
+
+def render(text: str, name: str, part: str) -> str:
+    """The page with one generated part put in."""
+    pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
+    assert re.search(pattern, text, re.S), f"there is no place for {name}"
+    return re.sub(pattern, lambda m: f"{m[1]}{part.strip()}\n{m[2]}", text, count=1, flags=re.S)
+
+
+def main() -> None:
+    for name, (page, make) in PARTS.items():
+        path = DOCS / page
+        path.write_text(render(path.read_text(), name, make()))
+
+
+def _row(field: Field[Any]) -> list[str]:
+    default = field.default if not callable(field.default_factory) else field.default_factory()
+    shown = f"`{default!r}`".replace("True", "true").replace("False", "false").replace("'", '"')
+    return [f"`{field.name}`", shown, describe(field), field.metadata["doc"]]
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _commands(parser: argparse.ArgumentParser) -> list[tuple[str, argparse.ArgumentParser]]:
+    actions = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]  # noqa: SLF001
+    return [pair for action in actions for pair in action.choices.items()]
+
+
+def _help(title: str, parser: argparse.ArgumentParser) -> str:
+    return f"## {title}\n\n```\n{parser.format_help().rstrip()}\n```\n"
+
+
+if __name__ == "__main__":
+    main()
