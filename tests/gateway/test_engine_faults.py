@@ -16,8 +16,8 @@ from support.raw_engine import DONE, HEAD, LAST, answer, chunk, event, raw_engin
 from support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
-BODY: dict[str, Any] = {"messages": []}
-STREAM: dict[str, Any] = {"messages": [], "stream": True}
+BODY: dict[str, Any] = {"messages": [], "max_tokens": 3}
+STREAM: dict[str, Any] = {"messages": [], "stream": True, "max_tokens": 20}
 
 
 class TestKilledEngine:

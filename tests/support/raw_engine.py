@@ -48,6 +48,8 @@ class RawEngine:
 
     def close(self) -> None:
         self._closing = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         for sock in self._open:
             with contextlib.suppress(OSError):
