@@ -55,11 +55,18 @@ class GatewayCollector(Collector):
     def _backends(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("hangup_backend_up", "Whether a backend is up.", labels=["backend"])
         in_flight = GaugeMetricFamily("hangup_backend_in_flight", "Calls sent to a backend and not ended.", labels=["backend"])
+        limit = GaugeMetricFamily(
+            "hangup_backend_limit",
+            "Calls that a backend may have at a time, as set or as learned just now.",
+            labels=["backend"],
+        )
         for seat in self._view.seats():
             up.add_metric([seat.name], seat.up)
             in_flight.add_metric([seat.name], seat.in_flight)
+            limit.add_metric([seat.name], seat.limit)
         yield up
         yield in_flight
+        yield limit
         aborts = CounterMetricFamily("hangup_aborts", "Explicit aborts, by what became of them.", labels=["result"])
         for result, count in self._view.aborts().items():
             aborts.add_metric([result], count)

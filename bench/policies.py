@@ -1,0 +1,147 @@
+"""The simulator's figures: policies side by side on real lengths, four hard scenarios, its speed, and what admission costs.
+
+Nothing here is live; `overload.py` compares it with sockets.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hangup.config import Limits, Settings
+from hangup.core.admission import Admission, Seat, Ticket
+from hangup.sim import policies, report, traces, world
+from hangup.sim.engine import EngineModel
+from hangup.sim.load import Arrivals, Crowd, Load
+from hangup.sim.study import Plan, Row, mean, one, row, study
+
+TRACES = Path(__file__).parent / "traces"
+LOADS = [1, 1.5, 2, 3, 5, 10]
+SEEDS = [1, 2, 3, 4, 5]
+NAMES = ["hangup", "bounded", "codel", "router", "direct"]
+# Azure's conversations on one engine; Mooncake's long prompts on four, which read them elsewhere, as its authors do.
+AZURE = ("azure_conv_2023.csv", EngineModel(), 1)
+MOONCAKE = (
+    "mooncake_conversation.jsonl",
+    EngineModel(slots=128, kv_tokens=4_000_000, prefill_tokens_s=60_000, chunk_tokens=0, step_per_call_s=0.00005),
+    4,
+)
+
+
+def run() -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for file, model, backends in (AZURE, MOONCAKE):
+        print(f"  {file}, {backends} engine(s), {len(SEEDS)} seeds", flush=True)
+        plan = Plan(
+            load=Load(traces.read(TRACES / file)),
+            settings=Settings(),
+            model=model,
+            loads=LOADS,
+            policies=NAMES,
+            backends=backends,
+            calls=4000 * backends,
+            seeds=SEEDS,
+        )
+        rows = list(study(plan))
+        print(_indented(report.table(rows)), flush=True)
+        results[file] = [_facts(found) for found in rows]
+    results["scenarios"] = _scenarios()
+    results["speed"] = {backends: _speed(backends) for backends in (1, 1000)}
+    results["cost"] = {depth: _cost(depth) for depth in (10, 10_000)}
+    return results
+
+
+def _indented(text: str) -> str:
+    return "\n".join("    " + line for line in text.splitlines())
+
+
+def _facts(found: Row) -> dict[str, float | str]:
+    return {"policy": found.policy, "load": found.load, "goodput": found.goodput_ratio, "waste": found.waste_share}
+
+
+def _scenarios() -> dict[str, Any]:
+    requests = traces.read(TRACES / AZURE[0])
+    model = AZURE[1]
+    capacity = world.capacity(Load(requests), model)
+    rows: dict[str, Any] = {}
+
+    def several(name: str, load: Load, at: float, policy: str, engine: EngineModel = model) -> list[world.Run]:
+        rate = at * capacity.output_s / load.mean_output
+        make = policies.hangup(Settings()) if policy == "hangup" else policies.BASELINES[policy][1]
+        return [world.run(load, engine, make, rate=rate, seconds=500, warm_s=100, seed=seed) for seed in SEEDS]
+
+    def plan(load: Load) -> Plan:
+        return Plan(load=load, settings=Settings(), model=model, loads=[])
+
+    tight = Load(requests, Crowd(first_token_s=3, whole_s=20, spread=0, told_share=1))
+    tenants = Load(requests, Crowd(heavy_tenant=0.8))
+    burst = Load(requests, arrivals=Arrivals(burst_from_s=200, burst_s=20, burst_by=5))
+    slow = replace(model, slow_from_s=100, slow_by=3.0)
+    for policy in ("hangup", "bounded", "codel", "router"):
+        made = mean([row(plan(tight), capacity, 5, policy, run, 0) for run in several("tight", tight, 5, policy)])
+        useful = mean(
+            [row(plan(tight), capacity, 1, policy, run, 0) for run in several("slow", Load(requests), 1, policy, slow)]
+        )
+        rows[policy] = {
+            "tight deadlines at 5 x, goodput": made.goodput_ratio,
+            "engine turns 3 x slower, useful": 1 - useful.waste_share,
+            "others beside a tenant with 80 % of 3 x, served": _light(several("tenants", tenants, 3, policy)),
+            "30 s after a burst of 5 x, goodput as before": _after(several("burst", burst, 0.9, policy)),
+        }
+        print("    " + policy + ": " + ", ".join(f"{name} {value:.3f}" for name, value in rows[policy].items()), flush=True)
+    return rows
+
+
+def _light(runs: list[world.Run]) -> float:
+    shares = []
+    for made in runs:
+        names = [name for name in made.tally.offered_by if name.startswith("light")]
+        shares.append(sum(made.tally.served_by[n] for n in names) / sum(made.tally.offered_by[n] for n in names))
+    return statistics.fmean(shares)
+
+
+def _after(runs: list[world.Run]) -> float:
+    shares = []
+    for made in runs:
+        good = made.tally.good_by_time
+        before = sum(good[at] for at in range(10, 20)) / 10
+        shares.append(sum(good[at] for at in range(25, 55)) / 30 / before)
+    return statistics.fmean(shares)
+
+
+def _speed(backends: int) -> dict[str, float]:
+    """Calls that the simulator gets through in a second of CPU time."""
+    found = {}
+    load = Load(traces.read(TRACES / AZURE[0]))
+    capacity = world.capacity(load, AZURE[1])
+    for at in (0.9, 3.0):
+        plan = Plan(load=load, settings=Settings(), model=AZURE[1], loads=[at], backends=backends, calls=40_000, warm_s=20)
+        found[f"{at:g}x"] = one(plan, capacity, at, "hangup", 1).calls_per_cpu_s
+    print(
+        f"    {backends} engines: " + ", ".join(f"{n:.0f} calls per CPU second at {at}" for at, n in found.items()), flush=True
+    )
+    return found
+
+
+def _cost(depth: int, calls: int = 20_000) -> float:
+    """Microseconds of CPU that the admission takes for one call from its arrival to its end, `depth` others waiting."""
+    limits = Limits(queue_depth_max=depth + 10, queue_s=1e9)
+    admission = Admission(limits, [Seat("one", slots=8)], random.random)
+    names = [f"tenant-{at}" for at in range(20)]
+    now, running = 0.0, []
+    for at in range(depth + 8):
+        running += [action.ticket for action in admission.arrive(Ticket(at, prompt=100, output_max=100), names[at % 20], now)]
+    began = time.process_time()
+    for at in range(calls):
+        now += 0.001
+        admission.arrive(Ticket(at, prompt=100, output_max=100), names[at % 20], now)
+        ticket = running.pop(0)
+        admission.first_token(ticket, now)
+        running += [action.ticket for action in admission.end(ticket, now, 50, 100, completed=True)]
+    each = (time.process_time() - began) / calls * 1e6
+    print(f"    admission: {each:.1f} us CPU per call with {depth} waiting", flush=True)
+    return each
