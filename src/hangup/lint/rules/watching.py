@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hangup.lint.finding import Severity
 from hangup.lint.rule import Hit, rule
-from hangup.lint.source import Module
+from hangup.lint.source import Module, Site
 from hangup.lint.vocabulary import Inference, is_handler, is_streaming_response, streams, watches_client
 
 
@@ -68,7 +68,7 @@ def _is_websocket(parameters: list[ast.arg]) -> bool:
     return any("socket" in p.arg.lower() for p in parameters)
 
 
-def _returns_stream(calls: list) -> bool:  # type: ignore[type-arg]
+def _returns_stream(calls: list[Site]) -> bool:
     return any(is_streaming_response(site.name) for site in calls)
 
 
