@@ -77,7 +77,7 @@ def tethered(handler: Any = None, **limits: Any) -> Any:
         raise TypeError(
             f"@hangup.tethered is for async handlers; {handler.__qualname__} is not async (see hangup.run for threads)"
         )
-    signature = inspect.signature(handler, eval_str=True)
+    signature = _signature(handler)
     hidden = None if _takes_request(signature) else _request_parameter()
 
     @functools.wraps(handler)
@@ -90,6 +90,13 @@ def tethered(handler: Any = None, **limits: Any) -> Any:
         tied.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         tied.__annotations__ = {**handler.__annotations__, hidden.name: hidden.annotation}
     return tied
+
+
+def _signature(handler: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(handler, eval_str=True)
+    except NameError:  # names that only a type checker imports: the strings have to do
+        return inspect.signature(handler)
 
 
 def _takes_request(signature: inspect.Signature) -> bool:
