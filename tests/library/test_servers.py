@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from library.harness import Served
 
+from library.harness import Served
 from support.raw import Client
 
 SERVERS = ["uvicorn-httptools", "uvicorn-h11", "uvicorn-uvloop", "hypercorn", "granian", "aiohttp"]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from hangup.core.call import Call
 from hangup.core.reasons import Reason
 
 Encode = Callable[[Any], bytes | str]
@@ -33,10 +32,10 @@ def closing_event(chunk: Any) -> bytes:
     return SSE_DONE if type(chunk).__module__.partition(".")[0] == "openai" else b""
 
 
-def error_body(reason: Reason, call: Call) -> dict[str, Any]:
+def error_body(reason: Reason, id: str) -> dict[str, Any]:
     """Says to the client what it needs to know; details stay in the log."""
-    return {"error": {"message": reason.message, "type": reason.outcome.value, "code": reason.code, "id": call.id}}
+    return {"error": {"message": reason.message, "type": reason.outcome.value, "code": reason.code, "id": id}}
 
 
-def error_event(reason: Reason, call: Call) -> bytes:
-    return b"event: error\ndata: " + json.dumps(error_body(reason, call)).encode() + b"\n\n"
+def error_event(reason: Reason, id: str) -> bytes:
+    return b"event: error\ndata: " + json.dumps(error_body(reason, id)).encode() + b"\n\n"

@@ -40,9 +40,16 @@ OnEnd = Callable[[Ended], object]
 class CallEnded(HangupError):
     """A call that ended before its answer; `ended` says how. `hangup.run` raises it in a form that the framework knows."""
 
-    def __init__(self, ended: Ended, message: str) -> None:
+    def __init__(self, ended: Ended, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
         self.ended = ended
+        self.retry_after_s = retry_after_s
+
+    @property
+    def answer_headers(self) -> dict[str, str]:
+        """For the answer, if one can still be given."""
+        later = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return {"x-hangup-reason": self.ended.cause, **later}
 
 
 def describe(call: Call, zombie: str = "") -> Ended:

@@ -27,7 +27,7 @@ NOT_SENT_BYTES_MAX = 4096  # unsent bytes beyond this wait in the server's buffe
 _TCP_NOTSENT_LOWAT = 25
 _WRAPPERS_MAX = 8
 
-OnGone = Callable[[Reason], None]
+OnGone = Callable[[Reason], object]
 
 
 class Hangups:

@@ -114,14 +114,14 @@ class StreamCall:
                 await client.write(self._last)
             await client.finish()
         elif tether.tell is Tell.STATUS:
-            body = json.dumps(error_body(reason, tether.call)).encode()
+            body = json.dumps(error_body(reason, tether.call.id)).encode()
             head = [("content-type", "application/json"), ("content-length", str(len(body))), ("x-hangup-reason", reason.code)]
             await client.start(reason.status, head)
             await client.write(body)
             await client.finish()
         elif tether.tell is Tell.ERROR_EVENT:
             if self.media_type.startswith(SSE):
-                await client.write(error_event(reason, tether.call))
+                await client.write(error_event(reason, tether.call.id))
             await client.break_off()
         else:
             await client.break_off()

@@ -7,6 +7,7 @@ same task. `core.call.Call` decides; here is only what has to be done about it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import itertools
 import os
@@ -16,6 +17,7 @@ from typing import Any
 from hangup.core import reasons
 from hangup.core.call import Call, Engine, Tell
 from hangup.core.reasons import Reason
+from hangup.library.deadline import deadline
 from hangup.library.ended import Ended, OnEnd, describe, log, tell
 from hangup.library.limits import Limits
 from hangup.library.token import CancelToken
@@ -55,7 +57,8 @@ class Tether:
         now = self.loop.time()
         self.call.received(now)
         self.call.sent("engine", now)
-        self._work = asyncio.create_task(work, name=f"hangup {self.call.id}")
+        with contextlib.nullcontext() if self.limits.total_s is None else deadline(self.limits.total_s):
+            self._work = asyncio.create_task(work, name=f"hangup {self.call.id}")  # the task keeps the deadline
         watch.start(self.end)
         self._arm()
         try:
@@ -100,6 +103,7 @@ class Tether:
         finally:
             self._writing_since = None
             self.call.progress_at = self.loop.time()
+            self._arm()
 
     # Time
 

@@ -12,7 +12,7 @@ from hangup.core.reasons import Reason
 from hangup.library.sockets import SocketWatch, of_asgi, of_transport
 
 Receive = Callable[[], Awaitable[Any]]
-OnGone = Callable[[Reason], None]
+OnGone = Callable[[Reason], object]
 
 
 class Watch:

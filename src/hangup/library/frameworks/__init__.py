@@ -19,6 +19,9 @@ _ADAPTERS = {"starlette": "starlette", "fastapi": "starlette", "litestar": "lite
 
 class Adapter(Protocol):
     def watch(self, request: Any, limits: Limits) -> Watch: ...
+    def descriptor(self, request: Any) -> int | None:
+        """The client's socket, if it can be found."""
+
     def response(self, request: Any, call: StreamCall) -> Any: ...
     def error(self, ended: CallEnded, reason: Reason) -> Exception: ...
 

@@ -10,6 +10,7 @@ from aiohttp.abc import AbstractStreamWriter
 from hangup.core.reasons import Reason
 from hangup.library.ended import CallEnded
 from hangup.library.limits import Limits
+from hangup.library.sockets import of_transport
 from hangup.library.stream import Headers, StreamCall
 from hangup.library.watch import Watch
 
@@ -51,16 +52,19 @@ class _Client:
         raise ConnectionResetError("the call ended before its answer was complete")
 
 
-class AiohttpCallEnded(CallEnded, web.HTTPException):
+class AiohttpCallEnded(web.HTTPException, CallEnded):
     def __init__(self, ended: CallEnded, reason: Reason) -> None:
         self.status_code = reason.status
-        web.HTTPException.__init__(self, headers={"x-hangup-reason": reason.code}, reason=reason.code, text=str(ended))
+        web.HTTPException.__init__(self, headers=ended.answer_headers, reason=reason.code, text=str(ended))
         self.ended = ended.ended
 
 
 class Aiohttp:
     def watch(self, request: Any, limits: Limits) -> Watch:
         return Watch.over_transport(request.transport, limits.client_silence_s)
+
+    def descriptor(self, request: Any) -> int | None:
+        return of_transport(request.transport)
 
     def response(self, request: Any, call: StreamCall) -> StreamResponse:
         return StreamResponse(call)

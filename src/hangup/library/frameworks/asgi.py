@@ -8,6 +8,7 @@ from typing import Any
 from hangup.core.reasons import Reason
 from hangup.library.ended import CallEnded
 from hangup.library.limits import Limits
+from hangup.library.sockets import of_asgi
 from hangup.library.stream import Headers, StreamCall
 from hangup.library.watch import Receive, Watch
 
@@ -53,6 +54,9 @@ class Asgi:
     def watch(self, request: Any, limits: Limits) -> Watch:
         scope, receive = request
         return Watch.over_asgi(scope, receive, limits.client_silence_s)
+
+    def descriptor(self, request: Any) -> int | None:
+        return of_asgi(*request)
 
     def response(self, request: Any, call: StreamCall) -> StreamApp:
         return StreamApp(call)

@@ -11,6 +11,7 @@ from hangup.core.reasons import Reason
 from hangup.library.ended import CallEnded
 from hangup.library.frameworks.asgi import StreamApp
 from hangup.library.limits import Limits
+from hangup.library.sockets import of_asgi
 from hangup.library.stream import StreamCall
 from hangup.library.watch import Watch
 
@@ -26,15 +27,18 @@ class StreamResponse(Response[None]):
         return StreamApp(self.call)
 
 
-class LitestarCallEnded(CallEnded, HTTPException):
+class LitestarCallEnded(HTTPException, CallEnded):
     def __init__(self, ended: CallEnded, reason: Reason) -> None:
-        HTTPException.__init__(self, detail=str(ended), status_code=reason.status, headers={"x-hangup-reason": reason.code})
+        HTTPException.__init__(self, detail=str(ended), status_code=reason.status, headers=ended.answer_headers)
         self.ended = ended.ended
 
 
 class Litestar:
     def watch(self, request: Any, limits: Limits) -> Watch:
         return Watch.over_asgi(request.scope, request.receive, limits.client_silence_s)
+
+    def descriptor(self, request: Any) -> int | None:
+        return of_asgi(request.scope, request.receive)
 
     def response(self, request: Any, call: StreamCall) -> StreamResponse:
         return StreamResponse(call)

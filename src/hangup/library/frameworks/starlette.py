@@ -11,6 +11,7 @@ from hangup.core.reasons import Reason
 from hangup.library.ended import CallEnded
 from hangup.library.frameworks.asgi import Send, send_stream
 from hangup.library.limits import Limits
+from hangup.library.sockets import of_asgi
 from hangup.library.stream import StreamCall
 from hangup.library.watch import Receive, Watch
 
@@ -32,15 +33,18 @@ class StreamResponse(Response):
             await self.background()
 
 
-class StarletteCallEnded(CallEnded, HTTPException):
+class StarletteCallEnded(HTTPException, CallEnded):
     def __init__(self, ended: CallEnded, reason: Reason) -> None:
-        CallEnded.__init__(self, ended.ended, str(ended))
-        HTTPException.__init__(self, reason.status, str(ended), {"x-hangup-reason": reason.code})
+        self.ended = ended.ended
+        HTTPException.__init__(self, reason.status, str(ended), ended.answer_headers)
 
 
 class Starlette:
     def watch(self, request: Any, limits: Limits) -> Watch:
         return Watch.over_asgi(request.scope, request.receive, limits.client_silence_s)
+
+    def descriptor(self, request: Any) -> int | None:
+        return of_asgi(request.scope, request.receive)
 
     def response(self, request: Any, call: StreamCall) -> StreamResponse:
         return StreamResponse(call)
