@@ -148,6 +148,27 @@ def test_a_mocked_answer_is_no_inference() -> None:
     assert codes(source) == []
 
 
+def test_a_stream_that_somebody_else_was_given_is_theirs_to_close() -> None:
+    source = """
+        from fastapi import FastAPI
+        from fastapi.responses import StreamingResponse
+
+        app = FastAPI()
+
+        @app.post("/generate")
+        async def generate(prompt: str, engine):
+            results = engine.generate(prompt)
+
+            async def tokens():
+                async for result in results:
+                    yield result.text
+
+            return StreamingResponse(with_cleanup(tokens(), results))
+    """
+    assert codes(source) == []
+    assert codes(source.replace("with_cleanup(tokens(), results)", "tokens()")) == ["HU003"]
+
+
 def test_a_shielded_scope_around_inference() -> None:
     source = """
         import anyio

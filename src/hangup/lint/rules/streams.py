@@ -71,7 +71,7 @@ def stream_not_closed(module: Module) -> Iterator[Hit]:
             if not isinstance(loop, ast.AsyncFor) or not any(y.inside(loop) for y in function.yields):
                 continue
             source = _upstream(module, inference, loop.iter, function)
-            if source is not None and not _closed(module, frame, function, loop.iter):
+            if source is not None and not _closed(module, frame) and not _handed_on(function, loop.iter):
                 yield loop, f"the stream of `{source.name}` is not closed when the client leaves"
 
 
@@ -87,14 +87,24 @@ def _upstream(module: Module, inference: Inference, iterated: ast.expr, function
             return _upstream(module, inference, site.node.func.value, function, depth - 1)
         return None
     if isinstance(iterated, ast.Name) and depth:
-        for value in function.assigned.get(iterated.id, []):
+        for value in module.values_of(iterated, function):
             found = _upstream(module, inference, value, function, depth - 1)
             if found is not None:
                 return found
     return None
 
 
-def _closed(module: Module, frame: Frame, function: Function, iterated: ast.expr) -> bool:
+def _handed_on(function: Function, iterated: ast.expr) -> bool:
+    """A stream of an outer function that is passed to somebody there may be closed by them."""
+    if not isinstance(iterated, ast.Name) or iterated.id in function.assigned:
+        return False
+    outside = (site for outer in function.around() if outer is not function for site in outer.calls)
+    calls = (site.node for site in outside if site.name not in {"anext", "aiter", "print", "isinstance"})
+    given = (argument for call in calls for argument in (*call.args, *(k.value for k in call.keywords)))
+    return any(isinstance(n, ast.Name) and n.id == iterated.id for argument in given for n in ast.walk(argument))
+
+
+def _closed(module: Module, frame: Frame) -> bool:
     """Whether something around the loop, or after it in a `finally`, lets go of the stream."""
     for outer in frame.outward():
         node = outer.node
