@@ -33,6 +33,7 @@ def served(example: str, engine: StandIn) -> Iterator[tuple[str, int]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         descriptor = listener.fileno()
         command = [sys.executable, "-m", "uvicorn", f"{example}:app", "--app-dir", str(EXAMPLES), "--fd", str(descriptor)]
+        command += ["--timeout-graceful-shutdown", "1"]
         env = os.environ | {"ENGINE": engine.url}
         process = subprocess.Popen(
             command, pass_fds=[descriptor], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -93,6 +94,17 @@ def test_a_stream_is_complete(engine: StandIn) -> None:
         answer = client.read_answer()
     assert answer.complete and answer.body.endswith(b"data: [DONE]\n\n")
     assert answer.body.count(b"data: {") >= ANSWER_TOKENS
+
+
+def test_a_server_that_shuts_down_stops_the_engine(engine: StandIn) -> None:
+    before = engine.stats()
+    with served("clean", engine) as address:
+        client = Client(address)
+        client.post("/answer?prompt=hello", {})
+        wait_until(lambda: engine.stats()["tokens"] > before["tokens"], 10, "a token")
+    after = engine.wait_idle(3)
+    client.fin()
+    assert after["aborted"] - before["aborted"] == 1
 
 
 def test_the_linter_tells_them_apart() -> None:

@@ -104,6 +104,30 @@ def test_every_kind_of_source_gives_its_chunks(make: Any) -> None:
     assert asyncio.run(main(), debug=True) == ["a", "b", "c"]
 
 
+def test_opening_a_blocking_stream_does_not_block_the_loop_and_is_cancelled_too() -> None:
+    closed = threading.Event()
+
+    class Slow:
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([b"x"])
+
+        def close(self) -> None:
+            closed.set()
+
+    def open_slowly(token: hangup.CancelToken) -> Slow:
+        token.wait(5)  # an engine's prefill; a fake that notices, so that the test need not wait
+        return Slow()
+
+    async def main() -> hangup.Ended:
+        client = Pretender()
+        asyncio.get_running_loop().call_later(0.05, client.left.set)
+        return await client.stream(open_slowly)
+
+    ended = asyncio.run(main(), debug=True)
+    assert ended.outcome.value == "client_gone" and ended.tokens_out == 0 and not ended.zombie
+    assert closed.is_set()
+
+
 def test_other_things_are_refused_by_name() -> None:
     async def main() -> None:
         async with opened(7, hangup.CancelToken(), lambda _: None):
@@ -187,6 +211,21 @@ def test_a_gap_ends_the_call_and_the_engine_is_closed() -> None:
     ended = asyncio.run(main(), debug=True)
     assert ended.cause == "gap_s" and closed
     assert b'"code": "gap_s"' in client[0].sent[-1] and not client[0].finished
+
+
+def test_a_client_that_does_not_read_cannot_hold_up_the_end() -> None:
+    class Stuck(Pretender):
+        async def write(self, data: bytes) -> None:
+            await asyncio.sleep(30)
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+
+    async def main() -> hangup.Ended:
+        return await asyncio.wait_for(Stuck().stream(endless(), total_s=0.05, grace_s=0.05), 5)
+
+    assert asyncio.run(main(), debug=True).cause == "total_s"
 
 
 def test_a_server_that_shuts_down_ends_the_call() -> None:

@@ -80,12 +80,18 @@ class SocketWatch:
     """The watch over one client's socket, through a descriptor of its own."""
 
     def __init__(self, descriptor: int, client_silence_s: float | None) -> None:
-        self._descriptor = os.dup(descriptor)
+        self._servers = descriptor
+        self._descriptor = -1
         self._hangups: Hangups | None = None
         self._client_silence_s = client_silence_s
 
     def start(self, on_gone: OnGone) -> None:
         loop = asyncio.get_running_loop()
+        try:
+            self._descriptor = os.dup(self._servers)
+        except OSError:  # the server has closed it already
+            on_gone(reasons.CLIENT_FIN)
+            return
         self._hangups = _loops.setdefault(loop, Hangups(loop))
         if self._client_silence_s is not None:
             seconds = self._client_silence_s

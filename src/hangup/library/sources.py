@@ -39,10 +39,16 @@ async def _unwrap(source: Any, token: CancelToken, stack: AsyncExitStack, named:
             source = await source
         elif isinstance(source, AbstractAsyncContextManager):
             source = await stack.enter_async_context(source)
-        elif isinstance(source, Iterable) and not isinstance(source, (str, bytes, dict)):
-            return _threaded(source, token, stack, named)
-        elif callable(source):
+        elif inspect.iscoroutinefunction(source) or inspect.isasyncgenfunction(source):
             source = source(token)
+        elif callable(source) or _is_blocking(source):
+            chunks = _in_thread(source, token)
+            named(chunks.name)
+            stack.push_async_callback(chunks.aclose)
+            source = await chunks.made
+            if _is_blocking(source):
+                return chunks
+            chunks.dismiss()
         else:
             break
     raise TypeError(
@@ -50,13 +56,13 @@ async def _unwrap(source: Any, token: CancelToken, stack: AsyncExitStack, named:
     )
 
 
-def _threaded(
-    source: Iterable[Any], token: CancelToken, stack: AsyncExitStack, named: Callable[[str], None]
-) -> AsyncIterator[Any]:
-    chunks = ThreadedIterator(lambda: source, token, getattr(source, "__qualname__", type(source).__name__))
-    named(chunks.name)
-    stack.push_async_callback(chunks.aclose)
-    return chunks
+def _is_blocking(source: Any) -> bool:
+    return isinstance(source, Iterable) and not isinstance(source, (str, bytes, dict, AsyncIterable))
+
+
+def _in_thread(source: Any, token: CancelToken) -> ThreadedIterator:
+    name = getattr(source, "__qualname__", type(source).__name__)
+    return ThreadedIterator((lambda: source(token)) if callable(source) else (lambda: source), token, name)
 
 
 async def close(source: Any) -> None:

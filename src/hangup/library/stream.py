@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -70,7 +71,11 @@ class StreamCall:
         tether = Tether(self.limits, self._abort, self._token, self._on_end)
         await tether.hold(watch, self._pump(tether, client))
         assert tether.ended is not None
-        await self._close(tether, client)
+        try:
+            async with asyncio.timeout(self.limits.grace_s):
+                await self._close(tether, client)
+        except TimeoutError:  # a client that does not read does not get to know either
+            await client.break_off()
         return tether.ended
 
     async def _pump(self, tether: Tether, client: Client) -> None:

@@ -14,15 +14,20 @@ _numbers = itertools.count(1)
 
 
 class ThreadedIterator(AsyncIterator[Any]):
-    """A blocking iterator as an async one. The thread computes a chunk only when it is asked for: none is made ahead."""
+    """A blocking iterator as an async one. The thread computes a chunk only when it is asked for: none is made ahead.
 
-    def __init__(self, make: Callable[[], Iterable[Any]], token: CancelToken, what: str) -> None:
+    `make` runs in the thread as well, since opening a blocking stream blocks too; `made` is what it returned.
+    """
+
+    def __init__(self, make: Callable[[], Any], token: CancelToken, what: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._make = make
         self._token = token
         self._wanted = threading.Semaphore(0)
         self._answer: asyncio.Future[tuple[bool, Any]] | None = None
+        self.made: asyncio.Future[Any] = self._loop.create_future()
         self._gone = self._loop.create_future()
+        self._dismissed = False
         self.name = f"hangup-thread-{next(_numbers)} ({what})"
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         token.on_cancel(self._wanted.release)
@@ -38,17 +43,26 @@ class ThreadedIterator(AsyncIterator[Any]):
             raise StopAsyncIteration
         return value
 
+    def dismiss(self) -> None:
+        """Ends the thread, and leaves what it made to the caller."""
+        self._dismissed = True
+        self._wanted.release()
+
     async def aclose(self) -> None:
         """Returns when the thread is over; it looks at the token between two steps."""
-        self._token.cancel()
+        if not self._dismissed:
+            self._token.cancel()
         await asyncio.shield(self._gone)
 
     def _run(self) -> None:
+        made: Any = None
         iterator: Any = None
         try:
+            made = self._make()
+            self._call(self._set_made, made)
             while self._may_go_on():
                 if iterator is None:
-                    iterator = iter(self._make())
+                    iterator = iter(made)
                 self._tell(True, next(iterator))
         except StopIteration:
             self._tell(False, None)
@@ -57,14 +71,14 @@ class ThreadedIterator(AsyncIterator[Any]):
         except BaseException as error:
             self._call(self._fail, error)
         finally:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
+            if not self._dismissed:
+                _close(iterator)
+                _close(made)  # an SDK's stream is closed by its own name, not by its iterator's
             self._call(self._over)
 
     def _may_go_on(self) -> bool:
         self._wanted.acquire()
-        return not self._token.cancelled
+        return not self._token.cancelled and not self._dismissed
 
     def _tell(self, more: bool, value: Any) -> None:
         self._call(self._set, (more, value))
@@ -79,14 +93,26 @@ class ThreadedIterator(AsyncIterator[Any]):
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
 
+    def _set_made(self, made: Any) -> None:
+        if not self.made.done():
+            self.made.set_result(made)
+
     def _fail(self, error: BaseException) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        waiting = self._answer if self.made.done() else self.made
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(error)
 
     def _over(self) -> None:
         self._set((False, None))
+        self.made.cancel()
         if not self._gone.done():
             self._gone.set_result(None)
+
+
+def _close(stream: Any) -> None:
+    close = getattr(stream, "close", None)
+    if close is not None:
+        close()
 
 
 async def call_in_thread(function: Callable[[CancelToken], Any], token: CancelToken, named: Callable[[str], None]) -> Any:
