@@ -12,7 +12,6 @@ import errno
 import os
 import select
 import socket
-import stat
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +21,7 @@ from hangup.core import reasons
 from hangup.core.reasons import Reason
 
 SUPPORTED = sys.platform == "linux"
-DESCRIPTORS_MAX = 4096  # a process with more open files is not searched for a socket: it would cost milliseconds per call
+DESCRIPTORS_MAX = 2048  # a process with more open files is not searched for a socket: it would cost milliseconds per call
 NOT_SENT_BYTES_MAX = 4096  # unsent bytes beyond this wait in the server's buffer, where its flow control sees them
 _TCP_NOTSENT_LOWAT = 25
 _WRAPPERS_MAX = 8
@@ -180,23 +179,24 @@ def _between(server: Any, client: Any) -> int | None:
         return None
     if len(names) > DESCRIPTORS_MAX:
         return None
-    wanted = (int(client[1]), int(server[1]), client[0])
     for name in reversed(names):  # the newest have the highest numbers, mostly
-        descriptor = int(name)
-        if _is_socket(descriptor) and _ask(descriptor, _ends) == wanted:
-            return descriptor
+        if _leads(int(name), server, client):
+            return int(name)
     return None
 
 
-def _is_socket(descriptor: int) -> bool:
+def _leads(descriptor: int, server: Any, client: Any) -> bool:
+    """Whether a descriptor, of whatever kind, is the socket between the two."""
     try:
-        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)  # as told: its kind is not asked for
     except OSError:
         return False
-
-
-def _ends(sock: socket.socket) -> tuple[int, int, str] | None:
-    if sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return None
-    peer = sock.getpeername()
-    return peer[1], sock.getsockname()[1], peer[0].removeprefix("::ffff:")
+    try:
+        peer = sock.getpeername()
+        if not isinstance(peer, tuple) or peer[1] != client[1] or peer[0].removeprefix("::ffff:") != client[0]:
+            return False
+        return bool(sock.getsockname()[1] == server[1])
+    except OSError:  # no socket, or not connected
+        return False
+    finally:
+        sock.detach()
