@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.processes import get_json
 from support.raw import Client
 from support.waiting import wait_until
 
+SHARED_S = 0.01
 HERE = Path(__file__).resolve().parent
 # What Python says, in debug mode, when something was left behind. Slow callbacks are the machine's business.
 COMPLAINTS = ("was never", "Task was destroyed", "never retrieved", "Traceback", "unclosed transport", "Exception in")
@@ -28,6 +30,9 @@ class Served:
         command = [sys.executable, "-X", "dev", str(HERE / "served.py"), server]
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         self.lines: list[str] = []
+        self._asking = threading.Lock()
+        self._asked_at = 0.0
+        self._state: dict[str, Any] = {}
         self._reader = threading.Thread(target=self._collect, daemon=True)
         self._reader.start()
         try:
@@ -50,7 +55,12 @@ class Served:
         return True
 
     def state(self) -> dict[str, Any]:
-        return dict(get_json(f"http://127.0.0.1:{self.address[1]}/state"))
+        """Shared by the clients that ask at the same time, so that asking does not keep the server from its work."""
+        with self._asking:
+            if time.monotonic() > self._asked_at + SHARED_S:
+                self._state = dict(get_json(f"http://127.0.0.1:{self.address[1]}/state"))
+                self._asked_at = time.monotonic()
+            return self._state
 
     def work(self, id: str) -> dict[str, Any]:
         return dict(self.state()["works"].get(id) or {"computed": 0, "running": False, "ended": [], "aborted": 0})

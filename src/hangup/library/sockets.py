@@ -180,12 +180,12 @@ def _between(server: Any, client: Any) -> int | None:
     if len(names) > DESCRIPTORS_MAX:
         return None
     for name in reversed(names):  # the newest have the highest numbers, mostly
-        if _leads(int(name), server, client):
+        if _leads(int(name), int(server[1]), client[0], int(client[1])):  # granian's ports are text
             return int(name)
     return None
 
 
-def _leads(descriptor: int, server: Any, client: Any) -> bool:
+def _leads(descriptor: int, port: int, client: str, client_port: int) -> bool:
     """Whether a descriptor, of whatever kind, is the socket between the two."""
     try:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)  # as told: its kind is not asked for
@@ -193,9 +193,9 @@ def _leads(descriptor: int, server: Any, client: Any) -> bool:
         return False
     try:
         peer = sock.getpeername()
-        if not isinstance(peer, tuple) or peer[1] != client[1] or peer[0].removeprefix("::ffff:") != client[0]:
+        if not isinstance(peer, tuple) or peer[1] != client_port or peer[0].removeprefix("::ffff:") != client:
             return False
-        return bool(sock.getsockname()[1] == server[1])
+        return bool(sock.getsockname()[1] == port)
     except OSError:  # no socket, or not connected
         return False
     finally:
