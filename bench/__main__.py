@@ -1,6 +1,6 @@
 """make bench: measures hangup beside nginx (and others) and prints one table per question.
 
-usage: python -m bench [streams] [requests] [first-byte] [hang-up] [idle] [peers]     (default: all)
+usage: python -m bench [streams] [requests] [first-byte] [hang-up] [idle] [peers] [overload]     (default: all)
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import uvloop
 
-from bench import peers, suites, targets
+from bench import overload, peers, suites, targets
 from bench.load import CHAT, percentile
 
-SUITES = ["streams", "requests", "first-byte", "hang-up", "idle", "peers"]
+SUITES = ["streams", "requests", "first-byte", "hang-up", "idle", "peers", "overload"]
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("passed through", "/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
@@ -63,6 +63,8 @@ async def _run(name: str, rounds: int) -> Any:
         return result
     if name == "peers":
         return await peers.run()
+    if name == "overload":
+        return await overload.run()
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(targets.engine())
         nginx = stack.enter_context(targets.nginx(engine.port))

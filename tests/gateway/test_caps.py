@@ -241,7 +241,8 @@ class TestTime:
                 second.chat()
                 wait_until(lambda: gateway.metrics()["hangup_queue_depth"] == 1)
                 full = ask(gateway.address, "/v1/chat/completions", {"messages": []})
-                assert (full.status, full.headers["x-hangup-reason"], full.headers["retry-after"]) == (503, "queue_full", "1")
+                assert (full.status, full.headers["x-hangup-reason"]) == (503, "queue_full")
+                assert 1 <= int(full.headers["retry-after"]) <= 30
                 late = second.read_answer()
                 assert (late.status, late.headers["x-hangup-reason"]) == (503, "queue_s")
                 assert engine.stats()["requests"] == 1

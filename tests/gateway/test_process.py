@@ -94,7 +94,7 @@ class TestAdmin:
 
 class TestDrain:
     def test_streams_finish(self) -> None:
-        with gateway_and_engine(slots=100, answer_tokens=60) as (gateway, engine):
+        with gateway_and_engine({"slots": 100}, slots=100, answer_tokens=60) as (gateway, engine):
             clients = [Client(gateway.address) for _ in range(100)]
             idle = Client(gateway.address)
             for client in clients:

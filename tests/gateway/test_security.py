@@ -106,7 +106,7 @@ class TestKeys:
 
 def test_secrets_appear_nowhere(engine: StandIn, tmp_path: Path) -> None:
     """26: a planted key and prompt are in no log line, metric or message, also when everything goes wrong."""
-    secret_key, secret_prompt = "sk-planted-key-4711", "planted prompt 4711"
+    secret_key, secret_prompt = "sk-planted-key-q4711z", "planted prompt q4711z"
     log = tmp_path / "calls.log"
     config = (
         f'log = "{log}"\n[[backend]]\nurl = "{engine.url}"\n[[tenant]]\nname = "t"\nkey_sha256 = ["{digest_of(secret_key)}"]\n'
@@ -142,7 +142,7 @@ def test_secrets_appear_nowhere(engine: StandIn, tmp_path: Path) -> None:
         for place, text in places.items():
             assert secret_key not in text, place
             assert secret_prompt not in text, place
-            assert "4711" not in text, place
+            assert "q4711z" not in text, place
 
 
 class TestTls:

@@ -128,7 +128,8 @@ def test_the_gate_on_sockets(engine: StandIn) -> None:
         wait_until(lambda: gate()["waiting"] == 1, what="the second in line")
         third.post("/stream?prompt=three", {})
         answer = third.read_answer()
-        assert (answer.status, answer.headers["retry-after"], answer.headers["x-hangup-reason"]) == (503, "1", "queue_full")
+        assert (answer.status, answer.headers["x-hangup-reason"]) == (503, "queue_full")
+        assert 1 <= int(answer.headers["retry-after"]) <= 30
         wait_until(lambda: engine.stats()["requests"] == before + 1, what="the first at the engine")
         second.fin()
         wait_until(lambda: gate()["waiting"] == 0, 0.5, "the departed out of the line")

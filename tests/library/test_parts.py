@@ -307,7 +307,7 @@ def test_the_gate_lets_so_many_run_so_many_wait_and_refuses_the_rest() -> None:
         assert (gate.running, gate.waiting) == (1, 1)
         with pytest.raises(hangup.CallEnded) as refused:
             await call("third")
-        assert refused.value.ended.cause == "queue_full" and refused.value.retry_after_s == 5
+        assert refused.value.ended.cause == "queue_full" and 1 <= (refused.value.retry_after_s or 0) <= 30
         await asyncio.gather(first, second)
         assert order == ["first", "second"]
         assert (gate.running, gate.waiting, gate.refused["queue_full"]) == (0, 0, 1)

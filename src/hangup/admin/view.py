@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from hangup.core.admission import Seat
 from hangup.core.call import Phase
 from hangup.core.ledger import Histogram, Ledger
-from hangup.core.placement import Seat
 
 
 class View(Protocol):

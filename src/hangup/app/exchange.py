@@ -3,9 +3,9 @@
 The way of a call is the order of the methods below; each ends by starting the next, at once or when its wait is over:
 
     body_arrived     what is asked for, caps set                         refused
-    find_place       a backend with room, or a place in line             shed
+    find_place       a backend with room, or a place in the queue        shed
     placed           a kept connection, or a new one ────────┐           the backend failed before its first byte:
-    connected        the request goes out                    ├──────────▶ attempt_failed ─▶ find_place again
+    connected        the request goes out                    ├──────────▶ attempt_failed ─▶ elsewhere
     engine_answered  the engine's first byte ────────────────┘
     the relay        pumps, counts, caps
     end              exactly once, from anywhere: stops the engine, frees the place, tells the client, keeps the books
@@ -28,7 +28,8 @@ from hangup.app import reply
 from hangup.app.relay import AssembleRelay, PassRelay, Relay, StreamRelay
 from hangup.config import Limits
 from hangup.core import reasons
-from hangup.core.call import Call, Clock, Ending, Engine, Tell
+from hangup.core.admission import Ticket
+from hangup.core.call import Call, Clock, Ending, Engine, Phase, Tell
 from hangup.core.reasons import Reason
 from hangup.edge.connection import ClientConnection
 from hangup.engines.backend import Backend
@@ -72,7 +73,7 @@ class Exchange:
         "keyed",
         "limits",
         "route",
-        "tried",
+        "ticket",
     )
 
     def __init__(self, gateway: Gateway, client: ClientConnection, call: Call, head: RequestHead | None) -> None:
@@ -89,7 +90,7 @@ class Exchange:
         self.client_total_s = math.inf  # how long the client says it waits: for all of it,
         self.client_read_s = math.inf  # and for the next byte
         self.ask: Ask | None = None
-        self.tried: frozenset[str] = frozenset()  # backends that failed before their first byte
+        self.ticket: Ticket | None = None  # its place in the queue or on a backend
         self.backend: Backend | None = None
         self.engine: EngineConnection | None = None
         self._body = b""
@@ -169,15 +170,10 @@ class Exchange:
         )
 
     def find_place(self) -> None:
-        try:
-            backend = self.gateway.place(self)
-        except Refusal as refusal:
-            self.end(refusal.reason, refusal.detail)
-            return
-        if backend is not None:
-            self.placed(backend)
-        else:
-            self.reset_timer()  # in line: the gateway calls `placed` when it is our turn
+        """The gateway calls `placed` at once, when it is our turn, or ends the call."""
+        self.gateway.place(self)
+        if self.call.phase is Phase.WAITING:
+            self.reset_timer()
 
     def placed(self, backend: Backend) -> None:
         self.backend = backend
@@ -227,6 +223,8 @@ class Exchange:
         self._body, self._value = b"", _NO_VALUE  # nothing is replayed any more
         relay = self._relay = self._choose_relay(head)
         relay.keep_alive = head.keep_alive
+        if head.status == 200 and isinstance(relay, PassRelay):
+            self.gateway.first_token(self)  # nothing more will be seen of it than that it comes
         if relay.decoder.done:
             relay.engine_finished()
         elif rest:
@@ -274,26 +272,26 @@ class Exchange:
         if not gateway.may_fail_over(self):
             self.end(fault.reason, fault.detail)
             return
-        self.tried |= {backend.name}
-        self._leave_backend()
-        self.find_place()
+        assert self.ticket is not None
+        self.ticket.tried |= {backend.name}
+        self._go_elsewhere()
 
     def _ask_plainly(self) -> None:
         """The engine refuses to stream this call: ask again, as the client put it."""
         assert self.ask is not None and self.head is not None
         self.ask.ask_plainly(self.head.path)
         self._set_clock(to_client=False, from_engine=False)
-        self._leave_backend()
-        self.find_place()
+        self._go_elsewhere()
 
-    def _leave_backend(self) -> None:
+    def _go_elsewhere(self) -> None:
         if self.engine is not None:
             self.engine.abort()
             self.engine = None
         self.call.fell_back(time.monotonic())
-        backend, self.backend = self.backend, None
-        if backend is not None:
-            self.gateway.release(backend)
+        self.backend = None
+        self.gateway.place_again(self)
+        if self.call.phase is Phase.WAITING:
+            self.reset_timer()
 
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
         self.engine = None
@@ -336,6 +334,10 @@ class Exchange:
 
     def answer_whole(self, status: int, body: bytes) -> None:
         reply.whole(self, status, body, self._engine_headers)
+
+    def first_token(self) -> None:
+        self.reset_timer()  # from the wait for the first token to the watch over gaps
+        self.gateway.first_token(self)
 
     # Time
 
@@ -398,8 +400,6 @@ class Exchange:
             self.gateway.abort(backend, self.call.id)
         elif connection is not None:
             connection.release(reusable=self._relay is not None and self._relay.connection_reusable())
-        if backend is not None:
-            self.gateway.release(backend)
 
     def _tell_client(self, ending: Ending) -> None:
         client = self.client

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import hmac
 import math
+import random
 import re
 import secrets
 import time
@@ -21,9 +22,9 @@ from hangup.app.exchange import Exchange
 from hangup.app.log import Log
 from hangup.config import Limits, Settings
 from hangup.core import reasons
+from hangup.core.admission import Action, Admission, Terms, Ticket
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
-from hangup.core.placement import Grant, Placement
 from hangup.core.reasons import Outcome, Reason
 from hangup.edge.connection import ClientConnection
 from hangup.engines.aborts import Aborts
@@ -49,7 +50,9 @@ class Gateway:
         self.connections_refused = 0
         self.calls: dict[str, Exchange] = {}
         self.backends: dict[str, Backend] = {}
-        self.placement = Placement(settings.limits.queue_depth_max)
+        self._retired: dict[str, Backend] = {}  # out of the configuration, with calls that may finish
+        self._slots = settings.slots
+        self.admission = Admission(settings.limits, [], random.random)
         self.aborts = Aborts(settings.limits)
         self.draining = False
         self.idle = asyncio.Event()  # set while no call is live
@@ -70,7 +73,7 @@ class Gateway:
         self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
         self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
         self._limits_of = lru_cache(maxsize=4096)(self._merge_limits)
-        self.placement.queue_depth_max = settings.limits.queue_depth_max
+        self.admission.configure(settings.limits, {tenant.name: Terms.of(tenant) for tenant in settings.tenant})
         self._configure_backends(settings)
 
     def _merge_limits(self, route: str, tenant: str) -> Limits:
@@ -79,30 +82,34 @@ class Gateway:
 
     def _configure_backends(self, settings: Settings) -> None:
         old = list(self.backends.values())
-        kept = {b.settings: b for b in old if b.pool.limits == settings.limits}
-        backends = [kept.get(s) or Backend(s, settings.limits, self.loop) for s in settings.backend]
+        kept = {b.settings: b for b in old if b.pool.limits == settings.limits and self._slots == settings.slots}
+        self._slots = settings.slots
+        backends = [kept.get(s) or Backend(s, settings.limits, self.loop, settings.slots) for s in settings.backend]
         for backend in old:
             if backend not in backends:
                 self._retire(backend)
         self.backends = {backend.name: backend for backend in backends}
-        self.placement.seats = [backend.seat for backend in backends]
+        self.admission.fleet.set(backend.seat for backend in backends)
         for backend in backends:
             if backend.name not in self._watches:
                 task = self.loop.create_task(watch(backend, settings.limits, self._backend_changed))
                 self._watches[backend.name] = task
-        self._grant(self.placement.grants())
+        self._act(self.admission.dispatch(time.monotonic()))
 
     def _retire(self, backend: Backend) -> None:
         """Out of the configuration: no new call goes there, those that run may finish."""
         backend.seat.retired = True
         backend.pool.close_idle()
+        if backend.seat.in_flight:
+            self._retired[backend.name] = backend
         task = self._watches.pop(backend.name, None)
         if task is not None:
             task.cancel()
 
     def _backend_changed(self, backend: Backend, what: str) -> None:
         self.log.event("backend", backend=backend.name, change=what)
-        self._grant(self.placement.grants())
+        self.admission.fleet.refresh()
+        self._act(self.admission.dispatch(time.monotonic()))
 
     # Connections
 
@@ -198,34 +205,63 @@ class Gateway:
         exchange.keyed = True
         return tenant.name
 
-    # Backends
+    # Places
 
-    def place(self, exchange: Exchange) -> Backend | None:
-        """A backend for the call, or None when it has to wait in line; the place is the call's until it is released."""
-        seat = self.placement.choose(exchange.tried)
-        if seat is None:
-            if not self.placement.usable(exchange.tried):
-                raise Refusal(reasons.NO_BACKEND)
-            if not self.placement.wait(exchange, exchange.tried):
-                raise Refusal(reasons.QUEUE_FULL)
-            return None
-        self.placement.take(seat)
-        return self.backends[seat.name]
+    def place(self, exchange: Exchange) -> None:
+        """The call starts, waits or is refused; the ticket stands for whatever it holds until the end."""
+        now = time.monotonic()
+        ticket = exchange.ticket = self._ticket(exchange, now)
+        self._act(self.admission.arrive(ticket, exchange.call.tenant, now))
 
-    def release(self, backend: Backend) -> None:
-        self._grant(self.placement.release(backend.seat))
-        if backend.seat.retired and not backend.seat.in_flight:
-            backend.pool.close()
+    def _ticket(self, exchange: Exchange, now: float) -> Ticket:
+        ask, call, head = exchange.ask, exchange.call, exchange.head
+        assert head is not None
+        clock, start = call.clock, call.started_at
+        all_by = start + min(clock.total_s, clock.client_total_s)
+        size = call.bytes_in
+        return Ticket(
+            exchange,
+            prompt=self.admission.prompt_tokens(size),
+            output_max=ask.output_tokens_max if ask is not None else 0,
+            choices=ask.choices if ask is not None else 1,
+            stream=call.stream,
+            first_by=start + clock.client_read_s,
+            all_by=all_by,
+            queue_by=now + clock.queue_s,
+            size=size,
+            retry=head.fields.get(b"x-stainless-retry-count", b"0") != b"0",
+            blind=ask is None or not (ask.stream or ask.assembler is not None),
+        )
 
-    def _grant(self, grants: list[Grant]) -> None:
-        for grant in grants:
-            assert isinstance(grant.key, Exchange)
-            grant.key.placed(self.backends[grant.seat.name])
+    def place_again(self, exchange: Exchange) -> None:
+        """Its backend failed it before the first byte."""
+        ticket = exchange.ticket
+        assert ticket is not None
+        ticket.blind = exchange.ask is None or not (exchange.ask.stream or exchange.ask.assembler is not None)
+        self._act(self.admission.fell_back(ticket, time.monotonic()))
+
+    def first_token(self, exchange: Exchange) -> None:
+        if exchange.ticket is not None:
+            self._act(self.admission.first_token(exchange.ticket, time.monotonic()))
+
+    def _act(self, actions: list[Action]) -> None:
+        for ticket, seat, reason in actions:
+            exchange: Exchange = ticket.key
+            if exchange.call.ended:
+                continue
+            if reason is not None:
+                exchange.end(reason)
+            elif seat is not None:
+                if ticket.queued_at and exchange.client.left():
+                    exchange.end(reasons.CLIENT_FIN)
+                else:
+                    exchange.placed(self.backends[seat.name])
 
     def may_fail_over(self, exchange: Exchange) -> bool:
         """Whether another backend may be tried after the one at hand."""
-        tried = exchange.tried | {exchange.call.backend}
-        return len(tried) <= self.limits.failover_max and self.placement.usable(tried)
+        assert exchange.ticket is not None
+        tried = exchange.ticket.tried | {exchange.call.backend}
+        return len(tried) <= self.limits.failover_max and self.admission.fleet.usable(tried)
 
     def backend_succeeded(self, backend: Backend) -> None:
         if backend.seat.succeeded():
@@ -242,13 +278,24 @@ class Gateway:
 
     def closed(self, exchange: Exchange) -> None:
         """The last that happens to a call."""
-        self.placement.leave(exchange)
-        call = exchange.call
+        call, ticket = exchange.call, exchange.ticket
         del self.calls[call.id]
         if not self.calls:
             self.idle.set()
         self.ledger.record(call)
         self.log.call(call)
+        if ticket is not None:
+            self._free(ticket, call)
+
+    def _free(self, ticket: Ticket, call: Call) -> None:
+        """Whatever the call held goes to the next one, in this turn."""
+        seat = ticket.seat
+        actions = self.admission.end(
+            ticket, time.monotonic(), call.tokens_out, call.tokens_in, completed=call.outcome is Outcome.COMPLETED
+        )
+        if seat is not None and seat.retired and not seat.in_flight:
+            self._retired.pop(seat.name).pool.close()
+        self._act(actions)
 
     def refusal_headers(self, exchange: Exchange, reason: Reason) -> Headers:
         if reason is reasons.UNAUTHORIZED:
@@ -256,8 +303,16 @@ class Gateway:
         if reason is reasons.METHOD and exchange.route is not None:
             return [(b"allow", ", ".join(exchange.route.methods).encode("ascii"))]
         if reason.outcome is Outcome.SHED:
-            return [(b"retry-after", b"1")]
+            return self._when_to_retry(exchange, reason)
         return []
+
+    def _when_to_retry(self, exchange: Exchange, reason: Reason) -> Headers:
+        admission, ticket = self.admission, exchange.ticket
+        seconds = math.ceil(admission.retry_after_s(exchange.call.tenant, reason, time.monotonic()))
+        headers = [(b"retry-after", b"%d" % seconds)]
+        if reason.retry is None and ticket is not None and ticket.retry and admission.retries.spent:
+            headers.append((b"x-should-retry", b"false"))
+        return headers
 
     # The process ends
 

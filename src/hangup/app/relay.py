@@ -36,7 +36,8 @@ class Joint(Protocol):
 
     def end(self, reason: Reason, detail: str = "") -> None: ...
 
-    def reset_timer(self) -> None: ...
+    def first_token(self) -> None:
+        """The wait for the first token is over."""
 
     def answer_whole(self, status: int, body: bytes) -> None: ...
 
@@ -202,7 +203,7 @@ class StreamRelay(Relay):
         call, now = self.call, monotonic()
         if tokens and call.first_token_at is None:
             call.progressed(tokens, now)
-            self.joint.reset_timer()  # from the wait for the first token to the watch over gaps
+            self.joint.first_token()
         else:
             call.tokens_out += tokens
             call.progress_at = now
@@ -356,7 +357,7 @@ class AssembleRelay(Relay):
                 return False
             if call.first_token_at is None:
                 call.progressed(tokens, monotonic())
-                self.joint.reset_timer()
+                self.joint.first_token()
             else:
                 call.tokens_out += tokens
             self._learn(event)

@@ -17,9 +17,9 @@ from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.config import Configuration, Settings
 from hangup.core import reasons
+from hangup.core.admission import Seat
 from hangup.core.call import Phase
 from hangup.core.ledger import Histogram, Ledger
-from hangup.core.placement import Seat
 from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
 from hangup.errors import ConfigError, HangupError
@@ -154,13 +154,13 @@ class _AdminView:
         return None if any(seat.up for seat in self.seats()) else "no backend is up"
 
     def seats(self) -> Iterable[Seat]:
-        return self._gateway.placement.seats
+        return self._gateway.admission.fleet.seats
 
     def phases(self) -> Iterable[Phase]:
         return (exchange.call.phase for exchange in self._gateway.calls.values())
 
     def queue_depth(self) -> int:
-        return len(self._gateway.placement.line)
+        return self._gateway.admission.queue.count
 
     def connections(self) -> int:
         return len(self._gateway.connections)

@@ -14,6 +14,8 @@ from hangup.config.schema import scalar_fields
 from hangup.engines.adapters import ADAPTERS, AUTO
 from hangup.errors import ConfigError
 
+_SHORT = {"queue_depth_max": ["queue_depth"]}
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -34,7 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def _add_flag(parser: argparse._ActionsContainer, field: Field[Any]) -> None:
     shown = "on" if field.default is True else "off" if field.default is False else field.default
     parser.add_argument(
-        "--" + field.name.replace("_", "-"),
+        *("--" + name.replace("_", "-") for name in (field.name, *_SHORT.get(field.name, ()))),
         dest="setting_" + field.name,
         metavar="VALUE" if field.metadata["choices"] == () else "|".join(field.metadata["choices"]),
         help=f"{field.metadata['doc']} ({describe(field)}; default: {shown if shown != '' else 'none'})".replace("%", "%%"),

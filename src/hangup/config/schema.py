@@ -49,7 +49,7 @@ class Limits:
     total_s: float = cap(600.0, "Longest time from a call's first byte to its end.", least=0.01)
     first_token_s: float = cap(120.0, "Longest wait for the first token, counted from sending to the engine.", least=0.01)
     gap_s: float = cap(60.0, "Longest silence between two tokens; comments do not count.", least=0.01)
-    queue_s: float = cap(30.0, "Longest wait for a free backend.", least=0)
+    queue_s: float = cap(10.0, "Longest wait in the queue; a call that would have to wait longer is refused at once.", least=0)
     body_bytes_max: int = cap(16 * 1024 * 1024, "Largest request body.", least=1024)
     event_bytes_max: int = cap(4 * 1024 * 1024, "Largest single event of an answer.", least=1024)
 
@@ -86,8 +86,29 @@ class Limits:
     )
     failover_max: int = limit(2, "Most further backends tried when one fails before its first byte.")
 
-    # Waiting and health
-    queue_depth_max: int = limit(128, "Most calls waiting for a free backend; the next one is refused.")
+    # The queue
+    queue_depth_max: int = limit(1024, "Most calls waiting for a free backend; one more means that one is refused.")
+    queue_bytes_max: int = limit(256 * 1024 * 1024, "Most bytes of request bodies held by waiting calls.")
+    lifo_after_s: float = limit(
+        2.0, "A tenant's calls go first come first served until its oldest has waited this long, then the newest goes first."
+    )
+    hold_back_share: float = limit(
+        0.1, "Share of the capacity kept free for each higher priority that some tenant has.", most=0.5
+    )
+    backfill_s: float = limit(
+        1.0, "How long smaller calls may overtake one that fits into no backend's cache; then what gets free is kept for it."
+    )
+    retry_share_max: float = limit(
+        0.1, "Retries (x-stainless-retry-count) as a share of all attempts; beyond it they are the first to be refused.", most=1
+    )
+    step_slo_s: float = limit(
+        0.1,
+        "Time per token that a backend with learned slots should keep; it gets fewer calls when it is slower than this "
+        "and than twice its best.",
+        least=0.001,
+    )
+
+    # Health
     health_interval_s: float = limit(5.0, "Pause between two active health checks of a backend.", least=0.1)
     health_timeout_s: float = limit(2.0, "Longest time for one health check.", least=0.05)
     failures_max: int = limit(3, "Failures in a row after which a backend counts as down.", least=1)
@@ -104,7 +125,8 @@ class BackendSettings:
     url: str = setting("", "http:// or https:// address; a trailing /v1 is ignored.")
     name: str = setting("", "Short name in logs and metrics; host:port when empty.")
     engine: str = setting("auto", "Which engine it is: `hangup engines` lists them; auto asks the backend.")
-    slots: int = setting(0, "Most calls sent to it at a time; 0 means no limit.", least=0)
+    slots: int = setting(0, "Most calls sent to it at a time; 0 takes the general setting.", least=0)
+    kv_tokens: int = setting(0, "Tokens that its cache holds, which calls share; 0 when not known.", least=0)
     weight: float = setting(1.0, "Share of the load against the other backends.", least=0.01)
     api_key_env: str = setting("", "Environment variable with the key to send to it instead of the client's.")
     health_path: str = setting("/health", "Path of the active health check; empty turns it off.")
@@ -118,6 +140,10 @@ class TenantSettings:
 
     name: str = setting("", "Its name in logs and metrics.")
     key_sha256: list[str] = setting([], "SHA-256 digests (hex) of its API keys; `hangup key new` makes a pair.")
+    weight: float = setting(1.0, "Its share of the engines' tokens against the other tenants.", least=0.01)
+    priority: str = setting("normal", "Higher ones go first.", choices=("high", "normal", "low"))
+    concurrency_max: int = setting(0, "Most calls it may have in progress, waiting ones included; 0 means no limit.", least=0)
+    tokens_per_minute: int = setting(0, "Tokens it may use, prompts and answers together; 0 means no limit.", least=0)
     limits: dict[str, Any] = setting({}, "Per-call limits of this tenant.")
 
 
@@ -140,6 +166,7 @@ class Settings:
     admin_port: int = setting(8081, "The admin port; 0 takes a free one.", least=0, most=65535)
     tls_cert: str = setting("", "PEM certificate chain for the data port; empty means plain HTTP.")
     tls_key: str = setting("", "PEM private key for tls_cert.")
+    slots: int = setting(0, "Most calls sent to a backend at a time; 0 learns it from how soon first tokens come.", least=0)
     half_close: str = setting(
         "hangup", "What a client's half-close (FIN after its request) means.", choices=("hangup", "allow")
     )

@@ -60,6 +60,15 @@ FIRST_TOKEN_TIME = _reason("first_token_s", Outcome.CAP, 504, "The engine sent n
 GAP_TIME = _reason("gap_s", Outcome.CAP, 504, "The engine fell silent.")
 
 QUEUE_FULL = _reason("queue_full", Outcome.SHED, 503, "Too many calls are waiting; try again later.")
+PUSHED_OUT = _reason("pushed_out", Outcome.SHED, 503, "Others, who have fewer calls waiting, took the place in the queue.")
+QUEUE_SLOW = _reason("queue_slow", Outcome.SHED, 503, "The queue is longer than this call may wait; try again later.")
+DEADLINE_NEAR = _reason("deadline_near", Outcome.SHED, 503, "There is too little time left for this call to be served.")
+INFEASIBLE = _reason(
+    "infeasible", Outcome.SHED, 503, "This call takes longer than its client will wait, even without a queue.", False
+)
+RETRY_BUDGET = _reason("retry_budget", Outcome.SHED, 503, "Too many of the calls are retries.", False)
+TENANT_CONCURRENCY = _reason("concurrency_max", Outcome.SHED, 429, "This tenant has as many calls in progress as it may.")
+TENANT_TOKENS = _reason("tokens_per_minute", Outcome.SHED, 429, "This tenant has used its tokens for now.")
 QUEUE_TIME = _reason("queue_s", Outcome.SHED, 503, "No backend became free in time.")
 DRAINING = _reason("draining", Outcome.SHED, 503, "The gateway is shutting down.")
 NO_BACKEND = _reason("no_backend", Outcome.SHED, 503, "No backend is configured for this call.")

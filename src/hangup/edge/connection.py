@@ -337,6 +337,10 @@ class ClientConnection(asyncio.Protocol):
             unsent, self._unsent = self._unsent, b""
             self.write(unsent)
 
+    def left(self) -> bool:
+        """A last look before work is started for this client."""
+        return sockets.peer_left(self.transport.get_extra_info("socket"), self._owner.half_close_is_hangup)
+
     def finish(self) -> None:
         """The answer is complete: on to the next request."""
         if self._chunked_answer:

@@ -16,6 +16,7 @@ NOT_SENT_BYTES_MAX = 4096
 BACKLOG = 4096
 _TCP_NOTSENT_LOWAT = 25
 _LAST_ACK_RECV_OFFSET = 56  # of tcpi_last_ack_recv (milliseconds) in Linux's struct tcp_info
+_ESTABLISHED, _CLOSE_WAIT = 1, 8  # of tcpi_state
 _LINGER_RESET = struct.pack("ii", 1, 0)
 
 
@@ -67,6 +68,17 @@ def seconds_since_ack(sock: Any) -> float | None:
         return None
     (milliseconds,) = struct.unpack_from("=I", info, _LAST_ACK_RECV_OFFSET)
     return float(milliseconds) / 1000
+
+
+def peer_left(sock: Any, half_close_is_hangup: bool) -> bool:
+    """Whether the kernel knows already that the peer has gone, though the event loop has not come round to say so."""
+    if sys.platform != "linux":
+        return False
+    try:
+        state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    except OSError:
+        return True
+    return state not in (_ESTABLISHED, _CLOSE_WAIT) or (state == _CLOSE_WAIT and half_close_is_hangup)
 
 
 def reset_on_close(sock: Any) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 
 from hangup.config import BackendSettings, Limits
-from hangup.core.placement import Seat
+from hangup.core.admission import Seat
 from hangup.engines.adapters import ADAPTERS, AUTO, Adapter
 from hangup.engines.pool import Pool
 from hangup.wire.head import HOP_BY_HOP, Headers, RequestHead
@@ -26,11 +26,18 @@ _KEYS = frozenset([b"authorization", b"x-api-key"])
 
 
 class Backend:
-    def __init__(self, settings: BackendSettings, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, settings: BackendSettings, limits: Limits, loop: asyncio.AbstractEventLoop, slots: int = 0) -> None:
         self.settings = settings
         self.pool = Pool(settings, limits, loop)
         self.name = settings.name or self.pool.address.authority + self.pool.address.prefix
-        self.seat = Seat(self.name, settings.slots, settings.weight, limits.failures_max)
+        self.seat = Seat(
+            self.name,
+            slots=settings.slots or slots,
+            weight=settings.weight,
+            failures_max=limits.failures_max,
+            kv_tokens=settings.kv_tokens,
+            step_slo_s=limits.step_slo_s,
+        )
         # Until a backend has told what it is, it is treated as the least capable kind.
         self.use(ADAPTERS["openai" if settings.engine == AUTO else settings.engine])
         self.recognised = settings.engine != AUTO

@@ -12,13 +12,16 @@ import inspect
 import itertools
 import json
 import math
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
+from hangup.config.schema import Limits
 from hangup.core import reasons
+from hangup.core.admission import Action, Admission, Seat, Ticket
 from hangup.core.call import Call
-from hangup.core.placement import Placement, Seat
 from hangup.core.reasons import Outcome, Reason
 from hangup.library.encode import error_body
 from hangup.library.ended import CallEnded, describe, tell
@@ -30,11 +33,12 @@ _numbers = itertools.count(1)
 
 
 class _Line:
-    """The gate's decisions: the gateway's own placement, with one backend that has all the slots."""
+    """The gate's decisions: the gateway's own admission, with one backend that has all the slots."""
 
-    def __init__(self, slots: int, queue: int) -> None:
+    def __init__(self, slots: int, queue: int, max_wait_s: float) -> None:
         self._seat = Seat("gate", slots=slots)
-        self._placement = Placement(queue_depth_max=queue, seats=[self._seat])
+        self._max_wait_s = max_wait_s
+        self._admission = Admission(replace(Limits(), queue_depth_max=queue, queue_s=max_wait_s), [self._seat], random.random)
 
     @property
     def running(self) -> int:
@@ -42,24 +46,18 @@ class _Line:
 
     @property
     def waiting(self) -> int:
-        return len(self._placement.line)
+        return self._admission.queue.count
 
-    def take(self) -> bool:
-        """A slot, if one is free and nobody is in line for it."""
-        if self.waiting or not self._seat.free:
-            return False
-        self._placement.take(self._seat)
-        return True
+    def arrive(self, go: asyncio.Future[Reason | None], now: float) -> tuple[Ticket, list[Action]]:
+        ticket = Ticket(go, queue_by=now + self._max_wait_s)
+        return ticket, self._admission.arrive(ticket, "", now)
 
-    def wait(self, key: Any) -> bool:
-        return self._placement.wait(key)
+    def end(self, ticket: Ticket, now: float) -> list[Action]:
+        """It is over, wherever it was."""
+        return self._admission.end(ticket, now)
 
-    def leave(self, key: Any) -> None:
-        self._placement.leave(key)
-
-    def release(self) -> list[Any]:
-        """A call is over; those who may go now."""
-        return [grant.key for grant in self._placement.release(self._seat)]
+    def retry_after_s(self, reason: Reason, now: float) -> int:
+        return math.ceil(self._admission.retry_after_s("", reason, now))
 
 
 class Gate:
@@ -70,7 +68,7 @@ class Gate:
             raise ValueError("a Gate needs slots >= 1, queue >= 0 and max_wait_s > 0")
         self.max_wait_s = max_wait_s
         self.refused: Counter[str] = Counter()  # by cause
-        self._line = _Line(slots, queue)
+        self._line = _Line(slots, queue, max_wait_s)
 
     def __repr__(self) -> str:
         return f"<Gate running={self.running} waiting={self.waiting} refused={self.refused.total()}>"
@@ -87,29 +85,27 @@ class Gate:
     async def enter(self, request: Any) -> AsyncIterator[None]:
         """A slot for as long as the block lasts. Raises, in a form that the framework answers: 503 with Retry-After, or 499."""
         adapter = adapter_for(request)
-        refusal = await self._admit(adapter.descriptor(request))
-        if refusal is not None:
-            raise adapter.error(refusal[0], refusal[1])
+        ticket, reason = await self._admit(adapter.descriptor(request))
+        if reason is not None:
+            raise adapter.error(self._refusal(reason), reason)
         try:
             yield
         finally:
-            self._release()
+            self._end(ticket)
 
-    async def _admit(self, descriptor: int | None) -> tuple[CallEnded, Reason] | None:
-        """None when the call has a slot; else why it has none."""
-        call = Call(f"hu-gate-{next(_numbers)}", asyncio.get_running_loop().time())
-        if self._line.take():
-            return None
-        go = asyncio.get_running_loop().create_future()
-        reason = await self._wait(go, descriptor) if self._line.wait(go) else reasons.QUEUE_FULL
-        if reason is None:
-            return None
-        self.refused[reason.code] += 1
-        call.end(reason, asyncio.get_running_loop().time())
-        ended = describe(call)
-        tell(ended, None)
-        retry_after_s = math.ceil(self.max_wait_s) if reason.outcome is Outcome.SHED else None
-        return CallEnded(ended, reason.message, retry_after_s), reason
+    async def _admit(self, descriptor: int | None) -> tuple[Ticket, Reason | None]:
+        """The call's ticket, and why it has no slot; None if it has one."""
+        go: asyncio.Future[Reason | None] = asyncio.get_running_loop().create_future()
+        ticket, actions = self._line.arrive(go, asyncio.get_running_loop().time())
+        self._act(actions)
+        try:
+            reason = go.result() if go.done() else await self._wait(go, descriptor)
+        except BaseException:  # cancelled, perhaps in the turn in which its slot came
+            self._end(ticket)
+            raise
+        if reason is not None:
+            self._end(ticket)
+        return ticket, reason
 
     async def _wait(self, go: asyncio.Future[Reason | None], descriptor: int | None) -> Reason | None:
         watch = None if descriptor is None else SocketWatch(descriptor, CLIENT_SILENCE_S)
@@ -118,21 +114,29 @@ class Gate:
             if watch is not None:
                 watch.start(lambda reason: _settle(go, reason))
             return await go
-        except BaseException:
-            if go.done() and not go.cancelled() and go.result() is None:
-                self._release()  # the slot came in the same turn as the cancellation
-            raise
         finally:
-            self._line.leave(go)
             timer.cancel()
             if watch is not None:
                 watch.stop()
 
-    def _release(self) -> None:
-        """Passes the slot on; one whose client left in this very turn passes it on again."""
-        for go in self._line.release():
-            if not _settle(go, None):
-                self._release()
+    def _end(self, ticket: Ticket) -> None:
+        self._act(self._line.end(ticket, asyncio.get_running_loop().time()))
+
+    def _act(self, actions: list[Action]) -> None:
+        """Tells those concerned; a slot for one who left in this very turn goes to the next."""
+        for action in actions:
+            if not _settle(action.ticket.key, action.reason) and action.reason is None:
+                self._end(action.ticket)
+
+    def _refusal(self, reason: Reason) -> CallEnded:
+        now = asyncio.get_running_loop().time()
+        self.refused[reason.code] += 1
+        call = Call(f"hu-gate-{next(_numbers)}", now)
+        call.end(reason, now)
+        ended = describe(call)
+        tell(ended, None)
+        later = self._line.retry_after_s(reason, now) if reason.outcome is Outcome.SHED else None
+        return CallEnded(ended, reason.message, later)
 
     # FastAPI: Depends(gate)
 

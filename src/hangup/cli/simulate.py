@@ -1,0 +1,213 @@
+"""`hangup simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hangup.config import Settings, load
+from hangup.errors import HangupError
+from hangup.sim import report, traces
+from hangup.sim.engine import EngineModel
+from hangup.sim.load import Arrivals, Crowd, Load
+from hangup.sim.policies import BASELINES, HANGUP
+from hangup.sim.study import Plan, Row, study
+
+_EXAMPLES = """\
+examples:
+  hangup simulate
+      a made-up chat load on one engine, from 0.7 to 10 times what it can take
+  hangup simulate --trace AzureLLMInferenceTrace_conv.csv --policy hangup,router,direct --plot overload.html
+      lengths of a real trace; what a queue of 60 s and no gateway at all would do
+  hangup simulate --trace mine.jsonl --arrivals trace --load 1 --backends 1,2,4,8
+      how many backends do I need?
+  hangup simulate --config hangup.toml --set queue_s=2,5,10,20 --load 1,2
+      which queue suits my traffic?
+  hangup simulate --policy hangup,direct --hang-ups 0.5 --engine deaf=true
+      what did zombies cost me?
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="what a configuration does under load, in virtual time",
+        description="Runs the gateway's own admission in virtual time: simulated clients with patience, hang-ups and "
+        "retries before simulated engines. Goodput is tokens that reached a client who was still there, against the bound "
+        "min(load, 1) · G*, where G* is the most that the engines sustain.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    say = parser.add_argument
+    say("--trace", type=Path, metavar="PATH", help="Azure CSV, Mooncake JSONL, or a ServeGen folder (default: made up)")
+    say("--arrivals", choices=["gamma", "trace"], default="gamma", help="random gaps, or the trace's own times, scaled")
+    say("--cv", type=float, default=1.0, metavar="X", help="variation of random gaps; 1 is Poisson (default: 1)")
+    say(
+        "--load", type=_numbers, default=[0.7, 0.9, 1, 1.5, 2, 3, 5, 10], metavar="X,…", help="against what the engines sustain"
+    )
+    say("--policy", type=_names, default=[HANGUP], metavar="NAME,…", help=f"{HANGUP} or a baseline: " + _list_baselines())
+    say("--config", type=Path, metavar="FILE", help="the gateway's configuration, as for `hangup serve`")
+    say("--set", type=_assignment, metavar="LIMIT=X,…", help="tries several values of one of its limits")
+    say("--engine", type=_names, default=[], metavar="KEY=VALUE,…", help="the engine model: " + _list_engine())
+    say("--backends", type=_counts, default=[1], metavar="N,…", help="engines; with --rate, how many are needed")
+    say("--gateways", type=int, default=1, metavar="N", help="gateways before them, each on its own (default: 1)")
+    say("--rate", type=float, metavar="X", help="calls a second, instead of --load")
+    say("--calls", type=int, default=5000, metavar="N", help="calls counted per run at a load of 1 (default: 5000)")
+    say("--seed", type=_counts, default=[1], metavar="N,…", help="several give means (default: 1)")
+    crowd = parser.add_argument_group("clients")
+    defaults = Crowd()
+    for field in dataclasses.fields(Crowd):
+        default = getattr(defaults, field.name)
+        flag = "--" + _FLAGS.get(field.name, field.name.replace("_", "-"))
+        crowd.add_argument(flag, dest=field.name, type=type(default), default=default, metavar="X", help=_CROWD[field.name])
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="JSON on stdout instead of the table")
+    out.add_argument("--plot", type=Path, metavar="FILE", help="goodput, waste, refusals and TTFT against load (.png, .html)")
+    out.add_argument(
+        "--enough", type=float, default=0.99, metavar="SHARE", help="of calls served, for the advice (default: 0.99)"
+    )
+    out.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=run)
+
+
+_FLAGS = {"hang_up_share": "hang-ups", "told_share": "told", "stream_share": "streams"}
+_CROWD = {
+    "stream_share": "share of calls that stream (default: 0.7)",
+    "first_token_s": "median patience for the first token of a stream (default: 10)",
+    "whole_s": "median patience for a whole answer (default: 40)",
+    "spread": "sigma of the logarithm of both; 0 makes all alike (default: 0.5)",
+    "told_share": "share of clients that send their deadline along (default: 0)",
+    "hang_up_share": "share of streams that are left in the midst (default: 0)",
+    "retries": "retries of a failed call, as the SDKs do them (default: 2)",
+    "heavy_tenant": "share of calls from one tenant, the rest from nine others (default: 0)",
+}
+
+
+def _list_baselines() -> str:
+    return "; ".join(f"{name} ({doc})" for name, (doc, _) in BASELINES.items())
+
+
+def _list_engine() -> str:
+    return ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(EngineModel)).replace("%", "%%")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.plot is not None:
+        report.check_plot(arguments.plot)
+    plans = list(_plans(arguments))
+    bar = _Bar(sum(len(plan.loads) * len(plan.policies) * len(plan.seeds) for _, plan in plans), arguments.quiet)
+    rows: list[Row] = []
+    for label, plan in plans:
+        found = study(plan, bar.show)
+        rows += [dataclasses.replace(row, policy=f"{row.policy} {label}") if label else row for row in found]
+    bar.clear()
+    print(report.as_json(rows) if arguments.json else report.table(rows))
+    if not arguments.json:
+        for sentence in report.sentences(rows, arguments.enough if arguments.rate is not None else None):
+            print(sentence)
+    if arguments.plot is not None:
+        report.plot(rows, arguments.plot)
+        print(f"hangup: wrote {arguments.plot}", file=sys.stderr)
+    return 0
+
+
+def _plans(arguments: argparse.Namespace) -> Any:
+    unknown = [name for name in arguments.policy if name != HANGUP and name not in BASELINES]
+    if unknown:
+        raise HangupError(f"there is no policy named {unknown[0]}; there are {', '.join([HANGUP, *BASELINES])}")
+    requests = traces.read(arguments.trace, arguments.seed[0]) if arguments.trace else traces.synthetic(arguments.seed[0])
+    crowd = Crowd(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Crowd)})
+    simulated = Load(requests, crowd, Arrivals(arguments.arrivals, arguments.cv))
+    settings = load(arguments.config, os.environ, {}).settings
+    base = Plan(
+        load=simulated,
+        settings=settings,
+        model=_engine(arguments.engine),
+        loads=arguments.load,
+        policies=arguments.policy,
+        gateways=arguments.gateways,
+        calls=arguments.calls,
+        seeds=arguments.seed,
+    )
+    for backends in arguments.backends:
+        for label, changed in _variants(settings, arguments.set):
+            plan = dataclasses.replace(base, backends=backends, settings=changed)
+            if arguments.rate is not None:
+                plan = dataclasses.replace(plan, rate=arguments.rate)
+            yield label, plan
+
+
+def _variants(settings: Settings, assignment: tuple[str, list[float]] | None) -> Any:
+    if assignment is None:
+        yield "", settings
+        return
+    name, values = assignment
+    if not hasattr(settings.limits, name):
+        raise HangupError(f"--set: there is no limit named {name}; docs/configuration.md lists them")
+    kind = type(getattr(settings.limits, name))
+    for value in values:
+        limits = dataclasses.replace(settings.limits, **{name: kind(value)})
+        yield f"{name}={value:g}", dataclasses.replace(settings, limits=limits)
+
+
+def _engine(pairs: list[str]) -> EngineModel:
+    known: dict[str, Any] = {name: type(value) for name, value in dataclasses.asdict(EngineModel()).items()}
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in known:
+            raise HangupError(f"--engine: there is no {name}; there are {', '.join(known)}")
+        try:
+            values[name] = value.lower() in ("1", "true", "yes") if known[name] is bool else known[name](value)
+        except ValueError:
+            raise HangupError(f"--engine: {name} takes a number, not {value!r}") from None
+    return EngineModel(**values)
+
+
+class _Bar:
+    """Progress on stderr, if someone looks at it."""
+
+    def __init__(self, runs: int, quiet: bool) -> None:
+        self._on = not quiet and sys.stderr.isatty()
+        self._runs = runs
+        self._done = 0
+
+    def show(self, what: str, share: float) -> None:
+        self._done += share >= 1
+        if self._on:
+            whole = min((self._done + (share if share < 1 else 0)) / self._runs, 1.0)
+            sys.stderr.write(f"\r\033[K{'█' * int(whole * 30):<30} {whole:4.0%}  {what}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._on:
+            sys.stderr.write("\r\033[K")
+
+
+def _numbers(text: str) -> list[float]:
+    values = [float(part) for part in text.split(",")]
+    if any(value <= 0 for value in values):
+        raise argparse.ArgumentTypeError("must be above 0")
+    return values
+
+
+def _counts(text: str) -> list[int]:
+    values = [int(part) for part in text.split(",")]
+    if any(value < 1 for value in values):
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return values
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _assignment(text: str) -> tuple[str, list[float]]:
+    name, found, values = text.partition("=")
+    if not found:
+        raise argparse.ArgumentTypeError("expected LIMIT=VALUE,VALUE,…")
+    return name.strip(), [float(part) for part in values.split(",")]

@@ -1,0 +1,12 @@
+"""Who may start, where, and who waits or is refused: the decisions, without sockets, clocks or tasks.
+
+Start at `admission.py`; it asks `queue.py` who is next, `fleet.py` where there is room, and `estimates.py` whether a call
+can still reach its client in time. `limiter.py` learns how much an engine can run when nobody has said.
+"""
+
+from hangup.core.admission.admission import Action, Admission
+from hangup.core.admission.fleet import Fleet, Seat
+from hangup.core.admission.tenants import Band, Terms
+from hangup.core.admission.ticket import Ticket
+
+__all__ = ["Action", "Admission", "Band", "Fleet", "Seat", "Terms", "Ticket"]

@@ -1,0 +1,309 @@
+"""The admission: every call starts, waits or is refused, and this is where it is decided.
+
+    arrive ──▶ start on a seat ──▶ first_token ──▶ end
+       │  └──▶ wait in the queue ──▶ start │ leave │ pushed out │ too late
+       └─────▶ refused
+
+Each method takes what happened and the time, and returns what follows from it: `Action`s to be carried out by the
+caller, in order. Budgets are charged in the same call that decides, so nothing can slip in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.core.admission.estimates import Estimates, Rate
+from hangup.core.admission.fleet import Fleet, Seat
+from hangup.core.admission.queue import Queue
+from hangup.core.admission.retries import RetryBudget
+from hangup.core.admission.tenants import Band, Tenant, Terms
+from hangup.core.admission.ticket import Ticket
+from hangup.core.reasons import Reason
+
+_OUTPUT_WEIGHT = 2.0  # an output token's cost against a prompt token's
+_SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how sure a whole answer must be to come in time, by how busy we are
+_RETRY_AFTER_S = (1.0, 30.0)
+_BYTES_PER_TOKEN = 4.0  # of a request's body, until engines have told how many they count
+
+
+class Action(NamedTuple):
+    """`ticket` starts on `seat`, or is refused for `reason`."""
+
+    ticket: Ticket
+    seat: Seat | None
+    reason: Reason | None
+
+
+_NOTHING: list[Action] = []
+
+
+class Admission:
+    def __init__(self, limits: Limits, seats: Iterable[Seat], jitter: Callable[[], float]) -> None:
+        self.fleet = Fleet(seats)
+        self.queue = Queue(limits.lifo_after_s)
+        self.retries = RetryBudget(limits.retry_share_max)
+        self.estimates = Estimates()  # over all seats
+        self.tenants: dict[str, Tenant] = {}
+        self._drain = Rate()  # calls per second that leave a standing queue
+        self._at = 0.0
+        self._jitter = jitter  # between 0 and 1
+        self._bytes_per_token = _BYTES_PER_TOKEN
+        self.configure(limits, {})
+
+    # Configuration
+
+    def configure(self, limits: Limits, terms: dict[str, Terms]) -> None:
+        """New limits, and what each tenant is granted; others get the default terms."""
+        self.limits = limits
+        self.queue.lifo_after_s = limits.lifo_after_s
+        self.retries.share_max = limits.retry_share_max
+        self._terms = terms
+        bands = {granted.band for granted in terms.values()}
+        self._held_back = [limits.hold_back_share * sum(band < own for band in bands) for own in Band]
+        for name, tenant in self.tenants.items():
+            granted = terms.get(name, Terms())
+            if tenant.terms != granted:
+                self.queue.change_terms(tenant, granted)
+
+    def tenant(self, name: str) -> Tenant:
+        found = self.tenants.get(name)
+        if found is None:
+            found = self.tenants[name] = Tenant(name, self._terms.get(name, Terms()))
+        return found
+
+    # What happens to a call
+
+    def arrive(self, ticket: Ticket, tenant_name: str, now: float) -> list[Action]:
+        tenant = ticket.tenant = self.tenants.get(tenant_name) or self.tenant(tenant_name)
+        self.retries.note(ticket.retry)
+        reason = self._over_quota(tenant, now)
+        if reason is not None:
+            return [Action(ticket, None, reason)]
+        self._set_kv(ticket, tenant)
+        if not self.queue.count:
+            seat = self.fleet.best(ticket.kv)
+            if seat is not None and not self._held(tenant):
+                if self._too_late(ticket, seat, 0.0, now):
+                    return [Action(ticket, None, reasons.INFEASIBLE)]
+                self.queue.lift(tenant)
+                return [self._start(ticket, seat, now)]
+        return self._wait(ticket, tenant, now)
+
+    def _wait(self, ticket: Ticket, tenant: Tenant, now: float) -> list[Action]:
+        queue, limits = self.queue, self.limits
+        if not self.fleet.seats:
+            return [Action(ticket, None, reasons.NO_BACKEND)]
+        if ticket.retry and self.retries.spent:
+            return [Action(ticket, None, reasons.RETRY_BUDGET)]
+        self._pass_time(now)
+        per_s = self._drain.per_s
+        if per_s and now + queue.ahead_of(tenant) / per_s > ticket.queue_by:
+            return [Action(ticket, None, reasons.QUEUE_SLOW)]
+        wait_s = queue.before(tenant, now) / per_s if per_s else 0.0
+        if self._too_late(ticket, None, wait_s, now):
+            return [Action(ticket, None, reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE)]
+        actions: list[Action] = []
+        while queue.count >= limits.queue_depth_max or queue.bytes + ticket.size > limits.queue_bytes_max:
+            victim = queue.victim(tenant)
+            if victim is None:
+                actions.append(Action(ticket, None, reasons.QUEUE_FULL))
+                return actions
+            queue.remove(victim)
+            actions.append(Action(victim, None, reasons.PUSHED_OUT))
+        queue.push(ticket, now)
+        actions += self.dispatch(now)
+        return actions
+
+    def leave(self, ticket: Ticket, now: float) -> list[Action]:
+        """Its client is gone, or its time in the queue is up; harmless if it does not wait."""
+        if not ticket.queued:
+            return _NOTHING
+        self._pass_time(now)
+        was_aside = ticket is self.queue.aside
+        self.queue.remove(ticket)
+        return self.dispatch(now) if was_aside else _NOTHING
+
+    def first_token(self, ticket: Ticket, now: float) -> list[Action]:
+        if not ticket.reading:
+            return _NOTHING
+        self.fleet.first_token(ticket, now)
+        self.estimates.first_token.observe(ticket.work, now - ticket.sent_at, now)
+        return self.dispatch(now) if self.queue.count else _NOTHING
+
+    def step(self, seat: Seat, seconds: float, now: float) -> list[Action]:
+        """How long a token takes on this seat just now."""
+        seat.estimates.step.observe(seconds, now)
+        self.estimates.step.observe(seconds, now)
+        before = seat.limiter.in_flight_max
+        seat.limiter.step(seat.estimates.step.mean, seat.in_flight)
+        if seat.limiter.in_flight_max == before:
+            return _NOTHING
+        self.fleet.changed(seat)
+        return self.dispatch(now) if self.queue.count else _NOTHING
+
+    def end(
+        self, ticket: Ticket, now: float, tokens_out: int = 0, tokens_in: int | None = None, *, completed: bool = False
+    ) -> list[Action]:
+        """It is over, wherever it was."""
+        seat = ticket.seat
+        if seat is None:
+            return self.leave(ticket, now)
+        tenant = ticket.tenant
+        assert tenant is not None
+        first = ticket.first_token_at
+        self.fleet.release(ticket)
+        tenant.in_flight -= 1
+        self._settle(ticket, tenant, tokens_out, tokens_in)
+        if tokens_in and ticket.size:
+            self._bytes_per_token += (ticket.size / tokens_in - self._bytes_per_token) * 0.05
+        each = tokens_out // ticket.choices
+        if completed and not ticket.blind:
+            tenant.lengths(ticket.output_max).observe(each)
+        actions = self.step(seat, (now - first) / (each - 1), now) if first and each > 4 else _NOTHING
+        return actions + self.dispatch(now) if self.queue.count else actions
+
+    def fell_back(self, ticket: Ticket, now: float) -> list[Action]:
+        """Its seat failed before the first byte: it goes elsewhere, before all others of its tenant."""
+        seat, tenant = ticket.seat, ticket.tenant
+        assert seat is not None and tenant is not None
+        self.fleet.release(ticket)
+        tenant.in_flight -= 1
+        self._settle(ticket, tenant, 0, 0)
+        self._pass_time(now)
+        self.queue.push(ticket, now, first=True)
+        return self.dispatch(now)
+
+    # Who starts
+
+    def dispatch(self, now: float) -> list[Action]:
+        """Lets those who wait go, as far as there is room."""
+        queue, fleet = self.queue, self.fleet
+        if not queue.count:
+            return _NOTHING
+        self._pass_time(now)
+        actions: list[Action] = []
+        while queue.count:
+            if queue.aside is not None:
+                aside, seat = queue.aside, fleet.best(queue.aside.kv, queue.aside.tried)
+                if seat is not None:
+                    self._leave_line(aside, seat, now, actions)
+                    continue
+                if now - queue.aside_at > self.limits.backfill_s:
+                    break  # what gets free is kept for it now
+            ticket = queue.next(now)
+            if ticket is None:
+                break
+            assert ticket.tenant is not None
+            if self._held(ticket.tenant):
+                break
+            seat = fleet.best(ticket.kv, ticket.tried)
+            if seat is not None:
+                self._leave_line(ticket, seat, now, actions)
+            elif queue.aside is None and fleet.best() is not None:
+                queue.set_aside(ticket, now)
+            else:
+                break
+        return actions
+
+    def _leave_line(self, ticket: Ticket, seat: Seat, now: float, actions: list[Action]) -> None:
+        """Its turn: it starts, unless it would come too late."""
+        self.queue.remove(ticket)
+        if now >= ticket.queue_by:
+            actions.append(Action(ticket, None, reasons.QUEUE_TIME))
+        elif self._too_late(ticket, seat, 0.0, now):
+            actions.append(Action(ticket, None, reasons.DEADLINE_NEAR))
+        else:
+            self._drain.add()
+            actions.append(self._start(ticket, seat, now))
+
+    def _start(self, ticket: Ticket, seat: Seat, now: float) -> Action:
+        tenant = ticket.tenant
+        assert tenant is not None
+        ticket.charge = ticket.prompt + _OUTPUT_WEIGHT * tenant.predict(ticket.output_max) * ticket.choices
+        self.queue.went(tenant)
+        self.queue.charge(tenant, ticket.charge)
+        if tenant.allowance is not None:
+            tenant.allowance.charge(ticket.prompt + tenant.predict(ticket.output_max) * ticket.choices)
+        tenant.in_flight += 1
+        self.fleet.take(seat, ticket, now)
+        return Action(ticket, seat, None)
+
+    def _settle(self, ticket: Ticket, tenant: Tenant, tokens_out: int, tokens_in: int | None) -> None:
+        """From what it was charged to what it cost."""
+        prompt = ticket.prompt if tokens_in is None else tokens_in
+        true = prompt + _OUTPUT_WEIGHT * tokens_out
+        if tenant.allowance is not None:
+            predicted = (ticket.charge - ticket.prompt) / _OUTPUT_WEIGHT
+            tenant.allowance.charge(prompt + tokens_out - ticket.prompt - predicted)
+        self.queue.charge(tenant, true - ticket.charge)
+
+    # What stands in the way
+
+    def _over_quota(self, tenant: Tenant, now: float) -> Reason | None:
+        terms = tenant.terms
+        if terms.concurrency_max and tenant.in_flight + tenant.waiting >= terms.concurrency_max:
+            return reasons.TENANT_CONCURRENCY
+        if tenant.allowance is not None and tenant.allowance.left(now) <= 0:
+            return reasons.TENANT_TOKENS
+        return None
+
+    def _held(self, tenant: Tenant) -> bool:
+        """Whether what is free is held back for higher bands."""
+        share = self._held_back[tenant.terms.band]
+        return share > 0 and self.fleet.in_flight >= math.ceil(self.fleet.limit * (1 - share))
+
+    def _set_kv(self, ticket: Ticket, tenant: Tenant) -> None:
+        ticket.kv = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
+
+    def _too_late(self, ticket: Ticket, seat: Seat | None, wait_s: float, now: float) -> bool:
+        """Whether the answer would not reach its client in time, as far as can be known."""
+        due = ticket.first_by if ticket.first_by < ticket.all_by else ticket.all_by
+        if due == math.inf:
+            return False
+        begin = now + wait_s
+        if begin >= due:
+            return True
+        estimates = self.estimates if seat is None else seat.estimates
+        first_s = estimates.first_token.predict(ticket.prompt + (seat.reading if seat is not None else 0), now)
+        if first_s is None:
+            return False
+        begin += first_s
+        if begin >= due:
+            return True
+        step_s = estimates.step.get(now)
+        tenant = ticket.tenant
+        assert tenant is not None
+        if ticket.stream or not step_s:
+            return False
+        room = (ticket.all_by - begin) / step_s
+        lengths = tenant.lengths(ticket.output_max)
+        if ticket.output_max <= room or not lengths.known:
+            return False
+        busy = 1.0 if seat is None else min(seat.in_flight / seat.limit, 1.0)
+        return lengths.share_within(room) < _SURE_IDLE + (_SURE_FULL - _SURE_IDLE) * busy
+
+    # Time
+
+    def _pass_time(self, now: float) -> None:
+        """The drain rate is that of a standing queue: only such time counts."""
+        if self.queue.count and now > self._at:
+            self._drain.pass_time(now - self._at)
+        self._at = now
+
+    def prompt_tokens(self, size: int) -> int:
+        """About how many tokens a request body of this size has."""
+        return int(size / self._bytes_per_token) + 1
+
+    def retry_after_s(self, tenant_name: str, reason: Reason, now: float) -> float:
+        """When it is worth to try again; jittered, so that those who were refused together do not come together."""
+        tenant = self.tenant(tenant_name)
+        least, most = _RETRY_AFTER_S
+        per_s = self._drain.per_s
+        wait = (self.queue.count + 1) / per_s if per_s else least
+        if reason is reasons.TENANT_TOKENS and tenant.allowance is not None:
+            wait = tenant.allowance.wait_s(now)
+        return min(max(wait * (0.75 + 0.75 * self._jitter()), least), most)

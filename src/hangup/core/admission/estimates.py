@@ -1,0 +1,153 @@
+"""What recent calls tell about the next one: time to the first token, time per token, length of answers, rates.
+
+Everything forgets: a sum decays as new observations come in. And everything can say that it does not know, which is
+never a reason to refuse a call.
+"""
+
+from __future__ import annotations
+
+import math
+
+_MEMORY = 200.0  # observations after which older ones have faded
+_FRESH_S = 30.0  # an estimate that nothing has confirmed for so long is not believed
+_ENOUGH = 8  # observations before an estimate is believed at all
+_RATE_S = 5.0  # over which rates are averaged
+_STEP_GAIN = 0.2
+_FAR = 2.0  # how far beyond the largest prompt seen a prediction is made
+
+
+class FirstTokenTime:
+    """Seconds to the first token as a line over the prompt tokens to be read before it: `fixed + each · tokens`."""
+
+    __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "at", "largest", "seen")
+
+    def __init__(self) -> None:
+        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self.at = -math.inf
+        self.largest = 0.0
+        self.seen = 0
+
+    def observe(self, tokens: float, seconds: float, now: float) -> None:
+        keep = 1 - 1 / _MEMORY
+        self._n = self._n * keep + 1
+        self._x = self._x * keep + tokens
+        self._y = self._y * keep + seconds
+        self._xx = self._xx * keep + tokens * tokens
+        self._xy = self._xy * keep + tokens * seconds
+        self.largest = max(self.largest * keep, tokens)
+        self.at = now
+        self.seen += 1
+
+    def predict(self, tokens: float, now: float) -> float | None:
+        """None when too little, or nothing recent, is known, or nothing about prompts of this size."""
+        if self.seen < _ENOUGH or now - self.at > _FRESH_S or tokens > self.largest * _FAR:
+            return None
+        n, mean = self._n, self._y / self._n
+        spread = n * self._xx - self._x * self._x
+        if spread <= 1e-9 * n * self._xx:
+            return mean
+        each = max((n * self._xy - self._x * self._y) / spread, 0.0)
+        fixed = mean - each * self._x / n
+        if fixed < 0:
+            return tokens * self._xy / self._xx
+        return fixed + each * tokens
+
+
+class StepTime:
+    """Seconds per token of one answer."""
+
+    __slots__ = ("at", "mean", "seen")
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self.at = -math.inf
+        self.seen = 0
+
+    def observe(self, seconds: float, now: float) -> None:
+        self.mean += (seconds - self.mean) * (_STEP_GAIN if self.seen else 1.0)
+        self.at = now
+        self.seen += 1
+
+    def get(self, now: float) -> float | None:
+        return self.mean if self.seen >= _ENOUGH and now - self.at <= _FRESH_S else None
+
+
+class Lengths:
+    """How long answers get, as counts over half octaves of tokens."""
+
+    __slots__ = ("_counts", "_sum", "_total", "seen")
+
+    def __init__(self) -> None:
+        self._counts = [0.0] * 48
+        self._total = 0.0
+        self._sum = 0.0
+        self.seen = 0
+
+    def observe(self, tokens: int) -> None:
+        self.seen += 1
+        self._counts[_half_octave(tokens)] += 1
+        self._total += 1
+        self._sum += tokens
+        if self._total >= 2 * _MEMORY:
+            self._counts = [count / 2 for count in self._counts]
+            self._total /= 2
+            self._sum /= 2
+
+    @property
+    def known(self) -> bool:
+        return self.seen >= _ENOUGH
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self._total
+
+    def share_within(self, tokens: float) -> float:
+        """The share of answers that are no longer than `tokens`."""
+        if tokens < 1:
+            return 0.0
+        return sum(self._counts[: _half_octave(tokens) + 1]) / self._total
+
+    def quantile(self, share: float) -> float:
+        left = share * self._total
+        for at, count in enumerate(self._counts):
+            left -= count
+            if left <= 0:
+                return float(2.0 ** ((at + 1) / 2))
+        return math.inf
+
+
+def _half_octave(tokens: float) -> int:
+    return min(int(2 * math.log2(tokens)), 47) if tokens > 1 else 0
+
+
+class Rate:
+    """Events per second, forgetting over some seconds; only the time that it is told about counts."""
+
+    __slots__ = ("_count", "_seconds")
+
+    def __init__(self) -> None:
+        self._count = 0.0
+        self._seconds = 0.0
+
+    def pass_time(self, seconds: float) -> None:
+        keep = math.exp(-seconds / _RATE_S)
+        self._count *= keep
+        self._seconds = self._seconds * keep + seconds
+
+    def add(self, count: float = 1.0) -> None:
+        self._count += count
+
+    @property
+    def per_s(self) -> float | None:
+        """None before there is enough to go by."""
+        return self._count / self._seconds if self._seconds > 0.2 and self._count >= 1 else None
+
+
+class Estimates:
+    """What is known of one backend, or of all of them together."""
+
+    __slots__ = ("first_token", "step")
+
+    def __init__(self) -> None:
+        self.first_token = FirstTokenTime()
+        self.step = StepTime()

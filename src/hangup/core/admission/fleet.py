@@ -1,0 +1,222 @@
+"""The backends as the admission sees them, and the choice among them: the least loaded one that has room.
+
+Choosing costs the same for a thousand as for one: seats with room stand in a heap, and a seat that changes gets a new
+entry there, which makes its old one void.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from hangup.core.admission.estimates import Estimates
+from hangup.core.admission.limiter import SlotLimiter
+from hangup.core.admission.ticket import NOBODY, Ticket
+
+_LOOK_PAST = 4  # seats without enough cache that are looked past
+
+
+class Seat:
+    """One backend: what it may run, what it runs, how it is."""
+
+    __slots__ = (
+        "counted",
+        "entry",
+        "estimates",
+        "failures",
+        "failures_max",
+        "in_flight",
+        "kv_tokens",
+        "kv_used",
+        "limiter",
+        "name",
+        "reading",
+        "retired",
+        "slots",
+        "turn",
+        "unstarted",
+        "up",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        slots: int = 0,
+        weight: float = 1.0,
+        failures_max: int = 3,
+        kv_tokens: int = 0,
+        step_slo_s: float = 0.1,
+    ) -> None:
+        self.name = name
+        self.slots = slots  # 0: learned
+        self.weight = weight
+        self.failures_max = failures_max
+        self.kv_tokens = kv_tokens  # 0: not known
+        self.limiter = SlotLimiter(step_slo_s)
+        self.estimates = Estimates()
+        self.in_flight = 0
+        self.unstarted = 0  # of those, without a first token
+        self.reading = 0  # prompt tokens of those
+        self.kv_used = 0
+        self.failures = 0  # in a row
+        self.up = True
+        self.retired = False  # taken out of the configuration: no new work, what runs may finish
+        self.turn = 0  # when it was last chosen, to break ties in turn
+        self.counted = 0  # its part of the fleet's limit
+        self.entry = 0  # number of its valid entry in the heap
+
+    def __repr__(self) -> str:
+        return f"<seat {self.name} {self.in_flight}/{self.limit} {'up' if self.up else 'down'}>"
+
+    @property
+    def limit(self) -> int:
+        return self.slots or self.limiter.limit(self.in_flight, self.unstarted)
+
+    @property
+    def has_room(self) -> bool:
+        return self.in_flight < self.limit
+
+    def fits(self, kv: int) -> bool:
+        """An empty engine takes anything: what is too large for it is its own to say."""
+        return not self.kv_tokens or not self.in_flight or self.kv_used + kv <= self.kv_tokens
+
+    def failed(self) -> bool:
+        """A call or a check found it broken; True if it has just gone down. Tell the fleet."""
+        self.failures += 1
+        if self.up and self.failures >= self.failures_max:
+            self.up = False
+            return True
+        return False
+
+    def succeeded(self) -> bool:
+        """A call or a check found it well; True if it has just come up. Tell the fleet."""
+        self.failures = 0
+        came_up, self.up = not self.up, True
+        return came_up
+
+
+class Fleet:
+    def __init__(self, seats: Iterable[Seat] = ()) -> None:
+        self.seats: list[Seat] = []
+        self.in_flight = 0
+        self.limit = 0  # of all seats together
+        self._heap: list[tuple[float, int, int, Seat]] = []
+        self._entries = 0
+        self._turn = 0
+        self._any_up = False
+        self.set(seats)
+
+    def set(self, seats: Iterable[Seat]) -> None:
+        """The configured seats; one that is retired still releases its calls."""
+        self.seats = list(seats)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """After seats went up, down, or out of the configuration."""
+        self._any_up = any(seat.up for seat in self.seats)
+        self._heap.clear()
+        self.limit = 0
+        for seat in self.seats:
+            seat.counted = 0
+            self.changed(seat)
+
+    def changed(self, seat: Seat) -> None:
+        """Its load or its limit is not what it was."""
+        self._entries += 1
+        seat.entry = self._entries
+        # Those that are down are taken only when nothing else is left, so that a wrong verdict costs a failed attempt
+        # and never an outage.
+        limit = seat.slots or seat.limiter.limit(seat.in_flight, seat.unstarted)
+        if seat.retired:
+            return
+        self.limit += limit - seat.counted
+        seat.counted = limit
+        if seat.in_flight < limit and (seat.up or not self._any_up):
+            heapq.heappush(self._heap, (seat.in_flight / seat.weight, seat.turn, seat.entry, seat))
+            if len(self._heap) > 64 + 4 * len(self.seats):
+                self._heap = [item for item in self._heap if item[2] == item[3].entry]
+                heapq.heapify(self._heap)
+
+    def best(self, kv: int = 0, tried: frozenset[str] = NOBODY) -> Seat | None:
+        """The seat for the next call."""
+        if tried:
+            return self._best_but(kv, tried)
+        heap = self._heap
+        while heap:
+            top = heap[0]
+            seat = top[3]
+            if top[2] != seat.entry:
+                heapq.heappop(heap)
+            elif not seat.kv_tokens or seat.fits(kv):
+                return seat
+            else:
+                return self._look_past(kv)
+        return None
+
+    def _look_past(self, kv: int) -> Seat | None:
+        """The least loaded has no cache left for it; one of the next may have."""
+        passed: list[tuple[float, int, int, Seat]] = []
+        found = None
+        while self._heap and found is None and len(passed) < _LOOK_PAST:
+            item = heapq.heappop(self._heap)
+            if item[2] == item[3].entry:
+                passed.append(item)
+                found = item[3] if item[3].fits(kv) else None
+        for item in passed:
+            heapq.heappush(self._heap, item)
+        return found
+
+    def _best_but(self, kv: int, tried: frozenset[str]) -> Seat | None:
+        """For a call that failed elsewhere: rare, so it may look at all."""
+        left = [seat for seat in self.seats if seat.name not in tried]
+        left = [seat for seat in left if seat.up] or left
+        return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (s.in_flight / s.weight, s.turn), default=None)
+
+    def usable(self, tried: frozenset[str] = NOBODY) -> bool:
+        """Whether there is any seat that such a call could wait for."""
+        return any(seat.name not in tried for seat in self.seats)
+
+    def take(self, seat: Seat, ticket: Ticket, now: float) -> None:
+        self._turn += 1
+        seat.turn = self._turn
+        seat.in_flight += 1
+        self.in_flight += 1
+        seat.kv_used += ticket.kv
+        ticket.seat = seat
+        ticket.sent_at = now
+        if not ticket.blind:
+            ticket.reading = True
+            ticket.lone = not seat.unstarted
+            seat.unstarted += 1
+            seat.reading += ticket.prompt
+            ticket.work = seat.reading
+        self.changed(seat)
+
+    def first_token(self, ticket: Ticket, now: float) -> None:
+        """The engine has read the prompt and begun to answer."""
+        seat = ticket.seat
+        assert seat is not None
+        ticket.reading = False
+        ticket.first_token_at = now
+        seat.unstarted -= 1
+        seat.reading -= ticket.prompt
+        waited = now - ticket.sent_at
+        seat.limiter.first_token(waited, ticket.lone, now)
+        seat.estimates.first_token.observe(ticket.work, waited, now)
+        self.changed(seat)
+
+    def release(self, ticket: Ticket) -> Seat:
+        seat = ticket.seat
+        assert seat is not None and seat.in_flight > 0, f"{ticket} was released more often than taken"
+        ticket.seat = None
+        seat.in_flight -= 1
+        self.in_flight -= 1
+        seat.kv_used -= ticket.kv
+        if ticket.reading:
+            ticket.reading = False
+            seat.unstarted -= 1
+            seat.reading -= ticket.prompt
+        ticket.first_token_at = 0.0
+        self.changed(seat)
+        return seat

@@ -1,0 +1,88 @@
+"""A call as the admission sees it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hangup.core.admission.fleet import Seat
+    from hangup.core.admission.tenants import Tenant
+
+NOBODY: frozenset[str] = frozenset()
+
+
+class Ticket:
+    """What a call asks for, and what it holds.
+
+    It is nowhere, in the queue (`queued`) or on a seat, and whoever moves it keeps these in step.
+    """
+
+    __slots__ = (
+        "all_by",
+        "blind",
+        "charge",
+        "choices",
+        "first_by",
+        "first_token_at",
+        "key",
+        "kv",
+        "lone",
+        "output_max",
+        "prompt",
+        "queue_by",
+        "queued",
+        "queued_at",
+        "reading",
+        "retry",
+        "seat",
+        "sent_at",
+        "size",
+        "stream",
+        "tenant",
+        "tried",
+        "work",
+    )
+
+    def __init__(
+        self,
+        key: Any,
+        *,
+        prompt: int = 0,
+        output_max: int = 0,
+        choices: int = 1,
+        stream: bool = True,
+        first_by: float = math.inf,
+        all_by: float = math.inf,
+        queue_by: float = math.inf,
+        size: int = 0,
+        retry: bool = False,
+        blind: bool = False,
+    ) -> None:
+        self.key = key
+        self.prompt = prompt  # tokens, as far as known
+        self.output_max = output_max  # tokens of each answer
+        self.choices = choices
+        self.stream = stream
+        self.first_by = first_by  # when the client gives up on the first token,
+        self.all_by = all_by  # on the whole answer,
+        self.queue_by = queue_by  # and when we do not let it wait any longer
+        self.size = size  # bytes it holds while it waits
+        self.retry = retry  # the client's SDK says that this is not its first attempt
+        self.blind = blind  # nothing is seen of its answer before the end
+        self.tenant: Tenant | None = None
+        self.tried = NOBODY  # seats that failed it
+        self.queued = False
+        self.queued_at = 0.0
+        self.seat: Seat | None = None
+        self.sent_at = 0.0
+        self.reading = False  # sent, and its first token has not come
+        self.first_token_at = 0.0  # 0 before it came
+        self.work = 0  # prompt tokens before its first token: its own and those ahead of it
+        self.lone = False  # nobody was ahead of it: its first-token time is the engine's own
+        self.charge = 0.0  # what its tenant was charged
+        self.kv = 0  # tokens of the engine's cache set aside for it
+
+    def __repr__(self) -> str:
+        where = "queued" if self.queued else self.seat.name if self.seat else "nowhere"
+        return f"<ticket {self.key!r} {where}>"

@@ -1,0 +1,183 @@
+"""Clients: they wait, lose patience, leave, and try again as the SDKs do."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hangup.sim.clock import Clock
+from hangup.sim.engine import RUNNING, Engine, Work
+from hangup.sim.load import Sample
+from hangup.sim.tally import Tally
+
+_BACKOFF_S = 0.5  # of the OpenAI and Anthropic SDKs: doubled at each retry, up to
+_BACKOFF_S_MAX = 8.0
+_RETRY_AFTER_S_MAX = 60.0  # beyond it they go by their own backoff
+
+
+class Client:
+    """One call of one client, through all its attempts."""
+
+    __slots__ = ("engine", "gateway", "place", "sample", "sent_at", "tries", "turn", "work")
+
+    def __init__(self, sample: Sample) -> None:
+        self.sample = sample
+        self.tries = 0
+        self.turn = 0  # what was planned in an earlier one passes
+        self.sent_at = 0.0
+        self.gateway: Gateway | None = None  # where its attempt is
+        self.place: Any = None  # the gateway's own
+        self.work: Work | None = None
+        self.engine: Engine | None = None
+
+
+class Gateway(Protocol):
+    """What a policy has to do. `client.place` is its to use."""
+
+    def arrive(self, client: Client) -> None: ...
+
+    def left(self, client: Client) -> None:
+        """The client is gone: drop it wherever it is."""
+
+    def first_token(self, client: Client) -> None: ...
+
+    def ended(self, client: Client) -> None:
+        """The answer is complete."""
+
+
+class People:
+    """All the clients of a run, and what becomes of them."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        tally: Tally,
+        gateway_for: Callable[[], Gateway],
+        retries: int,
+        rng: random.Random,
+        quartiles: tuple[int, int, int],
+    ) -> None:
+        self.clock = clock
+        self.tally = tally
+        self._gateway_for = gateway_for
+        self._retries = retries
+        self._random = rng
+        self._quartiles = quartiles
+
+    def come(self, sample: Sample) -> None:
+        tally = self.tally
+        if tally.open(self.clock.now):
+            tally.calls += 1
+            tally.offered_tokens += sample.output
+            self._count(tally.offered_by, sample)
+        self._try(Client(sample), 0)
+
+    def _try(self, client: Client, _: int) -> None:
+        clock = self.clock
+        now = clock.now
+        client.tries += 1
+        client.turn += 1
+        client.sent_at = now
+        if self.tally.open(now):
+            self.tally.attempts += 1
+        clock.at(now + client.sample.patience_s, self._out_of_patience, client, client.turn)
+        client.gateway = gateway = self._gateway_for()
+        gateway.arrive(client)
+
+    # What the client sees
+
+    def started(self, client: Client, engine: Engine) -> None:
+        """The gateway sends the call to an engine."""
+        sample = client.sample
+        client.engine = engine
+        client.work = Work(client, sample.prompt, sample.output, self._first_token, self._ended)
+        engine.submit(client.work)
+
+    def refused(self, client: Client, retry_after_s: float | None = None, may_retry: bool = True) -> None:
+        tally, now = self.tally, self.clock.now
+        if tally.open(now):
+            tally.refused += 1
+            tally.refusal_s.observe(now - client.sent_at)
+        self._again(client, retry_after_s, may_retry)
+
+    def _first_token(self, work: Work) -> None:
+        client: Client = work.owner
+        now, sample = self.clock.now, client.sample
+        if sample.stream:
+            if self.tally.open(now):
+                self.tally.ttft.observe(now - client.sent_at)
+            if sample.reads_s < math.inf:
+                self.clock.at(now + sample.reads_s, self._had_enough, client, client.turn)
+        assert client.gateway is not None
+        client.gateway.first_token(client)
+
+    def _ended(self, work: Work) -> None:
+        client: Client = work.owner
+        self._served(client.sample, work.output, self.clock.now - client.sent_at)
+        client.turn += 1
+        gateway, client.gateway = client.gateway, None
+        assert gateway is not None
+        gateway.ended(client)
+        client.work = None
+
+    # Impatience
+
+    def _out_of_patience(self, client: Client, turn: int) -> None:
+        if turn != client.turn:
+            return
+        work = client.work
+        if work is not None and client.sample.stream and work.state == RUNNING:
+            return  # a stream that flows is waited for
+        if work is None and self.tally.open(self.clock.now):
+            self.tally.left_queued += 1
+        self._leave(client)
+        self._again(client, None, True)
+
+    def _had_enough(self, client: Client, turn: int) -> None:
+        """The reader of a stream closes the window: what it got was delivered, and it does not come back."""
+        if turn == client.turn:
+            assert client.engine is not None and client.work is not None
+            self._served(client.sample, client.engine.computed(client.work), 0.0)
+            self._leave(client)
+
+    def _leave(self, client: Client) -> None:
+        client.turn += 1
+        gateway, client.gateway = client.gateway, None
+        assert gateway is not None
+        gateway.left(client)
+        client.work = None
+
+    def _again(self, client: Client, retry_after_s: float | None, may_retry: bool) -> None:
+        client.turn += 1
+        client.gateway = None
+        now = self.clock.now
+        if not may_retry or client.tries > self._retries:
+            if self.tally.open(now):
+                self.tally.given_up += 1
+            return
+        pause = min(_BACKOFF_S * 2 ** (client.tries - 1), _BACKOFF_S_MAX) * (1 - 0.25 * self._random.random())
+        if retry_after_s is not None and retry_after_s <= _RETRY_AFTER_S_MAX:
+            pause = retry_after_s
+        self.clock.at(now + pause, self._try, client)
+
+    # Books
+
+    def _served(self, sample: Sample, tokens: float, total_s: float) -> None:
+        tally, now = self.tally, self.clock.now
+        if tally.open(now):
+            tally.served += 1
+            tally.good(sample.prompt, tokens, now)
+            self._count(tally.served_by, sample)
+            if not sample.stream:
+                tally.ttft.observe(total_s)
+
+    def _count(self, by: dict[str, int], sample: Sample) -> None:
+        low, middle, high = self._quartiles
+        prompt = sample.prompt
+        quartile = "q1" if prompt <= low else "q2" if prompt <= middle else "q3" if prompt <= high else "q4"
+        by[quartile] += 1
+        by["stream" if sample.stream else "whole"] += 1
+        if sample.tenant != "default":
+            by[sample.tenant] += 1

@@ -1,0 +1,254 @@
+"""An engine as a model: slots, cache, chunked prefill, and steps that take longer the more of them run.
+
+Tokens flow: between two events every running call gets them at one common rate, so a token clock that runs at that rate
+tells when each is finished, and a call costs two events, however long its answer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hangup.sim.clock import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """The default is a round-number sketch of a mid-size model on one large GPU."""
+
+    slots: int = 64
+    kv_tokens: int = 1_000_000
+    prefill_tokens_s: float = 30_000.0
+    chunk_tokens: int = 1024  # of a prompt, read in one step beside the running calls; 0: prompts are read elsewhere
+    step_s: float = 0.012  # with one call running,
+    step_per_call_s: float = 0.0001  # and for each further one
+    deaf: bool = False  # it does not stop for anyone who left
+    slow_from_s: float = float("inf")  # from then on
+    slow_by: float = 1.0  # everything takes so many times as long,
+    slow_until_s: float = float("inf")  # until then
+    dead_from_s: float = float("inf")  # from then on nothing comes any more
+
+
+class Work:
+    """A call in an engine."""
+
+    __slots__ = ("ends_at", "gone", "number", "on_end", "on_first", "output", "owner", "prompt", "started_at", "state")
+
+    def __init__(
+        self, owner: Any, prompt: int, output: int, on_first: Callable[[Work], None], on_end: Callable[[Work], None]
+    ) -> None:
+        self.owner = owner
+        self.prompt = prompt
+        self.output = output
+        self.on_first = on_first
+        self.on_end = on_end
+        self.state = WAITING
+        self.gone = False  # its client has left; only a deaf engine goes on with such
+        self.started_at = 0.0  # on the token clock
+        self.ends_at = 0.0
+        self.number = 0
+
+
+WAITING, READING, RUNNING, OVER = range(4)
+
+
+class Engine:
+    __slots__ = (
+        "_chunk_s",
+        "_clock",
+        "_decode_rate",
+        "_left",
+        "_number",
+        "_prefill_rate",
+        "_reading",
+        "_running",
+        "_speed",
+        "_steps",
+        "_then",
+        "_tokens",
+        "_version",
+        "_waiting",
+        "busy_s",
+        "kv_used",
+        "model",
+        "read",
+        "running",
+        "taken",
+        "waiting",
+        "waiting_peak",
+        "written",
+    )
+
+    def __init__(self, model: EngineModel, clock: Clock) -> None:
+        self.model = model
+        self._clock = clock
+        self._steps = [model.step_s + model.step_per_call_s * n for n in range(model.slots + 1)]
+        self._chunk_s = model.chunk_tokens / model.prefill_tokens_s
+        self._speed = 1.0
+        self._waiting: deque[Work] = deque()
+        self._reading: deque[Work] = deque()
+        self._left = 0.0  # prompt tokens of the first of those, still to be read
+        self._running: list[tuple[float, int, Work]] = []
+        self._tokens = 0.0  # the token clock
+        self._then = 0.0  # when it was last set
+        self._decode_rate = self._prefill_rate = 0.0
+        self._version = 0
+        self._number = 0
+        self.taken = 0  # slots in use
+        self.running = 0  # of those, writing
+        self.waiting = 0
+        self.kv_used = 0
+        self.busy_s = 0.0
+        self.read = 0.0  # prompt tokens computed
+        self.written = 0.0  # output tokens computed
+        self.waiting_peak = 0
+        for moment in (model.slow_from_s, model.slow_until_s, model.dead_from_s):
+            if moment < float("inf"):
+                clock.at(moment, self._turn, None)
+
+    def submit(self, work: Work) -> None:
+        self._advance()
+        self._waiting.append(work)
+        self.waiting += 1
+        self._admit()
+        self.waiting_peak = max(self.waiting_peak, self.waiting)
+        self._plan()
+
+    def abort(self, work: Work) -> float:
+        """Its client is gone; tells the output tokens computed for it so far. A deaf engine goes on."""
+        self._advance()
+        computed = self.computed(work)
+        work.gone = True
+        if self.model.deaf or work.state == OVER:
+            return computed
+        state, work.state = work.state, OVER
+        if state == WAITING:
+            self.waiting -= 1
+        else:
+            self._leave(work)
+            if state == RUNNING:
+                self.running -= 1
+                self.written += computed
+            elif self._reading and self._reading[0] is work:
+                self.read += work.prompt - self._left
+                self._next_reading(drop=True)
+        self._admit()
+        self._plan()
+        return computed
+
+    def computed(self, work: Work) -> float:
+        """Output tokens so far."""
+        if work.state == OVER:
+            return work.output
+        return min(self._tokens - work.started_at + 1, work.output) if work.state == RUNNING else 0.0
+
+    # Inside
+
+    def _admit(self) -> None:
+        """From the engine's own queue into free slots."""
+        model = self.model
+        while self._waiting and self.taken < model.slots:
+            work = self._waiting[0]
+            if work.state == OVER:
+                self._waiting.popleft()
+                continue
+            need = work.prompt + work.output
+            if self.kv_used + need > model.kv_tokens and self.taken:
+                return
+            self._waiting.popleft()
+            self.waiting -= 1
+            self.taken += 1
+            self.kv_used += need
+            work.state = READING
+            self._reading.append(work)
+            if len(self._reading) == 1:
+                self._left = float(work.prompt)
+
+    def _leave(self, work: Work) -> None:
+        self.taken -= 1
+        self.kv_used -= work.prompt + work.output
+
+    def _next_reading(self, *, drop: bool) -> None:
+        reading = self._reading
+        if drop or reading:
+            reading.popleft()
+        while reading and reading[0].state == OVER:
+            reading.popleft()
+        if reading:
+            self._left = float(reading[0].prompt)
+
+    def _advance(self) -> None:
+        now = self._clock.now
+        passed = now - self._then
+        if passed > 0:
+            self._then = now
+            if self.taken:
+                self.busy_s += passed
+                self._tokens += passed * self._decode_rate
+                self._left -= passed * self._prefill_rate
+
+    def _plan(self) -> None:
+        """Sets the rates and the next event."""
+        running = self._running
+        while running and running[0][2].state == OVER:
+            heapq.heappop(running)
+        self._version += 1
+        speed = self._speed
+        if not speed:
+            self._decode_rate = self._prefill_rate = 0.0
+            return
+        step = self._steps[self.running]
+        soonest = float("inf")
+        self._decode_rate = speed / step
+        self._prefill_rate = 0.0
+        if self._reading:
+            if self._chunk_s and self.running:
+                mixed = self._chunk_s + step
+                self._decode_rate = speed / mixed
+                self._prefill_rate = speed * self.model.chunk_tokens / mixed
+            else:
+                self._prefill_rate = speed * self.model.prefill_tokens_s
+            soonest = max(self._left, 0.0) / self._prefill_rate
+        if running:
+            soonest = min(soonest, max(running[0][0] - self._tokens, 0.0) / self._decode_rate)
+        if soonest < float("inf"):
+            self._clock.at(self._then + soonest, self._event, None, self._version)
+
+    def _event(self, _: None, version: int) -> None:
+        if version != self._version:
+            return
+        self._advance()
+        first = ended = None
+        if self._reading and self._left <= 1e-6:
+            first = self._reading[0]
+            self._next_reading(drop=True)
+            self.read += first.prompt
+            first.state = RUNNING
+            first.started_at = self._tokens
+            first.ends_at = self._tokens + first.output - 1
+            self._number += 1
+            self.running += 1
+            heapq.heappush(self._running, (first.ends_at, self._number, first))
+        elif self._running and self._running[0][0] <= self._tokens + 1e-6:
+            ended = heapq.heappop(self._running)[2]
+            ended.state = OVER
+            self.running -= 1
+            self.written += ended.output
+            self._leave(ended)
+            self._admit()
+        self._plan()
+        if first is not None and not first.gone:
+            first.on_first(first)
+        if ended is not None and not ended.gone:
+            ended.on_end(ended)
+
+    def _turn(self, _: None, __: int) -> None:
+        """It becomes slow, quick again, or dead."""
+        self._advance()
+        now, model = self._clock.now, self.model
+        slow = model.slow_from_s <= now < model.slow_until_s
+        self._speed = 0.0 if now >= model.dead_from_s else 1 / model.slow_by if slow else 1.0
+        self._plan()

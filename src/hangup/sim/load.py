@@ -1,0 +1,111 @@
+"""Who comes when and asks for what."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_OUTPUT_MAX = 4096  # what clients ask for at most: it says nothing about how long the answer gets
+_READING_S = 0.03  # per token, of those who leave in the midst of a stream
+
+
+class Request(NamedTuple):
+    """One line of a trace."""
+
+    at_s: float
+    prompt: int
+    output: int
+    tenant: str = "default"
+
+
+class Sample(NamedTuple):
+    """A client's call: what it asks for, and how long it waits."""
+
+    at_s: float
+    prompt: int
+    output: int
+    output_max: int
+    tenant: str
+    stream: bool
+    patience_s: float  # to the first token of a stream, to the end of a whole answer
+    told: bool  # it tells the gateway
+    reads_s: float  # leaves so long after the first token of a stream
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """How clients behave."""
+
+    stream_share: float = 0.7
+    first_token_s: float = 10.0  # median patience of streaming clients
+    whole_s: float = 40.0  # and of the others
+    spread: float = 0.5  # of both, as sigma of the logarithm; 0 makes all alike
+    told_share: float = 0.0  # send their deadline with the call
+    hang_up_share: float = 0.0  # leave somewhere in the midst of a stream
+    retries: int = 2  # as the SDKs do
+    heavy_tenant: float = 0.0  # share of all calls that one tenant sends; the rest is spread over nine others
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    kind: str = "gamma"  # trace: the trace's own times, scaled
+    cv: float = 1.0  # coefficient of variation of the gaps
+    burst_from_s: float = math.inf
+    burst_s: float = 0.0
+    burst_by: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`requests` over and over, at `rate` calls a second."""
+
+    requests: Sequence[Request]
+    crowd: Crowd = field(default_factory=Crowd)
+    arrivals: Arrivals = field(default_factory=Arrivals)
+
+    @property
+    def mean_output(self) -> float:
+        return sum(r.output for r in self.requests) / len(self.requests)
+
+    def samples(self, rate: float, seed: int) -> Iterator[Sample]:
+        """Without end; made one at a time, so that memory stays flat."""
+        rng = random.Random(seed)  # noqa: S311 (a seed must give one result)
+        crowd, requests = self.crowd, self.requests
+        times = self._trace_times(rate) if self.arrivals.kind == "trace" else self._gamma_times(rate, rng)
+        in_order = self.arrivals.kind == "trace"
+        count, uniform, gauss = len(requests), rng.random, rng.gauss
+        for number, at_s in enumerate(times):
+            _, prompt, output, tenant = requests[number % count if in_order else int(uniform() * count)]
+            stream = uniform() < crowd.stream_share
+            patience = crowd.first_token_s if stream else crowd.whole_s
+            if crowd.spread:
+                patience *= math.exp(gauss(0.0, crowd.spread))
+            if crowd.heavy_tenant:
+                tenant = "heavy" if uniform() < crowd.heavy_tenant else f"light-{int(uniform() * 9)}"
+            told = crowd.told_share > 0 and uniform() < crowd.told_share
+            leaves = crowd.hang_up_share > 0 and stream and uniform() < crowd.hang_up_share
+            reads = uniform() * output * _READING_S if leaves else math.inf
+            yield Sample(at_s, prompt, output, max(output, _OUTPUT_MAX), tenant, stream, patience, told, reads)
+
+    def _gamma_times(self, rate: float, rng: random.Random) -> Iterator[float]:
+        shape = 1 / self.arrivals.cv**2
+        scale = 1 / (rate * shape)
+        burst = self.arrivals
+        now = 0.0
+        while True:
+            gap = rng.gammavariate(shape, scale)
+            now += gap / burst.burst_by if burst.burst_from_s <= now < burst.burst_from_s + burst.burst_s else gap
+            yield now
+
+    def _trace_times(self, rate: float) -> Iterator[float]:
+        first, last = self.requests[0].at_s, self.requests[-1].at_s
+        span = (last - first) * len(self.requests) / max(len(self.requests) - 1, 1) or 1.0
+        scale = len(self.requests) / span / rate
+        turn = 0
+        while True:
+            for request in self.requests:
+                yield (request.at_s - first + turn * span) * scale
+            turn += 1

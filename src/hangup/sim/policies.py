@@ -1,0 +1,212 @@
+"""Gateways to compare: hangup's own admission, and what others do."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+from hangup.config import BackendSettings, Settings
+from hangup.core import reasons
+from hangup.core.admission import Action, Admission, Seat, Terms, Ticket
+from hangup.core.reasons import Reason
+from hangup.sim.clients import Client, Gateway, People
+from hangup.sim.clock import Clock
+from hangup.sim.engine import Engine
+
+
+class HangupGateway:
+    """The real admission, with the real configuration, on simulated engines."""
+
+    def __init__(self, clock: Clock, people: People, engines: Sequence[Engine], rng: random.Random, settings: Settings) -> None:
+        self._clock = clock
+        self._people = people
+        self._queue_s = settings.limits.queue_s
+        backends = cycle(settings.backend or (BackendSettings(),))
+        seats = [
+            Seat(str(at), b.slots or settings.slots, b.weight, kv_tokens=b.kv_tokens, step_slo_s=settings.limits.step_slo_s)
+            for at, b in zip(range(len(engines)), backends, strict=False)
+        ]
+        self._engines = dict(zip(seats, engines, strict=True))
+        self.admission = Admission(settings.limits, seats, rng.random)
+        self.admission.configure(settings.limits, {tenant.name: Terms.of(tenant) for tenant in settings.tenant})
+
+    def arrive(self, client: Client) -> None:
+        now, sample = self._clock.now, client.sample
+        due = now + sample.patience_s if sample.told else math.inf
+        ticket = client.place = Ticket(
+            client,
+            prompt=sample.prompt,
+            output_max=sample.output_max,
+            stream=sample.stream,
+            first_by=due if sample.stream else math.inf,
+            all_by=math.inf if sample.stream else due,
+            queue_by=now + self._queue_s,
+            retry=client.tries > 1,
+        )
+        self._act(self.admission.arrive(ticket, sample.tenant, now))
+        if ticket.queued:
+            self._clock.at(ticket.queue_by, self._waited, ticket)
+
+    def _waited(self, ticket: Ticket, _: int) -> None:
+        if ticket.queued:
+            self._act(self.admission.leave(ticket, self._clock.now))
+            self._refuse(ticket.key, reasons.QUEUE_TIME)
+
+    def left(self, client: Client) -> None:
+        computed = 0.0
+        if client.work is not None:
+            assert client.engine is not None
+            computed = client.engine.abort(client.work)
+        self._act(self.admission.end(client.place, self._clock.now, int(computed)))
+
+    def first_token(self, client: Client) -> None:
+        self._act(self.admission.first_token(client.place, self._clock.now))
+
+    def ended(self, client: Client) -> None:
+        sample = client.sample
+        self._act(self.admission.end(client.place, self._clock.now, sample.output, sample.prompt, completed=True))
+
+    def _act(self, actions: list[Action]) -> None:
+        for ticket, seat, reason in actions:
+            if seat is not None:
+                self._people.started(ticket.key, self._engines[seat])
+            elif reason is not None:
+                self._refuse(ticket.key, reason)
+
+    def _refuse(self, client: Client, reason: Reason) -> None:
+        admission = self.admission
+        after_s = math.ceil(admission.retry_after_s(client.sample.tenant, reason, self._clock.now))
+        may_retry = reason.retry is not False and not (client.tries > 1 and admission.retries.spent)
+        self._people.refused(client, float(after_s), may_retry)
+
+
+class DirectGateway:
+    """No gateway to speak of: every call goes to an engine at once. `aborts`: it stops work for those who left."""
+
+    def __init__(self, people: People, engines: Sequence[Engine], aborts: bool) -> None:
+        self._people = people
+        self._engines = engines
+        self._aborts = aborts
+        self._turn = 0
+
+    def arrive(self, client: Client) -> None:
+        self._turn += 1
+        self._people.started(client, self._engines[self._turn % len(self._engines)])
+
+    def left(self, client: Client) -> None:
+        assert client.engine is not None and client.work is not None
+        if self._aborts:
+            client.engine.abort(client.work)
+        else:
+            client.work.gone = True
+
+    def first_token(self, client: Client) -> None:
+        pass
+
+    def ended(self, client: Client) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A plain queue before the slots of the engines."""
+
+    depth_max: int
+    wait_s_max: float = math.inf
+    codel_s: float = 0.0  # CoDel: once the queue has stood for an interval, this is as long as one may wait,
+    lifo: bool = False  # and the newest goes first
+
+
+_CODEL_INTERVAL_S = 0.5
+
+
+class LineGateway:
+    def __init__(self, clock: Clock, people: People, engines: Sequence[Engine], line: Line) -> None:
+        self._clock = clock
+        self._people = people
+        self._line = line
+        self._free = [engine for engine in engines for _ in range(engine.model.slots)]
+        self._waiting: OrderedDict[Client, float] = OrderedDict()
+        self._empty_at = 0.0
+
+    def arrive(self, client: Client) -> None:
+        if self._free and not self._waiting:
+            self._start(client)
+        elif len(self._waiting) >= self._line.depth_max:
+            self._people.refused(client)
+        else:
+            now = self._clock.now
+            client.place = None
+            self._waiting[client] = now
+            if self._line.wait_s_max < math.inf:
+                self._clock.at(now + self._line.wait_s_max, self._waited, client, client.turn)
+
+    def _start(self, client: Client) -> None:
+        client.place = engine = self._free.pop()
+        self._people.started(client, engine)
+
+    def _waited(self, client: Client, turn: int) -> None:
+        if turn == client.turn and client in self._waiting:
+            del self._waiting[client]
+            self._people.refused(client)
+
+    def left(self, client: Client) -> None:
+        if client.work is None:
+            self._waiting.pop(client, None)
+            return
+        assert client.engine is not None
+        client.engine.abort(client.work)
+        self._release(client)
+
+    def first_token(self, client: Client) -> None:
+        pass
+
+    def ended(self, client: Client) -> None:
+        self._release(client)
+
+    def _release(self, client: Client) -> None:
+        self._free.append(client.place)
+        now, line = self._clock.now, self._line
+        while self._waiting and self._free:
+            if not line.codel_s:
+                client, _ = self._waiting.popitem(last=False)
+                self._start(client)
+                continue
+            standing = now - self._empty_at > _CODEL_INTERVAL_S
+            bound = line.codel_s if standing else _CODEL_INTERVAL_S
+            client, since = self._waiting.popitem(last=line.lifo and standing)
+            if now - since > bound:
+                self._people.refused(client)
+            else:
+                self._start(client)
+        if not self._waiting:
+            self._empty_at = now
+
+
+GatewayMaker = Callable[[Clock, People, Sequence[Engine], random.Random], Gateway]
+
+
+def hangup(settings: Settings) -> GatewayMaker:
+    return lambda clock, people, engines, rng: HangupGateway(clock, people, engines, rng, settings)
+
+
+def _direct(aborts: bool) -> GatewayMaker:
+    return lambda _clock, people, engines, _rng: DirectGateway(people, engines, aborts)
+
+
+def _line(line: Line) -> GatewayMaker:
+    return lambda clock, people, engines, _rng: LineGateway(clock, people, engines, line)
+
+
+HANGUP = "hangup"
+BASELINES: dict[str, tuple[str, GatewayMaker]] = {
+    "direct": ("straight to the engine; nothing is stopped when a client leaves", _direct(aborts=False)),
+    "abort": ("straight to the engine, whose queue has no bound; stopped when a client leaves", _direct(aborts=True)),
+    "router": ("a queue of 5,000 calls and 60 s, as some routers have it by default", _line(Line(5000, 60.0))),
+    "bounded": ("first come first served, a queue of 32 calls", _line(Line(32))),
+    "codel": ("CoDel with adaptive LIFO", _line(Line(5000, 60.0, codel_s=0.1, lifo=True))),
+}

@@ -1,0 +1,158 @@
+"""Loads and policies side by side: runs, and what is reported of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+
+from hangup.config import Settings
+from hangup.sim import policies
+from hangup.sim.engine import EngineModel
+from hangup.sim.load import Load
+from hangup.sim.policies import BASELINES, HANGUP, GatewayMaker
+from hangup.sim.world import Capacity, Run, capacity, run
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is simulated. A load of 1 offers as many output tokens as the engines can sustain (G*)."""
+
+    load: Load
+    settings: Settings
+    model: EngineModel
+    loads: Sequence[float]
+    policies: Sequence[str] = (HANGUP,)
+    backends: int = 1
+    gateways: int = 1
+    calls: int = 5000  # that come within the counted time at a load of 1
+    warm_s: float = 120.0
+    seeds: Sequence[int] = (1,)
+    rate: float | None = None  # calls a second, whatever the engines can take; `loads` is then found from it
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One line of the table; means over the seeds. Shares are of 1."""
+
+    load: float
+    policy: str
+    backends: int
+    goodput_ratio: float  # delivered tokens against the bound min(load, 1) · G*
+    waste_share: float  # of the engines' work, for clients who were gone
+    idle_share: float  # of the capacity
+    mix_shift: float  # 1 − ratio − idle − waste: what was served is not as costly as what was asked
+    refused_share: float  # of attempts
+    left_share: float  # of attempts: the client left the queue
+    served_share: float  # of calls that ended
+    ttft_s_p50: float
+    ttft_s_p99: float
+    refusal_s_p50: float  # from an attempt to its refusal
+    refusal_s_p99: float
+    mix_points: float  # largest difference between asked and served, of prompt quartiles and of streams, in points
+    engine_queue_peak: int
+    goodput_tokens_s: float
+    calls: int
+    attempts: int
+    calls_per_cpu_s: float
+
+
+def study(plan: Plan, progress: Progress | None = None) -> Iterable[Row]:
+    found = capacity(plan.load, plan.model, plan.settings.limits.step_slo_s)
+    loads = plan.loads
+    if plan.rate is not None:
+        loads = [plan.rate * plan.load.mean_output / found.output_s / plan.backends]
+    for load in loads:
+        for policy in plan.policies:
+            rows = [one(plan, found, load, policy, seed, progress) for seed in plan.seeds]
+            yield mean(rows)
+
+
+def one(plan: Plan, found: Capacity, load: float, policy: str, seed: int, progress: Progress | None = None) -> Row:
+    rate = load * found.output_s * plan.backends / plan.load.mean_output
+    seconds = plan.calls / (rate / load)
+
+    def told(share: float) -> None:
+        if progress is not None:
+            progress(f"{policy} at {load:g}× (seed {seed})", share)
+
+    began = time.process_time()
+    made = run(
+        plan.load,
+        [plan.model] * plan.backends,
+        maker(policy, plan.settings),
+        rate=rate,
+        seconds=seconds,
+        warm_s=plan.warm_s,
+        seed=seed,
+        gateways=plan.gateways,
+        progress=told,
+    )
+    return row(plan, found, load, policy, made, time.process_time() - began)
+
+
+def maker(policy: str, settings: Settings) -> GatewayMaker:
+    return policies.hangup(settings) if policy == HANGUP else BASELINES[policy][1]
+
+
+def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s: float) -> Row:
+    tally, model = made.tally, plan.model
+    # What a token costs of an engine's time: prompts at the rate they are read, answers at that of a full batch.
+    prompt_s = 1 / model.prefill_tokens_s
+    output_s = (model.step_s + model.step_per_call_s * model.slots) / model.slots
+    done = made.read * prompt_s + made.written * output_s
+    good = tally.good_prompt_tokens * prompt_s + tally.good_tokens * output_s
+    able = (found.prompt_s * prompt_s + found.output_s * output_s) * plan.backends * tally.seconds * min(load, 1.0)
+    bound = found.output_s * plan.backends * tally.seconds * min(load, 1.0)
+    ratio = tally.good_tokens / bound
+    waste = max(1 - good / done, 0.0) if done else 0.0
+    idle = max(1 - done / able, 0.0)
+    return Row(
+        load=load,
+        policy=policy,
+        backends=plan.backends,
+        goodput_ratio=ratio,
+        waste_share=waste,
+        idle_share=idle,
+        mix_shift=1 - ratio - idle - waste,
+        refused_share=tally.refused / max(tally.attempts, 1),
+        left_share=tally.left_queued / max(tally.attempts, 1),
+        served_share=tally.served / max(tally.served + tally.given_up, 1),
+        ttft_s_p50=tally.ttft.at(0.5),
+        ttft_s_p99=tally.ttft.at(0.99),
+        refusal_s_p50=tally.refusal_s.at(0.5),
+        refusal_s_p99=tally.refusal_s.at(0.99),
+        mix_points=_mix_points(made),
+        engine_queue_peak=made.waiting_peak,
+        goodput_tokens_s=tally.good_tokens / tally.seconds,
+        calls=tally.calls,
+        attempts=tally.attempts,
+        calls_per_cpu_s=tally.attempts * (1 + plan.warm_s / tally.seconds) / cpu_s if cpu_s else math.inf,
+    )
+
+
+def _mix_points(made: Run) -> float:
+    tally = made.tally
+    return max(
+        100 * abs(tally.served_by[name] / max(tally.served, 1) - tally.offered_by[name] / max(tally.calls, 1))
+        for name in ("q1", "q2", "q3", "q4", "stream")
+    )
+
+
+def mean(rows: Sequence[Row]) -> Row:
+    """Over seeds; NaN, where nothing was seen, does not count."""
+    values = asdict(rows[0])
+    for field in fields(Row):
+        seen = [getattr(row, field.name) for row in rows]
+        if field.type == "float" and field.name != "load":
+            known = [value for value in seen if not math.isnan(value)]
+            values[field.name] = statistics.fmean(known) if known else math.nan
+        elif field.name == "engine_queue_peak":
+            values[field.name] = max(seen)
+        elif field.name in ("calls", "attempts"):
+            values[field.name] = sum(seen)
+    return Row(**values)

@@ -1,0 +1,130 @@
+"""One run: a load, a policy, engines; the same seed gives the same result, bit for bit."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hangup.sim.clients import Gateway, People
+from hangup.sim.clock import Clock
+from hangup.sim.engine import Engine, EngineModel, Work
+from hangup.sim.load import Load, Sample
+from hangup.sim.policies import GatewayMaker
+from hangup.sim.tally import Tally
+
+_PROGRESS_STEPS = 50
+
+
+@dataclass(slots=True)
+class Run:
+    """What came out."""
+
+    tally: Tally
+    engines: list[Engine]
+    read: float  # prompt tokens computed within the window,
+    written: float  # and output tokens
+    busy_s: float  # engine seconds within the window
+    waiting_peak: int
+
+
+def run(
+    load: Load,
+    model: EngineModel | Sequence[EngineModel],
+    make: GatewayMaker,
+    *,
+    rate: float,
+    seconds: float,
+    warm_s: float,
+    seed: int,
+    gateways: int = 1,
+    progress: Callable[[float], None] | None = None,
+) -> Run:
+    """Clients come at `rate` a second for `warm_s + seconds`; what ends after `warm_s` counts."""
+    clock = Clock()
+    models = [model] if isinstance(model, EngineModel) else model
+    engines = [Engine(m, clock) for m in models]
+    rng = random.Random(seed)  # noqa: S311 (a seed must give one result)
+    tally = Tally(warm_s, warm_s + seconds)
+    entrances: list[Gateway] = []
+    pick = (lambda: entrances[0]) if gateways == 1 else (lambda: entrances[int(rng.random() * gateways)])
+    prompts = sorted(request.prompt for request in load.requests)
+    low, middle, high = (prompts[len(prompts) * part // 4] for part in (1, 2, 3))
+    people = People(clock, tally, pick, load.crowd.retries, rng, (low, middle, high))
+    entrances += [make(clock, people, engines, rng) for _ in range(gateways)]
+    samples = load.samples(rate, seed)
+
+    def come(sample: Sample, _: int) -> None:
+        people.come(sample)
+        following = next(samples)
+        clock.at(following.at_s, come, following)
+
+    first = next(samples)
+    clock.at(first.at_s, come, first)
+    clock.run(warm_s)
+    before = _totals(engines)
+    for step in range(1, _PROGRESS_STEPS + 1):
+        clock.run(warm_s + seconds * step / _PROGRESS_STEPS)
+        if progress is not None:
+            progress(step / _PROGRESS_STEPS)
+    read, written, busy = (after - at for after, at in zip(_totals(engines), before, strict=True))
+    return Run(tally, engines, read, written, busy, max(engine.waiting_peak for engine in engines))
+
+
+def _totals(engines: list[Engine]) -> tuple[float, float, float]:
+    return sum(e.read for e in engines), sum(e.written for e in engines), sum(e.busy_s for e in engines)
+
+
+class Capacity(NamedTuple):
+    """What an engine sustains with always enough calls at hand."""
+
+    output_s: float  # output tokens a second: G*
+    prompt_s: float  # prompt tokens a second beside them
+
+
+def capacity(load: Load, model: EngineModel, step_slo_s: float = math.inf) -> Capacity:
+    """At the best number of calls in flight that keeps the time per token within the SLO."""
+    best = Capacity(0.0, 0.0)
+    for in_flight in sorted({max(1, round(model.slots * part)) for part in (0.25, 0.5, 0.75, 1.0)}):
+        found, step_s = _closed_loop(load, model, in_flight)
+        if step_s <= step_slo_s or not best.output_s:
+            best = max(best, found)
+    return best
+
+
+def _closed_loop(load: Load, model: EngineModel, in_flight: int) -> tuple[Capacity, float]:
+    clock = Clock()
+    engine = Engine(model, clock)
+    requests = _in_order(load)
+    steps: list[float] = []
+    began: dict[int, float] = {}
+
+    def first(work: Work) -> None:
+        began[id(work)] = clock.now
+
+    def again(work: Work | None = None) -> None:
+        if work is not None and work.output > 1:
+            steps.append((clock.now - began.pop(id(work))) / (work.output - 1))
+        prompt, output = next(requests)
+        engine.submit(Work(None, prompt, output, first, again))
+
+    for _ in range(in_flight):
+        again()
+    calls = max(4 * len(load.requests) // 10, 20 * in_flight)
+    while len(steps) < calls // 4:
+        clock.run(clock.now + 10)
+    start, written, read = clock.now, engine.written, engine.read
+    steps.clear()
+    while len(steps) < calls:
+        clock.run(clock.now + 10)
+    passed = clock.now - start
+    return Capacity((engine.written - written) / passed, (engine.read - read) / passed), statistics.fmean(steps)
+
+
+def _in_order(load: Load) -> Iterator[tuple[int, int]]:
+    while True:
+        for request in load.requests:
+            yield request.prompt, request.output

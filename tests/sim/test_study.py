@@ -1,0 +1,116 @@
+"""The simulator: one seed gives one result, and the policies stand to each other as they should."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import asdict, replace
+
+import pytest
+
+from hangup.config import Limits, Settings
+from hangup.sim import policies, traces, world
+from hangup.sim.engine import EngineModel
+from hangup.sim.load import Arrivals, Crowd, Load
+from hangup.sim.study import Plan, Row, study
+
+MODEL = EngineModel(slots=16)
+LOAD = Load(traces.synthetic(1, 3000))
+
+
+def rows(**changes: object) -> list[Row]:
+    plan = Plan(load=LOAD, settings=Settings(), model=MODEL, loads=[2.0], calls=1500, warm_s=60)
+    return list(study(replace(plan, **changes)))  # type: ignore[arg-type]
+
+
+def facts(row: Row) -> dict[str, object]:
+    return {key: value for key, value in asdict(row).items() if key != "calls_per_cpu_s"}
+
+
+def test_the_same_seed_gives_the_same_result_bit_for_bit() -> None:
+    names = ["hangup", *policies.BASELINES]
+    once, again, other = (list(map(facts, rows(policies=names, calls=600, seeds=[seed]))) for seed in (7, 7, 8))
+    assert str(once) == str(again) != str(other)
+
+
+def test_under_overload_hangup_wastes_next_to_nothing_and_the_others_much() -> None:
+    by = {row.policy: row for row in rows(policies=["hangup", "direct", "router", "bounded"], loads=[3.0])}
+    assert by["hangup"].goodput_ratio > 0.93 and by["hangup"].waste_share < 0.02
+    assert by["hangup"].engine_queue_peak <= 4
+    assert by["direct"].goodput_ratio < 0.1 and by["direct"].waste_share > 0.8
+    assert by["router"].waste_share > 5 * by["hangup"].waste_share
+    assert by["hangup"].ttft_s_p50 < by["bounded"].ttft_s_p50
+
+
+def test_below_capacity_nobody_is_refused() -> None:
+    [row] = rows(loads=[0.5])
+    assert row.refused_share == 0 and row.served_share > 0.99 and row.mix_points < 2
+
+
+def test_one_tenant_cannot_starve_the_others() -> None:
+    load = replace(LOAD, crowd=Crowd(heavy_tenant=0.8))
+    capacity = world.capacity(load, MODEL)
+    served = {}
+    for name, make in {"hangup": policies.hangup(Settings()), "bounded": policies.BASELINES["bounded"][1]}.items():
+        rate = 3 * capacity.output_s / load.mean_output
+        tally = world.run(load, MODEL, make, rate=rate, seconds=400, warm_s=60, seed=1).tally
+        light = [tenant for tenant in tally.offered_by if tenant.startswith("light")]
+        served[name] = sum(tally.served_by[n] for n in light) / sum(tally.offered_by[n] for n in light)
+    assert served["hangup"] > 0.95
+    assert served["bounded"] < 0.6
+
+
+def test_a_burst_is_over_when_it_is_over() -> None:
+    """Half a minute after a burst of 5 × the goodput is what it was; without aborts it never comes back."""
+    load = replace(LOAD, arrivals=Arrivals(burst_from_s=200, burst_s=20, burst_by=5))
+    rate = 0.9 * world.capacity(load, MODEL).output_s / load.mean_output
+    after = {}
+    for name, make in {"hangup": policies.hangup(Settings()), "direct": policies.BASELINES["direct"][1]}.items():
+        good = world.run(load, MODEL, make, rate=rate, seconds=500, warm_s=50, seed=3).tally.good_by_time
+        before = sum(good[at] for at in range(10, 20)) / 10
+        after[name] = sum(good[at] for at in range(25, 45)) / 20 / before
+    assert after["hangup"] > 0.9
+    assert after["direct"] < 0.3
+
+
+def test_tight_deadlines_that_are_told_are_kept() -> None:
+    load = replace(LOAD, crowd=Crowd(first_token_s=3, whole_s=20, spread=0, told_share=1))
+    [row] = rows(load=load, loads=[5.0])
+    assert row.goodput_ratio > 0.95 and row.waste_share < 0.02
+
+
+def test_a_dead_engine_gets_little_and_a_deaf_one_is_seen_in_the_waste() -> None:
+    [deaf] = rows(model=replace(MODEL, deaf=True), load=replace(LOAD, crowd=Crowd(hang_up_share=0.5)))
+    [well] = rows(load=replace(LOAD, crowd=Crowd(hang_up_share=0.5)))
+    assert deaf.waste_share > 0.05
+    assert well.waste_share < 0.02
+    [dead] = rows(model=replace(MODEL, dead_from_s=30.0))
+    assert dead.goodput_tokens_s == 0
+
+
+def test_several_gateways_share_engines() -> None:
+    [row] = rows(gateways=3, backends=2, loads=[3.0])
+    assert row.goodput_ratio > 0.9 and row.waste_share < 0.05
+
+
+def test_a_fleet_of_a_thousand() -> None:
+    [row] = rows(backends=1000, calls=3000, warm_s=10, loads=[0.8])
+    assert row.served_share == 1 and row.engine_queue_peak <= 1
+
+
+def test_memory_does_not_grow_with_the_number_of_calls() -> None:
+    def peak(calls: int) -> int:
+        tracemalloc.start()
+        rows(loads=[3.0], calls=calls, warm_s=30)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(200)
+    assert peak(5000) < 1.3 * peak(2000)
+
+
+@pytest.mark.parametrize("name", ["queue_s", "queue_depth_max", "lifo_after_s"])
+def test_the_real_configuration_decides(name: str) -> None:
+    limits = replace(Limits(), **{name: 0})  # type: ignore[arg-type]
+    [plain], [changed] = rows(), rows(settings=Settings(limits=limits))
+    assert facts(plain) != facts(changed)
