@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hangup.core import reasons
 from hangup.core.call import Tell
 from hangup.library.encode import SSE, Encode, closing_event, error_body, error_event, to_bytes
-from hangup.library.ended import Ended, OnEnd
+from hangup.library.ended import Ended, OnEnd, log
 from hangup.library.limits import CLIENT_SILENCE_S, GRACE_S, MAX_TOKENS, WRITE_STALL_S, Limits
 from hangup.library.sources import discard, opened
 from hangup.library.tether import Abort, Tether
@@ -71,6 +71,8 @@ class StreamCall:
         tether = Tether(self.limits, self._abort, self._token, self._on_end)
         await tether.hold(watch, self._pump(tether, client))
         assert tether.ended is not None
+        if tether.error is not None:
+            log.error("call %s: the engine failed", tether.call.id, exc_info=tether.error)
         try:
             async with asyncio.timeout(self.limits.grace_s):
                 await self._close(tether, client)

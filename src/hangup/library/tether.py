@@ -65,10 +65,10 @@ class Tether:
             await asyncio.wait({self._work, self._over}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self.end(reasons.DRAINED, "the server cancelled the call")
-            _keep(asyncio.create_task(self._settle(watch), name=f"hangup settles {self.call.id}"))
+            self._settling(watch)
             raise
         self._judge(self._work)
-        await self._settle(watch)
+        await asyncio.shield(self._settling(watch))
         if not self._work.done() or self._work.cancelled() or self._work.exception() is not None:
             return None
         return self._work.result()
@@ -166,18 +166,23 @@ class Tether:
         if inspect.isawaitable(result):
             self._aborting = asyncio.create_task(_wait_for(result), name=f"hangup aborts {self.call.id}")
 
+    def _settling(self, watch: Watch) -> asyncio.Task[None]:
+        """In a task of its own: a server that cancels the call, once more perhaps, does not cancel its end."""
+        task = asyncio.create_task(self._settle(watch), name=f"hangup settles {self.call.id}")
+        _keep(task)
+        return task
+
     async def _settle(self, watch: Watch) -> None:
         """Waits, no longer than the grace, until all that the call started is over; then tells its end."""
         await watch.stop()
         tasks = {task for task in (self._work, self._aborting) if task is not None}
         pending = (await asyncio.wait(tasks, timeout=self.limits.grace_s))[1] if tasks else set()
         for task in tasks - pending:
-            if not task.cancelled() and task.exception() is not None and task is self._aborting:
-                log.error("call %s: abort failed: %r", self.call.id, task.exception())
-        zombie = self._name(pending)
-        if self.ended is None:
-            self.ended = describe(self.call, zombie)
-            tell(self.ended, self._on_end)
+            error = None if task.cancelled() else task.exception()
+            if error is not None and error is not self.error:
+                log.error("call %s: %s failed while it let go: %r", self.call.id, task.get_name(), error)
+        self.ended = describe(self.call, self._name(pending))
+        tell(self.ended, self._on_end)
 
     def _name(self, pending: set[asyncio.Task[Any]]) -> str:
         """Those that did not let go stay ours until they do."""
