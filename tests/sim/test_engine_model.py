@@ -20,15 +20,15 @@ class Bench:
         self.ends: dict[object, float] = {}
 
     def submit(self, name: str, prompt: int, output: int) -> Work:
-        work = Work(
-            name,
-            prompt,
-            output,
-            lambda work: self.firsts.setdefault(work.owner, self.clock.now),
-            lambda work: self.ends.setdefault(work.owner, self.clock.now),
-        )
+        work = Work(name, prompt, output, self.first, self.end)
         self.engine.submit(work)
         return work
+
+    def first(self, work: Work) -> None:
+        self.firsts[work.owner] = self.clock.now
+
+    def end(self, work: Work) -> None:
+        self.ends[work.owner] = self.clock.now
 
 
 def test_one_call_takes_its_prefill_and_its_steps() -> None:

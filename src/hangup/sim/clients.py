@@ -82,7 +82,7 @@ class People:
         client.sent_at = now
         if self.tally.open(now):
             self.tally.attempts += 1
-        clock.at(now + client.sample.patience_s, self._out_of_patience, client, client.turn)
+        clock.timeout(now + client.sample.patience_s, self._out_of_patience, client)
         client.gateway = gateway = self._gateway_for()
         gateway.arrive(client)
 

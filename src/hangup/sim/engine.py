@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from hangup.sim.clock import Clock
@@ -53,6 +54,13 @@ class Work:
 
 
 WAITING, READING, RUNNING, OVER = range(4)
+_NEVER = float("inf")
+
+
+@lru_cache(maxsize=64)
+def _step_times(model: EngineModel) -> list[float]:
+    """By the number of calls that run."""
+    return [model.step_s + model.step_per_call_s * n for n in range(model.slots + 1)]
 
 
 class Engine:
@@ -85,7 +93,7 @@ class Engine:
     def __init__(self, model: EngineModel, clock: Clock) -> None:
         self.model = model
         self._clock = clock
-        self._steps = [model.step_s + model.step_per_call_s * n for n in range(model.slots + 1)]
+        self._steps = _step_times(model)
         self._chunk_s = model.chunk_tokens / model.prefill_tokens_s
         self._speed = 1.0
         self._waiting: deque[Work] = deque()
@@ -114,7 +122,8 @@ class Engine:
         self._waiting.append(work)
         self.waiting += 1
         self._admit()
-        self.waiting_peak = max(self.waiting_peak, self.waiting)
+        if self.waiting > self.waiting_peak:
+            self.waiting_peak = self.waiting
         self._plan()
 
     def abort(self, work: Work) -> float:
@@ -201,7 +210,7 @@ class Engine:
             self._decode_rate = self._prefill_rate = 0.0
             return
         step = self._steps[self.running]
-        soonest = float("inf")
+        soonest = _NEVER
         self._decode_rate = speed / step
         self._prefill_rate = 0.0
         if self._reading:
@@ -211,11 +220,13 @@ class Engine:
                 self._prefill_rate = speed * self.model.chunk_tokens / mixed
             else:
                 self._prefill_rate = speed * self.model.prefill_tokens_s
-            soonest = max(self._left, 0.0) / self._prefill_rate
+            soonest = self._left / self._prefill_rate
         if running:
-            soonest = min(soonest, max(running[0][0] - self._tokens, 0.0) / self._decode_rate)
-        if soonest < float("inf"):
-            self._clock.at(self._then + soonest, self._event, None, self._version)
+            ends = (running[0][0] - self._tokens) / self._decode_rate
+            if ends < soonest:
+                soonest = ends
+        if soonest < _NEVER:
+            self._clock.at(self._then + (soonest if soonest > 0 else 0.0), self._event, None, self._version)
 
     def _event(self, _: None, version: int) -> None:
         if version != self._version:

@@ -49,26 +49,29 @@ class HangupGateway:
         )
         self._act(self.admission.arrive(ticket, sample.tenant, now))
         if ticket.queued:
-            self._clock.at(ticket.queue_by, self._waited, ticket)
+            self._clock.timeout(ticket.queue_by, self._waited, client)
 
-    def _waited(self, ticket: Ticket, _: int) -> None:
-        if ticket.queued:
+    def _waited(self, client: Client, turn: int) -> None:
+        ticket = client.place
+        if turn == client.turn and ticket.queued:
             self._act(self.admission.leave(ticket, self._clock.now))
-            self._refuse(ticket.key, reasons.QUEUE_TIME)
+            self._refuse(client, reasons.QUEUE_TIME)
 
     def left(self, client: Client) -> None:
         computed = 0.0
         if client.work is not None:
             assert client.engine is not None
             computed = client.engine.abort(client.work)
-        self._act(self.admission.end(client.place, self._clock.now, int(computed)))
+        ticket, client.place = client.place, None
+        self._act(self.admission.end(ticket, self._clock.now, int(computed)))
 
     def first_token(self, client: Client) -> None:
         self._act(self.admission.first_token(client.place, self._clock.now))
 
     def ended(self, client: Client) -> None:
         sample = client.sample
-        self._act(self.admission.end(client.place, self._clock.now, sample.output, sample.prompt, completed=True))
+        ticket, client.place = client.place, None
+        self._act(self.admission.end(ticket, self._clock.now, sample.output, sample.prompt, completed=True))
 
     def _act(self, actions: list[Action]) -> None:
         for ticket, seat, reason in actions:
@@ -79,6 +82,7 @@ class HangupGateway:
 
     def _refuse(self, client: Client, reason: Reason) -> None:
         admission = self.admission
+        client.place = None  # no circles: what is over is gone without the collector
         after_s = math.ceil(admission.retry_after_s(client.sample.tenant, reason, self._clock.now))
         may_retry = reason.retry is not False and not (client.tries > 1 and admission.retries.spent)
         self._people.refused(client, float(after_s), may_retry)
@@ -143,7 +147,7 @@ class LineGateway:
             client.place = None
             self._waiting[client] = now
             if self._line.wait_s_max < math.inf:
-                self._clock.at(now + self._line.wait_s_max, self._waited, client, client.turn)
+                self._clock.timeout(now + self._line.wait_s_max, self._waited, client)
 
     def _start(self, client: Client) -> None:
         client.place = engine = self._free.pop()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hangup.sim.clients import Gateway, People
@@ -64,14 +66,27 @@ def run(
 
     first = next(samples)
     clock.at(first.at_s, come, first)
-    clock.run(warm_s)
-    before = _totals(engines)
-    for step in range(1, _PROGRESS_STEPS + 1):
-        clock.run(warm_s + seconds * step / _PROGRESS_STEPS)
-        if progress is not None:
-            progress(step / _PROGRESS_STEPS)
+    with _no_collector():
+        clock.run(warm_s)
+        before = _totals(engines)
+        for step in range(1, _PROGRESS_STEPS + 1):
+            clock.run(warm_s + seconds * step / _PROGRESS_STEPS)
+            if progress is not None:
+                progress(step / _PROGRESS_STEPS)
     read, written, busy = (after - at for after, at in zip(_totals(engines), before, strict=True))
     return Run(tally, engines, read, written, busy, max(engine.waiting_peak for engine in engines))
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Nothing here goes in circles, and looking for them costs more the larger the fleet is."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _totals(engines: list[Engine]) -> tuple[float, float, float]:
@@ -87,6 +102,7 @@ class Capacity(NamedTuple):
 
 def capacity(load: Load, model: EngineModel, step_slo_s: float = math.inf) -> Capacity:
     """At the best number of calls in flight that keeps the time per token within the SLO."""
+    model = replace(model, deaf=False, slow_from_s=math.inf, slow_until_s=math.inf, dead_from_s=math.inf)  # in good health
     best = Capacity(0.0, 0.0)
     for in_flight in sorted({max(1, round(model.slots * part)) for part in (0.25, 0.5, 0.75, 1.0)}):
         found, step_s = _closed_loop(load, model, in_flight)

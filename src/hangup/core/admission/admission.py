@@ -27,6 +27,7 @@ from hangup.core.reasons import Reason
 _OUTPUT_WEIGHT = 2.0  # an output token's cost against a prompt token's
 _SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how sure a whole answer must be to come in time, by how busy we are
 _RETRY_AFTER_S = (1.0, 30.0)
+_PATIENCE_GAIN = 0.02
 _BYTES_PER_TOKEN = 4.0  # of a request's body, until engines have told how many they count
 
 
@@ -52,6 +53,7 @@ class Admission:
         self._at = 0.0
         self._jitter = jitter  # between 0 and 1
         self._bytes_per_token = _BYTES_PER_TOKEN
+        self._patience_s = limits.queue_s  # of clients on average: a longer queue would be for nobody
         self.configure(limits, {})
 
     # Configuration
@@ -79,11 +81,14 @@ class Admission:
 
     def arrive(self, ticket: Ticket, tenant_name: str, now: float) -> list[Action]:
         tenant = ticket.tenant = self.tenants.get(tenant_name) or self.tenant(tenant_name)
+        patience_s = ticket.patience_s = min(ticket.first_by, ticket.all_by) - now
+        self._patience_s += (min(patience_s, self.limits.queue_s) - self._patience_s) * _PATIENCE_GAIN
         self.retries.note(ticket.retry)
         reason = self._over_quota(tenant, now)
         if reason is not None:
             return [Action(ticket, None, reason)]
-        self._set_kv(ticket, tenant)
+        if self.fleet.has_kv:
+            ticket.kv = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
         if not self.queue.count:
             seat = self.fleet.best(ticket.kv)
             if seat is not None and not self._held(tenant):
@@ -101,9 +106,9 @@ class Admission:
             return [Action(ticket, None, reasons.RETRY_BUDGET)]
         self._pass_time(now)
         per_s = self._drain.per_s
-        if per_s and now + queue.ahead_of(tenant) / per_s > ticket.queue_by:
+        if per_s and queue.ahead_of(tenant) / per_s > min(ticket.queue_by - now, self._patience_s):
             return [Action(ticket, None, reasons.QUEUE_SLOW)]
-        wait_s = queue.before(tenant, now) / per_s if per_s else 0.0
+        wait_s = queue.before(ticket, tenant, now) / per_s if per_s else 0.0
         if self._too_late(ticket, None, wait_s, now):
             return [Action(ticket, None, reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE)]
         actions: list[Action] = []
@@ -255,9 +260,6 @@ class Admission:
         """Whether what is free is held back for higher bands."""
         share = self._held_back[tenant.terms.band]
         return share > 0 and self.fleet.in_flight >= math.ceil(self.fleet.limit * (1 - share))
-
-    def _set_kv(self, ticket: Ticket, tenant: Tenant) -> None:
-        ticket.kv = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
 
     def _too_late(self, ticket: Ticket, seat: Seat | None, wait_s: float, now: float) -> bool:
         """Whether the answer would not reach its client in time, as far as can be known."""

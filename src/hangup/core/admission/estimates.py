@@ -13,22 +13,26 @@ _FRESH_S = 30.0  # an estimate that nothing has confirmed for so long is not bel
 _ENOUGH = 8  # observations before an estimate is believed at all
 _RATE_S = 5.0  # over which rates are averaged
 _STEP_GAIN = 0.2
+_SPREAD_GAIN = 0.05
 _FAR = 2.0  # how far beyond the largest prompt seen a prediction is made
 
 
 class FirstTokenTime:
     """Seconds to the first token as a line over the prompt tokens to be read before it: `fixed + each · tokens`."""
 
-    __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "at", "largest", "seen")
+    __slots__ = ("_n", "_spread", "_x", "_xx", "_xy", "_y", "at", "largest", "seen")
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._spread = 0.0  # mean distance from the line
         self.at = -math.inf
         self.largest = 0.0
         self.seen = 0
 
     def observe(self, tokens: float, seconds: float, now: float) -> None:
         keep = 1 - 1 / _MEMORY
+        if self.seen >= _ENOUGH:
+            self._spread += (abs(seconds - self._line(tokens)) - self._spread) * _SPREAD_GAIN
         self._n = self._n * keep + 1
         self._x = self._x * keep + tokens
         self._y = self._y * keep + seconds
@@ -39,9 +43,13 @@ class FirstTokenTime:
         self.seen += 1
 
     def predict(self, tokens: float, now: float) -> float | None:
-        """None when too little, or nothing recent, is known, or nothing about prompts of this size."""
+        """On the safe side by the usual error. None when too little, or nothing recent, is known, or nothing about
+        prompts of this size."""
         if self.seen < _ENOUGH or now - self.at > _FRESH_S or tokens > self.largest * _FAR:
             return None
+        return self._line(tokens) + self._spread
+
+    def _line(self, tokens: float) -> float:
         n, mean = self._n, self._y / self._n
         spread = n * self._xx - self._x * self._x
         if spread <= 1e-9 * n * self._xx:

@@ -105,6 +105,7 @@ class Fleet:
         self._entries = 0
         self._turn = 0
         self._any_up = False
+        self.has_kv = False  # whether the size of any cache is known
         self.set(seats)
 
     def set(self, seats: Iterable[Seat]) -> None:
@@ -115,6 +116,7 @@ class Fleet:
     def refresh(self) -> None:
         """After seats went up, down, or out of the configuration."""
         self._any_up = any(seat.up for seat in self.seats)
+        self.has_kv = any(seat.kv_tokens for seat in self.seats)
         self._heap.clear()
         self.limit = 0
         for seat in self.seats:

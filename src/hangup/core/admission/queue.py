@@ -15,6 +15,8 @@ import heapq
 from hangup.core.admission.tenants import Band, Tenant, Terms
 from hangup.core.admission.ticket import Ticket
 
+_PATIENCE_SHARE = 0.25  # of what a call may wait, that it waits in order
+
 
 class _Lane:
     """One band: its tenants with someone in line."""
@@ -115,9 +117,13 @@ class Queue:
         for lane in self._lanes:
             if lane.count:
                 tenant = self._least_served(lane)
-                oldest = next(iter(tenant.line))
-                return oldest if now - oldest.queued_at <= self.lifo_after_s else next(reversed(tenant.line))
+                oldest, newest = next(iter(tenant.line)), next(reversed(tenant.line))
+                return newest if self._stands(oldest, newest, now) else oldest
         return None
+
+    def _stands(self, oldest: Ticket, newest: Ticket, now: float) -> bool:
+        """Whether the line moves too slowly for the newest to wait until all before it have gone."""
+        return now - oldest.queued_at > min(self.lifo_after_s, _PATIENCE_SHARE * newest.patience_s)
 
     def _least_served(self, lane: _Lane) -> Tenant:
         heap = lane.by_service
@@ -154,11 +160,10 @@ class Queue:
         """About how many have to go until all of this tenant's line has."""
         return self._rounds(tenant, len(tenant.line))
 
-    def before(self, tenant: Tenant, now: float) -> float:
+    def before(self, newcomer: Ticket, tenant: Tenant, now: float) -> float:
         """About how many go before a newcomer of this tenant."""
-        if not tenant.line or now - next(iter(tenant.line)).queued_at > self.lifo_after_s:
-            return self._rounds(tenant, 0)
-        return self._rounds(tenant, len(tenant.line))
+        first = not tenant.line or self._stands(next(iter(tenant.line)), newcomer, now)
+        return self._rounds(tenant, 0 if first else len(tenant.line))
 
     def _rounds(self, tenant: Tenant, turns: int) -> float:
         """Calls that start until this tenant has had so many turns."""

@@ -29,6 +29,7 @@ class Ticket:
         "kv",
         "lone",
         "output_max",
+        "patience_s",
         "prompt",
         "queue_by",
         "queued",
@@ -67,6 +68,7 @@ class Ticket:
         self.first_by = first_by  # when the client gives up on the first token,
         self.all_by = all_by  # on the whole answer,
         self.queue_by = queue_by  # and when we do not let it wait any longer
+        self.patience_s = math.inf  # how long its client would wait when it came
         self.size = size  # bytes it holds while it waits
         self.retry = retry  # the client's SDK says that this is not its first attempt
         self.blind = blind  # nothing is seen of its answer before the end
