@@ -19,6 +19,7 @@ from hangup.cli.main import make_parser
 from hangup.config.load import describe
 from hangup.config.schema import LISTS, Limits, Settings, scalar_fields
 from hangup.core.reasons import REASONS, Outcome
+from hangup.lint import RULES, Rule
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -65,6 +66,23 @@ def command_line() -> str:
     return "\n".join(parts)
 
 
+def lint_rules() -> str:
+    rows = [
+        [f"[{r.code}](#{r.code.lower()}-{r.name})", r.severity.value, "yes" if r.default else "no", r.summary]
+        for r in RULES.values()
+    ]
+    return (
+        _table(["rule", "severity", "on by default", "what it finds"], rows) + "\n" + "\n".join(map(_lint_rule, RULES.values()))
+    )
+
+
+def _lint_rule(rule: Rule) -> str:
+    bad, good = (f"```python\n{text}```\n" for text in (rule.bad, rule.good))
+    return (
+        f"### {rule.code} {rule.name}\n\n{rule.summary} {rule.why}\n\nInstead: {rule.hint}.\n\nBad:\n\n{bad}\nGood:\n\n{good}"
+    )
+
+
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("configuration.md", settings_table),
     "limits": ("configuration.md", limits_table),
@@ -72,6 +90,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "outcomes": ("outcomes.md", outcomes_table),
     "routes": ("apis.md", routes_table),
     "commands": ("commands.md", command_line),
+    "lint-rules": ("lint.md", lint_rules),
 }
 
 

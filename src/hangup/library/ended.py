@@ -1,0 +1,78 @@
+"""How a call ended: told once, to the log and to whoever asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hangup.core.call import Call
+from hangup.core.reasons import Outcome
+from hangup.errors import HangupError
+
+log = logging.getLogger("hangup")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One call's end, in the words of the gateway's log."""
+
+    id: str
+    outcome: Outcome
+    cause: str
+    detail: str
+    status: int
+    tokens_out: int
+    first_token_s: float | None
+    total_s: float
+    zombie: str = ""  # what did not let go within the grace
+
+    def __str__(self) -> str:
+        first = "-" if self.first_token_s is None else f"{self.first_token_s:.3f}"
+        text = f"call {self.id} {self.outcome.value} ({self.cause}) tokens={self.tokens_out} first_token_s={first}"
+        text += f" total_s={self.total_s:.3f}"
+        return text + (f" zombie={self.zombie}" if self.zombie else "") + (f" {self.detail}" if self.detail else "")
+
+
+OnEnd = Callable[[Ended], object]
+
+
+class CallEnded(HangupError):
+    """A call that ended before its answer; `ended` says how. `hangup.run` raises it in a form that the framework knows."""
+
+    def __init__(self, ended: Ended, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.ended = ended
+        self.retry_after_s = retry_after_s
+
+    @property
+    def answer_headers(self) -> dict[str, str]:
+        """For the answer, if one can still be given."""
+        later = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return {"x-hangup-reason": self.ended.cause, **later}
+
+
+def describe(call: Call, zombie: str = "") -> Ended:
+    assert call.reason is not None and call.ended_at is not None
+    first = None if call.first_token_at is None else call.first_token_at - call.started_at
+    return Ended(
+        call.id,
+        call.reason.outcome,
+        call.reason.code,
+        call.detail,
+        call.status or call.reason.status,
+        call.tokens_out,
+        first,
+        call.ended_at - call.started_at,
+        zombie,
+    )
+
+
+def tell(ended: Ended, on_end: OnEnd | None) -> None:
+    """Writes the log line and calls the one who asked; a fault of theirs is logged and goes no further."""
+    log.log(logging.WARNING if ended.zombie or ended.outcome is Outcome.ENGINE_FAILED else logging.INFO, "%s", ended)
+    if on_end is not None:
+        try:
+            on_end(ended)
+        except Exception:
+            log.exception("on_end failed")

@@ -1,0 +1,51 @@
+"""One small adapter per framework: the watch over a request's client, a response, and an error that the framework answers.
+
+A request tells its framework by the package that its class comes from, so that no framework is imported to find out.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Protocol
+
+from hangup.core.reasons import Reason
+from hangup.library.ended import CallEnded
+from hangup.library.limits import Limits
+from hangup.library.stream import StreamCall
+from hangup.library.watch import Watch
+
+_ADAPTERS = {"starlette": "starlette", "fastapi": "starlette", "litestar": "litestar", "aiohttp": "aiohttp"}
+
+
+class Adapter(Protocol):
+    def watch(self, request: Any, limits: Limits) -> Watch: ...
+    def descriptor(self, request: Any) -> int | None:
+        """The client's socket, if it can be found."""
+
+    def response(self, request: Any, call: StreamCall) -> Any: ...
+    def error(self, ended: CallEnded, reason: Reason) -> Exception: ...
+
+
+def adapter_for(request: Any) -> Adapter:
+    name = _adapter_name(request)
+    if name is None:
+        raise TypeError(
+            f"hangup does not know requests of type {type(request).__qualname__}; it takes those of Starlette, FastAPI, "
+            "Litestar and aiohttp, and (scope, receive) of plain ASGI"
+        )
+    adapter: Adapter = import_module(f"hangup.library.frameworks.{name}").ADAPTER
+    return adapter
+
+
+def is_request(value: Any) -> bool:
+    return _adapter_name(value) is not None
+
+
+def _adapter_name(request: Any) -> str | None:
+    if isinstance(request, tuple) and len(request) == 2 and isinstance(request[0], dict) and callable(request[1]):
+        return "asgi"
+    for cls in type(request).__mro__:
+        package = cls.__module__.partition(".")[0]
+        if package in _ADAPTERS and cls.__name__ in {"Request", "HTTPConnection", "BaseRequest", "ASGIConnection"}:
+            return _ADAPTERS[package]
+    return None

@@ -1,0 +1,76 @@
+"""aiohttp, which has a transport and no `receive`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+from hangup.core.reasons import Reason
+from hangup.library.ended import CallEnded
+from hangup.library.limits import Limits
+from hangup.library.sockets import of_transport
+from hangup.library.stream import Headers, StreamCall
+from hangup.library.watch import Watch
+
+
+class StreamResponse(web.StreamResponse):
+    """A response whose body is a call: preparing it sends it."""
+
+    def __init__(self, call: StreamCall) -> None:
+        super().__init__()
+        self.call = call
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        if not self.prepared:
+            watch = Watch.over_transport(request.transport, self.call.limits.client_silence_s)
+            await self.call.run(watch, _Client(self, request))
+        return await super().prepare(request)
+
+
+class _Client:
+    def __init__(self, response: StreamResponse, request: web.BaseRequest) -> None:
+        self._response = response
+        self._request = request
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self._response.set_status(status)
+        for name, value in headers:
+            self._response.headers[name] = value
+        await web.StreamResponse.prepare(self._response, self._request)
+
+    async def write(self, data: bytes) -> None:
+        await self._response.write(data)
+
+    async def finish(self) -> None:
+        await self._response.write_eof()
+
+    async def break_off(self) -> None:
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        raise ConnectionResetError("the call ended before its answer was complete")
+
+
+class AiohttpCallEnded(web.HTTPException, CallEnded):
+    def __init__(self, ended: CallEnded, reason: Reason) -> None:
+        self.status_code = reason.status
+        web.HTTPException.__init__(self, headers=ended.answer_headers, reason=reason.code, text=str(ended))
+        self.ended = ended.ended
+
+
+class Aiohttp:
+    def watch(self, request: Any, limits: Limits) -> Watch:
+        return Watch.over_transport(request.transport, limits.client_silence_s)
+
+    def descriptor(self, request: Any) -> int | None:
+        return of_transport(request.transport)
+
+    def response(self, request: Any, call: StreamCall) -> StreamResponse:
+        return StreamResponse(call)
+
+    def error(self, ended: CallEnded, reason: Reason) -> Exception:
+        return AiohttpCallEnded(ended, reason)
+
+
+ADAPTER = Aiohttp()

@@ -1,0 +1,68 @@
+"""Plain ASGI, which Starlette and Litestar build upon."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hangup.core.reasons import Reason
+from hangup.library.ended import CallEnded
+from hangup.library.limits import Limits
+from hangup.library.sockets import of_asgi
+from hangup.library.stream import Headers, StreamCall
+from hangup.library.watch import Receive, Watch
+
+Send = Callable[[Any], Awaitable[None]]
+
+
+class AsgiClient:
+    """An answer in ASGI's messages."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def start(self, status: int, headers: Headers) -> None:
+        encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def break_off(self) -> None:
+        """An app that returns without its last message: the server closes the connection without the last chunk."""
+
+
+async def send_stream(call: StreamCall, scope: Any, receive: Receive, send: Send) -> None:
+    watch = Watch.over_asgi(scope, receive, call.limits.client_silence_s)
+    await call.run(watch, AsgiClient(send))
+
+
+class StreamApp:
+    """The response is an ASGI application."""
+
+    def __init__(self, call: StreamCall) -> None:
+        self.call = call
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        await send_stream(self.call, scope, receive, send)
+
+
+class Asgi:
+    def watch(self, request: Any, limits: Limits) -> Watch:
+        scope, receive = request
+        return Watch.over_asgi(scope, receive, limits.client_silence_s)
+
+    def descriptor(self, request: Any) -> int | None:
+        return of_asgi(*request)
+
+    def response(self, request: Any, call: StreamCall) -> StreamApp:
+        return StreamApp(call)
+
+    def error(self, ended: CallEnded, reason: Reason) -> Exception:
+        return ended
+
+
+ADAPTER = Asgi()

@@ -1,0 +1,50 @@
+"""Litestar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar.exceptions import HTTPException
+from litestar.response import Response
+
+from hangup.core.reasons import Reason
+from hangup.library.ended import CallEnded
+from hangup.library.frameworks.asgi import StreamApp
+from hangup.library.limits import Limits
+from hangup.library.sockets import of_asgi
+from hangup.library.stream import StreamCall
+from hangup.library.watch import Watch
+
+
+class StreamResponse(Response[None]):
+    """A response whose body is a call; annotate the handler with `litestar.Response`."""
+
+    def __init__(self, call: StreamCall) -> None:
+        super().__init__(None, status_code=call.status, media_type=call.media_type)
+        self.call = call
+
+    def to_asgi_response(self, *_: Any, **__: Any) -> Any:
+        return StreamApp(self.call)
+
+
+class LitestarCallEnded(HTTPException, CallEnded):
+    def __init__(self, ended: CallEnded, reason: Reason) -> None:
+        HTTPException.__init__(self, detail=str(ended), status_code=reason.status, headers=ended.answer_headers)
+        self.ended = ended.ended
+
+
+class Litestar:
+    def watch(self, request: Any, limits: Limits) -> Watch:
+        return Watch.over_asgi(request.scope, request.receive, limits.client_silence_s)
+
+    def descriptor(self, request: Any) -> int | None:
+        return of_asgi(request.scope, request.receive)
+
+    def response(self, request: Any, call: StreamCall) -> StreamResponse:
+        return StreamResponse(call)
+
+    def error(self, ended: CallEnded, reason: Reason) -> Exception:
+        return LitestarCallEnded(ended, reason)
+
+
+ADAPTER = Litestar()

@@ -1,0 +1,56 @@
+"""Starlette and FastAPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from hangup.core.reasons import Reason
+from hangup.library.ended import CallEnded
+from hangup.library.frameworks.asgi import Send, send_stream
+from hangup.library.limits import Limits
+from hangup.library.sockets import of_asgi
+from hangup.library.stream import StreamCall
+from hangup.library.watch import Receive, Watch
+
+
+class StreamResponse(Response):
+    """A response whose body is a call. Its `background` runs as that of any response does; nothing of the call is left then."""
+
+    def __init__(self, call: StreamCall) -> None:
+        super().__init__(None, call.status, media_type=call.media_type)
+        self.call = call
+        for name in ("content-length", "content-type"):
+            if name in self.headers:
+                del self.headers[name]
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        self.call.headers |= {name: value for name, value in self.headers.items() if name not in self.call.headers}
+        await send_stream(self.call, scope, receive, send)
+        if self.background is not None:
+            await self.background()
+
+
+class StarletteCallEnded(HTTPException, CallEnded):
+    def __init__(self, ended: CallEnded, reason: Reason) -> None:
+        self.ended = ended.ended
+        HTTPException.__init__(self, reason.status, str(ended), ended.answer_headers)
+
+
+class Starlette:
+    def watch(self, request: Any, limits: Limits) -> Watch:
+        return Watch.over_asgi(request.scope, request.receive, limits.client_silence_s)
+
+    def descriptor(self, request: Any) -> int | None:
+        return of_asgi(request.scope, request.receive)
+
+    def response(self, request: Any, call: StreamCall) -> StreamResponse:
+        return StreamResponse(call)
+
+    def error(self, ended: CallEnded, reason: Reason) -> Exception:
+        return StarletteCallEnded(ended, reason)
+
+
+ADAPTER = Starlette()

@@ -1,0 +1,187 @@
+"""`hangup.Gate`: so many calls at once, so many in line, and not for longer than they may wait.
+
+As a context (`async with gate.enter(request)`), as a FastAPI dependency (`Depends(gate)`) and as an ASGI middleware
+(`app.add_middleware(gate.middleware)`). A client that leaves while it waits is unlinked at once, and its handler never runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from hangup.config.schema import Limits
+from hangup.core import reasons
+from hangup.core.admission import Action, Admission, Seat, Ticket
+from hangup.core.call import Call
+from hangup.core.reasons import Outcome, Reason
+from hangup.library.encode import error_body
+from hangup.library.ended import CallEnded, describe, tell
+from hangup.library.frameworks import adapter_for
+from hangup.library.limits import CLIENT_SILENCE_S
+from hangup.library.sockets import SocketWatch
+
+_numbers = itertools.count(1)
+
+
+class _Line:
+    """The gate's decisions: the gateway's own admission, with one backend that has all the slots."""
+
+    def __init__(self, slots: int, queue: int, max_wait_s: float) -> None:
+        self._seat = Seat("gate", slots=slots)
+        self._max_wait_s = max_wait_s
+        self._admission = Admission(replace(Limits(), queue_depth_max=queue, queue_s=max_wait_s), [self._seat], random.random)
+
+    @property
+    def running(self) -> int:
+        return self._seat.in_flight
+
+    @property
+    def waiting(self) -> int:
+        return self._admission.queue.count
+
+    def arrive(self, go: asyncio.Future[Reason | None], now: float) -> tuple[Ticket, list[Action]]:
+        ticket = Ticket(go, queue_by=now + self._max_wait_s)
+        return ticket, self._admission.arrive(ticket, "", now)
+
+    def end(self, ticket: Ticket, now: float) -> list[Action]:
+        """It is over, wherever it was."""
+        return self._admission.end(ticket, now)
+
+    def retry_after_s(self, reason: Reason, now: float) -> int:
+        return math.ceil(self._admission.retry_after_s("", reason, now))
+
+
+class Gate:
+    """Admission to an engine inside one process; make one per engine and keep it."""
+
+    def __init__(self, slots: int, queue: int = 32, max_wait_s: float = 5.0) -> None:
+        if slots < 1 or queue < 0 or max_wait_s <= 0:
+            raise ValueError("a Gate needs slots >= 1, queue >= 0 and max_wait_s > 0")
+        self.max_wait_s = max_wait_s
+        self.refused: Counter[str] = Counter()  # by cause
+        self._line = _Line(slots, queue, max_wait_s)
+
+    def __repr__(self) -> str:
+        return f"<Gate running={self.running} waiting={self.waiting} refused={self.refused.total()}>"
+
+    @property
+    def running(self) -> int:
+        return self._line.running
+
+    @property
+    def waiting(self) -> int:
+        return self._line.waiting
+
+    @contextlib.asynccontextmanager
+    async def enter(self, request: Any) -> AsyncIterator[None]:
+        """A slot for as long as the block lasts. Raises, in a form that the framework answers: 503 with Retry-After, or 499."""
+        adapter = adapter_for(request)
+        ticket, reason = await self._admit(adapter.descriptor(request))
+        if reason is not None:
+            raise adapter.error(self._refusal(reason), reason)
+        try:
+            yield
+        finally:
+            self._end(ticket)
+
+    async def _admit(self, descriptor: int | None) -> tuple[Ticket, Reason | None]:
+        """The call's ticket, and why it has no slot; None if it has one."""
+        go: asyncio.Future[Reason | None] = asyncio.get_running_loop().create_future()
+        ticket, actions = self._line.arrive(go, asyncio.get_running_loop().time())
+        self._act(actions)
+        try:
+            reason = go.result() if go.done() else await self._wait(go, descriptor)
+        except BaseException:  # cancelled, perhaps in the turn in which its slot came
+            self._end(ticket)
+            raise
+        if reason is not None:
+            self._end(ticket)
+        return ticket, reason
+
+    async def _wait(self, go: asyncio.Future[Reason | None], descriptor: int | None) -> Reason | None:
+        watch = None if descriptor is None else SocketWatch(descriptor, CLIENT_SILENCE_S)
+        timer = asyncio.get_running_loop().call_later(self.max_wait_s, _settle, go, reasons.QUEUE_TIME)
+        try:
+            if watch is not None:
+                watch.start(lambda reason: _settle(go, reason))
+            return await go
+        finally:
+            timer.cancel()
+            if watch is not None:
+                watch.stop()
+
+    def _end(self, ticket: Ticket) -> None:
+        self._act(self._line.end(ticket, asyncio.get_running_loop().time()))
+
+    def _act(self, actions: list[Action]) -> None:
+        """Tells those concerned; a slot for one who left in this very turn goes to the next."""
+        for action in actions:
+            if not _settle(action.ticket.key, action.reason) and action.reason is None:
+                self._end(action.ticket)
+
+    def _refusal(self, reason: Reason) -> CallEnded:
+        now = asyncio.get_running_loop().time()
+        self.refused[reason.code] += 1
+        call = Call(f"hu-gate-{next(_numbers)}", now)
+        call.end(reason, now)
+        ended = describe(call)
+        tell(ended, None)
+        later = self._line.retry_after_s(reason, now) if reason.outcome is Outcome.SHED else None
+        return CallEnded(ended, reason.message, later)
+
+    # FastAPI: Depends(gate)
+
+    async def __call__(self, request: Any) -> AsyncIterator[None]:
+        async with self.enter(request):
+            yield
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """FastAPI passes the request to a parameter that is annotated with its class."""
+        from starlette.requests import Request  # noqa: PLC0415 - only FastAPI asks
+
+        return inspect.Signature([inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)])
+
+    # ASGI
+
+    def middleware(self, app: Any, paths: tuple[str, ...] = ("/",)) -> Any:
+        """An ASGI application in front of `app`: calls whose path begins with one of `paths` pass the gate."""
+
+        async def gated(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "http" or not scope["path"].startswith(tuple(paths)):
+                await app(scope, receive, send)
+                return
+            try:
+                async with self.enter((scope, receive)):
+                    await app(scope, receive, send)
+            except CallEnded as error:
+                if not error.ended.id.startswith("hu-gate-"):
+                    raise
+                await _refuse(error, send)
+
+        return gated
+
+
+def _settle(go: asyncio.Future[Reason | None], reason: Reason | None) -> bool:
+    if go.done():
+        return False
+    go.set_result(reason)
+    return True
+
+
+async def _refuse(error: CallEnded, send: Any) -> None:
+    reason = reasons.REASONS[error.ended.cause]
+    body = json.dumps(error_body(reason, error.ended.id)).encode()
+    fields = {"content-type": "application/json", "content-length": str(len(body)), **error.answer_headers}
+    headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+    await send({"type": "http.response.start", "status": reason.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

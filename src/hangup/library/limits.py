@@ -1,0 +1,37 @@
+"""The limits of a call in an application, each with its default; `None` switches a limit off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hangup.core.call import Clock
+
+GRACE_S = 5.0  # how long an engine may take to let go before it is named in the log
+CLIENT_SILENCE_S = 30.0  # a host that acknowledges nothing for so long is gone
+WRITE_STALL_S = 30.0  # a client that reads nothing for so long is gone
+MAX_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    first_token_s: float | None = 60.0
+    gap_s: float | None = 60.0
+    total_s: float | None = 600.0
+    max_tokens: int | None = MAX_TOKENS
+    write_stall_s: float | None = WRITE_STALL_S
+    client_silence_s: float | None = CLIENT_SILENCE_S
+    grace_s: float = GRACE_S
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be above 0, or None for no limit; got {value!r}")
+
+    def clock(self) -> Clock:
+        return Clock(_or_none(self.total_s), _or_none(self.first_token_s), _or_none(self.gap_s))
+
+
+def _or_none(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds

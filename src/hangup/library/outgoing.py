@@ -1,0 +1,140 @@
+"""Calls to an engine over httpx (or httpx2, which the SDKs use): with the rest of the deadline, and closed at every end.
+
+Both libraries have the same classes, so they are made here once, for whichever one is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from types import ModuleType
+from typing import Any
+
+from hangup.library.deadline import remaining_s
+from hangup.library.ended import log
+from hangup.library.sources import close
+
+DEADLINE_HEADER = "X-Request-Timeout"  # what the gateway, too, takes for the client's deadline
+_closing: set[asyncio.Task[None]] = set()
+
+
+class Closing:
+    """A stream that is closed when it ends, fails, is cancelled, or is let go of."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        self._iterator: AsyncIterator[Any] | None = None
+        self._closed = False
+
+    def __aiter__(self) -> Closing:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = aiter(self._stream)
+        try:
+            return await anext(self._iterator)
+        except BaseException:  # its end, an error or a cancellation: none of them leaves it open
+            await self.aclose()
+            raise
+
+    async def __aenter__(self) -> Closing:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await close(self._stream)
+
+    def __del__(self) -> None:
+        if not self._closed and not self._loop.is_closed():
+            self._closed = True
+            self._loop.call_soon_threadsafe(_close_later, self._stream)
+
+
+def closing(stream: Any) -> Closing:
+    """An SDK's stream that is closed when its loop is left, by `break` as well as by an error.
+
+    `async for chunk in hangup.closing(stream)` closes as soon as the loop lets go of it; `async with hangup.closing(stream) as
+    chunks` closes before the block is left.
+    """
+    return Closing(stream)
+
+
+def _close_later(stream: Any) -> None:
+    task = asyncio.ensure_future(_close_quietly(stream))
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+async def _close_quietly(stream: Any) -> None:
+    try:
+        await close(stream)
+    except Exception as error:
+        log.warning("a stream that was left could not be closed: %r", error)
+
+
+def make_classes(library: ModuleType) -> tuple[Any, Any]:
+    """`Transport` and `AsyncClient` on top of the library's own."""
+
+    class Stream(library.AsyncByteStream):  # type: ignore[misc,name-defined]
+        """A response's body: its connection is closed as soon as reading it ends, for whatever reason."""
+
+        def __init__(self, inner: Any) -> None:
+            self._chunks = Closing(inner)
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async with self._chunks:
+                async for chunk in self._chunks:
+                    yield chunk
+
+        async def aclose(self) -> None:
+            await self._chunks.aclose()
+
+    class Transport(library.AsyncBaseTransport):  # type: ignore[misc,name-defined]
+        """Tells the engine how long the client still waits, and waits no longer itself."""
+
+        def __init__(self, inner: Any = None) -> None:
+            self._inner = inner or library.AsyncHTTPTransport()
+
+        async def handle_async_request(self, request: Any) -> Any:
+            left_s = remaining_s()
+            if left_s is not None:
+                if left_s <= 0:
+                    raise library.ReadTimeout("the call's deadline passed before this request", request=request)
+                _bound(request, left_s)
+            response = await self._inner.handle_async_request(request)
+            response.stream = Stream(response.stream)
+            return response
+
+        async def aclose(self) -> None:
+            await self._inner.aclose()
+
+    class AsyncClient(library.AsyncClient):  # type: ignore[misc,name-defined]
+        """The library's client, over `Transport`; takes the same arguments."""
+
+        def __init__(self, *, transport: Any = None, **options: Any) -> None:
+            if transport is None:
+                taken = inspect.signature(library.AsyncHTTPTransport).parameters
+                transport = library.AsyncHTTPTransport(**{k: options[k] for k in options if k in taken})
+            super().__init__(transport=Transport(transport), **options)
+
+    for cls in (Transport, AsyncClient):
+        cls.__module__ = f"hangup.{library.__name__}"
+        cls.__qualname__ = cls.__name__
+    return Transport, AsyncClient
+
+
+def _bound(request: Any, left_s: float) -> None:
+    request.headers.setdefault(DEADLINE_HEADER, f"{left_s:.3f}")
+    timeouts = request.extensions.get("timeout", {})
+    bounded = {
+        name: left_s if timeouts.get(name) is None else min(timeouts[name], left_s)
+        for name in ("connect", "read", "write", "pool")
+    }
+    request.extensions = {**request.extensions, "timeout": bounded}

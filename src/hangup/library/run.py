@@ -1,0 +1,126 @@
+"""`hangup.run` and `@hangup.tethered`: work that returns once, tied to its client."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, overload
+
+from hangup.core.reasons import Outcome
+from hangup.library.ended import CallEnded, OnEnd
+from hangup.library.frameworks import adapter_for, is_request
+from hangup.library.limits import CLIENT_SILENCE_S, GRACE_S, Limits
+from hangup.library.sources import discard
+from hangup.library.tether import Abort, Tether
+from hangup.library.threads import call_in_thread
+from hangup.library.token import CancelToken
+
+T = TypeVar("T")
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+async def run(
+    request: Any,
+    work: Awaitable[T] | Callable[[CancelToken], T],
+    *,
+    total_s: float | None = 600.0,
+    client_silence_s: float | None = CLIENT_SILENCE_S,
+    grace_s: float = GRACE_S,
+    abort: Abort | None = None,
+    token: CancelToken | None = None,
+    on_end: OnEnd | None = None,
+) -> T:
+    """Awaits `work` as long as the client waits for it. A function is called in a thread, with a `CancelToken` to look at.
+
+    If the client leaves or the time passes, the work is cancelled, `abort()` is called, and an error is raised that the
+    framework answers with the right status (499 reaches nobody, and stands in the log). Errors of the work itself pass through.
+    """
+    try:
+        limits = Limits(None, None, total_s, None, None, client_silence_s, grace_s)
+        adapter = adapter_for(request)
+        watch = adapter.watch(request, limits)
+    except BaseException:
+        discard(work)
+        raise
+    tether = Tether(limits, abort, token, on_end)
+    result = await tether.hold(watch, _work(tether, work))
+    assert tether.ended is not None
+    if tether.ended.outcome is Outcome.COMPLETED:
+        return result  # type: ignore[no-any-return]
+    if tether.error is not None:
+        raise tether.error
+    reason = tether.call.reason
+    assert reason is not None
+    raise adapter.error(CallEnded(tether.ended, reason.message), reason)
+
+
+async def _work(tether: Tether, work: Any) -> Any:
+    if inspect.isawaitable(work):
+        result = await work
+    else:
+        result = await call_in_thread(work, tether.token, lambda name: setattr(tether, "engine_name", name))
+    if not tether.call.ended:
+        tether.progressed(0)
+    return result
+
+
+@overload
+def tethered(handler: Handler) -> Handler: ...
+@overload
+def tethered(**limits: Any) -> Callable[[Handler], Handler]: ...
+def tethered(handler: Any = None, **limits: Any) -> Any:
+    """A whole handler tied to its client: `@hangup.tethered` or `@hangup.tethered(total_s=60)`, under the route's decorator."""
+    if handler is None:
+        return functools.partial(tethered, **limits)
+    if not inspect.iscoroutinefunction(handler):
+        raise TypeError(
+            f"@hangup.tethered is for async handlers; {handler.__qualname__} is not async (see hangup.run for threads)"
+        )
+    signature = _signature(handler)
+    hidden = None if _takes_request(signature) else _request_parameter()
+
+    @functools.wraps(handler)
+    async def tied(*arguments: Any, **named: Any) -> Any:
+        request = named.pop(hidden.name) if hidden is not None else _find_request(arguments, named)
+        return await run(request, handler(*arguments, **named), **limits)
+
+    if hidden is not None:
+        parameters = [*signature.parameters.values(), hidden]
+        tied.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        tied.__annotations__ = {**handler.__annotations__, hidden.name: hidden.annotation}
+    return tied
+
+
+def _signature(handler: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(handler, eval_str=True)
+    except NameError:  # names that only a type checker imports: the strings have to do
+        return inspect.signature(handler)
+
+
+def _takes_request(signature: inspect.Signature) -> bool:
+    """Whether the handler is given its request: by annotation, by name, or as ASGI's scope."""
+    for parameter in signature.parameters.values():
+        if parameter.name in {"request", "scope"} or getattr(parameter.annotation, "__name__", "") in {
+            "Request",
+            "BaseRequest",
+        }:
+            return True
+    return False
+
+
+def _request_parameter() -> inspect.Parameter:
+    """FastAPI passes a request to whoever asks for one; the handler itself need not."""
+    from starlette.requests import Request  # noqa: PLC0415 - only FastAPI handlers come here
+
+    return inspect.Parameter("hangup_request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)
+
+
+def _find_request(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    if len(arguments) == 3 and isinstance(arguments[0], dict) and "type" in arguments[0]:
+        return arguments[0], arguments[1]  # plain ASGI: scope, receive, send
+    for value in (*arguments, *named.values()):
+        if is_request(value):
+            return value
+    raise TypeError("@hangup.tethered found no request among the handler's arguments")

@@ -1,0 +1,211 @@
+"""One call's life in an application: work, client and clock tied together; whichever ends first ends all three.
+
+The work runs in one task from its first step to its last, so that an engine's stream is opened, read and closed in the
+same task. `core.call.Call` decides; here is only what has to be done about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from hangup.core import reasons
+from hangup.core.call import Call, Engine, Tell
+from hangup.core.reasons import Reason
+from hangup.library.deadline import deadline
+from hangup.library.ended import Ended, OnEnd, describe, log, tell
+from hangup.library.limits import Limits
+from hangup.library.token import CancelToken
+from hangup.library.watch import Watch
+
+Abort = Callable[[], object]
+
+_numbers = itertools.count(1)
+_settling: set[asyncio.Task[Any]] = set()  # what outlives its call: the end of one that the server cancelled, zombies
+
+
+class Tether:
+    """Ties `work` to `watch` and to the limits."""
+
+    def __init__(
+        self, limits: Limits, abort: Abort | None = None, token: CancelToken | None = None, on_end: OnEnd | None = None
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.limits = limits
+        self.token = token or CancelToken()
+        self.call = Call(f"hu-{os.getpid()}-{next(_numbers)}", self.loop.time())
+        self.call.clock = limits.clock()
+        self.tell = Tell.NOTHING
+        self.ended: Ended | None = None
+        self.error: BaseException | None = None
+        self._abort = abort
+        self._on_end = on_end
+        self._work: asyncio.Task[Any] | None = None
+        self._aborting: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing_since: float | None = None
+        self._over = self.loop.create_future()
+        self.engine_name = ""  # what is named if it does not let go
+
+    async def hold(self, watch: Watch, work: Coroutine[Any, Any, Any]) -> Any:
+        """Runs the work until it, the client or the time ends; returns what the work returned, or None."""
+        now = self.loop.time()
+        self.call.received(now)
+        self.call.sent("engine", now)
+        with contextlib.nullcontext() if self.limits.total_s is None else deadline(self.limits.total_s):
+            self._work = asyncio.create_task(work, name=f"hangup {self.call.id}")  # the task keeps the deadline
+        watch.start(self.end)
+        self._arm()
+        try:
+            await asyncio.wait({self._work, self._over}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self.end(reasons.DRAINED, "the server cancelled the call")
+            self._settling(watch)
+            raise
+        self._judge(self._work)
+        await asyncio.shield(self._settling(watch))
+        if not self._work.done() or self._work.cancelled() or self._work.exception() is not None:
+            return None
+        return self._work.result()
+
+    def _judge(self, work: asyncio.Task[Any]) -> None:
+        """The work is over: did it end the call, or the call it?"""
+        if not work.done():
+            return
+        if work.cancelled():
+            self.end(reasons.ENGINE_ERROR, "the engine's task was cancelled")
+        elif (error := work.exception()) is not None:
+            self.error = error
+            self.end(reasons.ENGINE_ERROR, f"{type(error).__name__}: {error}")
+        else:
+            self.call.engine_finished = True
+            self.end(reasons.COMPLETED)
+
+    # What the work tells
+
+    def progressed(self, tokens: int) -> None:
+        now = self.loop.time()
+        if self.call.answered_at is None and not self.call.ended:
+            self.call.answered(now)
+        self.call.progressed(tokens, now)
+
+    async def write(self, writing: Awaitable[Any]) -> None:
+        """A write to the client: while it lasts, the client's stall is measured and not the engine's."""
+        self._writing_since = self.loop.time()
+        self._arm()
+        try:
+            await writing
+        finally:
+            self._writing_since = None
+            self.call.progress_at = self.loop.time()
+            self._arm()
+
+    # Time
+
+    def _next_due(self) -> float:
+        if self._writing_since is None or self.limits.write_stall_s is None:
+            return self.call.next_due()
+        return min(self.call.started_at + self.call.clock.total_s, self._writing_since + self.limits.write_stall_s)
+
+    def _arm(self) -> None:
+        """One timer, moved only if it would come too late."""
+        due = self._next_due()
+        if self.call.ended or due == float("inf"):
+            return
+        if self._timer is None or self._timer.when() > due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self.loop.time()
+        reason: Reason | None
+        if self._writing_since is None:
+            reason = self.call.overdue(now)
+        else:
+            stall_s = self.limits.write_stall_s
+            reason = reasons.CLIENT_STALLED if stall_s is not None and now >= self._writing_since + stall_s else None
+            if reason is None and now >= self.call.started_at + self.call.clock.total_s:
+                reason = reasons.TOTAL_TIME
+        if reason is not None:
+            self.end(reason)
+        self._arm()
+
+    # The end
+
+    def end(self, reason: Reason, detail: str = "") -> None:
+        """Ends the call, once; the engine is stopped in this very turn."""
+        ending = self.call.end(reason, self.loop.time(), detail)
+        if ending is None:
+            return
+        self.tell = ending.tell
+        self._over.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if ending.engine is Engine.ABORT:
+            self.token.cancel()
+            self._call_abort()
+            if self._work is not None and self._work is not asyncio.current_task():
+                self._work.cancel()
+
+    def _call_abort(self) -> None:
+        if self._abort is None:
+            return
+        try:
+            result = self._abort()
+        except Exception:
+            log.exception("call %s: abort failed", self.call.id)
+            return
+        if inspect.isawaitable(result):
+            self._aborting = asyncio.create_task(_wait_for(result), name=f"hangup aborts {self.call.id}")
+
+    def _settling(self, watch: Watch) -> asyncio.Task[None]:
+        """In a task of its own: a server that cancels the call, once more perhaps, does not cancel its end."""
+        task = asyncio.create_task(self._settle(watch), name=f"hangup settles {self.call.id}")
+        _keep(task)
+        return task
+
+    async def _settle(self, watch: Watch) -> None:
+        """Waits, no longer than the grace, until all that the call started is over; then tells its end."""
+        await watch.stop()
+        tasks = {task for task in (self._work, self._aborting) if task is not None}
+        pending = (await asyncio.wait(tasks, timeout=self.limits.grace_s))[1] if tasks else set()
+        for task in tasks - pending:
+            error = None if task.cancelled() else task.exception()
+            if error is not None and error is not self.error:
+                log.error("call %s: %s failed while it let go: %r", self.call.id, task.get_name(), error)
+        self.ended = describe(self.call, self._name(pending))
+        tell(self.ended, self._on_end)
+
+    def _name(self, pending: set[asyncio.Task[Any]]) -> str:
+        """Those that did not let go stay ours until they do."""
+        for task in pending:
+            _keep(task)
+        names = {self.engine_name or task.get_name() if task is self._work else task.get_name() for task in pending}
+        zombie = ", ".join(sorted(names))
+        if zombie:
+            log.warning("call %s: %s did not let go within %g s", self.call.id, zombie, self.limits.grace_s)
+        return zombie
+
+
+def _keep(task: asyncio.Task[Any]) -> None:
+    """Holds a task until it is over, and looks at its error so that nobody else has to."""
+    _settling.add(task)
+    task.add_done_callback(_let_go)
+
+
+def _let_go(task: asyncio.Task[Any]) -> None:
+    _settling.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        log.error("%s failed: %r", task.get_name(), task.exception())
+
+
+async def _wait_for(result: Awaitable[Any]) -> None:
+    await result

@@ -1,0 +1,75 @@
+"""One file through the rules."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+
+from hangup.lint import rules
+from hangup.lint.finding import Finding, Severity
+from hangup.lint.rule import RULES
+from hangup.lint.source import Module
+from hangup.lint.suppress import suppressions
+
+assert rules.__all__  # importing the package is what fills the registry
+
+DEFAULT = frozenset(code for code, rule in RULES.items() if rule.default)
+SYNTAX = "HU000"  # the file cannot be parsed; not a rule, and not to be switched off
+
+# Every rule needs a coroutine or a web application. A file that names neither is not parsed: most of a tree is such.
+_WORTH_PARSING = re.compile(
+    rb"async\s+def|BackgroundTask|\b(?:fastapi|starlette|litestar|flask|quart|sanic|tenacity|backoff)\b|Queue\(|requests\.post"
+    rb"|timeout\s*=\s*None|Timeout\("
+)
+
+
+def lint_file(path: Path, codes: Collection[str] = DEFAULT, shown_as: str = "") -> list[Finding]:
+    name = shown_as or str(path)
+    data = path.read_bytes()
+    if not _WORTH_PARSING.search(data):
+        return []
+    return lint_source(data, name, codes)
+
+
+def lint_source(source: str | bytes, path: str = "<string>", codes: Collection[str] = DEFAULT) -> list[Finding]:
+    """The findings of the chosen rules, in the order of the lines, without those that the source itself ignores."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's literals: not our business
+            tree = ast.parse(source)
+            text = source if isinstance(source, str) else source.decode("utf-8-sig", "replace")
+            module = Module(text, tree)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
+        message = f"cannot be parsed: {getattr(error, 'msg', error)}"
+        return [Finding(path, line, column, SYNTAX, "syntax-error", message, Severity.ERROR, "", line)]
+    ignored = suppressions(text)
+    found: dict[tuple[int, int, str], Finding] = {}
+    for code in codes:
+        rule = RULES[code]
+        for node, message in rule.check(module):
+            if not ignored.covers(code, node.lineno, _last_line_of_head(node)):
+                finding = Finding(
+                    path,
+                    node.lineno,
+                    node.col_offset + 1,
+                    code,
+                    rule.name,
+                    message,
+                    rule.severity,
+                    rule.hint,
+                    node.end_lineno or node.lineno,
+                )
+                found[node.lineno, node.col_offset, code] = finding
+    return sorted(found.values())
+
+
+def _last_line_of_head(node: ast.expr | ast.stmt | ast.excepthandler) -> int:
+    """Where a comment on the node may stand: for a block, the line before its body; for a call, any of its lines."""
+    body = getattr(node, "body", None)
+    if isinstance(body, list) and body:
+        return max(node.lineno, int(body[0].lineno) - 1)
+    return node.end_lineno or node.lineno

@@ -1,0 +1,59 @@
+"""The registry: each rule with its number, its reasons and its two examples, from which docs/lint.md is made."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from textwrap import dedent
+
+from hangup.lint.finding import Severity
+from hangup.lint.source import Module
+
+Hit = tuple[ast.expr | ast.stmt | ast.excepthandler, str]
+Check = Callable[[Module], Iterator[Hit]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    code: str
+    name: str
+    severity: Severity
+    summary: str
+    why: str
+    hint: str
+    bad: str
+    good: str
+    check: Check
+    default: bool = True
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(
+    code: str, name: str, severity: Severity, *, summary: str, why: str, hint: str, bad: str, good: str, default: bool = True
+) -> Callable[[Check], Check]:
+    """Puts a check into the registry."""
+
+    def register(check: Check) -> Check:
+        assert code not in RULES
+        RULES[code] = Rule(
+            code,
+            name,
+            severity,
+            summary,
+            _flow(why),
+            hint,
+            dedent(bad).strip() + "\n",
+            dedent(good).strip() + "\n",
+            check,
+            default,
+        )
+        return check
+
+    return register
+
+
+def _flow(text: str) -> str:
+    return " ".join(text.split())

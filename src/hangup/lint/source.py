@@ -1,0 +1,302 @@
+"""One file as the rules see it: functions, and in them the calls, loops, tries and yields, each with what encloses it.
+
+The tree is walked once. A `Frame` is a compound statement (or a function) and the part of it that one stands in; the
+chain of frames answers every "is this inside of" question without parent pointers on each node.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+LoopNode = ast.For | ast.AsyncFor | ast.While
+
+
+class Frame:
+    """A compound statement, and which part of it: body, handler, orelse or finalbody."""
+
+    __slots__ = ("function", "node", "part", "up")
+
+    def __init__(self, node: ast.AST, part: str, up: Frame | None, function: Function) -> None:
+        self.node = node
+        self.part = part
+        self.up = up
+        self.function = function
+
+    def outward(self) -> Iterator[Frame]:
+        """This frame and all around it, up to the function that it stands in."""
+        frame: Frame | None = self
+        while frame is not None and frame.function is self.function:
+            yield frame
+            frame = frame.up
+
+    def inside(self, node: ast.AST) -> bool:
+        return any(frame.node is node for frame in self.outward())
+
+
+class Site:
+    """A call, where it stands."""
+
+    __slots__ = ("awaited", "frame", "name", "node", "statement")
+
+    def __init__(self, node: ast.Call, name: str, frame: Frame, statement: ast.stmt) -> None:
+        self.node = node
+        self.name = name  # dotted, with imports resolved: "asyncio.create_task", "self.client.post", "" if not a name
+        self.frame = frame
+        self.statement = statement
+        self.awaited = False
+
+    @property
+    def function(self) -> Function:
+        return self.frame.function
+
+    @property
+    def dropped(self) -> bool:
+        """The call is a whole statement: nobody keeps what it returns."""
+        return isinstance(self.statement, ast.Expr) and self.statement.value is self.node
+
+    def keyword(self, *names: str) -> ast.expr | None:
+        return next((k.value for k in self.node.keywords if k.arg in names), None)
+
+    @property
+    def has_double_star(self) -> bool:
+        return any(k.arg is None for k in self.node.keywords)
+
+
+class Function:
+    """A function, a method or a lambda; the module itself is the outermost one."""
+
+    __slots__ = ("assigned", "calls", "class_name", "loops", "node", "outer", "tries", "yields")
+
+    def __init__(self, node: ast.AST, outer: Function | None, class_name: str) -> None:
+        self.node = node
+        self.outer = outer
+        self.class_name = class_name
+        self.calls: list[Site] = []
+        self.loops: list[tuple[LoopNode, Frame]] = []
+        self.tries: list[tuple[ast.Try, Frame]] = []
+        self.yields: list[Frame] = []
+        self.assigned: dict[str, list[ast.expr]] = defaultdict(list)  # name -> values that it is given here
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.node, "name", ""))
+
+    @property
+    def is_async(self) -> bool:
+        return isinstance(self.node, ast.AsyncFunctionDef)
+
+    @property
+    def is_async_generator(self) -> bool:
+        return self.is_async and bool(self.yields)
+
+    @property
+    def decorators(self) -> list[ast.expr]:
+        return list(getattr(self.node, "decorator_list", []))
+
+    @property
+    def parameters(self) -> list[ast.arg]:
+        if not isinstance(self.node, FunctionNode):
+            return []
+        a = self.node.args
+        return [*a.posonlyargs, *a.args, *a.kwonlyargs]
+
+    def around(self) -> Iterator[Function]:
+        """This function and those that it is defined in."""
+        function: Function | None = self
+        while function is not None:
+            yield function
+            function = function.outer
+
+
+class Module:
+    """A file, walked."""
+
+    def __init__(self, text: str, tree: ast.Module) -> None:
+        self.text = text
+        self.tree = tree
+        self.imports: dict[str, str] = {}  # local name -> what it stands for
+        self.classes: list[ast.ClassDef] = []
+        self.top = Function(tree, None, "")
+        self.functions: list[Function] = [self.top]
+        self.attributes: dict[str, list[ast.expr]] = defaultdict(list)  # self.x -> values that it is given anywhere
+        self.facts: dict[type, object] = {}  # what rules work out once for all of them
+        self._sites: dict[int, Site] = {}
+        _Walk(self).run()
+
+    def dotted(self, node: ast.AST | None) -> str:
+        """`a.b.c` of a name or an attribute, imports resolved; calls and subscripts on the way are stepped over."""
+        parts: list[str] = []
+        while True:
+            if isinstance(node, ast.Attribute):
+                parts.append(node.attr)
+                node = node.value
+            elif isinstance(node, ast.Name):
+                parts.append(self.imports.get(node.id, node.id))
+                return ".".join(reversed(parts))
+            elif isinstance(node, ast.Call):
+                node = node.func
+            elif isinstance(node, (ast.Subscript, ast.Await)):
+                node = node.value
+            else:
+                parts.append("")
+                return ".".join(reversed(parts))
+
+    def site(self, node: ast.AST | None) -> Site | None:
+        """The call at `node`, if it is one."""
+        return self._sites.get(id(node))
+
+    def calls(self) -> Iterator[Site]:
+        return iter(self._sites.values())
+
+    @cached_property
+    def packages(self) -> set[str]:
+        """Top-level packages that the file imports."""
+        return {name.partition(".")[0] for name in self.imports.values()}
+
+    def values_of(self, node: ast.AST, function: Function) -> list[ast.expr]:
+        """What a name or an attribute of self may have been given, in the functions around or on the instance."""
+        if isinstance(node, ast.Name):
+            for scope in function.around():
+                if node.id in scope.assigned:
+                    return scope.assigned[node.id]
+            return []
+        if isinstance(node, ast.Attribute):
+            return self.attributes.get(node.attr, [])
+        return []
+
+
+_FIELDS = {
+    kind: tuple(f for f in kind._fields if f not in {"ctx", "op", "ops", "id", "attr", "arg", "kind", "type_comment"})
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+}
+_LEAVES = frozenset({ast.Name, ast.Constant})
+
+
+class _Walk:
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.awaited: set[int] = set()
+
+    def run(self) -> None:
+        top = self.module.top
+        self.block(self.module.tree.body, Frame(self.module.tree, "body", None, top), "")
+        for site in self.module.calls():
+            site.awaited = id(site.node) in self.awaited
+
+    def block(self, body: list[ast.stmt], frame: Frame, class_name: str) -> None:
+        for statement in body:
+            self.statement(statement, frame, class_name)
+
+    def statement(self, node: ast.stmt, frame: Frame, class_name: str) -> None:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                for decorator in node.decorator_list:
+                    self.expression(decorator, frame, node)
+                for default in (*node.args.defaults, *node.args.kw_defaults):
+                    if default is not None:
+                        self.expression(default, frame, node)
+                self.block(node.body, self.enter(node, frame, class_name), "")
+            case ast.ClassDef():
+                self.module.classes.append(node)
+                for decorator in node.decorator_list:
+                    self.expression(decorator, frame, node)
+                self.block(node.body, Frame(node, "body", frame, frame.function), node.name)
+            case ast.Try() | ast.TryStar():
+                self.attempt(node, frame, class_name)
+            case ast.For() | ast.AsyncFor():
+                self.expression(node.iter, frame, node)
+                self.loop(node, frame, class_name)
+            case ast.While():
+                self.expression(node.test, frame, node)
+                self.loop(node, frame, class_name)
+            case ast.With() | ast.AsyncWith():
+                for item in node.items:
+                    self.expression(item.context_expr, frame, node)
+                    if isinstance(item.optional_vars, ast.Name):
+                        frame.function.assigned[item.optional_vars.id].append(item.context_expr)
+                self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
+            case ast.If():
+                self.expression(node.test, frame, node)
+                self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
+                self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name)
+            case ast.Match():
+                self.expression(node.subject, frame, node)
+                for case in node.cases:
+                    self.block(case.body, Frame(node, "body", frame, frame.function), class_name)
+            case ast.Import():
+                for alias in node.names:
+                    self.module.imports[alias.asname or alias.name.partition(".")[0]] = (
+                        alias.name if alias.asname else alias.name.partition(".")[0]
+                    )
+            case ast.ImportFrom():
+                for alias in node.names:
+                    self.module.imports[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
+            case ast.Assign():
+                self.expression(node.value, frame, node)
+                for target in node.targets:
+                    self.assign(target, node.value, frame)
+            case ast.AnnAssign():
+                if node.value is not None:
+                    self.expression(node.value, frame, node)
+                    self.assign(node.target, node.value, frame)
+            case _:
+                self.expression(node, frame, node)
+
+    def enter(self, node: FunctionNode, frame: Frame, class_name: str) -> Frame:
+        function = Function(node, frame.function, class_name)
+        self.module.functions.append(function)
+        return Frame(node, "body", frame, function)
+
+    def attempt(self, node: ast.Try | ast.TryStar, frame: Frame, class_name: str) -> None:
+        inner = Frame(node, "body", frame, frame.function)
+        if isinstance(node, ast.Try):
+            frame.function.tries.append((node, frame))
+        self.block(node.body, inner, class_name)
+        for handler in node.handlers:
+            self.block(handler.body, Frame(handler, "handler", frame, frame.function), class_name)
+        self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name)
+        self.block(node.finalbody, Frame(node, "finalbody", frame, frame.function), class_name)
+
+    def loop(self, node: LoopNode, frame: Frame, class_name: str) -> None:
+        frame.function.loops.append((node, frame))
+        self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
+        self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name)
+
+    def assign(self, target: ast.expr, value: ast.expr, frame: Frame) -> None:
+        if isinstance(target, ast.Name):
+            frame.function.assigned[target.id].append(value)
+        elif isinstance(target, ast.Attribute):
+            self.module.attributes[target.attr].append(value)
+
+    def expression(self, root: ast.AST, frame: Frame, statement: ast.stmt) -> None:
+        """Finds the calls, awaits and yields below `root`."""
+        stack: list[ast.AST] = [root]
+        while stack:
+            node = stack.pop()
+            kind = type(node)
+            if kind in _LEAVES:
+                continue
+            if kind is ast.Call:
+                assert isinstance(node, ast.Call)
+                site = Site(node, self.module.dotted(node.func), frame, statement)
+                frame.function.calls.append(site)
+                self.module._sites[id(node)] = site  # noqa: SLF001 - the walk fills the module
+            elif kind is ast.Await:
+                self.awaited.add(id(node.value))  # type: ignore[attr-defined]
+            elif kind is ast.Yield or kind is ast.YieldFrom:
+                frame.function.yields.append(frame)
+            elif kind is ast.Lambda:
+                assert isinstance(node, ast.Lambda)
+                self.expression(node.body, self.enter(node, frame, ""), statement)
+                continue
+            for name in _FIELDS[kind]:
+                value = getattr(node, name, None)
+                if value.__class__ is list:
+                    stack.extend(v for v in value if isinstance(v, ast.AST))
+                elif isinstance(value, ast.AST):
+                    stack.append(value)

@@ -1,0 +1,109 @@
+"""The served application as a process, in asyncio's debug mode, and what its tests ask of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from support.processes import get_json
+from support.raw import Client
+from support.waiting import wait_until
+
+SHARED_S = 0.01
+HERE = Path(__file__).resolve().parent
+# What Python says, in debug mode, when something was left behind. Slow callbacks are the machine's business.
+COMPLAINTS = ("was never", "Task was destroyed", "never retrieved", "Traceback", "unclosed transport", "Exception in")
+
+
+class Served:
+    def __init__(self, server: str) -> None:
+        env = os.environ | {
+            "PYTHONASYNCIODEBUG": "1",
+            "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
+            "SERVED_BY_NAME": "1" if server == "granian" else "",
+        }
+        command = [sys.executable, "-X", "dev", str(HERE / "served.py"), server]
+        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+        self.lines: list[str] = []
+        self._asking = threading.Lock()
+        self._asked_at = 0.0
+        self._state: dict[str, Any] = {}
+        self._reader = threading.Thread(target=self._collect, daemon=True)
+        self._reader.start()
+        try:
+            line = wait_until(lambda: next((x for x in self.lines if x.startswith("serving ")), ""), 20, f"{server} to start")
+            self.address = ("127.0.0.1", int(line.split()[1]))
+            wait_until(self._answers, 20, f"{server} to answer")
+        except AssertionError:
+            self.close()
+            raise AssertionError("\n".join(self.lines)) from None
+
+    def _collect(self) -> None:
+        assert self.popen.stdout is not None
+        self.lines.extend(line.rstrip("\n") for line in self.popen.stdout)
+
+    def _answers(self) -> bool:
+        try:
+            self.state()
+        except OSError:
+            return False
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Shared by the clients that ask at the same time, so that asking does not keep the server from its work."""
+        with self._asking:
+            if time.monotonic() > self._asked_at + SHARED_S:
+                self._state = dict(get_json(f"http://127.0.0.1:{self.address[1]}/state"))
+                self._asked_at = time.monotonic()
+            return self._state
+
+    def work(self, id: str) -> dict[str, Any]:
+        return dict(self.state()["works"].get(id) or {"computed": 0, "running": False, "ended": [], "aborted": 0})
+
+    def post(self, path: str, id: str, receive_buffer: int = 0, **query: Any) -> Client:
+        client = Client(self.address, receive_buffer=receive_buffer)
+        text = "&".join(f"{name}={value}" for name, value in {"id": id, **query}.items())
+        client.post(f"/{path}?{text}", {})
+        return client
+
+    def wait_computed(self, id: str, at_least: int) -> int:
+        return wait_until(lambda: (n := self.work(id)["computed"]) >= at_least and n, 10, f"{at_least} tokens of {id}") or 0
+
+    def wait_ended(self, id: str, timeout_s: float = 10) -> dict[str, Any]:
+        """The engine's books, once nothing of the call runs any more and its end was told."""
+
+        def look() -> dict[str, Any] | None:
+            work = self.work(id)
+            return work if not work["running"] and work["ended"] else None
+
+        found = wait_until(look, timeout_s, f"the end of {id}")
+        assert found is not None
+        return found
+
+    def wait_nothing_left(self) -> None:
+        wait_until(lambda: not (s := self.state())["tasks"] and not s["threads"], 5, "no task and no thread of ours")
+
+    def complaints(self) -> list[str]:
+        return self.lines[:] if any(word in line for line in self.lines for word in COMPLAINTS) else []
+
+    def close(self) -> None:
+        self.popen.terminate()
+        try:
+            self.popen.wait(8)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait(5)
+        self._reader.join(5)
+        if self.popen.stdout is not None:
+            self.popen.stdout.close()
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

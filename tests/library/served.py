@@ -1,0 +1,306 @@
+"""An application with a counting engine, under a server of choice: `python served.py SERVER`.
+
+Prints `serving PORT` and runs until it is killed. Every call has an id, under which the engine keeps its count. (No postponed
+annotations here: FastAPI and Litestar could not resolve those of handlers that are defined in functions.)
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import hangup
+
+FILLER = b"x" * 16384
+
+
+@dataclass
+class Work:
+    """What the engine computed for one call, and how the call ended."""
+
+    computed: int = 0
+    running: bool = False
+    aborted: int = 0
+    ended: list[dict[str, Any]] = field(default_factory=list)
+
+
+class CountingEngine:
+    def __init__(self) -> None:
+        self.works: dict[str, Work] = {}
+
+    def work(self, id: str) -> Work:
+        return self.works.setdefault(id, Work())
+
+    async def tokens(self, id: str, pace_s: float, size: int) -> AsyncIterator[bytes]:
+        work = self.work(id)
+        work.running = True
+        try:
+            for _ in range(1000):
+                await asyncio.sleep(pace_s)
+                work.computed += 1
+                yield b"data: token\n\n" if not size else FILLER
+        finally:
+            work.running = False
+
+    async def whole(self, id: str, pace_s: float) -> str:
+        return b"".join([token async for token in self.tokens(id, pace_s, 0)]).decode()
+
+    def blocking(self, id: str, pace_s: float) -> Iterator[bytes]:
+        """Like llama-cpp-python: a plain generator that blocks its thread."""
+        work = self.work(id)
+        work.running = True
+        try:
+            for _ in range(1000):
+                time.sleep(pace_s)
+                work.computed += 1
+                yield b"data: token\n\n"
+        finally:
+            work.running = False
+
+    def blocking_whole(self, id: str, pace_s: float, token: hangup.CancelToken) -> str:
+        return "".join(chunk.decode() for chunk in iter_until(self.blocking(id, pace_s), token))
+
+
+def iter_until(chunks: Iterator[bytes], token: hangup.CancelToken) -> Iterator[bytes]:
+    for chunk in chunks:
+        if token.cancelled:
+            break
+        yield chunk
+
+
+ENGINE = CountingEngine()
+
+
+def limits(q: dict[str, str]) -> dict[str, Any]:
+    work = ENGINE.work(q["id"])
+
+    def abort() -> None:
+        work.aborted += 1
+
+    return {
+        "client_silence_s": float(q.get("silence_s", "30")),
+        "abort": abort,
+        "on_end": lambda ended: work.ended.append(asdict(ended)),
+        "total_s": float(q.get("total_s", "60")),
+    }
+
+
+def stream_limits(q: dict[str, str]) -> dict[str, Any]:
+    names = ("first_token_s", "gap_s", "write_stall_s")
+    given: dict[str, Any] = {name: float(q[name]) for name in names if name in q}
+    if "max_tokens" in q:
+        given["max_tokens"] = int(q["max_tokens"])
+    return limits(q) | given
+
+
+def streamed(request: Any, q: dict[str, str]) -> Any:
+    return hangup.stream(request, ENGINE.tokens(q["id"], float(q["pace_s"]), int(q.get("size", "0"))), **stream_limits(q))
+
+
+def threaded(request: Any, q: dict[str, str]) -> Any:
+    return hangup.stream(request, ENGINE.blocking(q["id"], float(q["pace_s"])), **stream_limits(q))
+
+
+async def awaited(request: Any, q: dict[str, str]) -> dict[str, Any]:
+    return {"text": await hangup.run(request, ENGINE.whole(q["id"], float(q["pace_s"])), **limits(q))}
+
+
+async def threaded_whole(request: Any, q: dict[str, str]) -> dict[str, Any]:
+    def work(token: hangup.CancelToken) -> str:
+        return ENGINE.blocking_whole(q["id"], float(q["pace_s"]), token)
+
+    return {"text": await hangup.run(request, work, **limits(q))}
+
+
+def state() -> dict[str, Any]:
+    """What the engine counted, and what is left of ours in the process."""
+    tasks = [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("hangup")]
+    threads = [t.name for t in threading.enumerate() if t.name.startswith("hangup")]
+    return {"works": {id: asdict(work) for id, work in ENGINE.works.items()}, "tasks": tasks, "threads": threads}
+
+
+# The same application for each framework
+
+
+def starlette_app(middleware: bool = True) -> Any:
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    class Plain(BaseHTTPMiddleware):
+        async def dispatch(self, request: Any, call_next: Any) -> Any:
+            return await call_next(request)
+
+    def route(answer: Callable[[Any, dict[str, str]], Any]) -> Any:
+        async def handler(request: Any) -> Any:
+            await request.body()
+            result = answer(request, dict(request.query_params))
+            return JSONResponse(await result) if asyncio.iscoroutine(result) else result
+
+        return handler
+
+    async def show(_: Any) -> Any:
+        return JSONResponse(state())
+
+    routes = [Route(f"/{name}", route(answer), methods=["POST"]) for name, answer in ANSWERS.items()] + [Route("/state", show)]
+    return Starlette(routes=routes, middleware=[Middleware(Plain)] if middleware else [])
+
+
+def fastapi_app() -> Any:
+    from fastapi import FastAPI, Request
+
+    app = FastAPI()
+
+    @app.post("/stream")
+    async def stream(request: Request) -> Any:
+        return streamed(request, dict(request.query_params))
+
+    @app.post("/run")
+    @hangup.tethered(total_s=60)
+    async def run(id: str, pace_s: float) -> dict[str, str]:
+        return {"text": await ENGINE.whole(id, pace_s)}
+
+    @app.get("/state")
+    async def show() -> Any:
+        return state()
+
+    return app
+
+
+def litestar_app() -> Any:
+    from litestar import Litestar, Request, Response, get, post
+
+    @post("/stream")
+    async def stream(request: Request) -> Response:  # type: ignore[type-arg]
+        response: Response[Any] = streamed(request, dict(request.query_params))
+        return response
+
+    @post("/run")
+    async def run(request: Request) -> dict[str, Any]:  # type: ignore[type-arg]
+        return await awaited(request, dict(request.query_params))
+
+    @get("/state")
+    async def show() -> dict[str, Any]:
+        return state()
+
+    return Litestar([stream, run, show])
+
+
+def plain_app() -> Any:
+    import json
+    from urllib.parse import parse_qsl
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        q = dict(parse_qsl(scope["query_string"].decode()))
+        if scope["path"] == "/stream":
+            await streamed((scope, receive), q)(scope, receive, send)
+            return
+        body = state() if scope["path"] == "/state" else None
+        if body is None:
+            with contextlib.suppress(hangup.CallEnded):
+                body = await awaited((scope, receive), q)
+        if body is not None:
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+            await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+    return app
+
+
+def aiohttp_app() -> Any:
+    from aiohttp import web
+
+    def route(answer: Callable[[Any, dict[str, str]], Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            await request.read()
+            result = answer(request, dict(request.query))
+            return web.json_response(await result) if asyncio.iscoroutine(result) else result
+
+        return handler
+
+    async def show(_: web.Request) -> web.StreamResponse:
+        return web.json_response(state())
+
+    app = web.Application()
+    app.add_routes([web.post(f"/{name}", route(answer)) for name, answer in ANSWERS.items()] + [web.get("/state", show)])
+    return app
+
+
+ANSWERS: dict[str, Callable[[Any, dict[str, str]], Any]] = {
+    "stream": streamed,
+    "run": awaited,
+    "thread": threaded,
+    "thread_run": threaded_whole,
+}
+
+
+# The servers
+
+
+def listening() -> socket.socket:
+    sock = socket.create_server(("127.0.0.1", 0), backlog=128)
+    print(f"serving {sock.getsockname()[1]}", flush=True)
+    return sock
+
+
+def serve_uvicorn(app: Any, http: str, loop: str = "asyncio") -> None:
+    import uvicorn
+
+    config = uvicorn.Config(app, http=http, loop=loop, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+    uvicorn.Server(config).run(sockets=[listening()])
+
+
+def serve_hypercorn(app: Any) -> None:
+    from hypercorn.asyncio import serve
+    from hypercorn.config import Config
+
+    sock = listening()
+    config = Config()
+    config.bind = [f"fd://{sock.fileno()}"]
+    config.errorlog = "-"
+    asyncio.run(serve(app, config))
+
+
+def serve_granian(app: Any) -> None:
+    """granian starts workers that import the application by name, and takes no open socket."""
+    from granian.constants import Interfaces
+    from granian.server import Server
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    print(f"serving {port}", flush=True)
+    Server("served:APP", "127.0.0.1", port, interface=Interfaces.ASGI, log_access=False, log_enabled=False).serve()
+
+
+def serve_aiohttp() -> None:
+    from aiohttp import web
+
+    web.run_app(aiohttp_app(), sock=listening(), print=lambda *_: None, handle_signals=True)
+
+
+SERVERS: dict[str, Callable[[], None]] = {
+    "uvicorn-httptools": lambda: serve_uvicorn(starlette_app(), "httptools"),
+    "uvicorn-h11": lambda: serve_uvicorn(starlette_app(), "h11"),
+    "uvicorn-uvloop": lambda: serve_uvicorn(starlette_app(middleware=False), "httptools", "uvloop"),
+    "uvicorn-fastapi": lambda: serve_uvicorn(fastapi_app(), "httptools"),
+    "uvicorn-litestar": lambda: serve_uvicorn(litestar_app(), "httptools"),
+    "uvicorn-plain": lambda: serve_uvicorn(plain_app(), "httptools"),
+    "hypercorn": lambda: serve_hypercorn(starlette_app()),
+    "granian": lambda: serve_granian(None),
+    "aiohttp": serve_aiohttp,
+}
+
+APP = starlette_app() if os.environ.get("SERVED_BY_NAME") else None
+
+if __name__ == "__main__":
+    SERVERS[sys.argv[1]]()

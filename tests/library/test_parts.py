@@ -1,0 +1,470 @@
+"""The library's parts on their own: tokens, threads, sources, tethers that do not let go, the gate, the client side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+import hangup
+import hangup.httpx
+from hangup.library.limits import Limits
+from hangup.library.run import run
+from hangup.library.sources import opened
+from hangup.library.stream import StreamCall
+from hangup.library.watch import Watch
+
+SCOPE: dict[str, Any] = {"type": "http", "path": "/"}
+
+
+class Pretender:
+    """A client in the same process, whose departure the test decides: ASGI's `receive`, and the answer it got."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.sent: list[bytes] = []
+        self.status = 0
+        self.finished = False
+
+    @property
+    def request(self) -> tuple[dict[str, Any], Any]:
+        return SCOPE, self.receive
+
+    async def receive(self) -> dict[str, str]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def start(self, status: int, headers: Any) -> None:
+        self.status = status
+
+    async def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    async def finish(self) -> None:
+        self.finished = True
+
+    async def break_off(self) -> None:
+        pass
+
+    async def stream(self, source: Any, **limits: Any) -> hangup.Ended:
+        call = StreamCall(source, Limits(**limits))
+        return await call.run(Watch(self.receive, None, None), self)
+
+
+def test_a_token_is_set_once_and_calls_back_once() -> None:
+    token, heard = hangup.CancelToken(), []
+    token.on_cancel(lambda: heard.append("before"))
+    assert not token() and not token.cancelled
+    token.check()
+    token.cancel()
+    token.cancel()
+    token.on_cancel(lambda: heard.append("after"))
+    assert heard == ["before", "after"] and token(1, scores=2)
+    with pytest.raises(hangup.Cancelled):
+        token.check()
+
+
+async def three() -> AsyncIterator[str]:
+    for letter in "abc":
+        yield letter
+
+
+class Manager:
+    """Like an SDK's stream manager."""
+
+    closed = False
+
+    async def __aenter__(self) -> AsyncIterator[str]:
+        return three()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.closed = True
+
+
+async def given() -> AsyncIterator[str]:
+    return three()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [three, given, Manager, lambda: iter("abc"), lambda: lambda _: three(), lambda: lambda _: iter("abc")],
+    ids=["async iterator", "awaitable", "context manager", "blocking iterator", "function", "blocking function"],
+)
+def test_every_kind_of_source_gives_its_chunks(make: Any) -> None:
+    async def main() -> list[str]:
+        async with opened(make(), hangup.CancelToken(), lambda _: None) as chunks:
+            return [chunk async for chunk in chunks]
+
+    assert asyncio.run(main(), debug=True) == ["a", "b", "c"]
+
+
+def test_opening_a_blocking_stream_does_not_block_the_loop_and_is_cancelled_too() -> None:
+    closed = threading.Event()
+
+    class Slow:
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([b"x"])
+
+        def close(self) -> None:
+            closed.set()
+
+    def open_slowly(token: hangup.CancelToken) -> Slow:
+        token.wait(5)  # an engine's prefill; a fake that notices, so that the test need not wait
+        return Slow()
+
+    async def main() -> hangup.Ended:
+        client = Pretender()
+        asyncio.get_running_loop().call_later(0.05, client.left.set)
+        return await client.stream(open_slowly)
+
+    ended = asyncio.run(main(), debug=True)
+    assert ended.outcome.value == "client_gone" and ended.tokens_out == 0 and not ended.zombie
+    assert closed.is_set()
+
+
+def test_other_things_are_refused_by_name() -> None:
+    async def main() -> None:
+        async with opened(7, hangup.CancelToken(), lambda _: None):
+            pass
+
+    with pytest.raises(TypeError, match="cannot stream from a int"):
+        asyncio.run(main())
+
+
+def test_an_error_in_the_engines_thread_reaches_the_call() -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"one"
+        raise RuntimeError("out of memory")
+
+    async def main() -> hangup.Ended:
+        return await Pretender().stream(broken())
+
+    ended = asyncio.run(main(), debug=True)
+    assert (ended.outcome.value, ended.cause, ended.tokens_out) == ("engine_failed", "engine_error", 1)
+    assert "out of memory" in ended.detail
+
+
+def test_a_thread_that_does_not_answer_is_named_after_the_grace(caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+
+    def deaf_engine(token: hangup.CancelToken) -> None:
+        release.wait(10)
+
+    async def main() -> None:
+        client = Pretender()
+        asyncio.get_running_loop().call_later(0.05, client.left.set)
+        try:
+            await run(client.request, deaf_engine, grace_s=0.1)
+        finally:
+            release.set()
+
+    with pytest.raises(hangup.CallEnded) as caught:
+        asyncio.run(main())
+    assert "deaf_engine" in caught.value.ended.zombie
+    assert "did not let go within 0.1 s" in caplog.text
+
+
+def test_a_stream_that_eats_its_cancellation_is_not_asked_again() -> None:
+    computed = 0
+
+    async def deaf() -> AsyncIterator[bytes]:
+        nonlocal computed
+        while computed < 50:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.02)
+            computed += 1
+            yield b"x"
+
+    async def main() -> hangup.Ended:
+        client = Pretender()
+        asyncio.get_running_loop().call_later(0.05, client.left.set)
+        return await client.stream(deaf())
+
+    ended = asyncio.run(main())
+    assert ended.outcome.value == "client_gone"
+    assert computed <= ended.tokens_out + 1
+
+
+def test_a_gap_ends_the_call_and_the_engine_is_closed() -> None:
+    closed = False
+
+    async def pausing() -> AsyncIterator[bytes]:
+        nonlocal closed
+        try:
+            yield b"one"
+            await asyncio.sleep(30)
+        finally:
+            closed = True
+
+    client: list[Pretender] = []
+
+    async def main() -> hangup.Ended:
+        client.append(Pretender())
+        return await client[0].stream(pausing(), gap_s=0.05)
+
+    ended = asyncio.run(main(), debug=True)
+    assert ended.cause == "gap_s" and closed
+    assert b'"code": "gap_s"' in client[0].sent[-1] and not client[0].finished
+
+
+def test_a_client_that_does_not_read_cannot_hold_up_the_end() -> None:
+    class Stuck(Pretender):
+        async def write(self, data: bytes) -> None:
+            await asyncio.sleep(30)
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+
+    async def main() -> hangup.Ended:
+        return await asyncio.wait_for(Stuck().stream(endless(), total_s=0.05, grace_s=0.05), 5)
+
+    assert asyncio.run(main(), debug=True).cause == "total_s"
+
+
+def test_a_server_that_shuts_down_ends_the_call() -> None:
+    closed = asyncio.Event()
+    told: asyncio.Queue[hangup.Ended] = asyncio.Queue()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                await asyncio.sleep(0.01)
+                yield b"x"
+        finally:
+            closed.set()
+
+    async def main() -> None:
+        call = StreamCall(endless(), Limits(), on_end=told.put_nowait)
+        client = Pretender()
+        task = asyncio.create_task(call.run(Watch(client.receive, None, None), client))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(closed.wait(), 5)
+        ended = await asyncio.wait_for(told.get(), 5)
+        assert ended.outcome.value == "drained" and told.empty()
+
+    asyncio.run(main(), debug=True)
+
+
+def test_an_awaitable_abort_is_awaited() -> None:
+    aborted: list[str] = []
+
+    async def abort() -> None:
+        await asyncio.sleep(0.01)
+        aborted.append("yes")
+
+    async def main() -> None:
+        client = Pretender()
+        asyncio.get_running_loop().call_later(0.02, client.left.set)
+        with pytest.raises(hangup.CallEnded):
+            await run(client.request, asyncio.sleep(5), abort=abort)
+        assert aborted == ["yes"]
+
+    asyncio.run(main(), debug=True)
+
+
+def test_errors_of_the_work_pass_through() -> None:
+    async def fail() -> None:
+        raise KeyError("theirs")
+
+    with pytest.raises(KeyError):
+        asyncio.run(run((SCOPE, Pretender.receive), fail()))
+
+
+def test_a_handler_without_async_is_refused() -> None:
+    with pytest.raises(TypeError, match="is not async"):
+
+        @hangup.tethered
+        def handler(request: Any) -> None:
+            pass
+
+
+# The gate
+
+
+def test_the_gate_lets_so_many_run_so_many_wait_and_refuses_the_rest() -> None:
+    async def main() -> None:
+        gate = hangup.Gate(slots=1, queue=1, max_wait_s=5)
+        order: list[str] = []
+
+        async def call(name: str) -> None:
+            async with gate.enter(Pretender().request):
+                order.append(name)
+                await asyncio.sleep(0.02)
+
+        first, second = asyncio.create_task(call("first")), asyncio.create_task(call("second"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (gate.running, gate.waiting) == (1, 1)
+        with pytest.raises(hangup.CallEnded) as refused:
+            await call("third")
+        assert refused.value.ended.cause == "queue_full" and 1 <= (refused.value.retry_after_s or 0) <= 30
+        await asyncio.gather(first, second)
+        assert order == ["first", "second"]
+        assert (gate.running, gate.waiting, gate.refused["queue_full"]) == (0, 0, 1)
+
+    asyncio.run(main(), debug=True)
+
+
+def test_waiting_has_an_end_and_a_cancelled_waiter_leaves_no_trace() -> None:
+    async def main() -> None:
+        gate = hangup.Gate(slots=1, queue=4, max_wait_s=0.05)
+        async with gate.enter(Pretender().request):
+            with pytest.raises(hangup.CallEnded) as late:
+                async with gate.enter(Pretender().request):
+                    pass
+            assert late.value.ended.cause == "queue_s"
+
+            async def wait() -> None:
+                async with gate.enter(Pretender().request):
+                    pass
+
+            waiter = asyncio.create_task(wait())
+            await asyncio.sleep(0.01)
+            waiter.cancel()
+            await asyncio.wait({waiter})
+            assert gate.waiting == 0
+        assert gate.running == 0
+        async with gate.enter(Pretender().request):
+            assert gate.running == 1
+
+    asyncio.run(main(), debug=True)
+
+
+def test_a_slot_that_comes_with_a_cancellation_is_passed_on() -> None:
+    async def main() -> None:
+        gate = hangup.Gate(slots=1, queue=4)
+        entered = asyncio.Event()
+
+        async def wait(note: asyncio.Event | None) -> None:
+            async with gate.enter(Pretender().request):
+                if note is not None:
+                    note.set()
+
+        async with gate.enter(Pretender().request):
+            unlucky = asyncio.create_task(wait(None))
+            lucky = asyncio.create_task(wait(entered))
+            await asyncio.sleep(0.01)
+        unlucky.cancel()  # in the same turn in which its slot came
+        await asyncio.wait({unlucky})
+        await asyncio.wait_for(entered.wait(), 2)
+        await lucky
+        assert gate.running == 0
+
+    asyncio.run(main(), debug=True)
+
+
+# The client side
+
+
+def test_the_rest_of_the_deadline_is_sent_and_kept() -> None:
+    seen: dict[str, Any] = {}
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        seen.update(header=request.headers["x-request-timeout"], read=request.extensions["timeout"]["read"])
+        return httpx.Response(200, text="ok")
+
+    async def main() -> None:
+        async with hangup.httpx.AsyncClient(transport=httpx.MockTransport(answer), timeout=60) as client:
+            with hangup.deadline(3), hangup.deadline(10):
+                assert (await client.get("http://engine/")).text == "ok"
+            assert 2 < float(seen["header"]) <= 3 and seen["read"] <= 3
+            with hangup.deadline(0.001):
+                await asyncio.sleep(0.002)
+                with pytest.raises(httpx.ReadTimeout):
+                    await client.get("http://engine/")
+
+    asyncio.run(main(), debug=True)
+
+
+def test_a_tethered_call_passes_its_deadline_on() -> None:
+    from hangup.library.deadline import remaining_s
+
+    async def look() -> float | None:
+        return remaining_s()
+
+    async def main() -> float | None:
+        return await run(Pretender().request, look(), total_s=7)
+
+    left_s = asyncio.run(main())
+    assert left_s is not None and 6 < left_s <= 7
+
+
+class Body(httpx.AsyncByteStream):
+    closed = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(100):
+            await asyncio.sleep(0)
+            yield b"chunk\n"
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("way", ["break", "cancel", "drop", "end"])
+def test_no_stream_is_left_half_read(way: str) -> None:
+    body = Body()
+
+    async def read(response: httpx.Response) -> None:
+        async for _ in response.aiter_raw():
+            if way == "break":
+                return
+            if way == "cancel":
+                await asyncio.sleep(30)
+
+    async def main() -> None:
+        async def answer(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=body)
+
+        async with hangup.httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            response: Any = await client.send(client.build_request("GET", "http://engine/"), stream=True)
+            if way != "drop":
+                task = asyncio.create_task(read(response))
+                done, _ = await asyncio.wait({task}, timeout=0.05)
+                if not done:
+                    task.cancel()
+                    await asyncio.wait({task})
+                del task, done
+            del response
+            gc.collect()  # a response and its body hold each other
+            for _ in range(100):
+                if body.closed:
+                    break
+                await asyncio.sleep(0.005)
+            assert body.closed
+
+    asyncio.run(main())
+
+
+def test_an_sdk_stream_closes_on_break() -> None:
+    class Stream:
+        closed = False
+
+        def __aiter__(self) -> AsyncIterator[str]:
+            return three()
+
+        async def close(self) -> None:
+            self.closed = True
+
+    async def main() -> None:
+        stream = Stream()
+        async for _ in hangup.closing(stream):
+            break
+        await asyncio.sleep(0.01)
+        assert stream.closed
+        stream = Stream()
+        async with hangup.closing(stream) as chunks:
+            assert [chunk async for chunk in chunks] == ["a", "b", "c"]
+        assert stream.closed
+
+    asyncio.run(main(), debug=True)
