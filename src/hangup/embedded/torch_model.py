@@ -1,8 +1,7 @@
 """Llamas from safetensors directories, in torch: on the CPU, or on CUDA in bf16 with a captured graph per batch shape.
 
 The cache is paged: attention gathers each row's blocks and masks what lies behind the row's position, for all rows in one
-kernel. On CUDA a decoding step is one replay of a graph; its shapes are rounded up (rows and blocks to powers of two) so
-that there are few. Reading prompts is not captured: it is bound by arithmetic, not by launches.
+kernel. On CUDA a forward is one replay of a graph, captured when its shape is first met.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from hangup.embedded.tokenizer import Bpe, Tokenizer
 from hangup.embedded.weights import Shape
 from hangup.errors import ConfigError
 
-_CAPTURED_WIDTH_MAX = 16  # tokens per row up to which a forward is a decoding step
+_CAPTURED_WIDTH_MAX = 512  # tokens per row up to which launches, not arithmetic, would take the time
 _SEEN_AHEAD = 3  # forwards before a capture, as torch wants them
 
 
@@ -56,7 +55,7 @@ class TorchModel:
             self._mtp_down = take("mtp.mlp.down_proj.weight")
         angles = torch.from_numpy(shape.angles()).to(self.device)
         self._cos, self._sin = angles.cos().repeat(1, 2).to(self.dtype), angles.sin().repeat(1, 2).to(self.dtype)
-        self._graphs: dict[tuple[int, int, int], _Captured] = {}
+        self._graphs: dict[tuple[int, int, int, bool], _Captured] = {}
 
     @classmethod
     def load(cls, folder: Path, device: str) -> TorchModel:
@@ -80,20 +79,20 @@ class TorchModel:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Scores:
         rows, width = batch.tokens.shape
-        if self.device.type == "cuda" and batch.every and width <= _CAPTURED_WIDTH_MAX:
+        if self.device.type == "cuda" and width <= _CAPTURED_WIDTH_MAX:
             return self._replay(batch)
-        logits, states = self._compute(
-            torch.from_numpy(_packed(batch, rows, batch.blocks.shape[1])).to(self.device), width, batch.every
-        )
-        return TorchScores(logits, states)
+        packed = _packed(batch, rows, width, batch.blocks.shape[1])
+        return TorchScores(*self._compute(torch.from_numpy(packed).to(self.device), width, batch.every))
 
     def _replay(self, batch: Batch) -> Scores:
         rows, width = batch.tokens.shape
-        shape = _power_of_two(rows), width, _power_of_two(batch.blocks.shape[1])
-        graph = self._graphs.get(shape)
+        # Shapes are rounded up so that there are few of them: decoding, which pays for padding, more finely than reading.
+        step = 2 if batch.every else 4
+        shape = _rounded(rows, step), width if batch.every else _rounded(width, 2), _rounded(batch.blocks.shape[1], step)
+        graph = self._graphs.get((*shape, batch.every))
         if graph is None:
-            graph = self._graphs[shape] = _Captured(self, *shape)
-        return graph.run(_packed(batch, shape[0], shape[2]), rows)
+            graph = self._graphs[(*shape, batch.every)] = _Captured(self, *shape, batch.every)
+        return graph.run(_packed(batch, *shape), rows)
 
     def _compute(self, packed: Tensor, width: int, every: bool) -> tuple[Tensor, Tensor]:
         """`packed` is [rows, start | count | tokens | blocks]: all that a forward is told, in one copy."""
@@ -159,7 +158,7 @@ class TorchModel:
 class _Captured:
     """A forward of one shape, recorded once and replayed; rows beyond the batch are padding."""
 
-    def __init__(self, model: TorchModel, rows: int, width: int, blocks: int) -> None:
+    def __init__(self, model: TorchModel, rows: int, width: int, blocks: int, every: bool) -> None:
         self._packed = torch.zeros(rows, 2 + width + blocks, dtype=torch.int32, device=model.device)
         self._host = torch.zeros_like(self._packed, device="cpu").pin_memory()
         compute = model._compute  # noqa: SLF001 (the same module)
@@ -167,11 +166,11 @@ class _Captured:
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(_SEEN_AHEAD):
-                compute(self._packed, width, True)
+                compute(self._packed, width, every)
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._logits, self._states = compute(self._packed, width, True)
+            self._logits, self._states = compute(self._packed, width, every)
 
     def run(self, packed: np.ndarray[Any, Any], rows: int) -> Scores:
         self._host.numpy()[:] = packed
@@ -223,17 +222,21 @@ def _swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def _packed(batch: Batch, rows: int, blocks: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    count, width = batch.tokens.shape
+def _packed(batch: Batch, rows: int, width: int, blocks: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    count, given = batch.tokens.shape
     packed = np.zeros((rows, 2 + width + blocks), np.int32)
     packed[:count, 0], packed[:count, 1] = batch.starts, batch.counts
-    packed[:count, 2 : 2 + width] = batch.tokens
+    packed[:count, 2 : 2 + given] = batch.tokens
     packed[:count, 2 + width : 2 + width + batch.blocks.shape[1]] = batch.blocks
     return packed
 
 
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def _rounded(number: int, base: int) -> int:
+    """The next power of `base`."""
+    power = 1
+    while power < number:
+        power *= base
+    return power
 
 
 class _Taker:
