@@ -12,7 +12,6 @@ from typing import Any
 import uvloop
 
 from hangup.embedded.options import Options
-from hangup.engineserver.server import start
 
 _EXAMPLES = """\
 examples:
@@ -59,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(options: Options, host: str, port: int) -> None:
+    from hangup.engineserver.server import start  # noqa: PLC0415 (numpy is not for the other commands)
+
     serving = await start(options, host, port)
     model = serving.server.runner.model
     print(

@@ -29,6 +29,6 @@ through `runner.model.tokenizer` first.
 import os
 
 # A step's products are too small to be shared: a second BLAS thread gains nothing, takes a core from the event loop, and
-# on a busy machine a step waits a hundred times its length for it. Heeded if numpy is not imported yet.
+# made steps fifty times as long when the machine was busy. Heeded if numpy is not imported yet.
 for _name in ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")

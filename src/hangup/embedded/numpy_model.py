@@ -185,7 +185,11 @@ def _softmax(x: Floats) -> Floats:
 def _swiglu(gate_up: Floats) -> Floats:
     inner = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :inner], gate_up[..., inner:]
-    return cast(Floats, gate / (1 + np.exp(-gate)) * up)
+    out = np.exp(-gate)
+    out += 1
+    np.divide(gate, out, out=out)
+    out *= up
+    return cast(Floats, out)
 
 
 def _product(*weights: Floats) -> Floats:

@@ -23,7 +23,7 @@ class Options:
     spec: str = _option("off", f"speculation: {', '.join(SPECS)}")
     draft_model: str = _option("", "directory of the model for --spec draft; the built-in model has one")
     draft_tokens_max: int = _option(3, "guesses per verification", least=1)
-    block_tokens: int = _option(16, "tokens per block of the KV cache", least=1)
+    block_tokens: int = _option(32, "tokens per block of the KV cache", least=1)
     blocks: int = _option(0, "blocks in the KV cache; 0 is enough for a full context in every slot")
     prefill_tokens_max: int = _option(256, "prompt tokens read in one forward", least=1)
 

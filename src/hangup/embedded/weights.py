@@ -12,7 +12,7 @@ import numpy as np
 from hangup.embedded.model import Floats
 from hangup.errors import ConfigError
 
-BUILT_IN = Path(__file__).parent / "weights"
+BUILT_IN = Path(__file__).parent / "builtin"
 _DTYPES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 
 
