@@ -1,11 +1,15 @@
 """Draws the figures of docs/ from the measurements beside them: docs/figures/NAME.csv becomes NAME.svg.
 
+demo.txt is what `hangup demo` printed; it becomes the picture that README.md opens with.
+
 usage: python -m tools.plots
 """
 
 from __future__ import annotations
 
 import csv
+import html
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,13 +96,28 @@ def spike(rows: list[dict[str, str]]) -> str:
     ]
     labels = ("nobody leaves", "half leave, nobody tells the engine", "half leave, the engine is told")
     marks = [(max(0.0, seconds[index * third] - 1), label) for index, label in enumerate(labels)]
-    return draw(Frame("48 clients on 32 slots of an H200, a Llama of 1 B", "seconds", seconds[-1], 0, 30, 100), lines, marks)
+    last = 4 * math.ceil(seconds[-1] / 4)
+    return draw(Frame("48 clients on 32 slots of an H200, a Llama of 1 B", "seconds", last, 0, 36, 100), lines, marks)
+
+
+def terminal(text: str) -> str:
+    """A terminal that shows the text."""
+    lines = text.rstrip().splitlines()
+    width, height = 8 * max(map(len, lines)) + 32, 20 * len(lines) + 32
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="monospace" font-size="13">',
+        f'<rect width="{width}" height="{height}" rx="8" fill="#1e1e2e"/>',
+    ]
+    for index, line in enumerate(lines):
+        parts.append(f'<text x="16" y="{34 + 20 * index}" fill="#eee" xml:space="preserve">{html.escape(line)}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def main() -> None:
     for name, make in (("engine-loss", loss), ("engine-spike", spike)):
         with (FIGURES / f"{name}.csv").open(newline="") as file:
             (FIGURES / f"{name}.svg").write_text(make(list(csv.DictReader(file))))
+    (FIGURES / "demo.svg").write_text(terminal((FIGURES / "demo.txt").read_text()))
 
 
 if __name__ == "__main__":
