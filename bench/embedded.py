@@ -112,8 +112,10 @@ def cancels(engine: Engine, count: int, *, prompt: int, tokens: int, wait_s: flo
             time.sleep(chance.random() * wait_s)
             place = chance.randrange(len(live))
             ticket, watched = live[place]
-            began, before = time.perf_counter(), engine.counters.forwards
-            ticket.cancel()
+            began = time.perf_counter()
+            with engine.mailbox._changed:  # the engine cannot drain until both are done, so the count is exact
+                ticket.cancel()
+                before = engine.counters.forwards
             if watched.ended.wait(30) and ticket.sequence.reason == "cancelled":
                 rows.append((watched.forwards - before, (watched.at - began) * 1e3))
             live[place] = submit(len(rows))

@@ -38,6 +38,26 @@ def test_torch_says_what_numpy_says(spec: str, temperature: float) -> None:
     assert answers(TorchModel.load(BUILT_IN, "cpu"), spec, temperature) == answers(NumpyModel(), "off", temperature)
 
 
+def test_a_directory_with_a_tokenizer_and_a_chat_template(tmp_path: Path) -> None:
+    """As models come from the hub: tokenizer.json, a Jinja template, weights in safetensors."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = {word: index for index, word in enumerate(["<s>", "</s>", "<unk>", "Ġhello", "Ġworld", "Ġuser", "Ġbot", *"abc"])}
+    loaded = Tokenizer(models.WordLevel(words, "<unk>"))
+    loaded.pre_tokenizer = pre_tokenizers.ByteLevel()
+    loaded.decoder = decoders.ByteLevel()
+    loaded.save(str(tmp_path / "tokenizer.json"))
+    template = "{% for m in messages %} {{ m.role }} {{ m.content }}{% endfor %}{% if add_generation_prompt %} bot{% endif %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "bos_token": {"content": "<s>"}}))
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((BUILT_IN / name).read_bytes())
+    model = TorchModel.load(tmp_path, "cpu")
+    prompt = model.tokenizer.encode(model.tokenizer.chat([("user", "hello world")]))
+    assert [model.tokenizer.token_text(token) for token in prompt] == [" user", " hello", " world", " bot"]
+    decoder = model.tokenizer.decoder()
+    assert "".join(decoder.push(token) for token in prompt) == " user hello world bot"
+
+
 def test_llama_3_frequencies_are_those_of_the_reference(tmp_path: Path) -> None:
     modeling = pytest.importorskip("transformers.modeling_rope_utils")
     from transformers import LlamaConfig

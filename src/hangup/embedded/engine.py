@@ -138,7 +138,8 @@ class Engine:
                 raise Busy("Too many calls are waiting; try again later.")
             self.counters.submitted += 1
         ticket = Ticket(self.mailbox, request, on_event, Writer(self.model.tokenizer.decoder(), request.stop))
-        self.mailbox.post_call(ticket)
+        if not self.mailbox.post_call(ticket):
+            raise Busy("The engine has stopped.")
         return ticket
 
     # The engine's thread

@@ -17,10 +17,13 @@ class Mailbox(Generic[Call]):
         self._cancels: list[Call] = []
         self._closed = False
 
-    def post_call(self, call: Call) -> None:
+    def post_call(self, call: Call) -> bool:
+        """False if the mailbox is closed: nobody would ever look at it."""
         with self._changed:
-            self._calls.append(call)
-            self._changed.notify()
+            if not self._closed:
+                self._calls.append(call)
+                self._changed.notify()
+            return not self._closed
 
     def post_cancel(self, call: Call) -> None:
         with self._changed:

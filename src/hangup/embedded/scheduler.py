@@ -140,9 +140,12 @@ class Scheduler:
         return Decode(decoding) if decoding else None
 
     def _chunks(self, reading: list[Sequence]) -> list[tuple[Sequence, int]]:
+        """An equal share for each; what a short prompt leaves over goes to the longer ones."""
         chunks, left = [], self.prefill_tokens_max
-        for sequence in sorted(reading, key=lambda s: len(s.tokens) - s.cached):  # short prompts need not wait for long ones
-            count = min(len(sequence.tokens) - sequence.cached, left)
+        ranked = sorted(reading, key=lambda s: len(s.tokens) - s.cached)
+        for index, sequence in enumerate(ranked):
+            share = max(1, left // (len(ranked) - index))
+            count = min(len(sequence.tokens) - sequence.cached, share, left)
             if count:
                 chunks.append((sequence, count))
                 left -= count
