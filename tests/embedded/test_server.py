@@ -189,6 +189,12 @@ def test_it_stops_when_told_with_calls_in_flight() -> None:
         assert client.closed_within(5)
 
 
+def test_a_smaller_context_can_be_asked_for() -> None:
+    with EngineProcess(slots=1, context_max=64, spec="draft") as engine:
+        fields = {**LONG, "stream_options": {"include_usage": True}}
+        assert events(ask(engine.address, "/v1/completions", fields).body)[-1]["usage"]["total_tokens"] == 64
+
+
 def test_options_that_make_no_sense_are_named() -> None:
     with Process("engine", "--spec", "magic", "--slots", "0") as process:
         assert process.wait() == 2

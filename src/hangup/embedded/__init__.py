@@ -23,7 +23,8 @@ step produced for all calls crosses over in a single `call_soon_threadsafe`. Aft
 later forward follows; the `Ended` with reason "cancelled" says that slot and blocks are free again.
 `runner.status()` tells what each slot does (the reaper's question), `runner.counters()` what was computed, `runner.stop()` ends
 every call and joins the thread. `request` is made by `hangup.embedded.request.Request`; prompts are tokens, so text goes
-through `runner.model.tokenizer` first.
+through `runner.model.tokenizer` first (`hangup.engineserver.asked` does so for OpenAI's bodies, `answers` makes theirs).
+`hangup.engineserver.server.start(options)` is the same engine with HTTP around it.
 """
 
 import os

@@ -20,6 +20,7 @@ class Options:
     device: str = _option("auto", "where a model from a directory runs: auto, cpu, cuda, cuda:1, …")
     slots: int = _option(8, "calls that are computed together", least=1)
     waiting_max: int = _option(32, "calls that may wait for a slot; more are answered 503")
+    context_max: int = _option(8192, "most tokens of a prompt and its answer; a model's own context may be shorter", least=2)
     spec: str = _option("off", f"speculation: {', '.join(SPECS)}")
     draft_model: str = _option("", "directory of the model for --spec draft; the built-in model has one")
     draft_tokens_max: int = _option(3, "guesses per verification", least=1)
@@ -31,7 +32,7 @@ class Options:
         problems = []
         if self.spec not in SPECS:
             problems.append(f"spec: {self.spec!r} is not one of {', '.join(SPECS)}")
-        for name in ("slots", "waiting_max", "draft_tokens_max", "block_tokens", "blocks", "prefill_tokens_max"):
+        for name in ("slots", "waiting_max", "context_max", "draft_tokens_max", "block_tokens", "blocks", "prefill_tokens_max"):
             least = self.__dataclass_fields__[name].metadata["least"]
             if getattr(self, name) < least:
                 problems.append(f"{name}: must be at least {least}")

@@ -94,6 +94,12 @@ def _dispatch(outbox: Outbox) -> None:
 
 def load_models(options: Options) -> tuple[Model, Model | None]:
     """The model, and the draft model if the options want one."""
+    model, draft = _load(options)
+    model.context = min(model.context, options.context_max)
+    return model, draft
+
+
+def _load(options: Options) -> tuple[Model, Model | None]:
     if not options.model:
         draft = NumpyModel(BUILT_IN / "draft", "hangup-shakespeare-draft") if options.spec == "draft" else None
         return NumpyModel(), draft
