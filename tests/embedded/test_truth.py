@@ -97,7 +97,8 @@ def _tokens(events: list[Event]) -> list[int]:
 def test_the_race_samples_exactly() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     count = 40_000
-    seeds = place_seeds(np.arange(count, dtype=np.uint64) + np.uint64(77))[:, None]
+    request_seeds, places = np.divmod(np.arange(count, dtype=np.uint64), np.uint64(200))  # 200 seeds in a row, 200 places each
+    seeds = place_seeds(request_seeds, places)[:, None]
     for temperature, top_p, expected in (
         (1.0, 1.0, [0.5, 0.3, 0.15, 0.05]),
         (0.5, 1.0, [0.6849, 0.2466, 0.0616, 0.0068]),

@@ -236,12 +236,12 @@ class Engine:
     def _luck(self, sequences: list[Sequence], places: int) -> Luck:
         """How to choose at the places behind each sequence's tokens and guesses."""
         asked = [sequence.request for sequence in sequences]
-        first = np.array([s.request.seed + s.answered + len(s.draft) for s in sequences], np.uint64)
-        ahead = np.add(first[:, None], np.arange(places, dtype=np.uint64), dtype=np.uint64)
+        seeds = np.array([[request.seed] for request in asked], np.uint64)
+        behind = [range(s.answered + len(s.draft), s.answered + len(s.draft) + places) for s in sequences]
         return Luck(
             np.array([request.temperature for request in asked], np.float32),
             np.array([request.top_p for request in asked], np.float32),
-            place_seeds(ahead),
+            place_seeds(seeds, np.array(behind, np.uint64)),
         )
 
     # Postprocess

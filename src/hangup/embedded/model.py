@@ -86,8 +86,14 @@ class Model(Protocol):
         """One step of the MTP head: the tokens after `tokens`, guessed from the states kept, which move on."""
 
 
-def place_seeds(places: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """A seed for each place out of the request's seed plus the place's number; neighbours have nothing in common."""
-    mixed = places * np.uint64(0x9E3779B97F4A7C15)  # as splitmix64 does it
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    return ((mixed ^ (mixed >> np.uint64(27))) >> np.uint64(32)).astype(np.uint32)
+def place_seeds(seeds: NDArray[np.uint64], places: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """A seed for each place of a request; neither neighbouring requests nor neighbouring places have anything in common."""
+    return (_mixed(_mixed(seeds) + places) >> np.uint64(32)).astype(np.uint32)
+
+
+def _mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """As splitmix64 does it."""
+    number = (number + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))

@@ -79,10 +79,7 @@ def _read(
         if not prompt or len(prompt) >= model.context:
             raise Refusal(reasons.BAD_FIELD, f"The prompt has {len(prompt)} tokens; 1 to {model.context - 1} fit the context.")
         most = min(tokens_max, model.context - len(prompt))
-        # Far apart, so that no two choices ever meet the same luck.
-        requests += [
-            Request(prompt=tuple(prompt), tokens_max=most, seed=seed + choice * 2**32, **common) for choice in range(count)
-        ]
+        requests += [Request(prompt=tuple(prompt), tokens_max=most, seed=seed + choice, **common) for choice in range(count)]
     options = body.get("stream_options")
     return Asked(
         requests, bool(body.get("stream")), isinstance(options, dict) and bool(options.get("include_usage")), len(prompts)
