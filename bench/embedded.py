@@ -131,7 +131,7 @@ def cancels(engine: Engine, count: int, *, prompt: int, tokens: int, wait_s: flo
     }
 
 
-def seed_scenario(engine: Engine, count: int) -> dict[str, Any]:
+def next_in_line(engine: Engine, count: int) -> dict[str, Any]:
     """Two slots, both generating, a third call waiting; a client disconnects; the next one must start in that very turn."""
     vocab, started, late = engine.model.vocab, 0, 0
     with Running(engine):
@@ -173,10 +173,10 @@ def run(rounds: int) -> dict[str, Any]:
     engine = make(Options(slots=2, prefill_tokens_max=64))
     results["cancel"]["prefill"] = _told("prefill", cancels(engine, 1000, prompt=1000, tokens=20, wait_s=0.02))
     engine = make(Options(slots=2, spec="mtp", draft_tokens_max=2))
-    results["seed"] = seed_scenario(engine, 1000)
+    results["next in line"] = next_in_line(engine, 1000)
     print(
         "  2 slots, MTP, a client leaves, another waits: {next_started_in_that_turn} of {times} started at once".format(
-            **results["seed"]
+            **results["next in line"]
         )
     )
     return results

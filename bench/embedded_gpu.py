@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from bench.embedded import Running, cancels, make, seed_scenario, throughput
+from bench.embedded import Running, cancels, make, next_in_line, throughput
 from hangup.embedded.engine import Engine, Ticket
 from hangup.embedded.model import Model
 from hangup.embedded.options import Options
@@ -314,9 +314,9 @@ def _foreseeable_llama() -> dict[str, Any]:
         "32 streams": our_rates(model, ("off", "ngram", "mtp"), 32, 256),
         "1 stream": our_rates(model, ("off", "ngram", "mtp"), 1, 256),
         "cancel, mtp": _cancel(make(Options(slots=32, spec="mtp"), model)),
-        "seed": seed_scenario(make(Options(slots=2, spec="mtp", draft_tokens_max=2), model), 1000),
+        "next in line": next_in_line(make(Options(slots=2, spec="mtp", draft_tokens_max=2), model), 1000),
     }
-    print(results["cancel, mtp"], results["seed"], flush=True)
+    print(results["cancel, mtp"], results["next in line"], flush=True)
     return results
 
 

@@ -53,7 +53,7 @@ def test_no_forward_begins_for_a_call_after_its_cancel(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_mailbox_is_drained_between_any_two_forwards(spec: str) -> None:
-    """The seed of it all: an engine whose draft loop did not look into its queue. Ours looks before every single forward."""
+    """Engines had a draft loop that did not look into its queue. Ours looks before every single forward."""
     engine, model = fake_engine(Options(slots=3, spec=spec, prefill_tokens_max=4))
     drains: list[int] = []
     drain = engine.mailbox.drain

@@ -103,7 +103,7 @@ def test_a_thousand_random_cancels() -> None:
 
 def test_two_slots_mtp_a_disconnect_and_one_who_waits() -> None:
     """The fault that this engine must not have, a few hundred times."""
-    from bench.embedded import make, seed_scenario
+    from bench.embedded import make, next_in_line
 
-    result = seed_scenario(make(Options(slots=2, spec="mtp", draft_tokens_max=2)), 300)
+    result = next_in_line(make(Options(slots=2, spec="mtp", draft_tokens_max=2)), 300)
     assert result["next_started_in_that_turn"] == result["cancels"] == 300
