@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run test check format bench lock docs clean
+.PHONY: help setup run demo test check format bench lock docs clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -24,6 +24,9 @@ $(VENV)/.setup-test: $(VENV)/.setup requirements/dev.txt
 
 run: setup  ## serve on 127.0.0.1:8080; ARGS="--upstream http://127.0.0.1:8000" puts it in front of an engine
 	$(BIN)/hangup serve $(ARGS)
+
+demo: setup  ## a crowd that hangs up, behind a plain proxy and behind hangup: one minute
+	$(BIN)/hangup demo $(ARGS)
 
 test: $(VENV)/.setup-test  ## all tests; ARGS="-k name" chooses
 	$(BIN)/python -m pytest $(ARGS)

@@ -1,6 +1,6 @@
 """make bench: measures hangup beside nginx (and others) and prints one table per question.
 
-usage: python -m bench [streams] [requests] [first-byte] [hang-up] [idle] [peers] [overload] [policies]     (default: all)
+usage: python -m bench [SUITE …]     (default: all)
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import uvloop
 
-from bench import overload, peers, policies, suites, targets
+from bench import embedded, overload, peers, policies, suites, targets
 from bench.load import CHAT, percentile
 
-SUITES = ["streams", "requests", "first-byte", "hang-up", "idle", "peers", "overload", "policies"]
+SUITES = ["streams", "requests", "first-byte", "hang-up", "idle", "engine", "peers", "overload", "policies"]
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("passed through", "/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
@@ -61,6 +61,8 @@ async def _run(name: str, rounds: int) -> Any:
         print("  {streams} streams: {kb_per_stream:.1f} KB each, loop never later than {worst_lag_s:g} s".format(**result))
         print("  all of them leaving in one instant: {worst_lag_s_when_all_leave_at_once:g} s".format(**result))
         return result
+    if name == "engine":
+        return embedded.run(rounds)
     if name == "peers":
         return await peers.run()
     if name == "policies":

@@ -8,7 +8,7 @@ from typing import Any
 import httptools
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from hangup.errors import WireError
 from hangup.wire.body import LAST_CHUNK, Chunked, Counted, chunk, is_whole_chunks
@@ -24,6 +24,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=12)
 
 
 @given(PAYLOADS, CUTS, st.binary(max_size=20))
+@example([b"0", b"0", b"0000", b"0" * 8, b"0" * 6], [36], b"")  # a read that ends within the line end of a size
 def test_any_split_gives_the_payload(payloads: list[bytes], cuts: list[int], behind: bytes) -> None:
     data = b"".join(map(chunk, payloads)) + LAST_CHUNK + behind
     decoder, got = Chunked(), b""

@@ -53,7 +53,7 @@ def _take_whole_chunks(data: bytes, payload: list[bytes]) -> int:
     at, end = 0, len(data)
     while True:
         line_end = data.find(b"\r\n", at, at + 18)
-        size = KNOWN_SIZES.get(data[at:line_end])
+        size = KNOWN_SIZES.get(data[at:line_end]) if line_end >= 0 else None
         if not size:
             return at
         start, behind = line_end + 2, line_end + 2 + size

@@ -121,7 +121,9 @@ class RequestHead(_Head):
         elif not _is_host(host):
             raise WireError("bad Host header")
         self.method = parser.get_method().decode("ascii")
-        self.keep_alive = parser.should_keep_alive()
+        # Not llhttp's word for it: it has forgotten the header by the end of a message without a body.
+        wishes = b",".join(value for name, value in self.headers if name == b"connection").lower()
+        self.keep_alive = b"close" not in wishes if self.http11 else b"keep-alive" in wishes
         self.path, self.query = _split_target(self.target, url_bytes_max)
 
     def on_url(self, url: bytes) -> None:

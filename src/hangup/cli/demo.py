@@ -1,0 +1,74 @@
+"""`hangup demo`: what a gateway that hangs up is worth, in one minute."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from typing import Any
+
+import uvloop
+
+from hangup.demo.play import Outcome, play, table
+
+_EXAMPLES = """\
+examples:
+  hangup demo
+  hangup demo --seconds 60 --slots 8
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="the same impatient crowd behind a plain proxy and behind hangup, in one minute",
+        description="Simulated clients that hang up, time out, refresh and retry, on the embedded engine: first behind a plain "
+        "proxy, then behind hangup, at the same load. Tokens and engine time are the engine's own counters.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seconds", type=float, default=24.0, help="length of each phase (default: 24)")
+    parser.add_argument("--slots", type=int, default=4, help="slots of the engine (default: 4)")
+    parser.add_argument("--seed", type=int, default=1, help="the crowd's (default: 1)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    shown = _Screen()
+    print("hangup: finding out what the engine can do on this machine …", file=sys.stderr, flush=True)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            outcomes = runner.run(_play(arguments, shown))
+        except asyncio.CancelledError:
+            return 143
+    shown.clear()
+    print("\n".join(table(outcomes)))
+    return 0
+
+
+async def _play(arguments: argparse.Namespace, shown: _Screen) -> list[Outcome]:
+    """Ends its processes when it is told to stop, too."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await play(arguments.seconds, arguments.slots, arguments.seed, shown.draw)
+
+
+class _Screen:
+    """A table that is drawn over itself; where the output is no terminal, nothing until the end."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+
+    def draw(self, outcomes: list[Outcome]) -> None:
+        if sys.stderr.isatty():
+            self.clear()
+            lines = table(outcomes)
+            self._lines = len(lines)
+            print("\n".join(lines), file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._lines:
+            print(f"\x1b[{self._lines}F\x1b[J", end="", file=sys.stderr, flush=True)
+            self._lines = 0

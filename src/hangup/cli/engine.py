@@ -1,0 +1,74 @@
+"""`hangup engine`: the embedded engine by itself."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from dataclasses import fields
+from typing import Any
+
+import uvloop
+
+from hangup.embedded.options import Options
+
+_EXAMPLES = """\
+examples:
+  hangup engine --port 8000 --slots 8 --spec mtp
+      the built-in model on the CPU, with speculation by its MTP head
+  hangup engine --model ./Llama-3.2-1B-Instruct --slots 32
+      a Llama from a directory, on the GPU if there is one (pip install 'hangup[torch]')
+  curl -N localhost:8000/v1/completions -d '{"prompt": "ROMEO:", "max_tokens": 100, "stream": true}'
+
+while it runs:
+  GET  /slots            what each slot does
+  GET  /metrics          what was computed, and for whom
+  POST /v1/cancel/ID     ends a call by its x-request-id
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "engine",
+        help="run the embedded engine by itself",
+        description="A small real engine that lets go of a cancelled call before its next forward. See docs/engine.md.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    for field in fields(Options):
+        doc, default = field.metadata["doc"], field.default
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"),
+            type=type(default),
+            default=default,
+            metavar="N" if isinstance(default, int) else "NAME",
+            help=doc if default == "" else f"{doc} (default: {default})",
+        )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options = Options(**{field.name: getattr(arguments, field.name) for field in fields(Options)})
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(options, arguments.host, arguments.port))
+    return 0
+
+
+async def _serve(options: Options, host: str, port: int) -> None:
+    from hangup.engineserver.server import start  # noqa: PLC0415 (numpy is not for the other commands)
+
+    serving = await start(options, host, port)
+    model = serving.server.runner.model
+    print(
+        f"hangup: engine on http://{host}:{serving.port}: {model.name}, {options.slots} slots, speculation {options.spec}",
+        file=sys.stderr,
+        flush=True,
+    )
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await stopped.wait()
+    await serving.close()

@@ -1,0 +1,188 @@
+"""One HTTP request to the engine: read, submitted, told, and cancelled in the turn in which its client is seen to leave."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import orjson
+
+from hangup.core import reasons
+from hangup.core.reasons import Reason
+from hangup.edge.connection import ClientConnection
+from hangup.embedded.engine import Ticket
+from hangup.embedded.request import Busy, Choice, Ended, Event, Progress, Unfit
+from hangup.engineserver.answers import DONE, Answer, ChatAnswer, CompletionAnswer, error
+from hangup.engineserver.asked import Asked, read_chat, read_completion
+from hangup.errors import Refusal
+from hangup.wire import jsonbody
+from hangup.wire.answer import encode_head
+from hangup.wire.head import Headers
+
+if TYPE_CHECKING:
+    from hangup.engineserver.server import EngineServer
+
+_JSON = b"application/json"
+_SSE = b"text/event-stream; charset=utf-8"
+
+
+class Call:
+    """What a connection carries. Once the answer is complete, or the client gone, it holds nothing."""
+
+    def __init__(self, server: EngineServer, client: ClientConnection, id: str, kind: str) -> None:
+        self.id = id
+        self.body_bytes_max = server.limits.body_bytes_max
+        self._server = server
+        self._client = client
+        self._kind = kind
+        self._over = False
+        self._streaming = False
+        self._tickets: list[Ticket] = []
+        self._ends: dict[int, Ended] = {}
+        self._structure: jsonbody.Structure | None = None
+
+    # The connection tells us
+
+    def body_piece(self, piece: bytes) -> None:
+        try:
+            self._structure = self._structure or jsonbody.Structure(self._server.limits.json_elements_max)
+            self._structure.feed(piece)
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.detail)
+
+    def body_arrived(self, body: bytes) -> None:
+        try:
+            self._begin(jsonbody.decode(body, self._structure, self._server.limits.json_elements_max))
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.detail)
+        except Busy as busy:
+            self.refuse(reasons.QUEUE_FULL, str(busy))
+        except Unfit as unfit:
+            self.refuse(reasons.BAD_FIELD, str(unfit))
+
+    def client_left(self, reason: Reason) -> None:
+        self._let_go()
+
+    def refuse(self, reason: Reason, detail: str = "") -> None:
+        self._let_go()
+        body = orjson.dumps(error(reason.status, reason.code, detail or reason.message))
+        retry: Headers = [(b"retry-after", b"1")] if reason is reasons.QUEUE_FULL else []
+        respond(self._client, reason.status, body, self.id, more=retry)
+
+    def on_due(self) -> None:
+        raise AssertionError("a call sets no time")
+
+    def pause_engine(self) -> None:
+        """The engine does not wait for a slow reader: an answer is short, and its stall is watched at the edge."""
+
+    def resume_engine(self) -> None: ...
+
+    def cancel(self) -> None:
+        """From `POST /v1/cancel/{id}`; the client is told by its last event."""
+        for ticket in self._tickets:
+            ticket.cancel()
+
+    # The answer
+
+    def _begin(self, body: dict[str, object]) -> None:
+        server, model = self._server, self._server.runner.model
+        read, shape = (read_chat, ChatAnswer) if self._kind == "chat" else (read_completion, CompletionAnswer)
+        self._asked: Asked = read(body, model, server.options.slots, self.id)
+        self._answer: Answer = shape(self.id, model.name, model.tokenizer)
+        self._texts: list[list[str]] = [[] for _ in self._asked.requests]
+        self._choices: list[list[Choice]] = [[] for _ in self._asked.requests]
+        server.opened(self)
+        try:
+            for index, request in enumerate(self._asked.requests):
+                self._tickets.append(server.runner.submit(request, partial(self._on_event, index)))
+        except (Busy, Unfit):
+            self._let_go()
+            raise
+        if self._asked.stream:
+            self._open_stream()
+
+    def _open_stream(self) -> None:
+        client = self._client
+        headers: Headers = [
+            (b"content-type", _SSE),
+            (b"cache-control", b"no-cache, no-transform"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        if client.http11:
+            headers.append((b"transfer-encoding", b"chunked"))
+        else:
+            client.close_after_this()
+        self._streaming = True
+        client.begin(encode_head(200, [*headers, *_closing(client, self.id)]), chunked=client.http11)
+        opening = b"".join(self._answer.opening(index) for index in range(len(self._tickets)))
+        if opening:
+            client.send(opening)
+        else:
+            client.flush()
+
+    def _on_event(self, index: int, event: Event) -> None:
+        if self._over:
+            return  # what was on its way when the client left
+        if isinstance(event, Progress):
+            if self._streaming:
+                if event.text or event.choices:
+                    self._client.send(self._answer.event(index, event.text, event.choices))
+            else:
+                self._texts[index].append(event.text)
+                self._choices[index] += event.choices
+            return
+        self._ends[index] = event
+        if event.reason == "failed":
+            self._fail()
+            return
+        if self._streaming:
+            self._client.send(self._answer.closing(index, event.reason))
+        if len(self._ends) == len(self._tickets):
+            self._complete()
+
+    def _complete(self) -> None:
+        ends = [self._ends[index] for index in range(len(self._ends))]
+        self._over = True
+        self._server.closed(self)
+        if self._streaming:
+            usage = self._answer.usage_event(ends, self._asked.prompts) if self._asked.usage_in_stream else b""
+            self._client.send(usage + DONE)
+            self._client.finish()
+        else:
+            texts = ["".join(text) for text in self._texts]
+            respond(self._client, 200, self._answer.whole(texts, self._choices, ends, self._asked.prompts), self.id)
+
+    def _fail(self) -> None:
+        reason = reasons.ENGINE_ERROR
+        if self._streaming:
+            self._let_go()
+            self._client.send(b"data: " + orjson.dumps(error(500, reason.code, reason.message)) + b"\n\n")
+            self._client.break_off()
+        else:
+            self._let_go()
+            respond(self._client, 500, orjson.dumps(error(500, reason.code, reason.message)), self.id)
+
+    def _let_go(self) -> None:
+        """The one place where a call that did not complete is given up: one cancel for each of its tickets."""
+        if not self._over:
+            self._over = True
+            self.cancel()
+            self._server.closed(self)
+
+
+def respond(
+    client: ClientConnection, status: int, body: bytes, id: str, kind: bytes = _JSON, more: Headers | None = None
+) -> None:
+    headers: Headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *(more or []), *_closing(client, id)]
+    client.begin(encode_head(status, headers), chunked=False)
+    client.send(body)
+    client.finish()
+
+
+def _closing(client: ClientConnection, id: str) -> Headers:
+    headers: Headers = [(b"server", b"hangup-engine"), (b"x-request-id", id.encode("ascii"))]
+    if client.will_close:
+        headers.append((b"connection", b"close"))
+    elif not client.http11:
+        headers.append((b"connection", b"keep-alive"))
+    return headers

@@ -1,0 +1,164 @@
+"""The engine's ports and pages: who is connected, which call is which, and what may be asked about the engine itself."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable
+
+import orjson
+
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.core.reasons import Reason
+from hangup.edge import sockets
+from hangup.edge.connection import ClientConnection, Exchange
+from hangup.embedded.options import Options
+from hangup.embedded.runner import Runner
+from hangup.engineserver import metrics
+from hangup.engineserver.answers import error
+from hangup.engineserver.call import Call, respond
+from hangup.errors import HangupError
+from hangup.wire.head import RequestHead
+
+_ID = re.compile(r"[\x21-\x7e]{1,200}")
+_GENERATE = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+_CANCEL = "/v1/cancel/"
+
+
+class EngineServer:
+    """The owner of the connections."""
+
+    half_close_is_hangup = True
+
+    def __init__(self, runner: Runner, limits: Limits) -> None:
+        self.runner = runner
+        self.options: Options = runner.options
+        self.limits = limits
+        self.connections: set[ClientConnection] = set()
+        self._calls: dict[str, set[Call]] = {}
+        self._pages: dict[str, Callable[[], tuple[int, bytes, bytes]]] = {
+            "/health": self._health,
+            "/slots": lambda: (200, b"application/json", orjson.dumps(self.runner.status())),
+            "/metrics": lambda: (200, b"text/plain; version=0.0.4; charset=utf-8", metrics.render(self.runner.counters())),
+            "/v1/models": self._models,
+        }
+
+    # Connections
+
+    def connected(self, connection: ClientConnection) -> bool:
+        if len(self.connections) >= self.limits.connections_max:
+            return False
+        self.connections.add(connection)
+        return True
+
+    def disconnected(self, connection: ClientConnection) -> None:
+        self.connections.discard(connection)
+
+    def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | None:
+        given = head.fields.get(b"x-request-id", b"").decode("latin-1")
+        id = given if _ID.fullmatch(given) else secrets.token_hex(12)
+        kind = _GENERATE.get(head.path)
+        if kind is not None and head.method == "POST":
+            return Call(self, connection, id, kind)
+        return _Page(self, connection, head.method, head.path, id)
+
+    def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None:
+        body = orjson.dumps(error(reason.status, reason.code, detail or reason.message))
+        respond(connection, reason.status, body, secrets.token_hex(12))
+
+    # Calls, by the id that their client gave or was given
+
+    def opened(self, call: Call) -> None:
+        self._calls.setdefault(call.id, set()).add(call)
+
+    def closed(self, call: Call) -> None:
+        same = self._calls.get(call.id)
+        if same is not None:
+            same.discard(call)
+            if not same:
+                del self._calls[call.id]
+
+    # Pages
+
+    def page(self, method: str, path: str) -> tuple[int, bytes, bytes]:
+        """Status, content type and body."""
+        if path.startswith(_CANCEL) and method == "POST":
+            calls = self._calls.get(path.removeprefix(_CANCEL), set())
+            for call in calls:
+                call.cancel()
+            return (200 if calls else 404), b"application/json", orjson.dumps({"cancelled": len(calls)})
+        made = self._pages.get(path)
+        reason = reasons.METHOD if made or path in _GENERATE or path.startswith(_CANCEL) else reasons.NOT_FOUND
+        if made is None or method != "GET":
+            return reason.status, b"application/json", orjson.dumps(error(reason.status, reason.code, reason.message))
+        return made()
+
+    def _health(self) -> tuple[int, bytes, bytes]:
+        well = self.runner.alive
+        return (200 if well else 503), b"application/json", orjson.dumps({"status": "ok" if well else "the engine has stopped"})
+
+    def _models(self) -> tuple[int, bytes, bytes]:
+        model = self.runner.model
+        row = {"id": model.name, "object": "model", "created": 0, "owned_by": "hangup", "max_model_len": model.context}
+        return 200, b"application/json", orjson.dumps({"object": "list", "data": [row]})
+
+
+class _Page:
+    """A request that is answered as soon as it is complete."""
+
+    body_bytes_max = 64 * 1024
+
+    def __init__(self, server: EngineServer, client: ClientConnection, method: str, path: str, id: str) -> None:
+        self._server, self._client, self._method, self._path, self._id = server, client, method, path, id
+
+    def body_piece(self, piece: bytes) -> None: ...
+
+    def body_arrived(self, body: bytes) -> None:
+        status, kind, answer = self._server.page(self._method, self._path)
+        respond(self._client, status, answer, self._id, kind)
+
+    def refuse(self, reason: Reason, detail: str = "") -> None:
+        answer = orjson.dumps(error(reason.status, reason.code, detail or reason.message))
+        respond(self._client, reason.status, answer, self._id)
+
+    def on_due(self) -> None: ...
+
+    def client_left(self, reason: Reason) -> None: ...
+
+    def pause_engine(self) -> None: ...
+
+    def resume_engine(self) -> None: ...
+
+
+class Serving:
+    """A server that is up. `close` lets every call go and ends the engine's thread."""
+
+    def __init__(self, server: EngineServer, listener: asyncio.Server) -> None:
+        self.server = server
+        self.port: int = listener.sockets[0].getsockname()[1]
+        self._listener = listener
+
+    async def close(self) -> None:
+        self._listener.close()
+        await asyncio.to_thread(self.server.runner.stop)
+        for connection in list(self.server.connections):
+            connection.close_after_this()
+        await asyncio.sleep(0)  # the last events of the engine
+        for connection in list(self.server.connections):
+            connection.transport.abort()
+
+
+async def start(options: Options, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> Serving:
+    loop = asyncio.get_running_loop()
+    limits = limits or Limits()
+    runner = Runner(options, loop)
+    server = EngineServer(runner, limits)
+    try:
+        sock = sockets.listen(host, port, limits.client_silence_s)
+    except OSError as failure:
+        raise HangupError(f"cannot listen on {host}:{port}: {failure.strerror or failure}") from None
+    listener = await loop.create_server(lambda: ClientConnection(server, loop), sock=sock, backlog=sockets.BACKLOG)
+    runner.start()
+    return Serving(server, listener)

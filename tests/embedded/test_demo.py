@@ -1,0 +1,31 @@
+"""`hangup demo` in a few seconds: the table is there, its figures hold together, and no process is left."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+from support.processes import Process
+from support.waiting import wait_until
+
+
+def test_the_crowd_costs_less_behind_hangup() -> None:
+    with Process("demo", "--seconds", "4", "--slots", "2") as process:
+        assert process.wait(60) == 0
+    text = "\n".join(process.stdout_lines)
+    wasted = [int(share) for share in re.search(r"for nobody .*?\((\d+)%\).*?\((\d+)%\)", text).groups()]  # type: ignore[union-attr]
+    assert wasted[0] > 15 and wasted[1] < 5, text
+
+
+def test_it_takes_its_processes_along() -> None:
+    def children(pid: int) -> list[int]:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in listed]
+
+    with Process("demo") as process:
+        wait_until(lambda: children(process.popen.pid), 15, "the demo's engine")
+        started = children(process.popen.pid)
+        process.signal(signal.SIGTERM)
+        assert process.wait(10) == 143
+        assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
