@@ -15,7 +15,9 @@ import random
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 
 from hangup.apis.routes import Route, Router
 from hangup.app.exchange import Exchange
@@ -30,6 +32,7 @@ from hangup.edge.connection import ClientConnection
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
 from hangup.engines.health import watch
+from hangup.engines.pool import Dial
 from hangup.errors import Refusal
 from hangup.wire.head import Headers, RequestHead
 
@@ -41,7 +44,10 @@ _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 
 
 class Gateway:
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, log: Log) -> None:
+    def __init__(
+        self, settings: Settings, loop: asyncio.AbstractEventLoop, log: Log, dials: Mapping[str, Dial] = MappingProxyType({})
+    ) -> None:
+        self._dials = dials  # backends in this process, by name
         self.loop = loop
         self.log = log
         self.ledger = Ledger()
@@ -84,7 +90,10 @@ class Gateway:
         old = list(self.backends.values())
         kept = {b.settings: b for b in old if b.pool.limits == settings.limits and self._slots == settings.slots}
         self._slots = settings.slots
-        backends = [kept.get(s) or Backend(s, settings.limits, self.loop, settings.slots) for s in settings.backend]
+        backends = [
+            kept.get(s) or Backend(s, settings.limits, self.loop, settings.slots, self._dials.get(s.name))
+            for s in settings.backend
+        ]
         for backend in old:
             if backend not in backends:
                 self._retire(backend)

@@ -10,7 +10,8 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from hangup.admin.server import AdminServer
 from hangup.app.gateway import Gateway
@@ -22,6 +23,7 @@ from hangup.core.call import Phase
 from hangup.core.ledger import Histogram, Ledger
 from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
+from hangup.engines.pool import Dial
 from hangup.errors import ConfigError, HangupError
 
 # What a reload cannot change, since it is bound to the process.
@@ -33,8 +35,14 @@ _FILES_RESERVED = 64  # file descriptors for everything that is no call
 class Server:
     """Runs until it is told to stop; `load` reads the configuration anew for a reload."""
 
-    def __init__(self, configuration: Configuration, load: Callable[[], Configuration]) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        load: Callable[[], Configuration],
+        dials: Mapping[str, Dial] = MappingProxyType({}),
+    ) -> None:
         self._configuration = configuration
+        self._dials = dials
         self._load = load
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -48,7 +56,7 @@ class Server:
         admin_sock = _listen("admin_port", settings.admin_host, settings.admin_port, settings)
         tls = _server_tls(settings)
         self._log = Log(settings.log, settings.limits.log_lines_max)
-        self.gateway = gateway = Gateway(settings, loop, self._log)
+        self.gateway = gateway = Gateway(settings, loop, self._log, self._dials)
         gateway.connections_allowed = _connections_allowed(settings.limits.connections_max)
         if gateway.connections_allowed < settings.limits.connections_max:
             self._log.event("few_file_descriptors", connections_max=gateway.connections_allowed)

@@ -187,7 +187,7 @@ class Admission:
     def dispatch(self, now: float) -> list[Action]:
         """Lets those who wait go, as far as there is room."""
         queue, fleet = self.queue, self.fleet
-        if not queue.count:
+        if not queue.count or fleet.best() is None:
             return _NOTHING
         self._pass_time(now)
         actions: list[Action] = []
