@@ -309,6 +309,7 @@ class Gateway:
     def closed(self, exchange: Exchange) -> None:
         """The last that happens to a call."""
         call, ticket = exchange.call, exchange.ticket
+        exchange.ticket = None  # they point at each other
         del self.calls[call.id]
         if not self.calls:
             self.idle.set()
