@@ -13,7 +13,6 @@ import pytest
 from hangup.engineserver import metrics
 from support.processes import EngineProcess, Process, get_json
 from support.raw import Client, ask, events
-from support.waiting import wait_until
 
 LONG = {"prompt": "ROMEO:", "max_tokens": 1000, "ignore_eos": True, "stream": True}
 
