@@ -175,6 +175,57 @@ def fastapi_app() -> Any:
     return app
 
 
+def gated_app() -> Any:
+    """A gate for each way through it. What runs behind a gate stays until it is released."""
+    from fastapi import Depends, FastAPI, Request
+
+    app = FastAPI()
+    gates = {way: hangup.Gate(slots=2, queue=4, max_wait_s=20) for way in ("dependency", "context", "middleware")}
+    gates["brief"] = hangup.Gate(slots=1, queue=4, max_wait_s=0.3)
+    ran: dict[str, list[str]] = {way: [] for way in gates}
+    most = dict.fromkeys(gates, 0)
+    released = {way: asyncio.Event() for way in gates}
+
+    async def stay(way: str, id: str) -> str:
+        ran[way].append(id)
+        most[way] = max(most[way], gates[way].running)
+        await released[way].wait()
+        return id
+
+    @app.post("/dependency", dependencies=[Depends(gates["dependency"])])
+    async def dependency(id: str) -> str:
+        return await stay("dependency", id)
+
+    @app.post("/context")
+    async def context(request: Request, id: str) -> str:
+        async with gates["context"].enter(request):
+            return await stay("context", id)
+
+    @app.post("/middleware")
+    async def behind(id: str) -> str:
+        return await stay("middleware", id)
+
+    @app.post("/brief")
+    async def brief(request: Request, id: str) -> str:
+        async with gates["brief"].enter(request):
+            return await stay("brief", id)
+
+    @app.post("/release-{way}")
+    async def release(way: str) -> None:
+        released[way].set()
+
+    @app.get("/state")
+    async def show() -> Any:
+        rows = {
+            way: {"running": gate.running, "waiting": gate.waiting, "refused": gate.refused, "ran": ran[way], "most": most[way]}
+            for way, gate in gates.items()
+        }
+        return {"gates": rows} | state()
+
+    app.add_middleware(gates["middleware"].middleware, paths=("/middleware",))
+    return app
+
+
 def litestar_app() -> Any:
     from litestar import Litestar, Request, Response, get, post
 
@@ -293,6 +344,7 @@ SERVERS: dict[str, Callable[[], None]] = {
     "uvicorn-h11": lambda: serve_uvicorn(starlette_app(), "h11"),
     "uvicorn-uvloop": lambda: serve_uvicorn(starlette_app(middleware=False), "httptools", "uvloop"),
     "uvicorn-fastapi": lambda: serve_uvicorn(fastapi_app(), "httptools"),
+    "uvicorn-gated": lambda: serve_uvicorn(gated_app(), "httptools"),
     "uvicorn-litestar": lambda: serve_uvicorn(litestar_app(), "httptools"),
     "uvicorn-plain": lambda: serve_uvicorn(plain_app(), "httptools"),
     "hypercorn": lambda: serve_hypercorn(starlette_app()),

@@ -30,7 +30,7 @@ class StreamResponse(Response[None]):
 class LitestarCallEnded(HTTPException, CallEnded):
     def __init__(self, ended: CallEnded, reason: Reason) -> None:
         HTTPException.__init__(self, detail=str(ended), status_code=reason.status, headers=ended.answer_headers)
-        self.ended = ended.ended
+        self.ended, self.retry_after_s = ended.ended, ended.retry_after_s
 
 
 class Litestar:
