@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import socket
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -198,6 +200,17 @@ def test_who_leaves_in_the_turn_in_which_its_slot_comes_gets_none() -> None:
         assert (gate.running, gate.waiting) == (0, 0)
 
     asyncio.run(main(), debug=True)
+
+
+@pytest.mark.parametrize(("version", "warned"), [("0.105.0", 0), ("0.106.0", 1), ("0.117.1", 1), ("0.118.0", 0)])
+def test_a_fastapi_that_gives_the_slot_away_early_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, version: str, warned: int
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda _: version)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        inspect.signature(hangup.Gate(slots=1))
+    assert len(told) == warned
 
 
 # On sockets

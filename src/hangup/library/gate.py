@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 import random
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -152,6 +153,12 @@ class Gate:
     @property
     def __signature__(self) -> inspect.Signature:
         """FastAPI passes the request to a parameter that is annotated with its class."""
+        if _ends_dependencies_early():
+            warnings.warn(
+                "FastAPI 0.106 to 0.117 end a dependency before the response is sent, so Depends(gate) gives a stream's slot "
+                "away at its start; upgrade FastAPI, or use gate.middleware",
+                stacklevel=2,
+            )
         from starlette.requests import Request  # noqa: PLC0415 - only FastAPI asks
 
         return inspect.Signature([inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)])
@@ -174,6 +181,16 @@ class Gate:
                 await _refuse(error, send)
 
         return gated
+
+
+def _ends_dependencies_early() -> bool:
+    from importlib import metadata  # noqa: PLC0415 - costs half of what importing the library may cost
+
+    try:
+        major, minor, *_ = metadata.version("fastapi").split(".")
+    except metadata.PackageNotFoundError:
+        return False
+    return (0, 106) <= (int(major), int(minor)) < (0, 118)
 
 
 def _settle(go: asyncio.Future[Reason | None], reason: Reason | None) -> bool:
