@@ -6,7 +6,7 @@ All cases of one server run at the same time, each with an id of its own under w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -137,8 +137,8 @@ def test_a_run_past_its_time_is_answered_504(served: Served) -> None:
 
 def test_nothing_is_left_and_nothing_complains(cases: Cases) -> None:
     served = cases.served
-    for future in (*cases.left.values(), *cases.stalled.values()):
-        future.result(30)
+    wait(cases.left.values(), 30)
+    wait(cases.stalled.values(), 30)
     served.wait_nothing_left()
     if served.server == "uvicorn-uvloop":
         return  # on a pipelined connection uvicorn writes to uvloop's closed transport, and logs that itself
