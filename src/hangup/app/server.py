@@ -16,7 +16,8 @@ from types import MappingProxyType
 from hangup.admin.server import AdminServer
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
-from hangup.config import Configuration, Settings
+from hangup.config import Settings
+from hangup.config.load import Configuration
 from hangup.core import reasons
 from hangup.core.admission import Seat
 from hangup.core.call import Phase

@@ -13,7 +13,8 @@ import uvloop
 
 from hangup.app.server import Server
 from hangup.cli.settings import add_flags, configuration
-from hangup.config import BackendSettings, Configuration
+from hangup.config import BackendSettings
+from hangup.config.load import Configuration
 from hangup.embedded.options import Options
 
 _EXAMPLES = """\
