@@ -25,6 +25,8 @@ examples:
       in front of vLLM, SGLang, llama-server, …
   hangup serve --upstream http://10.0.0.1:8000 --upstream http://10.0.0.2:8000 --output-tokens-max 8192
       two backends, and no answer longer than 8192 tokens
+  hangup serve --spawn "llama-server -m model.gguf --port {port}"
+      an engine of its own: started, watched, and restarted when it is stuck
   hangup serve --config hangup.toml
       everything from a file; SIGHUP reads it again
 """
