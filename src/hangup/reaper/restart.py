@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import shlex
 import signal
+import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from typing import Any
 
@@ -28,8 +30,22 @@ def command(template: str, settings: BackendSettings) -> list[str]:
 async def start(words: list[str], output: Any = None) -> Process:
     """A process in a group of its own, so that all of it can be ended."""
     return await asyncio.create_subprocess_exec(
-        *words, stdin=DEVNULL, stdout=output, stderr=STDOUT if output is not None else None, start_new_session=True
+        *words,
+        stdin=DEVNULL,
+        stdout=output if output is not None else sys.stderr,
+        stderr=STDOUT if output is not None else sys.stderr,
+        start_new_session=True,
+        preexec_fn=_die_with_us if sys.platform == "linux" else None,
     )
+
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_us() -> None:
+    """Even a kill -9 of ours must not leave an engine behind. Runs in the child, before the command."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 async def end(process: Process, patience_s: float) -> None:
