@@ -15,7 +15,7 @@ from support.raw import Client, ask
 from support.waiting import wait_until
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "engines"
-SLOW = {"slots": 4, "prefill_s": 0.02, "token_s": 0.02, "answer_tokens": 2000}
+SLOW: dict[str, Any] = {"slots": 4, "prefill_s": 0.02, "token_s": 0.02, "answer_tokens": 2000}
 LIKE = ["vllm", "sglang", "tgi", "llamacpp", "ollama", "tensorrt_llm", "lmdeploy"]
 VERIFIED = [name for name in LIKE if name != "ollama"]
 

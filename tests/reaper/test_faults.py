@@ -14,8 +14,8 @@ from support.processes import Gateway, StandIn
 from support.raw import Client, ask
 from support.waiting import wait_until
 
-SLOW = {"slots": 4, "prefill_s": 0.02, "token_s": 0.02, "answer_tokens": 3000}
-QUICK = {"release_grace_s": 0.5, "prefill_grace_s": 0.5, "abort_backoff_s": 0.1, "health_interval_s": 0.5}
+SLOW: dict[str, Any] = {"slots": 4, "prefill_s": 0.02, "token_s": 0.02, "answer_tokens": 3000}
+QUICK: dict[str, Any] = {"release_grace_s": 0.5, "prefill_grace_s": 0.5, "abort_backoff_s": 0.1, "health_interval_s": 0.5}
 CHAT = "/v1/chat/completions"
 HANGUP = f"{sys.executable} -m hangup"
 
