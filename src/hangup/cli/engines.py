@@ -7,7 +7,7 @@ from typing import Any
 
 from hangup.engines.adapters import ADAPTERS, Adapter
 
-_HEAD = ("name", "engine", "a call is stopped by", "verified by", "grace")
+HEAD = ("name", "engine", "a call is stopped by", "verified by", "grace")
 
 
 def add_parser(commands: Any) -> None:
@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    rows = [_HEAD, *map(row, ADAPTERS.values())]
+    rows = [HEAD, *map(row, ADAPTERS.values())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
