@@ -47,7 +47,7 @@ format: $(VENV)/.setup-test  ## put the code into shape
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.setup-test  ## measure against nginx and the other gateways; see bench/README.md
-	$(BIN)/python -m bench $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m bench $(ARGS)
 
 docs: $(VENV)/.setup-test  ## write the generated parts of docs/ anew
 	$(BIN)/python -m tools.docs

@@ -23,7 +23,7 @@ AT_A_TIME = 100
 
 
 async def run() -> dict[str, Any]:
-    results = {"soak": {like or "stand-in": await _soak(like) for like in ("", "vllm", "llamacpp")}}
+    results: dict[str, Any] = {"soak": {like or "stand-in": await _soak(like) for like in ("", "vllm", "llamacpp")}}
     results["deaf"] = await asyncio.to_thread(_deaf)
     results["wedge"] = await asyncio.to_thread(_wedge)
     results["overhead"] = await _overhead()
@@ -44,7 +44,7 @@ async def _call(address: tuple[str, int], patience_s: float) -> None:
 
 
 async def _soak(like: str) -> dict[str, float]:
-    behaviour = {"slots": 64, "prefill_s": 0.02, "token_s": 0.005, "answer_tokens": 60, "queue": 10_000}
+    behaviour: dict[str, Any] = {"slots": 64, "prefill_s": 0.02, "token_s": 0.005, "answer_tokens": 60, "queue": 10_000}
     with StandIn(like=like, **behaviour) as engine, Gateway(engine.url) as gateway:
         await asyncio.sleep(2)
         waiting = iter(range(CALLS))
@@ -61,9 +61,8 @@ async def _soak(like: str) -> dict[str, float]:
         left = sum(row.get("outcome") == "client_gone" for row in rows)
         bad = sum(row.get("event") in ("zombie", "orphans", "ladder") for row in rows)
         verified = sum(v for k, v in gateway.metrics().items() if k.startswith("hangup_releases") and "unverified" not in k)
-        print(
-            f"  {like or 'stand-in'}: {CALLS} calls in {took_s:.0f} s, {left} hang-ups, {verified:.0f} verified, {bad} convictions"
-        )
+        name = like or "stand-in"
+        print(f"  {name}: {CALLS} calls in {took_s:.0f} s, {left} hang-ups, {verified:.0f} verified, {bad} convictions")
         return {"calls": CALLS, "seconds": took_s, "hang_ups": left, "verified": verified, "convictions": bad}
 
 
@@ -107,12 +106,12 @@ def _wedge() -> dict[str, float]:
 
 async def _overhead() -> dict[str, float]:
     """CPU of the gateway with 400 streams and 50 hang-ups a second, with an engine that can be asked and one that cannot."""
-    found = {}
+    found: dict[str, list[float]] = {}
     for engine_name in ("openai-hosted", "standin", "openai-hosted", "standin"):
-        with StandIn(slots=1000, token_s=0.1, answer_tokens=100_000, queue=10_000) as engine:
-            with Gateway(engine.url, engine=engine_name, slots=1000) as gateway:
-                share = await _cpu_share(gateway)
-                found.setdefault(engine_name, []).append(share)
+        behaviour: dict[str, Any] = {"slots": 1000, "token_s": 0.1, "answer_tokens": 100_000, "queue": 10_000}
+        with StandIn(**behaviour) as engine, Gateway(engine.url, engine=engine_name, slots=1000) as gateway:
+            share = await _cpu_share(gateway)
+            found.setdefault(engine_name, []).append(share)
     shares = {name: min(values) for name, values in found.items()}
     extra = shares["standin"] - shares["openai-hosted"]
     print(f"  verification: {shares['standin']:.1%} of a processor against {shares['openai-hosted']:.1%}: {extra:+.1%}")
