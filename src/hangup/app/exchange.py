@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import orjson
+
 from hangup.apis.base import Api, Ask, Json
 from hangup.apis.routes import UNKNOWN, Route
 from hangup.app import reply
@@ -342,8 +344,11 @@ class Exchange:
         if self.engine is not None:
             self.engine.transport.resume_reading()
 
-    def answer_whole(self, status: int, body: bytes) -> None:
-        reply.whole(self, status, body, self._engine_headers)
+    def answer_whole(self, status: int, answer: Json) -> None:
+        """An answer that was put together here, as the engine itself would have given it."""
+        if self.backend is not None:
+            self.backend.adapter.complete(answer)
+        reply.whole(self, status, orjson.dumps(answer), self._engine_headers)
 
     def first_token(self) -> None:
         self.reset_timer()  # from the wait for the first token to the watch over gaps

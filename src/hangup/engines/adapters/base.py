@@ -5,6 +5,7 @@ An adapter only describes: which bytes to send, and what an answer says. Sending
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -108,6 +109,9 @@ class Adapter:
         """How to stop a call explicitly, besides cutting its connection; None where the engine has no such way."""
         return None
 
+    def complete(self, answer: Json) -> None:
+        """Adds what a whole answer of this engine has and its streams leave out; only ever null."""
+
     def read_status(self, answer: Seen) -> Status | None:
         """What it runs, from its answer to GET `status_path`; None if that cannot be read."""
         return None
@@ -140,8 +144,8 @@ def label(body: bytes, metric: str, name: str) -> str:
     """The value of a label of a metric; "" if there is none."""
     for line in body.decode("utf-8", "replace").splitlines():
         if line.startswith(metric + "{"):
-            _, found, rest = line.partition(f'{name}="')
-            return rest.partition('"')[0] if found else ""
+            found = re.search(rf'[{{,]{name}="([^"]*)"', line)
+            return found[1] if found is not None else ""
     return ""
 
 

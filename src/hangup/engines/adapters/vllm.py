@@ -9,9 +9,20 @@ from __future__ import annotations
 import orjson
 
 from hangup.core.reaper import Status
-from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Seen, counted, label, number
+from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Json, Seen, counted, label, number
 
 _METHOD_NOT_ALLOWED = 405
+# vLLM writes these out in a whole answer, and leaves them away in the events of a stream.
+_NULL_IN_ANSWER = (
+    "service_tier",
+    "system_fingerprint",
+    "prompt_logprobs",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "metrics",
+)
+_NULL_IN_CHOICE = ("logprobs", "stop_reason", "token_ids", "routed_experts")
+_NULL_IN_MESSAGE = ("refusal", "annotations", "audio", "function_call", "reasoning")
 
 
 class Vllm(Adapter):
@@ -44,6 +55,17 @@ class Vllm(Adapter):
     def abort(self, key: str) -> Abort:
         assert key, "an empty list of ids would abort every call"
         return Abort("/abort_requests", orjson.dumps({"request_ids": [f"chatcmpl-{key}", f"cmpl-{key}-0"]}))
+
+    def complete(self, answer: Json) -> None:
+        if answer.get("object") != "chat.completion":
+            return
+        for name in _NULL_IN_ANSWER:
+            answer.setdefault(name, None)
+        for choice in answer["choices"]:
+            for name in _NULL_IN_CHOICE:
+                choice.setdefault(name, None)
+            for name in _NULL_IN_MESSAGE:
+                choice["message"].setdefault(name, None)
 
     def read_status(self, answer: Seen) -> Status | None:
         return counted(answer, "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total")
