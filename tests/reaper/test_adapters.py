@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,17 @@ def test_the_reapers_own_questions_do_not_keep_llama_server_from_noticing() -> N
         client.fin()
         engine.wait_idle(timeout_s=3.5)
         wait_until(lambda: released(gateway) == 1, 4, "the release")
+
+
+def test_a_slot_of_a_stream_that_was_left_is_soon_given_on() -> None:
+    """One slot, ten clients in turn that leave mid-stream: each gets it as soon as it is seen free."""
+    with StandIn(like="llamacpp", **SLOW | {"slots": 1}) as engine, Gateway(engine.url) as gateway:
+        recognised(gateway, "llamacpp")
+        began = time.monotonic()
+        for _ in range(10):
+            stream_until_token(gateway).fin()
+        assert time.monotonic() - began < 5.0
+        wait_until(lambda: released(gateway) == 10, what="all releases")
 
 
 def test_no_call_is_sent_to_a_slot_on_the_word_of_the_socket() -> None:

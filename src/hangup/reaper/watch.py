@@ -25,6 +25,8 @@ from hangup.reaper import canary, restart
 from hangup.reaper.process import Spawned
 
 _FIRST_LOOK_S = 0.02  # after a call was left: most engines have let go by then
+_FRESH_S = 0.5  # so long after a call was left it is worth asking at the quicker pace
+_BLIND_PACE_S = 0.05  # of looking at what is held for an engine that cannot be asked
 _AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has died of it, probably
 _HEALTH_PAUSE_S = 0.2
 
@@ -125,8 +127,14 @@ class Watch:
             except TimeoutError:
                 return
             await asyncio.sleep(_FIRST_LOOK_S)
-        pace = self.backend.adapter.poll_s if self._can_tell else 0.05
-        await asyncio.sleep(max(0.0, self._asked_at + pace - time.monotonic()))
+        await asyncio.sleep(max(0.0, self._asked_at + self._pace_s() - time.monotonic()))
+
+    def _pace_s(self) -> float:
+        adapter, now = self.backend.adapter, time.monotonic()
+        if not self._can_tell:
+            return _BLIND_PACE_S
+        fresh = all(not left.silent and now - left.at < _FRESH_S for left in self.book.held)
+        return adapter.quick_poll_s if adapter.quick_poll_s is not None and fresh else adapter.poll_s
 
     async def _look(self) -> None:
         self._learn()

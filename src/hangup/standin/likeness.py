@@ -60,7 +60,7 @@ class LikeVllm(Likeness):
             f"vllm:num_requests_running{labels} {now.running}.0",
             f"vllm:num_requests_waiting{labels} {now.waiting}.0",
             f"vllm:generation_tokens_total{labels} {now.tokens}.0",
-            'vllm:cache_config_info{block_size="16",num_gpu_blocks="4096"} 1.0',
+            'vllm:cache_config_info{block_size="16",num_gpu_blocks="65536"} 1.0',
         )
 
     def abort(self, path: str, value: Any, engine: Engine) -> Page | None:

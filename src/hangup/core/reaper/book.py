@@ -35,6 +35,7 @@ class Leftover:
         "grace_s",
         "key",
         "place",
+        "silent",
         "slot",
         "task",
         "tokens",
@@ -53,6 +54,7 @@ class Leftover:
         self.choices = choices
         self.at = at
         self.grace_s = 0.0
+        self.silent = False  # it had sent nothing yet
         self.aborts = 0  # sent after the first
         self.task = ""
         self.zombie_since: float | None = None
@@ -96,6 +98,7 @@ class Book:
 
     def left(self, leftover: Leftover, *, first_token: bool = True) -> None:
         """A call has ended, and its engine was told to stop."""
+        leftover.silent = not first_token
         leftover.grace_s = self.grace_s + (0.0 if first_token else self.prefill_grace_s)
         self.held.append(leftover)
 
@@ -122,10 +125,11 @@ class Book:
         while self._peaks[0][0] < asked_at - self.lag_s and len(self._peaks) > 1:
             self._peaks.popleft()
         most = max(count for _, count in self._peaks)
-        by_slot = [left for left in self.held if left.slot is not None] if status.slots is not None else []
-        released = self._by_slot(by_slot, status, asked_at, now, pinned)
+        exact = status.slots is not None
+        released = self._by_slot([left for left in self.held if exact and left.slot is not None], status, asked_at, now, pinned)
         if not self.shared:
-            released += self._by_count([left for left in self.held if left not in by_slot], status, asked_at, now, live, most)
+            rest = [left for left in self.held if not exact or left.slot is None]
+            released += self._by_count(rest, status, asked_at, now, live, most)
         self._forget(released)
         return released
 
@@ -148,9 +152,10 @@ class Book:
         return any(now > left.due + self.lag_s for left in self.held)
 
     def _forget(self, gone: Iterable[Leftover]) -> None:
-        for left in gone:
-            self.held.remove(left)
-            self._recent.append(left)
+        away = set(gone)
+        if away:  # all of ten thousand clients may leave at once
+            self._recent.extend(left for left in self.held if left in away)
+            self.held = [left for left in self.held if left not in away]
 
     def _by_slot(self, lefts: list[Leftover], status: Status, asked_at: float, now: float, pinned: bool) -> list[Leftover]:
         released = []
@@ -181,7 +186,8 @@ class Book:
             if left.at < asked_at and rest - left.choices >= max(beyond, 0):
                 released.append(left)
                 rest -= left.choices
-        self._convict([left for left in lefts if left not in released], status.work - most - slots_taken, now)
+        gone = set(released)
+        self._convict([left for left in lefts if left not in gone], status.work - most - slots_taken, now)
         return released
 
     def _convict(self, lefts: list[Leftover], beyond: int, now: float) -> None:

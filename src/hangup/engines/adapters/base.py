@@ -82,6 +82,8 @@ class Adapter:
     lag_s = 0.0
     # Pause between two questions what it runs.
     poll_s = 0.25
+    # The same while it is only about calls that were streaming, which some engines let go of whatever they are asked.
+    quick_poll_s: float | None = None
     # Where it cannot be asked: how long a place is kept after a hang-up.
     blind_hold_s = 0.25
     # Where it is asked; "" if it cannot be.

@@ -2,7 +2,8 @@
 check is exact.
 
 It looks after a silent connection only when nothing has happened for a second, and every question about its slots is something
-that happens. Asked more often than that it would never notice a hang-up, so `poll_s` must stay above a second.
+that happens. Asked more often than that it would never notice a hang-up, so `poll_s` must stay above a second. A call that
+was streaming is noticed when its next token is written; only about such calls it may be asked sooner.
 A conversation id makes its streams outlive their client: that header is stripped.
 """
 
@@ -17,6 +18,7 @@ class LlamaCpp(Adapter):
     title = "llama.cpp's llama-server"
     grace_s = 3.0
     poll_s = 1.25
+    quick_poll_s = 0.1
     status_path = "/slots"
     pins_slots = True
 
