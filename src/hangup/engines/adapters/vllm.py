@@ -22,6 +22,7 @@ _NULL_IN_ANSWER = (
     "metrics",
 )
 _NULL_IN_CHOICE = ("logprobs", "stop_reason", "token_ids", "routed_experts")
+_NULL_IN_USAGE = ("prompt_tokens_details", "completion_tokens_details")
 _NULL_IN_MESSAGE = ("refusal", "annotations", "audio", "function_call", "reasoning")
 
 
@@ -61,6 +62,8 @@ class Vllm(Adapter):
             return
         for name in _NULL_IN_ANSWER:
             answer.setdefault(name, None)
+        for name in _NULL_IN_USAGE if isinstance(answer.get("usage"), dict) else ():
+            answer["usage"].setdefault(name, None)
         for choice in answer["choices"]:
             for name in _NULL_IN_CHOICE:
                 choice.setdefault(name, None)
