@@ -135,7 +135,8 @@ def test_vllm_is_never_sent_an_empty_list() -> None:
 
 def test_the_lists_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engines"]) == 0
-    assert all(name in capsys.readouterr().out for name in ADAPTERS)
+    told = capsys.readouterr().out
+    assert all(name in told for name in ADAPTERS)
 
 
 @pytest.mark.parametrize("name", LIKE)
