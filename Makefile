@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+HANGUP_ENGINES_DIR ?= .engines
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test check format bench lock docs clean
+.PHONY: help setup run demo test test-engines check format bench lock docs clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -31,6 +32,10 @@ demo: setup  ## a crowd that hangs up, behind a plain proxy and behind hangup: o
 test: $(VENV)/.setup-test  ## all tests; ARGS="-k name" chooses
 	$(BIN)/python -m pytest $(ARGS)
 
+test-engines: $(VENV)/.setup-test  ## the tests with real engines; sets them up in HANGUP_ENGINES_DIR (5 GB, cached)
+	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR)
+	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m pytest tests/engines -s $(ARGS)
+
 check: $(VENV)/.setup-test  ## lint, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,7 +47,7 @@ format: $(VENV)/.setup-test  ## put the code into shape
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.setup-test  ## measure against nginx and the other gateways; see bench/README.md
-	$(BIN)/python -m bench $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m bench $(ARGS)
 
 docs: $(VENV)/.setup-test  ## write the generated parts of docs/ anew
 	$(BIN)/python -m tools.docs

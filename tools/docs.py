@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hangup.apis.routes import BUILT_IN
+from hangup.cli import engines
 from hangup.cli.main import make_parser
 from hangup.config.load import describe
 from hangup.config.schema import LISTS, Limits, Settings, scalar_fields
 from hangup.core.reasons import REASONS, Outcome
+from hangup.engines.adapters import ADAPTERS
 from hangup.lint import RULES, Rule
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -83,11 +85,16 @@ def _lint_rule(rule: Rule) -> str:
     )
 
 
+def engines_table() -> str:
+    return _table(list(engines.HEAD), [[f"`{row[0]}`", *row[1:]] for row in map(engines.row, ADAPTERS.values())])
+
+
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("configuration.md", settings_table),
     "limits": ("configuration.md", limits_table),
     "lists": ("configuration.md", lists_tables),
     "outcomes": ("outcomes.md", outcomes_table),
+    "engines": ("engines.md", engines_table),
     "routes": ("apis.md", routes_table),
     "commands": ("commands.md", command_line),
     "lint-rules": ("lint.md", lint_rules),

@@ -48,3 +48,7 @@ class EngineFault(HangupError):
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+
+
+class EngineSilent(EngineFault):
+    """The backend is there and did not answer in time."""

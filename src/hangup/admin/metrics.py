@@ -16,6 +16,7 @@ from hangup import __version__
 from hangup.admin.view import View
 from hangup.core.call import Phase
 from hangup.core.ledger import Histogram
+from hangup.core.reaper import Rung
 
 
 class GatewayCollector(Collector):
@@ -25,6 +26,7 @@ class GatewayCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._calls()
         yield from self._backends()
+        yield from self._reaper()
         yield from self._process()
 
     def _calls(self) -> Iterator[Metric]:
@@ -71,6 +73,32 @@ class GatewayCollector(Collector):
         for result, count in self._view.aborts().items():
             aborts.add_metric([result], count)
         yield aborts
+
+    def _reaper(self) -> Iterator[Metric]:
+        reaper = self._view.reaper()
+        standing = {
+            "hangup_zombies": "Ended calls that a backend is known to run on with.",
+            "hangup_orphans": "Work in a backend that no call of ours has caused.",
+            "hangup_unverified": "Ended calls whose work is not known to be gone.",
+        }
+        families = [GaugeMetricFamily(name, doc, labels=["backend"]) for name, doc in standing.items()]
+        for backend, *counts in reaper.standing():
+            for family, count in zip(families, counts, strict=True):
+                family.add_metric([backend], count)
+        yield from families
+        releases = CounterMetricFamily(
+            "hangup_releases", "Ended calls that were let go, by what is known of them.", labels=["backend", "result"]
+        )
+        for backend, *_ in reaper.standing():
+            for result in ("verified", "unverified"):
+                releases.add_metric([backend, result], reaper.releases[backend, result])
+        yield releases
+        steps = CounterMetricFamily("hangup_ladder_steps", "Steps taken about zombies and wedges.", labels=["backend", "step"])
+        for backend, *_ in reaper.standing():
+            for step in ("abort", *Rung):
+                steps.add_metric([backend, step], reaper.steps[backend, step])
+        yield steps
+        yield _histogram("hangup_release_seconds", "From a call's end to the engine's word that it is gone.", reaper.release_s)
 
     def _process(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("hangup_connections", "Client connections open.", self._view.connections())

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
 from hangup.core.admission import Seat
 from hangup.core.call import Phase
 from hangup.core.ledger import Histogram, Ledger
+
+
+class Reapings(Protocol):
+    """What the reaper has done and sees."""
+
+    release_s: Histogram
+    releases: Counter[tuple[str, str]]  # backend, verified | unverified
+    steps: Counter[tuple[str, str]]  # backend, step of the ladder
+
+    def standing(self) -> Iterable[tuple[str, int, int, int]]:
+        """For each backend its name, and how many zombies, orphans and ended calls there are of which nothing is known yet."""
 
 
 class View(Protocol):
@@ -31,5 +43,7 @@ class View(Protocol):
 
     def aborts(self) -> dict[str, int]:
         """Explicit aborts by result."""
+
+    def reaper(self) -> Reapings: ...
 
     def loop_lag(self) -> Histogram: ...

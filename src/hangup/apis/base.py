@@ -51,9 +51,9 @@ class Ask:
     assembler: Assembler | None = None  # there is one if the engine streams what the client gets as a whole
     to_stream: Json = field(default_factory=dict)  # fields set so that the engine streams
 
-    def body(self, body: bytes, value: Json) -> bytes:
-        """The client's body as the engine gets it."""
-        changes = {**self.caps, **self.to_stream} if self.to_stream else self.caps
+    def body(self, body: bytes, value: Json, more: Json) -> bytes:
+        """The client's body as the engine gets it; `more` is what this kind of engine must be told."""
+        changes = {**self.caps, **self.to_stream, **more} if self.to_stream or more else self.caps
         return jsonbody.with_fields(body, value, changes)
 
     def ask_plainly(self, path: str) -> None:

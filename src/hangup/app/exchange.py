@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import orjson
+
 from hangup.apis.base import Api, Ask, Json
 from hangup.apis.routes import UNKNOWN, Route
 from hangup.app import reply
@@ -30,6 +32,7 @@ from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.admission import Ticket
 from hangup.core.call import Call, Clock, Ending, Engine, Phase, Tell
+from hangup.core.reaper import Leftover
 from hangup.core.reasons import Reason
 from hangup.edge.connection import ClientConnection
 from hangup.engines.backend import Backend
@@ -70,9 +73,12 @@ class Exchange:
         "event_bytes_max",
         "gateway",
         "head",
+        "key",
         "keyed",
+        "leftover",
         "limits",
         "route",
+        "slot",
         "ticket",
     )
 
@@ -93,6 +99,9 @@ class Exchange:
         self.ticket: Ticket | None = None  # its place in the queue or on a backend
         self.backend: Backend | None = None
         self.engine: EngineConnection | None = None
+        self.key = ""  # the engine's name for the call, once it has it
+        self.slot: int | None = None  # its own slot there
+        self.leftover: Leftover | None = None  # what it left behind in an engine
         self._body = b""
         self._value = _NO_VALUE
         self._structure: jsonbody.Structure | None = None
@@ -198,10 +207,13 @@ class Exchange:
 
     def connected(self, connection: EngineConnection) -> None:
         assert self.head is not None and self.backend is not None
-        path, body = self.head.path, self._body
+        path, body, backend = self.head.path, self._body, self.backend
+        self.key = self.gateway.engine_key(self)
         if self.ask is not None:
-            path, body = self.ask.path, self.ask.body(body, self._value)
-        request = self.backend.request(
+            if self.slot is None:
+                self.slot = backend.pin(self.ask.choices)
+            path, body = self.ask.path, self.ask.body(body, self._value, backend.adapter.fields(self.key, self.slot))
+        request = backend.request(
             self.head, path, body, call_id=self.call.id, timeout_s=self._time_left(), forward_key=not self.keyed
         )
         self.engine = connection
@@ -284,9 +296,9 @@ class Exchange:
         self._go_elsewhere()
 
     def _go_elsewhere(self) -> None:
-        if self.engine is not None:
-            self.engine.abort()
-            self.engine = None
+        assert self.backend is not None
+        self.gateway.stop(self, self.backend, self.engine)
+        self.engine = None
         self.call.fell_back(time.monotonic())
         self.backend = None
         self.gateway.place_again(self)
@@ -332,8 +344,11 @@ class Exchange:
         if self.engine is not None:
             self.engine.transport.resume_reading()
 
-    def answer_whole(self, status: int, body: bytes) -> None:
-        reply.whole(self, status, body, self._engine_headers)
+    def answer_whole(self, status: int, answer: Json) -> None:
+        """An answer that was put together here, as the engine itself would have given it."""
+        if self.backend is not None:
+            self.backend.adapter.complete(answer)
+        reply.whole(self, status, orjson.dumps(answer), self._engine_headers)
 
     def first_token(self) -> None:
         self.reset_timer()  # from the wait for the first token to the watch over gaps
@@ -395,11 +410,12 @@ class Exchange:
         connection, self.engine = self.engine, None
         backend, self.backend = self.backend, None
         if ending.engine is Engine.ABORT and backend is not None:
+            self.leftover = self.gateway.stop(self, backend, connection)
+        else:
+            if backend is not None:
+                backend.unpin(self.slot)
             if connection is not None:
-                connection.abort()
-            self.gateway.abort(backend, self.call.id)
-        elif connection is not None:
-            connection.release(reusable=self._relay is not None and self._relay.connection_reusable())
+                connection.release(reusable=self._relay is not None and self._relay.connection_reusable())
 
     def _tell_client(self, ending: Ending) -> None:
         client = self.client

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
+from typing import Any
 
 from hangup.apis.routes import Route, Router
 from hangup.app.exchange import Exchange
@@ -28,13 +29,16 @@ from hangup.core import reasons
 from hangup.core.admission import Action, Admission, Terms, Ticket
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
+from hangup.core.reaper import Leftover
 from hangup.core.reasons import Outcome, Reason
 from hangup.edge.connection import ClientConnection
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
+from hangup.engines.connection import EngineConnection
 from hangup.engines.health import watch
 from hangup.engines.pool import Dial
 from hangup.errors import Refusal
+from hangup.reaper import Reaper
 from hangup.wire.head import Headers, RequestHead
 
 ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
@@ -63,6 +67,7 @@ class Gateway:
         self._slots = settings.slots
         self.admission = Admission(settings.limits, [], random.random)
         self.aborts = Aborts(settings.limits)
+        self.reaper = Reaper(self.aborts, self)
         self.draining = False
         self.idle = asyncio.Event()  # set while no call is live
         self.idle.set()
@@ -70,6 +75,7 @@ class Gateway:
         self._paces: dict[Exchange, tuple[int, float]] = {}  # tokens and time of running calls when last looked at
         self._pace_timer = loop.call_later(_PACE_S, self._look_at_paces)
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._goodbyes: set[asyncio.Task[None]] = set()  # to backends that are out of the configuration
         self.configure(settings)
 
     # Configuration
@@ -108,6 +114,7 @@ class Gateway:
             if backend.name not in self._watches:
                 task = self.loop.create_task(watch(backend, settings.limits, self._backend_changed))
                 self._watches[backend.name] = task
+            self.reaper.watch(backend, settings.limits)
         self._act(self.admission.dispatch(time.monotonic()))
 
     def _retire(self, backend: Backend) -> None:
@@ -116,6 +123,8 @@ class Gateway:
         backend.pool.close_idle()
         if backend.seat.in_flight:
             self._retired[backend.name] = backend
+        else:
+            self._forget(backend)
         task = self._watches.pop(backend.name, None)
         if task is not None:
             task.cancel()
@@ -285,8 +294,46 @@ class Gateway:
         if backend.seat.failed():
             self._backend_changed(backend, f"down: {detail}")
 
-    def abort(self, backend: Backend, call_id: str) -> None:
-        self.aborts.send(backend, call_id)
+    # The engine's side of an end
+
+    def engine_key(self, exchange: Exchange) -> str:
+        """What the engine shall know the call by."""
+        own = exchange.backend is not None and exchange.backend.adapter.own_key
+        return self._new_id() if own else exchange.call.id
+
+    def stop(self, exchange: Exchange, backend: Backend, connection: EngineConnection | None) -> Leftover | None:
+        """Ends the engine's work on a call; what may be left of it is the reaper's, until the engine shows that it is gone."""
+        key, slot, call = exchange.key, exchange.slot, exchange.call
+        exchange.key, exchange.slot = "", None
+        if not key:
+            return None  # it was never sent
+        self.aborts.stop(backend, key, connection)
+        choices = exchange.ask.choices if exchange.ask is not None else 1
+        leftover = Leftover(call.id, time.monotonic(), key=key, slot=slot, tokens=call.tokens_out, choices=choices)
+        if slot is not None:
+            backend.pinned -= 1
+        if self.reaper.left(backend, leftover, first_token=call.first_token_at is not None):
+            return leftover
+        if slot is not None:
+            backend.slots_free.append(slot)
+        return None
+
+    def let_go(self, backend: Backend, leftover: Leftover) -> None:
+        """The reaper is done with it: its place goes to the next call."""
+        if leftover.slot is not None:
+            backend.slots_free.append(leftover.slot)
+        kv, leftover.place = leftover.place, None
+        if kv is not None:
+            actions = self.admission.let_go(backend.seat, kv, time.monotonic())
+            self._close_if_done(backend)
+            self._act(actions)
+
+    def seat_changed(self, backend: Backend) -> None:
+        self.admission.fleet.refresh()
+        self._act(self.admission.dispatch(time.monotonic()))
+
+    def told(self, event: str, **fields: Any) -> None:
+        self.log.event(event, **fields)
 
     def _look_at_paces(self) -> None:
         """How long a token takes just now, from a few of the calls that run: their ends would tell it late."""
@@ -316,17 +363,35 @@ class Gateway:
         self.ledger.record(call)
         self.log.call(call)
         if ticket is not None:
-            self._free(ticket, call)
+            self._free(ticket, call, exchange.leftover)
 
-    def _free(self, ticket: Ticket, call: Call) -> None:
-        """Whatever the call held goes to the next one, in this turn."""
-        seat = ticket.seat
+    def _free(self, ticket: Ticket, call: Call, leftover: Leftover | None) -> None:
+        """Whatever the call held goes to the next one, in this turn; but not its place in an engine that may go on."""
+        seat, hold = ticket.seat, leftover is not None and ticket.seat is not None
+        if leftover is not None and hold:
+            leftover.place = ticket.kv
         actions = self.admission.end(
-            ticket, time.monotonic(), call.tokens_out, call.tokens_in, completed=call.outcome is Outcome.COMPLETED
+            ticket,
+            time.monotonic(),
+            call.tokens_out,
+            call.tokens_in,
+            completed=call.outcome is Outcome.COMPLETED,
+            hold=hold,
         )
-        if seat is not None and seat.retired and not seat.in_flight:
-            self._retired.pop(seat.name).pool.close()
+        if seat is not None and seat.retired and seat.name in self._retired:
+            self._close_if_done(self._retired[seat.name])
         self._act(actions)
+
+    def _close_if_done(self, backend: Backend) -> None:
+        if backend.seat.retired and not backend.seat.in_flight and self._retired.get(backend.name) is backend:
+            del self._retired[backend.name]
+            backend.pool.close()
+            self._forget(backend)
+
+    def _forget(self, backend: Backend) -> None:
+        task = self.loop.create_task(self.reaper.forget(backend))
+        self._goodbyes.add(task)
+        task.add_done_callback(self._goodbyes.discard)
 
     def refusal_headers(self, exchange: Exchange, reason: Reason) -> Headers:
         if reason is reasons.UNAUTHORIZED:
@@ -366,6 +431,8 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._watches.values(), return_exceptions=True)
         self._watches.clear()
+        await self.reaper.close()
+        await asyncio.gather(*self._goodbyes, return_exceptions=True)
         await self.aborts.close()
         for connection in list(self.connections):
             connection.close_after_this()

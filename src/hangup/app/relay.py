@@ -39,7 +39,7 @@ class Joint(Protocol):
     def first_token(self) -> None:
         """The wait for the first token is over."""
 
-    def answer_whole(self, status: int, body: bytes) -> None: ...
+    def answer_whole(self, status: int, answer: Json) -> None: ...
 
     def fault(self, error: Exception) -> None: ...
 
@@ -393,7 +393,7 @@ class AssembleRelay(Relay):
         error = event["error"]
         status = error.get("code") if type(error) is dict else None
         status = status if type(status) is int and 400 <= status < 600 else 502
-        self.joint.answer_whole(502 if status == 500 else status, orjson.dumps(event))
+        self.joint.answer_whole(502 if status == 500 else status, event)
         self.call.engine_finished = False  # what follows is not wanted
         self.joint.end(reasons.ENGINE_ERROR)
 
@@ -417,8 +417,7 @@ class AssembleRelay(Relay):
     def _answer(self, reason: Reason) -> None:
         if self._run:
             self._end_run()
-        body = orjson.dumps(self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS))
-        self.joint.answer_whole(200, body)
+        self.joint.answer_whole(200, self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS))
         self.joint.end(reason)
 
 

@@ -26,6 +26,7 @@ from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
 from hangup.engines.pool import Dial
 from hangup.errors import ConfigError, HangupError
+from hangup.reaper import Books
 
 # What a reload cannot change, since it is bound to the process.
 _FIXED = ("host", "port", "admin_host", "admin_port", "tls_cert", "tls_key", "log")
@@ -160,7 +161,7 @@ class _AdminView:
     def ready(self) -> str | None:
         if self._gateway.draining:
             return "draining"
-        return None if any(seat.up for seat in self.seats()) else "no backend is up"
+        return None if any(seat.up and not seat.closed for seat in self.seats()) else "no backend is up"
 
     def seats(self) -> Iterable[Seat]:
         return self._gateway.admission.fleet.seats
@@ -180,6 +181,9 @@ class _AdminView:
     def aborts(self) -> dict[str, int]:
         aborts = self._gateway.aborts
         return {"sent": aborts.sent, "failed": aborts.failed, "skipped": aborts.skipped}
+
+    def reaper(self) -> Books:
+        return self._gateway.reaper.books
 
     def loop_lag(self) -> Histogram:
         return self._lag

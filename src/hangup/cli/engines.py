@@ -5,16 +5,30 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hangup.engines.adapters import ADAPTERS
+from hangup.engines.adapters import ADAPTERS, Adapter
+
+HEAD = ("name", "engine", "a call is stopped by", "verified by", "grace")
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("engines", help="list the engines that hangup knows")
+    parser = commands.add_parser(
+        "engines",
+        help="list the engines that hangup knows",
+        description="The engines that hangup knows, how it stops their work and how it checks that they did.",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    width = max(map(len, ADAPTERS))
-    for adapter in ADAPTERS.values():
-        print(f"{adapter.name:<{width}}  {adapter.title}")
+    rows = [HEAD, *map(row, ADAPTERS.values())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
     return 0
+
+
+def row(adapter: Adapter) -> tuple[str, ...]:
+    how = "nothing" if not adapter.status_path else "slots" if adapter.pins_slots else "counts"
+    where = f"{how} ({adapter.status_path.partition('?')[0]})" if adapter.status_path else how
+    grace = f"{adapter.grace_s + adapter.lag_s:g} s" if adapter.status_path else "-"
+    return adapter.name, adapter.title, adapter.stops_by, where, grace

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from hangup import __version__
-from hangup.cli import configs, demo, engine, engines, keys, lint, serve, simulate, standin
+from hangup.cli import configs, demo, doctor, engine, engines, keys, lint, serve, simulate, standin
 from hangup.errors import ConfigError, HangupError
 
 _EXAMPLES = """\
@@ -53,6 +53,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hangup {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (serve, engine, demo, simulate, lint, configs, engines, keys, standin):
+    for command in (serve, engine, demo, simulate, lint, configs, engines, doctor, keys, standin):
         command.add_parser(commands)
     return parser

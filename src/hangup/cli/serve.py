@@ -25,6 +25,8 @@ examples:
       in front of vLLM, SGLang, llama-server, …
   hangup serve --upstream http://10.0.0.1:8000 --upstream http://10.0.0.2:8000 --output-tokens-max 8192
       two backends, and no answer longer than 8192 tokens
+  hangup serve --spawn "llama-server -m model.gguf --port {port}"
+      an engine of its own: started, watched, and restarted when it is stuck
   hangup serve --config hangup.toml
       everything from a file; SIGHUP reads it again
 """
@@ -58,7 +60,7 @@ async def _serve(made: Configuration, load: Callable[[], Configuration]) -> None
 
     options = Options(slots=made.settings.slots) if made.settings.slots else Options()
     engine = embed(options, made.settings.limits)
-    backend = BackendSettings(url="http://embedded", name="embedded", engine="openai", slots=options.slots)
+    backend = BackendSettings(url="http://embedded", name="embedded", engine="hangup", slots=options.slots)
 
     def with_engine(loaded: Configuration) -> Configuration:
         if loaded.settings.backend:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
+import socket
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from hangup.config import Limits, Settings
+from hangup.config import BackendSettings, Limits, Settings
 from hangup.config.load import Configuration, describe, load
 from hangup.config.schema import scalar_fields
 from hangup.engines.adapters import ADAPTERS, AUTO
@@ -25,6 +27,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="address of an engine; give it several times for several backends (replaces those of the file)",
     )
     parser.add_argument("--engine", choices=[AUTO, *ADAPTERS], help="which engine the upstreams are (default: auto)")
+    parser.add_argument(
+        "--spawn",
+        metavar="COMMAND",
+        help="run the engine as a process of hangup's own, restarted when it dies or is stuck; {port} is a free port",
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML), such as hangup.toml")
     for field in scalar_fields(Settings):
         _add_flag(parser, field)
@@ -48,8 +55,29 @@ def configuration(arguments: argparse.Namespace) -> Configuration:
     prefix = "setting_"
     flags = {k.removeprefix(prefix): v for k, v in vars(arguments).items() if k.startswith(prefix) and v is not None}
     made = load(arguments.config, os.environ, flags, arguments.upstream, arguments.engine)
+    if getattr(arguments, "spawn", None):
+        made = dataclasses.replace(made, settings=_with_spawned(made.settings, arguments))
     unknown = [b.engine for b in made.settings.backend if b.engine not in ADAPTERS and b.engine != AUTO]
     if unknown:
         names = ", ".join([AUTO, *ADAPTERS])
         raise ConfigError([f"backend: there is no engine named {unknown[0]!r}\n  hint: valid names: {names}"])
     return made
+
+
+def _with_spawned(settings: Settings, arguments: argparse.Namespace) -> Settings:
+    """The command runs the one engine: the one upstream that was named, or one on a free port."""
+    if not arguments.upstream:
+        if not hasattr(arguments, "spawn_port"):  # a reload stays where the engine is
+            arguments.spawn_port = _free_port()
+        url = f"http://127.0.0.1:{arguments.spawn_port}"
+        backend = BackendSettings(url=url, engine=arguments.engine or AUTO, spawn=arguments.spawn)
+        return dataclasses.replace(settings, backend=(backend,))
+    if len(settings.backend) != 1:
+        raise ConfigError(["--spawn: runs one engine, so give one --upstream or none\n  hint: `spawn` in each [[backend]]"])
+    return dataclasses.replace(settings, backend=(dataclasses.replace(settings.backend[0], spawn=arguments.spawn),))
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port: int = sock.getsockname()[1]
+        return port

@@ -113,6 +113,25 @@ class Limits:
     health_timeout_s: float = limit(2.0, "Longest time for one health check.", least=0.05)
     failures_max: int = limit(3, "Failures in a row after which a backend counts as down.", least=1)
 
+    # The reaper
+    status_timeout_s: float = limit(2.0, "Longest time for an engine to say what it runs.", least=0.05)
+    release_grace_s: float = limit(
+        0.0, "How long an engine may go on after a call's end before that is a zombie; 0 takes what is usual for the engine."
+    )
+    prefill_grace_s: float = limit(
+        10.0, "Added to that for a call without a first token: prefills run on; and for an engine too busy to answer."
+    )
+    abort_again_max: int = limit(3, "Most further aborts sent for a zombie.")
+    abort_backoff_s: float = limit(0.5, "Pause after the first of these; it doubles each time.", least=0.01)
+    wedge_s: float = limit(
+        120.0, "An engine that is busy and gets nothing done, or does not say what it runs, counts as wedged.", least=0.1
+    )
+    restart_wait_s: float = limit(30.0, "With restart_force: how long calls in a quarantined backend may take to finish.")
+    restarts_per_hour_max: int = limit(4, "Most restarts of a backend in an hour.")
+    restart_s: float = limit(180.0, "Longest time from a restart to a healthy engine.", least=0.1)
+    stop_s: float = limit(10.0, "A spawned engine is told to stop with SIGTERM, and killed after this.", least=0)
+    canary_s: float = limit(30.0, "Longest time for the canary, a call of one token after a quarantine.", least=0.1)
+
     # The process
     drain_s: float = limit(30.0, "After SIGTERM: how long running calls may take before they are ended.")
     log_lines_max: int = limit(10_000, "Log lines held while the log's reader is slow; more are dropped and counted.", least=1)
@@ -132,6 +151,17 @@ class BackendSettings:
     health_path: str = setting("/health", "Path of the active health check; empty turns it off.")
     ca_file: str = setting("", "PEM file with the authorities to trust for https; the system's when empty.")
     tls_verify: bool = setting(True, "Check the certificate of an https backend.")
+    shared: bool = setting(False, "Others use this engine, too: its counts of running calls then convict nobody.")
+    pin_slots: bool = setting(True, "Give each call a slot of its own where the engine allows it, so that checks are exact.")
+    abort_again: bool = setting(True, "Send further aborts for a zombie.")
+    quarantine: bool = setting(True, "Send no new calls to it while it runs a zombie that aborts did not end.")
+    restart_command: str = setting(
+        "", "How to restart it, from quarantine. No shell; {name}, {url}, {host} and {port} are filled in. Empty: never."
+    )
+    restart_force: bool = setting(False, "Restart it under live calls, after restart_wait_s; else when the last one is done.")
+    canary: bool = setting(True, "Before it gets calls again after a quarantine, it must answer one of our own.")
+    spawn: str = setting("", "Command that runs it, as a process of ours: started, watched, restarted. {port} is the url's.")
+    spawn_log: str = setting("", "File for the output of that process, appended to; hangup's stderr when empty.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

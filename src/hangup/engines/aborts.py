@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from hangup.config import Limits
+from hangup.engines.adapters import Abort
 from hangup.engines.backend import Backend
+from hangup.engines.connection import EngineConnection
 from hangup.engines.fetch import fetch
 from hangup.errors import EngineFault
 
 IN_FLIGHT_MAX = 256  # beyond this only the cut connection speaks: a flood of aborts helps nobody
+LINGER_S = 0.25  # how long an abort may keep the call's own connection open
 
 
 class Aborts:
@@ -20,24 +23,44 @@ class Aborts:
         self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def send(self, backend: Backend, call_id: str) -> None:
-        """Tells the engine to stop a call, if it has a way to be told."""
-        abort = backend.adapter.abort(call_id)
-        if abort is None:
-            return
+    def stop(self, backend: Backend, key: str, connection: EngineConnection | None) -> None:
+        """Ends a call in its engine: its connection is cut, and it is told by id if it has ears for that."""
+        abort = backend.abort(key)
+        first = abort is not None and backend.adapter.abort_first and len(self._tasks) < IN_FLIGHT_MAX
+        if connection is not None and first:
+            connection.linger()
+        elif connection is not None:
+            connection.abort()
+        if abort is not None:
+            self._start(backend, abort, connection if first else None)
+
+    def send(self, backend: Backend, key: str) -> None:
+        """Tells the engine once more."""
+        abort = backend.abort(key)
+        if abort is not None:
+            self._start(backend, abort, None)
+
+    def _start(self, backend: Backend, abort: Abort, connection: EngineConnection | None) -> None:
         if len(self._tasks) >= IN_FLIGHT_MAX:
             self.skipped += 1
             return
         self.sent += 1
-        task = asyncio.get_running_loop().create_task(self._send(backend, abort.path, abort.body))
+        task = asyncio.get_running_loop().create_task(self._send(backend, abort, connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send(self, backend: Backend, path: str, body: bytes) -> None:
+    async def _send(self, backend: Backend, abort: Abort, connection: EngineConnection | None) -> None:
+        cut = None
+        if connection is not None:
+            cut = asyncio.get_running_loop().call_later(LINGER_S, connection.abort)
         try:
-            await fetch(backend, "POST", path, body, timeout_s=self._limits.health_timeout_s)
+            await fetch(backend, "POST", abort.path, abort.body, timeout_s=self._limits.health_timeout_s)
         except EngineFault:
             self.failed += 1
+        finally:
+            if cut is not None and connection is not None:
+                cut.cancel()
+                connection.abort()
 
     async def close(self) -> None:
         for task in list(self._tasks):

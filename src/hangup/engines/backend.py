@@ -7,7 +7,7 @@ import os
 
 from hangup.config import BackendSettings, Limits
 from hangup.core.admission import Seat
-from hangup.engines.adapters import ADAPTERS, AUTO, Adapter
+from hangup.engines.adapters import ADAPTERS, AUTO, GENERIC, Abort, Adapter, Facts
 from hangup.engines.pool import Dial, Pool
 from hangup.wire.head import HOP_BY_HOP, Headers, RequestHead
 
@@ -46,21 +46,55 @@ class Backend:
             step_slo_s=limits.step_slo_s,
         )
         # Until a backend has told what it is, it is treated as the least capable kind.
-        self.use(ADAPTERS["openai" if settings.engine == AUTO else settings.engine])
-        self.recognised = settings.engine != AUTO
+        self._slots_given = bool(self.seat.slots)
+        self.learned = False  # its facts were asked for
+        self.slots_free: list[int] = []  # to be given to calls, where that can be done
+        self.pinned = 0  # live calls that have one
+        adapter = GENERIC if settings.engine == AUTO else ADAPTERS[settings.engine]
+        named = settings.engine != AUTO
+        self.use(adapter, Facts(can_abort=named and adapter.abort("probe") is not None))
         self._key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
         self._host = self.pool.address.authority.encode("ascii")
         self._prefix = self.pool.address.prefix
 
-    def use(self, adapter: Adapter) -> None:
-        """Says what kind of engine this is."""
+    def use(self, adapter: Adapter, facts: Facts) -> None:
+        """Says what kind of engine this is and what it can do."""
         self.adapter = adapter
+        self.facts = facts
+        if facts.slots and not self._slots_given:
+            self.seat.slots = facts.slots
+        if facts.kv_tokens and not self.settings.kv_tokens:
+            self.seat.kv_tokens = facts.kv_tokens
+        may_pin = adapter.pins_slots and facts.can_tell and self.settings.pin_slots and not self.settings.shared
+        self.slots_free = list(range(facts.slots)) if may_pin and not self.pinned else self.slots_free
         self._dropped = _NOT_FORWARDED | adapter.stripped_headers
         self._dropped_without_key = self._dropped | _KEYS
 
     def __repr__(self) -> str:
         state = "up" if self.seat.up else "down"
         return f"<backend {self.name} {self.adapter.name} {state} in_flight={self.seat.in_flight}>"
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether it says what it runs."""
+        return self.facts.can_tell and bool(self.adapter.status_path)
+
+    def pin(self, choices: int) -> int | None:
+        """A slot for one call, the one that was used last; None if it must find one by itself."""
+        if choices > 1 or not self.slots_free:
+            return None
+        self.pinned += 1
+        return self.slots_free.pop()
+
+    def unpin(self, slot: int | None) -> None:
+        """Its call is over, and the slot is free."""
+        if slot is not None:
+            self.pinned -= 1
+            self.slots_free.append(slot)
+
+    def abort(self, key: str) -> Abort | None:
+        """How to stop a call by the engine's name for it, if that can be done here."""
+        return self.adapter.abort(key) if self.facts.can_abort and key else None
 
     def request(
         self, head: RequestHead, path: str, body: bytes, *, call_id: str, timeout_s: float | None, forward_key: bool

@@ -116,6 +116,10 @@ class EngineConnection(asyncio.Protocol):
         else:
             self.abort()
 
+    def linger(self) -> None:
+        """Stays open for a moment, but what comes is for nobody: some engines must hear an abort before the end."""
+        self._asker, self._feed = None, _ignore
+
     def abort(self) -> None:
         """Cuts the connection now; on most engines this is what stops the work."""
         self._asker, self._feed = None, None
@@ -128,3 +132,7 @@ def body_decoder(head: ResponseHead) -> Decoder:
     if head.chunked:
         return Chunked()
     return UntilClose() if head.content_length is None else Counted(head.content_length)
+
+
+def _ignore(data: bytes) -> None:
+    """Nobody waits for it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hangup.core import reasons
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection, body_decoder
-from hangup.errors import EngineFault, WireError
+from hangup.errors import EngineFault, EngineSilent, WireError
 from hangup.wire.body import UntilClose
 from hangup.wire.head import ResponseHead
 
@@ -32,7 +32,7 @@ async def fetch(backend: Backend, method: str, path: str, body: bytes = b"", *, 
             connection.ask(inquiry, backend.own_request(method, path, body))
             return await inquiry.answer
     except TimeoutError:
-        raise EngineFault(reasons.ENGINE_UNREACHABLE, f"no answer to {method} {path} within {timeout_s:g} s") from None
+        raise EngineSilent(reasons.ENGINE_UNREACHABLE, f"no answer to {method} {path} within {timeout_s:g} s") from None
     finally:
         inquiry.close()
 

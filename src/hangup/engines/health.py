@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from hangup.config import Limits
-from hangup.engines.adapters import ADAPTERS
+from hangup.engines.adapters import AUTO, Seen, recognise
 from hangup.engines.backend import Backend
 from hangup.engines.fetch import fetch
 from hangup.errors import EngineFault
@@ -19,10 +19,12 @@ async def watch(backend: Backend, limits: Limits, changed: Callable[[Backend, st
         if fault is None:
             if backend.seat.succeeded():
                 changed(backend, "up")
-            if not backend.recognised:
-                await recognise(backend, limits)
-                changed(backend, f"recognised as {backend.adapter.name}")
+            if not backend.learned:
+                await learn(backend, limits.health_timeout_s)
+                if backend.settings.engine == AUTO:
+                    changed(backend, f"recognised as {backend.adapter.name}")
         elif backend.seat.failed():
+            backend.learned = False  # what comes up again may be something else
             changed(backend, f"down: {fault}")
         await asyncio.sleep(limits.health_interval_s)
 
@@ -38,14 +40,25 @@ async def check(backend: Backend, limits: Limits) -> str | None:
     return f"health check answered {answer.head.status}" if answer.head.status >= 500 else None
 
 
-async def recognise(backend: Backend, limits: Limits) -> None:
-    """Finds the adapter that fits; the generic one stays if none does."""
-    backend.recognised = True
+async def learn(backend: Backend, timeout_s: float) -> None:
+    """Finds out what the backend is, unless that was said, and what it can do."""
+
+    async def get(path: str) -> Seen:
+        return await see(backend, path, timeout_s)
+
+    backend.learned = True
+    if backend.settings.engine == AUTO:
+        backend.use(*await recognise(backend.pool.address.host, get))
+    else:
+        facts = await backend.adapter.inspect(get)
+        if facts is not None:
+            backend.use(backend.adapter, facts)
+
+
+async def see(backend: Backend, path: str, timeout_s: float) -> Seen:
+    """The answer to a GET, whatever it is."""
     try:
-        answer = await fetch(backend, "GET", "/v1/models", timeout_s=limits.health_timeout_s)
-    except EngineFault:
-        return
-    server = answer.head.fields.get(b"server", b"").decode("latin-1")
-    for adapter in ADAPTERS.values():
-        if adapter.recognises(server, answer.body):
-            backend.use(adapter)
+        answer = await fetch(backend, "GET", path, timeout_s=timeout_s)
+    except EngineFault as fault:
+        return Seen(0, "", fault.detail.encode())
+    return Seen(answer.head.status, answer.head.fields.get(b"server", b"").decode("latin-1"), answer.body)

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(slots=True)
@@ -27,6 +27,11 @@ class Behaviour:
     crash_after: int = 0  # the process kills itself after that many tokens of a call
     cut_after: int = 0  # closes the connection, with clean framing, after that many tokens
     fail_status: int = 0  # answers every generation with this status
+    like: str = ""  # which engine it looks like on the wire: see likeness.py
+    lag_s: float = 0.0  # how old the figures are that it tells
+    status_hangs: bool = False  # never answers when asked what it runs
+    wedge: bool = False  # stops computing altogether at the first hang-up or abort, and stays busy
+    crash_on_abort: bool = False  # the process kills itself when told to abort
 
     def change(self, values: dict[str, Any]) -> None:
         known = {f.name: f for f in fields(self)}
@@ -69,6 +74,9 @@ class Work:
     computed: int = 0  # tokens per choice
     gone: bool = False
     over: bool = False
+    wanted_slot: int | None = None
+    slot: int = -1
+    task: int = 0
 
 
 @dataclass(slots=True)
@@ -80,6 +88,13 @@ class Past:
     ended: str
 
 
+class Snapshot(NamedTuple):
+    at: float
+    running: int
+    waiting: int
+    tokens: int
+
+
 @dataclass
 class Engine:
     behaviour: Behaviour
@@ -88,6 +103,9 @@ class Engine:
     waiting: deque[Work] = field(default_factory=deque)
     running: list[Work] = field(default_factory=list)
     past: deque[Past] = field(default_factory=lambda: deque(maxlen=20_000))
+    wedged: bool = False
+    happened_at: float = 0.0  # the last result of any call
+    _snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=10_000))
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, work: Work) -> bool:
@@ -106,15 +124,20 @@ class Engine:
         if work.over:
             return
         work.gone = True
-        if not self.behaviour.deaf:
+        if self.behaviour.wedge:
+            self.wedged = True
+        elif not self.behaviour.deaf:
             self._drop(work)
 
     def abort(self, id: str) -> int | None:
         """Stops a call by its id, unless deaf; tells how many tokens it got."""
         self.counters.abort_requests += 1
+        if self.behaviour.crash_on_abort:
+            self.crash()
+        self.wedged = self.wedged or self.behaviour.wedge
         for work in [*self.running, *self.waiting]:
             if work.id == id:
-                if not self.behaviour.deaf:
+                if not self.behaviour.deaf and not self.wedged:
                     self._drop(work)
                 return work.computed * work.choices
         return None
@@ -144,6 +167,9 @@ class Engine:
             self.step()
 
     def step(self) -> None:
+        self._remember()
+        if self.wedged:
+            return
         self._schedule()
         for work in list(self.running):
             if work.over:
@@ -155,8 +181,15 @@ class Engine:
 
     def _schedule(self) -> None:
         behaviour = self.behaviour
-        while self.waiting and len(self.running) < behaviour.slots:
-            work = self.waiting.popleft()
+        for work in list(self.waiting):
+            free = set(range(behaviour.slots)) - {other.slot for other in self.running}
+            if not free:
+                break
+            if work.wanted_slot is not None and work.wanted_slot not in free:
+                continue  # it waits for that one
+            self.waiting.remove(work)
+            work.slot = min(free) if work.wanted_slot is None else work.wanted_slot
+            work.task = self.counters.started
             work.prefill_left_s = behaviour.prefill_s + behaviour.prefill_token_s * work.prompt_tokens
             self.running.append(work)
             self.counters.started += 1
@@ -174,6 +207,7 @@ class Engine:
             self.counters.tokens_after_gone += work.choices
         else:
             work.on_token(work.computed - 1)
+            self.happened_at = asyncio.get_running_loop().time()
         if behaviour.crash_after and work.computed >= behaviour.crash_after:
             self.crash()
         cut = behaviour.cut_after and work.computed >= behaviour.cut_after
@@ -181,6 +215,23 @@ class Engine:
             self.running.remove(work)
             self.counters.finished += 1
             self._end(work, "finished")
+
+    def _remember(self) -> None:
+        if self.behaviour.lag_s:
+            self._snapshots.append(self._snapshot())
+
+    def _snapshot(self) -> Snapshot:
+        now = asyncio.get_running_loop().time()
+        return Snapshot(now, len(self.running), len(self.waiting), self.counters.tokens)
+
+    def shown(self) -> Snapshot:
+        """What it tells of itself, as late as it is set to."""
+        self._remember()
+        now = self._snapshot()
+        past = [snapshot for snapshot in self._snapshots if snapshot.at <= now.at - self.behaviour.lag_s]
+        if not self.behaviour.lag_s:
+            return now
+        return past[-1] if past else Snapshot(0.0, 0, 0, 0)
 
     def stats(self) -> dict[str, Any]:
         return {**asdict(self.counters), "running": len(self.running), "waiting": len(self.waiting)}

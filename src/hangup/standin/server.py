@@ -12,6 +12,7 @@ import httptools
 import orjson
 
 from hangup.standin.engine import Behaviour, Engine, Work
+from hangup.standin.likeness import LIKENESSES, Likeness
 from hangup.standin.shapes import Shape, shape_for
 
 MODEL = "standin"
@@ -56,7 +57,7 @@ class Connection(asyncio.Protocol):
         self._standin.connections -= 1
         if self._work is not None:
             work, self._work = self._work, None
-            self._engine.client_gone(work)
+            self._like.client_left(self._engine, work, self._shape is not None and self._shape.stream)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -64,6 +65,10 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._answer(400, {"error": {"message": str(error)}})
             self.transport.close()
+
+    @property
+    def _like(self) -> Likeness:
+        return LIKENESSES[self._engine.behaviour.like]
 
     # llhttp's callbacks
 
@@ -96,8 +101,13 @@ class Connection(asyncio.Protocol):
         elif path == "/health":
             self._answer(200, {"status": "ok"})
         elif path == "/v1/models" or path.startswith("/v1/models/"):
-            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "hangup"}
+            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": self._like.owner}
             self._answer(200, {"object": "list", "data": [model]} if path == "/v1/models" else model)
+        elif method == "GET" and (page := self._like.page(path, self._engine)) is not None:
+            if not self._engine.behaviour.status_hangs:
+                self._send(*page)
+        elif method == "POST" and "abort" in path and (page := self._like.abort(path, orjson.loads(body), self._engine)):
+            self._send(*page)
         elif method == "POST" and path == "/v1/embeddings":
             self._answer(200, _embeddings(orjson.loads(body)))
         elif method == "POST" and path == "/v1/messages/count_tokens":
@@ -134,7 +144,7 @@ class Connection(asyncio.Protocol):
             self._answer(404, {"error": {"message": "not found", "type": "not_found_error"}})
             return
         self._standin.calls += 1
-        id = headers.get("x-request-id") or f"call-{self._standin.calls}"
+        id = str(request.get(self._like.id_field) or headers.get("x-request-id") or f"call-{self._standin.calls}")
         shape = kind(request, id, MODEL)
         if shape.stream and behaviour.refuse_stream:
             self._answer(400, {"error": {"message": "streaming is not supported", "type": "invalid_request_error"}})
@@ -143,13 +153,14 @@ class Connection(asyncio.Protocol):
         shape.settle(behaviour.answer_tokens, behaviour.ignore_cap)
         self._shape = shape
         work = Work(id, shape.prompt_tokens, shape.length, shape.choices, self._on_token, self._on_end)
+        work.wanted_slot = request.get("id_slot") if self._like.name == "llamacpp" else None
         self._work = work
         if not self._engine.submit(work):
             self._work = None
             self._answer(503, {"error": {"message": "the queue is full", "type": "server_error"}})
         elif shape.stream:
-            head = b"HTTP/1.1 200 OK\r\nserver: hangup-standin\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
-            self.transport.write(head % shape.content_type)
+            head = b"HTTP/1.1 200 OK\r\nserver: %b\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
+            self.transport.write(head % (self._like.server.encode(), shape.content_type))
 
     # The engine's callbacks
 
@@ -176,9 +187,11 @@ class Connection(asyncio.Protocol):
             self._answer(200, shape.whole(work.computed))
 
     def _answer(self, status: int, value: Any) -> None:
-        body = orjson.dumps(value)
-        head = b"HTTP/1.1 %d X\r\nserver: hangup-standin\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        self.transport.write(head % (status, len(body)) + body)
+        self._send(status, b"application/json", orjson.dumps(value))
+
+    def _send(self, status: int, kind: bytes, body: bytes) -> None:
+        head = b"HTTP/1.1 %d X\r\nserver: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(head % (status, self._like.server.encode(), kind, len(body)) + body)
 
 
 def _embeddings(request: dict[str, Any]) -> dict[str, Any]:

@@ -143,16 +143,23 @@ class Admission:
         return self.dispatch(now) if self.fleet.step(seat, seconds, now) and self.queue.count else _NOTHING
 
     def end(
-        self, ticket: Ticket, now: float, tokens_out: int = 0, tokens_in: int | None = None, *, completed: bool = False
+        self,
+        ticket: Ticket,
+        now: float,
+        tokens_out: int = 0,
+        tokens_in: int | None = None,
+        *,
+        completed: bool = False,
+        hold: bool = False,
     ) -> list[Action]:
-        """It is over, wherever it was."""
+        """It is over, wherever it was. `hold`: its engine may still be at work, so its place is not free before `let_go`."""
         seat = ticket.seat
         if seat is None:
             return self.leave(ticket, now)
         tenant = ticket.tenant
         assert tenant is not None
         first = ticket.first_token_at
-        self.fleet.release(ticket)
+        self.fleet.release(ticket, hold)
         tenant.in_flight -= 1
         self._settle(ticket, tenant, tokens_out, tokens_in)
         if tokens_in and ticket.size:
@@ -162,6 +169,11 @@ class Admission:
             tenant.lengths(ticket.output_max).observe(each)
         actions = self.step(seat, (now - first) / (each - 1), now) if first and each > 4 else _NOTHING
         return actions + self.dispatch(now) if self.queue.count else actions
+
+    def let_go(self, seat: Seat, kv: int, now: float) -> list[Action]:
+        """The engine has let go of a call whose place was held."""
+        self.fleet.let_go(seat, kv)
+        return self.dispatch(now) if self.queue.count else _NOTHING
 
     def fell_back(self, ticket: Ticket, now: float) -> list[Action]:
         """Its seat failed before the first byte: it goes elsewhere, before all others of its tenant."""

@@ -20,16 +20,21 @@ class Seat:
     """One backend: what it may run, what it runs, how it is."""
 
     __slots__ = (
+        "choices",
+        "closed",
         "counted",
+        "doubted",
         "entry",
         "estimates",
         "failures",
         "failures_max",
+        "held",
         "in_flight",
         "kv_tokens",
         "kv_used",
         "limiter",
         "name",
+        "peak",
         "reading",
         "retired",
         "slots",
@@ -56,12 +61,17 @@ class Seat:
         self.limiter = SlotLimiter(step_slo_s)
         self.estimates = Estimates()
         self.in_flight = 0
-        self.unstarted = 0  # of those, without a first token
+        self.held = 0  # of those, ended and not known to be gone from the engine
+        self.choices = 0  # answers that the others are waiting for
+        self.peak = 0  # the most of them since somebody looked
+        self.unstarted = 0  # without a first token
         self.reading = 0  # prompt tokens of those
         self.kv_used = 0
         self.failures = 0  # in a row
         self.up = True
         self.retired = False  # taken out of the configuration: no new work, what runs may finish
+        self.doubted = False  # it runs what nobody waits for: taken like one that is down
+        self.closed = False  # in quarantine: no new work at all, what runs may finish
         self.turn = 0  # when it was last chosen, to break ties in turn
         self.counted = 0  # its part of the fleet's limit
         self.entry = 0  # number of its valid entry in the heap
@@ -71,7 +81,17 @@ class Seat:
 
     @property
     def limit(self) -> int:
-        return self.slots or self.limiter.limit(self.in_flight, self.unstarted)
+        # What is held counts as running: it takes one of the slots, and one of the learned most.
+        return 0 if self.closed else self.slots or self.limiter.limit(self.in_flight, self.unstarted)
+
+    @property
+    def well(self) -> bool:
+        return self.up and not self.doubted and not self.closed
+
+    def take_peak(self) -> int:
+        """The most answers under way at a time since the last look."""
+        peak, self.peak = self.peak, self.choices
+        return peak
 
     @property
     def has_room(self) -> bool:
@@ -120,7 +140,7 @@ class Fleet:
         """After seats went up, down, or out of the configuration."""
         self._only = self.seats[0] if len(self.seats) == 1 else None
         self.estimates = self._only.estimates if self._only is not None else self._together
-        self._any_up = any(seat.up for seat in self.seats)
+        self._any_up = any(seat.well for seat in self.seats)
         self.has_kv = any(seat.kv_tokens for seat in self.seats)
         self._heap.clear()
         self.limit = 0
@@ -132,7 +152,7 @@ class Fleet:
         """Its load or its limit is not what it was."""
         # Those that are down are taken only when nothing else is left, so that a wrong verdict costs a failed attempt
         # and never an outage.
-        limit = seat.slots or seat.limiter.limit(seat.in_flight, seat.unstarted)
+        limit = seat.limit
         if seat.retired:
             return
         self.limit += limit - seat.counted
@@ -141,7 +161,7 @@ class Fleet:
             return
         self._entries += 1
         seat.entry = self._entries
-        if seat.in_flight < limit and (seat.up or not self._any_up):
+        if seat.in_flight < limit and (seat.well or not self._any_up):
             heapq.heappush(self._heap, (seat.in_flight / seat.weight, seat.turn, seat.entry, seat))
             if len(self._heap) > 64 + 4 * len(self.seats):
                 self._heap = [item for item in self._heap if item[2] == item[3].entry]
@@ -182,12 +202,12 @@ class Fleet:
     def _best_but(self, kv: int, tried: frozenset[str]) -> Seat | None:
         """For a call that failed elsewhere: rare, so it may look at all."""
         left = [seat for seat in self.seats if seat.name not in tried]
-        left = [seat for seat in left if seat.up] or left
+        left = [seat for seat in left if seat.well] or left
         return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (s.in_flight / s.weight, s.turn), default=None)
 
     def usable(self, tried: frozenset[str] = NOBODY) -> bool:
         """Whether there is any seat that such a call could wait for."""
-        return any(seat.name not in tried for seat in self.seats)
+        return any(seat.name not in tried and not seat.closed for seat in self.seats)
 
     def take(self, seat: Seat, ticket: Ticket, now: float) -> None:
         self._turn += 1
@@ -195,6 +215,9 @@ class Fleet:
         seat.in_flight += 1
         self.in_flight += 1
         seat.kv_used += ticket.kv
+        seat.choices += ticket.choices
+        if seat.choices > seat.peak:
+            seat.peak = seat.choices
         ticket.seat = seat
         ticket.sent_at = now
         if not ticket.blind:
@@ -232,13 +255,18 @@ class Fleet:
         self.changed(seat)
         return True
 
-    def release(self, ticket: Ticket) -> Seat:
+    def release(self, ticket: Ticket, hold: bool = False) -> Seat:
+        """Its call is over. With `hold` its place stays taken, and its cache, until `let_go`."""
         seat = ticket.seat
         assert seat is not None and seat.in_flight > 0, f"{ticket} was released more often than taken"
         ticket.seat = None
-        seat.in_flight -= 1
-        self.in_flight -= 1
-        seat.kv_used -= ticket.kv
+        seat.choices -= ticket.choices
+        if hold:
+            seat.held += 1
+        else:
+            seat.in_flight -= 1
+            self.in_flight -= 1
+            seat.kv_used -= ticket.kv
         if ticket.reading:
             ticket.reading = False
             seat.unstarted -= 1
@@ -246,3 +274,12 @@ class Fleet:
         ticket.first_token_at = 0.0
         self.changed(seat)
         return seat
+
+    def let_go(self, seat: Seat, kv: int) -> None:
+        """A place that was held is free."""
+        assert seat.held > 0, f"{seat} holds nothing"
+        seat.held -= 1
+        seat.in_flight -= 1
+        self.in_flight -= 1
+        seat.kv_used -= kv
+        self.changed(seat)

@@ -1,8 +1,20 @@
-"""What the gateway must know of an engine beyond HTTP."""
+"""What the gateway must know of an engine beyond HTTP: one adapter per kind of engine.
+
+An adapter only describes: which bytes to send, and what an answer says. Sending, waiting and judging is done elsewhere.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from hangup.core.reaper import Status
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,18 +25,132 @@ class Abort:
     body: bytes = b""
 
 
+class Seen(NamedTuple):
+    """What a backend answered to one GET; status 0 when it did not answer."""
+
+    status: int
+    server: str
+    body: bytes
+
+    def json(self) -> Any:
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError:
+            return None
+
+    @property
+    def table(self) -> Json:
+        """The body as an object; empty if it is none."""
+        value = self.json() if self.status == 200 else None
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def rows(self) -> list[Json]:
+        """The objects of the body, if it is a list, or of the list `data` in it, as in an answer to GET /v1/models."""
+        value = self.json() if self.status == 200 else None
+        value = value.get("data") if isinstance(value, dict) else value
+        return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+Get = Callable[[str], Awaitable[Seen]]
+
+
+@dataclass(slots=True)
+class Facts:
+    """What one backend turned out to be able to do."""
+
+    version: str = ""
+    slots: int = 0  # calls at a time; 0: it does not say
+    context: int = 0  # tokens
+    kv_tokens: int = 0
+    can_abort: bool = False
+    can_tell: bool = False  # what it runs
+    hints: tuple[str, ...] = ()
+
+
 class Adapter:
-    """A kind of engine. The defaults are right for one that stops when its connection is cut."""
+    """A kind of engine. The defaults are right for one that stops when its connection is cut, and tells nothing."""
 
     name = ""
     title = ""
+    stops_by = "closing the connection"
     # Headers that must not reach it, in lower case.
-    stripped_headers: frozenset[bytes] = frozenset()
+    stripped_headers: frozenset[bytes] = frozenset([b"x-conversation-id"])
+    # How long its work may run on after a call's end, at its usual best.
+    grace_s = 5.0
+    # How old the figures may be that it gives.
+    lag_s = 0.0
+    # Pause between two questions what it runs.
+    poll_s = 0.25
+    # The same while it is only about calls that were streaming, which some engines let go of whatever they are asked.
+    quick_poll_s: float | None = None
+    # Where it cannot be asked: how long a place is kept after a hang-up.
+    blind_hold_s = 0.25
+    # Where it is asked; "" if it cannot be.
+    status_path = ""
+    # It must know calls by a key of our own making, not by an id that a client may have chosen.
+    own_key = False
+    # Its abort must find the connection open.
+    abort_first = False
+    # Calls can be given a slot of their own.
+    pins_slots = False
 
-    def recognises(self, server: str, models: bytes) -> bool:
-        """Whether a backend is of this kind, from its Server header and its answer to GET /v1/models."""
+    def recognises(self, models: Seen) -> bool:
+        """Whether a backend is of this kind for sure, from its answer to GET /v1/models."""
         return False
 
-    def abort(self, call_id: str) -> Abort | None:
+    async def inspect(self, get: Get) -> Facts | None:
+        """What this backend can do, asked with GET alone; None if it is of another kind after all."""
+        return Facts(can_abort=self.abort("probe") is not None, can_tell=bool(self.status_path))
+
+    def fields(self, key: str, slot: int | None) -> Json:
+        """What is set in a generation's body, so that the engine knows the call by our key or in our slot."""
+        return {}
+
+    def abort(self, key: str) -> Abort | None:
         """How to stop a call explicitly, besides cutting its connection; None where the engine has no such way."""
         return None
+
+    def complete(self, answer: Json) -> None:
+        """Adds what a whole answer of this engine has and its streams leave out; only ever null."""
+
+    def read_status(self, answer: Seen) -> Status | None:
+        """What it runs, from its answer to GET `status_path`; None if that cannot be read."""
+        return None
+
+
+def gauges(body: bytes) -> dict[str, float]:
+    """Prometheus' text, by metric name, summed over labels."""
+    found: dict[str, float] = {}
+    for line in body.decode("utf-8", "replace").splitlines():
+        if line.startswith("#") or " " not in line:
+            continue
+        name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
+        try:
+            found[name] = found.get(name, 0.0) + float(rest.rpartition("} ")[2].split()[0])
+        except (ValueError, IndexError):
+            continue
+    return found
+
+
+def counted(answer: Seen, running: str, waiting: str, tokens: str = "") -> Status | None:
+    """A status out of Prometheus gauges."""
+    found = gauges(answer.body) if answer.status == 200 else {}
+    if running not in found:
+        return None
+    told = int(found[tokens]) if tokens in found else None
+    return Status(int(found[running]), int(found.get(waiting, 0)), tokens=told)
+
+
+def label(body: bytes, metric: str, name: str) -> str:
+    """The value of a label of a metric; "" if there is none."""
+    for line in body.decode("utf-8", "replace").splitlines():
+        if line.startswith(metric + "{"):
+            found = re.search(rf'[{{,]{name}="([^"]*)"', line)
+            return found[1] if found is not None else ""
+    return ""
+
+
+def number(text: object) -> int:
+    """A whole number that an engine told, or 0."""
+    return int(text) if isinstance(text, (int, float)) or (isinstance(text, str) and text.isdigit()) else 0

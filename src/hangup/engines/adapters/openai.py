@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hangup.engines.adapters.base import Adapter
+from hangup.engines.adapters.base import Adapter, Facts, Get
 
 
 class OpenAICompatible(Adapter):
     name = "openai"
-    title = "any OpenAI-compatible engine; stopped by cutting its connection"
-    # llama-server keeps a stream alive behind this id after the client has left.
-    stripped_headers = frozenset([b"x-conversation-id"])
+    title = "any OpenAI-compatible engine"
+
+    async def inspect(self, get: Get) -> Facts:
+        return Facts(hints=("it does not say what it runs, so a hang-up cannot be verified: name the engine with --engine",))

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.engines.adapters.base import Abort, Adapter
+from hangup.core.reaper import Status
+from hangup.engines.adapters.base import Abort, Adapter, Seen, number
 
 
 class StandIn(Adapter):
     name = "standin"
-    title = "the built-in stand-in engine; stopped by id and by cutting its connection"
+    title = "the built-in stand-in engine"
+    stops_by = "abort by id, closing the connection"
+    grace_s = 2.0
+    poll_s = 0.05
+    status_path = "/standin/stats"
 
-    def recognises(self, server: str, models: bytes) -> bool:
-        return server.startswith("hangup-standin")
+    def recognises(self, models: Seen) -> bool:
+        return models.server.startswith("hangup-standin")
 
-    def abort(self, call_id: str) -> Abort:
-        return Abort("/standin/abort", orjson.dumps({"id": call_id}))
+    def abort(self, key: str) -> Abort:
+        return Abort("/standin/abort", orjson.dumps({"id": key}))
+
+    def read_status(self, answer: Seen) -> Status | None:
+        told = answer.table
+        if "running" not in told:
+            return None
+        return Status(number(told["running"]), number(told["waiting"]), tokens=number(told["tokens"]))

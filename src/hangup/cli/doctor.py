@@ -1,0 +1,80 @@
+"""`hangup doctor URL`: what a live engine is, and what protection it allows. Asks with GET alone."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+from hangup.config import BackendSettings, Limits
+from hangup.config.load import url_problem
+from hangup.core.reaper import Status
+from hangup.engines.adapters import ADAPTERS, AUTO
+from hangup.engines.backend import Backend
+from hangup.engines.health import check, learn, see
+from hangup.errors import HangupError
+
+_EXAMPLES = """\
+examples:
+  hangup doctor http://127.0.0.1:8000
+  hangup doctor http://127.0.0.1:8000 --engine vllm --api-key-env VLLM_KEY
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="look at a live engine: what it is, and what protection it allows",
+        description="Asks a live engine what it is (nothing but GET requests) and tells what hangup can do with it.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("url", metavar="URL", help="address of the engine")
+    parser.add_argument("--engine", choices=[AUTO, *ADAPTERS], default=AUTO, help="which engine it is (default: auto)")
+    parser.add_argument("--api-key-env", default="", metavar="NAME", help="environment variable with the key to send to it")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if problem := url_problem(arguments.url):
+        raise HangupError(f"URL: {problem}")
+    settings = BackendSettings(url=arguments.url, engine=arguments.engine, api_key_env=arguments.api_key_env)
+    return asyncio.run(_examine(settings, Limits()))
+
+
+async def _examine(settings: BackendSettings, limits: Limits) -> int:
+    backend = Backend(settings, limits, asyncio.get_running_loop())
+    try:
+        fault = await check(backend, limits)
+        if fault is not None:
+            raise HangupError(f"{settings.url}: {fault}")
+        await learn(backend, limits.health_timeout_s)
+        status = None
+        if backend.adapter.status_path:
+            seen = await see(backend, backend.adapter.status_path, limits.status_timeout_s)
+            status = backend.adapter.read_status(seen)
+        for name, value in _findings(backend, status):
+            print(f"{name:<13}{value}")
+        return 0
+    finally:
+        backend.pool.close()
+
+
+def _findings(backend: Backend, status: Status | None) -> list[tuple[str, str]]:
+    adapter, facts = backend.adapter, backend.facts
+    size = [(facts.slots, "slots"), (facts.context, "tokens of context"), (facts.kv_tokens, "tokens of cache")]
+    if status is None:
+        verify = f"no: a place is kept for {adapter.blind_hold_s:g} s after a hang-up, then given on"
+    else:
+        how = "exactly, slot by slot" if adapter.pins_slots else "by its counts; exact while hangup is its only client"
+        verify = f"{how} ({adapter.status_path.partition('?')[0]}, a zombie after {adapter.grace_s + adapter.lag_s:g} s)"
+    rows = [
+        ("engine", f"{adapter.title} {facts.version}".rstrip()),
+        ("capacity", ", ".join(f"{count} {what}" for count, what in size if count) or "it does not say"),
+        ("stops by", adapter.stops_by),
+        ("abort by id", "yes" if facts.can_abort else "no"),
+        ("verified", verify),
+    ]
+    if status is not None:
+        rows.append(("just now", f"{status.running} running, {status.waiting} waiting"))
+    return rows + [("hint", hint) for hint in facts.hints]

@@ -1,0 +1,11 @@
+"""Whether an engine has let go of work that nobody waits for, and what follows if it has not. No I/O.
+
+`Status` is what an engine says of itself, `Book` holds the calls that ended while it was at work on them and judges by
+that, and `Ladder` decides what is done about those it has not let go of.
+"""
+
+from hangup.core.reaper.book import Book, Leftover
+from hangup.core.reaper.ladder import Ladder, Rung, Step, Terms
+from hangup.core.reaper.status import Slot, Status
+
+__all__ = ["Book", "Ladder", "Leftover", "Rung", "Slot", "Status", "Step", "Terms"]

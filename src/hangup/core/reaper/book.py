@@ -1,0 +1,226 @@
+"""Calls that ended while their engine was at work on them, until the engine itself shows that it has let go.
+
+    left ──▶ held ──▶ released      a status that was asked for after its end shows the work gone
+                 └──▶ zombie ──▶ released      the work was still there when the grace had passed
+                 └──▶ unknown       nothing could be learned until the grace had passed
+
+A socket that was closed, or an abort that was answered with 200, is no evidence. Two kinds of it are:
+
+- Slots. A call that was pinned to a slot is gone when the slot is free or does something else: exact.
+- Counts. Whatever an engine runs beyond our own calls, and beyond those that ended within the grace, is work that nobody
+  waits for. That is exact only in number: the name is that of the ended call which it most probably is. It needs an
+  engine that serves nobody else (`shared = false`), and allows for figures that come late (`lag_s`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from hangup.core.reaper.status import Slot, Status
+
+REMEMBERED = 256  # ended calls of which one may turn out to be what still runs
+
+
+class Leftover:
+    """What an ended call left behind in an engine. `place` is the caller's: what is held until it is released."""
+
+    __slots__ = (
+        "aborts",
+        "at",
+        "call_id",
+        "choices",
+        "grace_s",
+        "key",
+        "place",
+        "silent",
+        "slot",
+        "task",
+        "tokens",
+        "tokens_now",
+        "zombie_since",
+    )
+
+    def __init__(
+        self, call_id: str, at: float, *, key: str = "", slot: int | None = None, tokens: int = 0, choices: int = 1
+    ) -> None:
+        self.call_id = call_id
+        self.key = key or call_id  # the engine's name for it
+        self.slot = slot
+        self.tokens = tokens  # at its end
+        self.tokens_now: int | None = None  # as the engine tells
+        self.choices = choices
+        self.at = at
+        self.grace_s = 0.0
+        self.silent = False  # it had sent nothing yet
+        self.aborts = 0  # sent after the first
+        self.task = ""
+        self.zombie_since: float | None = None
+        self.place: Any = None
+
+    def __repr__(self) -> str:
+        return f"<leftover {self.call_id} slot={self.slot} {'zombie' if self.zombie_since is not None else 'held'}>"
+
+    @property
+    def due(self) -> float:
+        """When its grace is over."""
+        return self.at + self.grace_s
+
+    @property
+    def tokens_since(self) -> int | None:
+        """Computed since its end, as far as the engine tells."""
+        return None if self.tokens_now is None else max(0, self.tokens_now - self.tokens)
+
+
+class Book:
+    """One backend's leftovers. Times are monotonic seconds."""
+
+    def __init__(self, grace_s: float, lag_s: float = 0.0, *, prefill_grace_s: float = 0.0, shared: bool = False) -> None:
+        self.grace_s = grace_s
+        self.lag_s = lag_s  # how old the engine's figures may be
+        self.prefill_grace_s = prefill_grace_s  # more for a call without a first token: a prefill runs on
+        self.shared = shared
+        self.held: list[Leftover] = []  # oldest first
+        self.orphans = 0  # work that is neither ours nor was
+        self.frozen_since: float | None = None  # busy, and nothing moves
+        self._progress: tuple[object, ...] = ()
+        self._recent: deque[Leftover] = deque(maxlen=REMEMBERED)  # released or given up, newest last
+        self._peaks: deque[tuple[float, int]] = deque()  # most calls of ours at a time, between two looks
+
+    def __repr__(self) -> str:
+        return f"<book held={len(self.held)} zombies={len(self.zombies)} orphans={self.orphans}>"
+
+    @property
+    def zombies(self) -> list[Leftover]:
+        return [left for left in self.held if left.zombie_since is not None]
+
+    def left(self, leftover: Leftover, *, first_token: bool = True) -> None:
+        """A call has ended, and its engine was told to stop."""
+        leftover.silent = not first_token
+        leftover.grace_s = self.grace_s + (0.0 if first_token else self.prefill_grace_s)
+        self.held.append(leftover)
+
+    def reset(self) -> list[Leftover]:
+        """The engine was started anew: all of it is gone."""
+        gone, self.held = self.held, []
+        self._recent.clear()
+        self._peaks.clear()
+        self.orphans, self.frozen_since, self._progress = 0, None, ()
+        return gone
+
+    # Evidence
+
+    def observe(
+        self, status: Status, asked_at: float, now: float, live: int, peak: int, *, pinned: bool = True
+    ) -> list[Leftover]:
+        """What the engine answered to a question of `asked_at`; returns what it has let go of.
+
+        `live` counts the answers that our calls are waiting for there now, `peak` the most since the last look;
+        `pinned` says that each of our calls has its own slot.
+        """
+        self._watch_progress(status, now)
+        self._peaks.append((now, max(live, peak)))
+        while self._peaks[0][0] < asked_at - self.lag_s and len(self._peaks) > 1:
+            self._peaks.popleft()
+        most = max(count for _, count in self._peaks)
+        exact = status.slots is not None
+        released = self._by_slot([left for left in self.held if exact and left.slot is not None], status, asked_at, now, pinned)
+        if not self.shared:
+            rest = [left for left in self.held if not exact or left.slot is None]
+            released += self._by_count(rest, status, asked_at, now, live, most)
+        self._forget(released)
+        return released
+
+    def passed(self, now: float) -> list[Leftover]:
+        """Those of which nothing was learned in their grace: they are let go unverified."""
+        late = [left for left in self.held if left.zombie_since is None and now > left.due + self.lag_s]
+        self._forget(late)
+        return late
+
+    def unanswered(self, asked_at: float, now: float) -> None:
+        """The engine did not say what it runs, though it is there. Its place stays taken for longer, since a large batch can
+        keep an engine from answering; then it is a zombie."""
+        for left in self.held:
+            late = now > left.due + self.lag_s + self.prefill_grace_s
+            if left.at < asked_at and late and left.zombie_since is None:
+                left.zombie_since = now
+
+    def overdue(self, now: float) -> bool:
+        """Whether anything is held beyond its grace, convicted or not."""
+        return any(now > left.due + self.lag_s for left in self.held)
+
+    def _forget(self, gone: Iterable[Leftover]) -> None:
+        away = set(gone)
+        if away:  # all of ten thousand clients may leave at once
+            self._recent.extend(left for left in self.held if left in away)
+            self.held = [left for left in self.held if left not in away]
+
+    def _by_slot(self, lefts: list[Leftover], status: Status, asked_at: float, now: float, pinned: bool) -> list[Leftover]:
+        released = []
+        for left in lefts:
+            assert left.slot is not None
+            slot = status.slot(left.slot)
+            if asked_at <= left.at:
+                continue
+            if slot is None or not _still(left, slot):
+                released.append(left)
+                continue
+            left.task, left.tokens_now = slot.task, slot.tokens
+            if left.zombie_since is None and now > left.due:
+                if pinned:
+                    left.zombie_since = now
+                else:  # a call without a slot of its own may have got this one
+                    left.grace_s += self.grace_s
+        return released
+
+    def _by_count(
+        self, lefts: list[Leftover], status: Status, asked_at: float, now: float, live: int, most: int
+    ) -> list[Leftover]:
+        slots_taken = sum(left.choices for left in self.held if left.slot is not None)
+        beyond = status.work - live - slots_taken
+        released, rest = [], sum(left.choices for left in lefts)
+        # Those that have been at it for long are kept longest: the usual time to stop is much shorter than the grace.
+        for left in sorted(lefts, key=lambda left: (now - left.at > left.grace_s / 2, left.at)):
+            if left.at < asked_at and rest - left.choices >= max(beyond, 0):
+                released.append(left)
+                rest -= left.choices
+        gone = set(released)
+        self._convict([left for left in lefts if left not in gone], status.work - most - slots_taken, now)
+        return released
+
+    def _convict(self, lefts: list[Leftover], beyond: int, now: float) -> None:
+        """`beyond` what was ours at any time that the figures may be from: the young among the ended may still be in it."""
+        young = sum(left.choices for left in (*self._recent, *lefts) if now <= left.due + self.lag_s)
+        sure = beyond - young
+        for left in sorted(lefts, key=lambda left: left.at):
+            if now > left.due + self.lag_s:
+                if sure > 0 and left.zombie_since is None:
+                    left.zombie_since = now
+                sure -= left.choices
+        for left in reversed(list(self._recent)):  # released by a figure that was too good
+            if sure <= 0 or left.slot is not None or now > left.due + 2 * (self.lag_s + self.grace_s):
+                continue
+            if now > left.due + self.lag_s:
+                self._recent.remove(left)
+                left.zombie_since = now
+                self.held.append(left)
+                sure -= left.choices
+        self.orphans = max(0, sure)
+
+    def _watch_progress(self, status: Status, now: float) -> None:
+        if not status.work or status.progress != self._progress or (status.slots is None and status.tokens is None):
+            self.frozen_since = None
+        elif self.frozen_since is None:
+            self.frozen_since = now
+        self._progress = status.progress
+
+    def frozen_s(self, now: float) -> float:
+        """How long the engine has been busy without getting anything done."""
+        return -math.inf if self.frozen_since is None else now - self.frozen_since
+
+
+def _still(left: Leftover, slot: Slot) -> bool:
+    """Whether what runs in the slot can be what was left in it."""
+    return slot.busy and slot.tokens >= left.tokens and (not left.task or slot.task == left.task)

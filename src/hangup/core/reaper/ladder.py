@@ -1,0 +1,157 @@
+"""What is done, in which order and how often, about an engine that does not let go. Every step has a reason and a limit.
+
+    WELL ──▶ DOUBTED ──▶ QUARANTINED ──▶ RESTARTING ──▶ CANARY ──▶ WELL
+              │  ▲ abort again, with backoff, a few times; new calls go elsewhere if there is an elsewhere
+              ▼
+             WELL        the trouble went away by itself
+
+In quarantine no new call goes there, and the calls that run may finish. A restart waits for them, unless `force` says that it
+need not. Trouble that ends in quarantine leads to the canary without a restart. Each rung can be turned off; where the next
+one is off, the ladder rests on the rung below and goes on looking.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from hangup.core.reaper.book import Leftover
+
+_HOUR_S = 3600.0
+_CANARIES_MAX = 2  # that failed in a row, before a restart
+
+
+class Rung(StrEnum):
+    WELL = "well"
+    DOUBTED = "doubted"
+    QUARANTINED = "quarantined"
+    RESTARTING = "restarting"
+    CANARY = "canary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How far the ladder may go on a backend."""
+
+    aborts_max: int = 3  # after the first one, per call
+    abort_backoff_s: float = 0.5  # doubles
+    quarantine: bool = True
+    restart: bool = False
+    force: bool = False  # restart under live calls, after `restart_wait_s`
+    restart_wait_s: float = 30.0
+    restarts_per_hour: int = 4
+    canary: bool = True
+    canary_backoff_s: float = 2.0  # doubles, up to a minute
+    wedge_s: float = 30.0
+
+
+class Step(NamedTuple):
+    """One thing to do or to tell: `what` is abort, or the rung that was reached."""
+
+    what: str
+    reason: str
+    leftover: Leftover | None = None
+
+
+class Ladder:
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.rung = Rung.WELL
+        self.since = -math.inf
+        self.reason = ""
+        self._restarts: deque[float] = deque()
+        self._next: dict[str, float] = {}  # when a zombie's next abort is due
+        self._not_before = -math.inf  # the next restart or canary, after a failed one
+        self._tries = 0
+
+    def __repr__(self) -> str:
+        return f"<ladder {self.rung.value} {self.reason}>"
+
+    def advance(self, now: float, zombies: Sequence[Leftover], trouble: str, live: int) -> list[Step]:
+        """What is to be done now. `trouble` is anything wrong besides zombies, or ""."""
+        match self.rung:
+            case Rung.WELL:
+                if not zombies and not trouble:
+                    return []
+                steps = [self._go(Rung.DOUBTED, now, trouble or _named(zombies))]
+                return steps + self._doubted(now, zombies, trouble)
+            case Rung.DOUBTED:
+                return self._doubted(now, zombies, trouble)
+            case Rung.QUARANTINED:
+                return self._quarantined(now, zombies, trouble, live)
+            case _:
+                return []
+
+    def _doubted(self, now: float, zombies: Sequence[Leftover], trouble: str) -> list[Step]:
+        if not zombies and not trouble:
+            self._next.clear()
+            return [self._go(Rung.WELL, now, "the engine has let go")]
+        terms, steps, used_up = self.terms, list[Step](), bool(trouble)
+        self._next = {z.call_id: self._next.get(z.call_id, now) for z in zombies}
+        for zombie in zombies:
+            if now < self._next[zombie.call_id]:
+                continue
+            if zombie.aborts >= terms.aborts_max:
+                used_up = True
+                continue
+            self._next[zombie.call_id] = now + terms.abort_backoff_s * 2**zombie.aborts
+            zombie.aborts += 1
+            steps.append(Step("abort", f"abort {zombie.aborts} of {terms.aborts_max}", zombie))
+        if used_up and terms.quarantine:
+            steps.append(self._go(Rung.QUARANTINED, now, trouble or _named(zombies)))
+        return steps
+
+    def _quarantined(self, now: float, zombies: Sequence[Leftover], trouble: str, live: int) -> list[Step]:
+        if now < self._not_before:
+            return []
+        if not trouble and self._tries >= _CANARIES_MAX and self._may_restart(now):
+            trouble = self.reason  # it looks well and answers nothing
+        if not zombies and not trouble:
+            return [self._to_canary(now, "the engine has let go")]
+        waited = now - self.since >= self.terms.restart_wait_s
+        if not self._may_restart(now) or (live and not (self.terms.force and waited)):
+            return []
+        self._restarts.append(now)
+        return [self._go(Rung.RESTARTING, now, trouble or _named(zombies))]
+
+    def _may_restart(self, now: float) -> bool:
+        while self._restarts and self._restarts[0] <= now - _HOUR_S:
+            self._restarts.popleft()
+        return self.terms.restart and len(self._restarts) < self.terms.restarts_per_hour
+
+    def restarted(self, ok: bool, now: float, why: str = "") -> list[Step]:
+        assert self.rung is Rung.RESTARTING, self
+        if ok:
+            return [self._to_canary(now, "restarted")]
+        return [self._back_off(now, f"the restart failed: {why}")]
+
+    def canary(self, ok: bool, now: float, why: str = "") -> list[Step]:
+        """How a call of our own fared; it decides whether clients' calls go there again."""
+        assert self.rung is Rung.CANARY, self
+        if not ok:
+            return [self._back_off(now, f"the canary failed: {why}")]
+        self._tries = 0
+        return [self._go(Rung.WELL, now, "the canary was answered" if self.terms.canary else "taken back")]
+
+    def _to_canary(self, now: float, reason: str) -> Step:
+        self._next.clear()
+        return self._go(Rung.CANARY, now, reason)
+
+    def _back_off(self, now: float, reason: str) -> Step:
+        self._not_before = now + min(self.terms.canary_backoff_s * 2**self._tries, 60.0)
+        self._tries = min(self._tries + 1, 10)
+        return self._go(Rung.QUARANTINED, now, reason)
+
+    def _go(self, rung: Rung, now: float, reason: str) -> Step:
+        self.rung, self.since, self.reason = rung, now, reason
+        return Step(rung.value, reason)
+
+
+def _named(zombies: Sequence[Leftover]) -> str:
+    first = min(zombies, key=lambda zombie: zombie.at)
+    more = f" and {len(zombies) - 1} more" if len(zombies) > 1 else ""
+    return f"{first.call_id}{'' if first.slot is None else f' in slot {first.slot}'}{more} still runs"

@@ -1,0 +1,29 @@
+"""hangup's own engine (`hangup engine`): its slots say which call is in them, and a call is cancelled by its id."""
+
+from __future__ import annotations
+
+from hangup.core.reaper import Status
+from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Seen, counted, number
+
+
+class HangupEngine(Adapter):
+    name = "hangup"
+    title = "hangup's own engine (`hangup engine`)"
+    stops_by = "cancel by id, closing the connection"
+    grace_s = 2.0
+    poll_s = 0.05
+    status_path = "/metrics"
+
+    def recognises(self, models: Seen) -> bool:
+        return any(row.get("owned_by") == "hangup" and "max_model_len" in row for row in models.rows)
+
+    async def inspect(self, get: Get) -> Facts:
+        models, slots = await get("/v1/models"), await get("/slots")
+        context = max((number(row.get("max_model_len")) for row in models.rows), default=0)
+        return Facts(slots=len(slots.rows), context=context, can_abort=True, can_tell=True)
+
+    def abort(self, key: str) -> Abort:
+        return Abort(f"/v1/cancel/{key}")
+
+    def read_status(self, answer: Seen) -> Status | None:
+        return counted(answer, "hangup_engine_running", "hangup_engine_waiting", "hangup_engine_tokens_total")

@@ -1,0 +1,90 @@
+"""The reaper as the gateway sees it: calls are left with it, and it can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hangup.config import Limits
+from hangup.core.reaper import Leftover
+from hangup.engines.aborts import Aborts
+from hangup.engines.backend import Backend
+from hangup.reaper.watch import Books, Host, Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Zombie:
+    """Work that runs on though its call is over."""
+
+    call_id: str
+    backend: str
+    slot: int | None
+    since: float  # monotonic time of the call's end
+    tokens: int | None  # computed since, where the engine tells
+
+
+@dataclass(frozen=True, slots=True)
+class BackendView:
+    """How a backend stands with the reaper."""
+
+    name: str
+    engine: str
+    verifies: bool  # it says what it runs
+    rung: str
+    since: float  # when it got there, monotonic
+    reason: str
+    held: int  # ended calls that are not known to be gone
+    orphans: int
+    zombies: tuple[Zombie, ...]
+
+
+class Reaper:
+    def __init__(self, aborts: Aborts, host: Host) -> None:
+        self._aborts = aborts
+        self._host = host
+        self._watches: dict[Backend, Watch] = {}
+        self.books = Books(self._watches.values())
+
+    def watch(self, backend: Backend, limits: Limits) -> None:
+        if backend not in self._watches:
+            self._watches[backend] = Watch(backend, limits, self._aborts, self._host, self.books)
+
+    def left(self, backend: Backend, leftover: Leftover, *, first_token: bool) -> bool:
+        """A call ended while its engine was at work on it; whether its place is to be held until it is known to be gone."""
+        watch = self._watches.get(backend)
+        if watch is None:
+            return False
+        watch.left(leftover, first_token=first_token)
+        return True
+
+    async def forget(self, backend: Backend) -> None:
+        """Out of the configuration, with nothing left in it."""
+        watch = self._watches.pop(backend, None)
+        if watch is not None:
+            await watch.close()
+
+    async def close(self) -> None:
+        for backend in list(self._watches):
+            await self.forget(backend)
+
+    def view(self) -> list[BackendView]:
+        return [_view(watch) for watch in self._watches.values()]
+
+    def zombies(self) -> Iterable[Zombie]:
+        return (zombie for view in self.view() for zombie in view.zombies)
+
+
+def _view(watch: Watch) -> BackendView:
+    backend, book, ladder = watch.backend, watch.book, watch.ladder
+    zombies = tuple(Zombie(z.call_id, backend.name, z.slot, z.at, z.tokens_since) for z in book.zombies)
+    return BackendView(
+        backend.name,
+        backend.adapter.name,
+        backend.can_tell,
+        ladder.rung.value,
+        ladder.since,
+        ladder.reason,
+        len(book.held),
+        book.orphans,
+        zombies,
+    )

@@ -1,0 +1,288 @@
+"""The loop over one backend: asks what it runs, lets the book judge, and does what the ladder says.
+
+It looks soon after a call was left behind, then at the engine's own pace; and now and then when there is nothing to look
+for, to find work of nobody's and an engine that is stuck. Never more than one question at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from hangup.config import Limits
+from hangup.core.ledger import Histogram
+from hangup.core.reaper import Book, Ladder, Leftover, Rung, Status, Step, Terms
+from hangup.engines.aborts import Aborts
+from hangup.engines.adapters import Adapter, Seen
+from hangup.engines.backend import Backend
+from hangup.engines.fetch import fetch
+from hangup.engines.health import check
+from hangup.errors import EngineFault, EngineSilent
+from hangup.reaper import canary, restart
+from hangup.reaper.process import Spawned
+
+_FIRST_LOOK_S = 0.02  # after a call was left: most engines have let go by then
+_FRESH_S = 0.5  # so long after a call was left it is worth asking at the quicker pace
+_BLIND_PACE_S = 0.05  # of looking at what is held for an engine that cannot be asked
+_AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has died of it, probably
+_HEALTH_PAUSE_S = 0.2
+
+
+class Host(Protocol):
+    """Who holds the places, and keeps the log."""
+
+    def let_go(self, backend: Backend, leftover: Leftover) -> None:
+        """Its place is free, if it had one."""
+
+    def seat_changed(self, backend: Backend) -> None: ...
+
+    def told(self, event: str, **fields: Any) -> None: ...
+
+
+class Books:
+    """What is counted over all backends."""
+
+    def __init__(self, watches: Iterable[Watch]) -> None:
+        self._watches = watches
+        self.release_s = Histogram()
+        self.releases: Counter[tuple[str, str]] = Counter()  # backend, verified | unverified
+        self.steps: Counter[tuple[str, str]] = Counter()  # backend, step
+
+    def standing(self) -> Iterable[tuple[str, int, int, int]]:
+        """For each backend its name, and how many zombies, orphans and ended calls there are of which nothing is known yet."""
+        for watch in self._watches:
+            book = watch.book
+            zombies = len(book.zombies)
+            yield watch.backend.name, zombies, book.orphans, len(book.held) - zombies
+
+
+class Watch:
+    def __init__(self, backend: Backend, limits: Limits, aborts: Aborts, host: Host, books: Books) -> None:
+        settings = backend.settings
+        self.backend = backend
+        self.ladder = Ladder(
+            Terms(
+                aborts_max=limits.abort_again_max if settings.abort_again else 0,
+                abort_backoff_s=limits.abort_backoff_s,
+                quarantine=settings.quarantine,
+                restart=bool(settings.restart_command or settings.spawn),
+                force=settings.restart_force,
+                restart_wait_s=limits.restart_wait_s,
+                restarts_per_hour=limits.restarts_per_hour_max,
+                canary=settings.canary,
+                wedge_s=limits.wedge_s,
+            )
+        )
+        self.book = Book(0.0, prefill_grace_s=limits.prefill_grace_s, shared=settings.shared)
+        self.status: Status | None = None  # the last one
+        self._limits = limits
+        self._aborts = aborts
+        self._host = host
+        self._books = books
+        self._adapter: Adapter | None = None
+        self._can_tell = False
+        self._asked_at = time.monotonic()
+        self._answered_at = self._asked_at
+        self._aborted_at = 0.0
+        self._wake = asyncio.Event()
+        self._spawned = Spawned(settings, limits, self._tell) if settings.spawn else None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def __repr__(self) -> str:
+        return f"<watch {self.backend.name} {self.ladder!r} {self.book!r}>"
+
+    def left(self, leftover: Leftover, *, first_token: bool) -> None:
+        """A call ended while the engine was at work on it."""
+        self._learn()
+        self.book.left(leftover, first_token=first_token or not self._can_tell)
+        self._aborted_at = leftover.at
+        self._wake.set()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self._spawned is not None:
+            await self._spawned.close()
+
+    # The loop
+
+    async def _run(self) -> None:
+        while True:
+            await self._pause()
+            try:
+                await self._look()
+            except Exception as error:  # a bug of ours must not end the watch
+                self._tell("reaper_fault", type=type(error).__name__, text=str(error)[:200])
+
+    async def _pause(self) -> None:
+        """Until there is something to look at, and not before the engine may be asked again."""
+        if not self.book.held and self.ladder.rung is Rung.WELL:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(max(self._limits.health_interval_s, self.backend.adapter.poll_s)):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+            await asyncio.sleep(_FIRST_LOOK_S)
+        await asyncio.sleep(max(0.0, self._asked_at + self._pace_s() - time.monotonic()))
+
+    def _pace_s(self) -> float:
+        adapter, now = self.backend.adapter, time.monotonic()
+        if not self._can_tell:
+            return _BLIND_PACE_S
+        fresh = all(not left.silent and now - left.at < _FRESH_S for left in self.book.held)
+        return adapter.quick_poll_s if adapter.quick_poll_s is not None and fresh else adapter.poll_s
+
+    async def _look(self) -> None:
+        self._learn()
+        self._asked_at = asked_at = time.monotonic()
+        if self._can_tell and self.ladder.rung is not Rung.RESTARTING:
+            await self._ask(asked_at)
+        else:
+            self._answered_at = asked_at
+            self._let_go(self.book.passed(asked_at), "unverified")
+        now = time.monotonic()
+        seat = self.backend.seat
+        live = seat.in_flight - seat.held
+        for step in self.ladder.advance(now, self.book.zombies, self._trouble(now), live):
+            await self._take(step)
+        self._doubt(self.ladder.rung is not Rung.WELL or (self._answered_at < asked_at and self.book.overdue(now)))
+
+    async def _ask(self, asked_at: float) -> None:
+        backend, book = self.backend, self.book
+        try:
+            answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self._limits.status_timeout_s)
+        except EngineSilent:
+            book.unanswered(asked_at, time.monotonic())
+            self._name_zombies()
+            return
+        except EngineFault as fault:
+            self._engine_gone(fault)
+            return
+        now = time.monotonic()
+        seen = Seen(answer.head.status, "", answer.body)
+        self.status = status = backend.adapter.read_status(seen)
+        self._answered_at = now
+        if status is None:
+            self._let_go(book.passed(now), "unverified")
+            return
+        seat = backend.seat
+        pinned = backend.pinned == seat.in_flight - seat.held
+        orphans = book.orphans
+        self._let_go(book.observe(status, asked_at, now, seat.choices, seat.take_peak(), pinned=pinned), "verified")
+        self._let_go(book.passed(now), "unverified")
+        self._name_zombies()
+        if book.orphans and not orphans:
+            self._tell("orphans", count=book.orphans, running=status.running, waiting=status.waiting)
+
+    def _learn(self) -> None:
+        """The backend may have been recognised since."""
+        backend = self.backend
+        if backend.adapter is self._adapter and backend.can_tell == self._can_tell:
+            return
+        self._adapter, self._can_tell = backend.adapter, backend.can_tell
+        judged = self._can_tell and not backend.settings.shared
+        usual = self._limits.release_grace_s or backend.adapter.grace_s
+        self.book.grace_s = usual if judged else backend.adapter.blind_hold_s
+        self.book.lag_s = backend.adapter.lag_s if judged else 0.0
+
+    def _trouble(self, now: float) -> str:
+        """What is wrong besides zombies."""
+        silent_s = now - self._answered_at
+        if silent_s >= self._limits.wedge_s and self.backend.seat.up:
+            return f"it has not said what it runs for {silent_s:.0f} s"
+        if self.book.frozen_s(now) >= self._limits.wedge_s:
+            return f"busy for {self.book.frozen_s(now):.0f} s with nothing done"
+        return ""
+
+    def _engine_gone(self, fault: EngineFault) -> None:
+        """It refuses connections, or closed ours: there is no work in a process that is not there."""
+        now = time.monotonic()
+        if self.book.held and now - self._aborted_at < _AFTER_ABORT_S:
+            self._tell("died_on_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
+        self._answered_at = now  # the health check sees to a backend that is down
+        self._let_go(self.book.passed(now), "unverified")
+
+    # What is done
+
+    async def _take(self, step: Step) -> None:
+        self._books.steps[self.backend.name, step.what] += 1
+        left = step.leftover
+        self._tell("ladder", step=step.what, reason=step.reason, id=left.call_id if left is not None else None)
+        if step.what == "abort" and left is not None:
+            self._aborted_at = time.monotonic()
+            self._aborts.send(self.backend, left.key)
+        elif step.what == Rung.QUARANTINED:
+            self._close_seat(True)
+        elif step.what == Rung.RESTARTING:
+            await self._restart()
+        elif step.what == Rung.CANARY:
+            await self._canary()
+        elif step.what == Rung.WELL:
+            self._close_seat(False)
+
+    async def _restart(self) -> None:
+        why = await self._start_anew()
+        if not why:
+            self._let_go(self.book.reset(), "verified")
+            self.backend.learned = False
+        for step in self.ladder.restarted(not why, time.monotonic(), why):
+            await self._take(step)
+
+    async def _start_anew(self) -> str:
+        settings, limits = self.backend.settings, self._limits
+        if self._spawned is not None:
+            why = await self._spawned.restart()
+        else:
+            why = await restart.run(restart.command(settings.restart_command, settings), limits.restart_s)
+        if why:
+            return why
+        fault: str | None = ""
+        try:
+            async with asyncio.timeout(limits.restart_s):
+                while fault := await check(self.backend, limits):  # noqa: ASYNC110 (nobody will tell)
+                    await asyncio.sleep(_HEALTH_PAUSE_S)
+        except TimeoutError:
+            return f"not healthy within {limits.restart_s:g} s: {fault}"
+        return ""
+
+    async def _canary(self) -> None:
+        why = await canary.sing(self.backend, self._limits.canary_s) if self.backend.settings.canary else ""
+        for step in self.ladder.canary(not why, time.monotonic(), why):
+            await self._take(step)
+
+    def _let_go(self, lefts: Iterable[Leftover], how: str) -> None:
+        for left in lefts:
+            now = time.monotonic()
+            self._books.releases[self.backend.name, how] += 1
+            if how == "verified":
+                self._books.release_s.observe(now - left.at)
+            if left.zombie_since is not None:
+                self._tell("zombie_gone", id=left.call_id, slot=left.slot, after_s=round(now - left.at, 3))
+            self._host.let_go(self.backend, left)
+
+    def _name_zombies(self) -> None:
+        known = self._named
+        self._named = {left.call_id for left in self.book.zombies}
+        for left in self.book.zombies:
+            if left.call_id not in known:
+                since_s = round(time.monotonic() - left.at, 3)
+                self._tell("zombie", id=left.call_id, slot=left.slot, since_s=since_s, tokens=left.tokens_since)
+
+    _named: frozenset[str] | set[str] = frozenset()
+
+    def _close_seat(self, closed: bool) -> None:
+        if self.backend.seat.closed != closed:
+            self.backend.seat.closed = closed
+            self._host.seat_changed(self.backend)
+
+    def _doubt(self, doubted: bool) -> None:
+        if self.backend.seat.doubted != doubted:
+            self.backend.seat.doubted = doubted
+            self._host.seat_changed(self.backend)
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        self._host.told(event, backend=self.backend.name, **fields)

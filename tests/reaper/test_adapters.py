@@ -1,0 +1,172 @@
+"""Each adapter against a stand-in that looks like its engine on the wire, faults included."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangup.cli.main import main
+from hangup.engines.adapters import ADAPTERS, Seen
+from support.processes import Gateway, StandIn
+from support.raw import Client, ask
+from support.waiting import wait_until
+
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "engines"
+SLOW: dict[str, Any] = {"slots": 4, "prefill_s": 0.02, "token_s": 0.02, "answer_tokens": 2000}
+LIKE = ["vllm", "sglang", "tgi", "llamacpp", "ollama", "tensorrt_llm", "lmdeploy"]
+VERIFIED = [name for name in LIKE if name != "ollama"]
+
+
+def recognised(gateway: Gateway, name: str) -> None:
+    wait_until(lambda: any(row.get("change") == f"recognised as {name}" for row in gateway.log()), what=f"recognised as {name}")
+
+
+def released(gateway: Gateway, result: str = "verified") -> float:
+    rows = gateway.metrics()
+    return sum(value for name, value in rows.items() if name.startswith("hangup_releases_total") and result in name)
+
+
+def stream_until_token(gateway: Gateway, **headers: str) -> Client:
+    client = Client(gateway.address)
+    client.chat(stream=True, headers=headers)
+    client.read_until(b"data:")
+    return client
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_recognised_stopped_and_verified(name: str) -> None:
+    """`--engine auto` finds out what it is; a hang-up stops it, and the engine's own figures show that."""
+    with StandIn(like=name, **SLOW) as engine, Gateway(engine.url) as gateway:
+        recognised(gateway, name)
+        client = stream_until_token(gateway)
+        assert engine.stats()["running"] == 1
+        client.fin()
+        engine.wait_idle(timeout_s=4)
+        result = "verified" if name in VERIFIED else "unverified"
+        wait_until(lambda: released(gateway, result) == 1, 6, "the release")
+        metrics = gateway.metrics()
+        assert metrics[f'hangup_zombies{{backend="{engine.url[7:]}"}}'] == 0
+        assert metrics[f'hangup_backend_in_flight{{backend="{engine.url[7:]}"}}'] == 0
+
+
+def test_a_clients_id_cannot_abort_anothers_call() -> None:
+    """SGLang matches ids by prefix: a client that calls itself `h` must not take everyone down with it."""
+    with StandIn(like="sglang", **SLOW) as engine, Gateway(engine.url) as gateway:
+        recognised(gateway, "sglang")
+        stays = stream_until_token(gateway)
+        leaves = stream_until_token(gateway, **{"X-Request-Id": "h"})
+        rids = [json.loads(row["body"])["rid"] for row in engine.seen()]
+        assert len({len(rid) for rid in rids}) == 1 and len(set(rids)) == 2 and "h" not in rids
+        leaves.fin()
+        wait_until(lambda: engine.stats()["running"] == 1, what="the one who left is gone")
+        assert stays.read_some()
+        stays.fin()
+
+
+def test_sglang_hears_the_abort_while_the_connection_is_open() -> None:
+    """After the close this one would ignore the abort and answer 200 all the same; it is never asked that late."""
+    with StandIn(like="sglang", **SLOW) as engine, Gateway(engine.url) as gateway:
+        recognised(gateway, "sglang")
+        for _ in range(10):
+            stream_until_token(gateway).fin()
+        stats = engine.wait_idle(timeout_s=3)
+        assert stats["aborted"] == 10 and stats["finished"] == 0
+
+
+def test_llama_server_calls_get_slots_of_their_own_and_the_conversation_id_is_stripped() -> None:
+    with StandIn(like="llamacpp", **SLOW) as engine, Gateway(engine.url) as gateway:
+        recognised(gateway, "llamacpp")
+        clients = [stream_until_token(gateway, **{"X-Conversation-Id": "keep-me"}) for _ in range(4)]
+        rows = engine.seen()
+        assert sorted(json.loads(row["body"])["id_slot"] for row in rows) == [0, 1, 2, 3]
+        assert not any("x-conversation-id" in row["headers"] for row in rows)
+        assert gateway.metrics()[f'hangup_backend_limit{{backend="{engine.url[7:]}"}}'] == 4  # read from the engine
+        for client in clients:
+            client.fin()
+        engine.wait_idle()
+
+
+def test_the_reapers_own_questions_do_not_keep_llama_server_from_noticing() -> None:
+    """A client lost before its first token is noticed only in a second of silence; the reaper's pace leaves that second."""
+    slow = SLOW | {"prefill_s": 8.0}
+    with StandIn(like="llamacpp", **slow) as engine, Gateway(engine.url) as gateway:
+        recognised(gateway, "llamacpp")
+        client = Client(gateway.address)
+        client.chat(stream=True)
+        wait_until(lambda: engine.stats()["running"] == 1, what="the prefill")
+        client.fin()
+        engine.wait_idle(timeout_s=3.5)
+        wait_until(lambda: released(gateway) == 1, 4, "the release")
+
+
+def test_a_slot_of_a_stream_that_was_left_is_soon_given_on() -> None:
+    """One slot, ten clients in turn that leave mid-stream: each gets it as soon as it is seen free."""
+    with StandIn(like="llamacpp", **SLOW | {"slots": 1}) as engine, Gateway(engine.url) as gateway:
+        recognised(gateway, "llamacpp")
+        began = time.monotonic()
+        for _ in range(10):
+            stream_until_token(gateway).fin()
+        assert time.monotonic() - began < 5.0
+        wait_until(lambda: released(gateway) == 10, what="all releases")
+
+
+def test_no_call_is_sent_to_a_slot_on_the_word_of_the_socket() -> None:
+    """One slot, and an engine that needs a second to notice: the next call is sent when the slot is free, not before."""
+    with StandIn(like="tensorrt_llm", **SLOW | {"slots": 1}) as engine, Gateway(engine.url, slots=1) as gateway:
+        recognised(gateway, "tensorrt_llm")
+        stream_until_token(gateway).fin()
+        answer = ask(gateway.address, "/v1/chat/completions", {"messages": [], "max_tokens": 1})
+        assert answer.status == 200
+        assert engine.stats()["waiting_peak"] <= 1 and engine.stats()["running_peak"] == 1
+        sent = [row for row in engine.seen() if row["method"] == "POST"]
+        assert len(sent) == 2
+
+
+def test_vllm_is_never_sent_an_empty_list() -> None:
+    with pytest.raises(AssertionError):
+        ADAPTERS["vllm"].abort("")
+    abort = ADAPTERS["vllm"].abort("hu-1")
+    assert abort is not None and json.loads(abort.body)["request_ids"] == ["chatcmpl-hu-1", "cmpl-hu-1-0"]
+
+
+def test_the_lists_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engines"]) == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in ADAPTERS)
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_the_doctor_tells_what_it_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with StandIn(like=name, **SLOW) as engine:
+        assert main(["doctor", engine.url]) == 0
+        told = capsys.readouterr().out
+        assert ADAPTERS[name].title in told
+        assert ("0 running" in told) == (name in VERIFIED)
+        assert all(row["method"] == "GET" for row in engine.seen())
+
+
+def test_the_doctor_of_a_dead_address_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "http://127.0.0.1:9"]) == 1
+    assert "cannot connect" in capsys.readouterr().err
+
+
+def fixtures() -> list[Any]:
+    return [pytest.param(path, id=path.stem) for path in sorted(FIXTURES.glob("*.json"))]
+
+
+@pytest.mark.parametrize("path", fixtures())
+def test_real_answers_are_read(path: Path) -> None:
+    """Captured from the engines themselves: each is recognised by its own adapter alone, and its figures are understood."""
+    captured = json.loads(path.read_text())
+    adapter = ADAPTERS[captured["engine"]]
+    models = Seen(200, captured["server"], captured["models"].encode())
+    assert [name for name, other in ADAPTERS.items() if other.recognises(models)] in ([adapter.name], [])
+    if "busy" in captured:
+        idle = adapter.read_status(Seen(200, "", captured["idle"].encode()))
+        busy = adapter.read_status(Seen(200, "", captured["busy"].encode()))
+        assert idle is not None and idle.work == 0
+        assert busy is not None and busy.work == captured["running"]

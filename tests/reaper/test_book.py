@@ -1,0 +1,194 @@
+"""Who is convicted and who is not, in virtual time: an engine is simulated beside the book, which sees only its figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hangup.core.reaper import Book, Leftover, Slot, Status
+
+GRACE, LAG = 2.0, 3.0
+
+
+def left(book: Book, id: str, at: float, slot: int | None = None, tokens: int = 0) -> Leftover:
+    leftover = Leftover(id, at, slot=slot, tokens=tokens)
+    book.left(leftover)
+    return leftover
+
+
+def slots(*busy: tuple[int, str, int]) -> Status:
+    known = {id: Slot(id, True, task, tokens) for id, task, tokens in busy}
+    rows = tuple(known.get(id, Slot(id, False)) for id in range(4))
+    return Status(len(busy), slots=rows)
+
+
+def test_a_free_slot_is_a_release_but_only_if_asked_after_the_end() -> None:
+    book = Book(GRACE)
+    mine = left(book, "a", at=10.0, slot=2)
+    assert book.observe(slots(), asked_at=9.9, now=10.1, live=0, peak=1) == []
+    assert book.observe(slots(), asked_at=10.1, now=10.2, live=0, peak=0) == [mine]
+
+
+def test_a_busy_slot_is_a_zombie_after_the_grace_with_what_it_computed_since() -> None:
+    book = Book(GRACE)
+    mine = left(book, "a", at=0.0, slot=1, tokens=5)
+    book.observe(slots((1, "7", 6)), 0.5, 0.5, 0, 0)
+    assert not book.zombies
+    book.observe(slots((1, "7", 30)), 2.5, 2.5, 0, 0)
+    assert book.zombies == [mine] and mine.tokens_since == 25
+    assert book.observe(slots(), 3.0, 3.0, 0, 0) == [mine]
+
+
+def test_another_task_in_the_slot_is_no_zombie() -> None:
+    """Something else got the slot: it has fewer tokens than were delivered, or another task id."""
+    book = Book(GRACE)
+    fewer = left(book, "a", at=0.0, slot=1, tokens=5)
+    assert book.observe(slots((1, "8", 2)), 1.0, 1.0, 0, 0) == [fewer]
+    other = left(book, "b", at=2.0, slot=1)
+    book.observe(slots((1, "8", 9)), 3.0, 3.0, 0, 0)
+    assert book.observe(slots((1, "9", 9)), 9.0, 9.0, 0, 0) == [other]
+
+
+def test_calls_without_a_slot_of_their_own_put_a_conviction_off() -> None:
+    book = Book(GRACE)
+    left(book, "a", at=0.0, slot=1)
+    book.observe(slots((1, "1", 1)), 2.5, 2.5, 1, 1, pinned=False)
+    assert not book.zombies and book.held
+
+
+def test_counts_convict_what_is_beyond_our_own_calls_for_longer_than_grace_and_lag() -> None:
+    book = Book(GRACE, LAG)
+    mine = left(book, "a", at=0.0)
+    for now in (1.0, 3.0, 4.9):
+        assert book.observe(Status(4), now, now, live=3, peak=3) == []
+        assert not book.zombies
+    book.observe(Status(4), 5.1, 5.1, live=3, peak=3)
+    assert book.zombies == [mine] and not book.orphans
+
+
+def test_figures_that_come_late_convict_nobody() -> None:
+    """The engine stopped at once; what it tells is LAG seconds old."""
+    book = Book(GRACE, LAG)
+    left(book, "a", at=0.0)
+    for tenth in range(1, 100):
+        now = tenth / 10
+        book.observe(Status(1 if now - LAG < 0 else 0), now, now, live=0, peak=0)
+        assert not book.zombies and not book.orphans
+
+
+def test_work_of_others_is_an_orphan_and_with_shared_it_is_nothing() -> None:
+    book = Book(GRACE)
+    book.observe(Status(2), 1.0, 1.0, live=0, peak=0)
+    assert book.orphans == 2 and not book.zombies
+    shared = Book(GRACE, shared=True)
+    left(shared, "a", at=0.0)
+    shared.observe(Status(5), 9.0, 9.0, live=0, peak=0)
+    assert not shared.orphans and not shared.zombies
+    assert [gone.call_id for gone in shared.passed(9.0)] == ["a"]
+
+
+def test_several_answers_of_one_call_count_as_such() -> None:
+    book = Book(GRACE)
+    book.observe(Status(4), 1.0, 1.0, live=4, peak=4)
+    assert not book.orphans
+
+
+def test_an_engine_that_does_not_answer_keeps_the_place_and_is_convicted_late() -> None:
+    book = Book(GRACE, prefill_grace_s=10.0)
+    left(book, "a", at=0.0)
+    book.unanswered(2.1, 4.1)
+    assert not book.zombies and book.overdue(4.1)
+    book.unanswered(10.5, 12.5)
+    assert book.zombies
+
+
+def test_a_busy_engine_without_progress_is_frozen() -> None:
+    book = Book(GRACE)
+    for now, tokens in ((0.0, 1), (1.0, 2), (2.0, 2), (9.0, 2)):
+        book.observe(Status(1, tokens=tokens), now, now, live=1, peak=1)
+    assert book.frozen_s(9.0) == 7.0
+    book.observe(Status(0, tokens=2), 10.0, 10.0, live=0, peak=1)
+    assert book.frozen_s(10.0) < 0
+
+
+@dataclass
+class Work:
+    id: str
+    stops_at: float  # when the engine is done with it; inf while its client is there
+
+
+class HealthyEngine(RuleBasedStateMachine):
+    """An engine that lets go of every call within the grace, with figures up to LAG seconds old: nobody may be convicted, and
+    nothing may be held for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.book = Book(GRACE, LAG)
+        self.live: dict[str, Work] = {}
+        self.stopping: list[Work] = []
+        self.history: list[tuple[float, int]] = [(0.0, 0)]
+        self.peak = 0
+        self.calls = 0
+
+    def _note(self) -> None:
+        self.stopping = [work for work in self.stopping if work.stops_at > self.now]
+        self.history.append((self.now, len(self.live) + len(self.stopping)))
+        self.peak = max(self.peak, len(self.live))
+
+    def _pass(self, seconds: float) -> None:
+        ends = sorted(work.stops_at for work in self.stopping if work.stops_at <= self.now + seconds)
+        target = self.now + seconds
+        for moment in ends:
+            self.now = moment
+            self._note()
+        self.now = target
+        self._note()
+
+    @rule()
+    def call(self) -> None:
+        self.calls += 1
+        self.live[f"c{self.calls}"] = Work(f"c{self.calls}", float("inf"))
+        self._note()
+
+    @precondition(lambda self: self.live)
+    @rule(takes=st.floats(0, GRACE * 0.99))
+    def hang_up(self, takes: float) -> None:
+        id, work = self.live.popitem()
+        work.stops_at = self.now + takes
+        self.stopping.append(work)
+        left(self.book, id, self.now)
+        self._note()
+
+    @precondition(lambda self: self.live)
+    @rule()
+    def finish(self) -> None:
+        self.live.popitem()
+        self._note()
+
+    @rule(seconds=st.floats(0.01, 3.0))
+    def wait(self, seconds: float) -> None:
+        self._pass(seconds)
+
+    @rule(age=st.floats(0, LAG * 0.99))
+    def look(self, age: float) -> None:
+        shown = [count for at, count in self.history if at <= self.now - age][-1]
+        peak, self.peak = self.peak, len(self.live)
+        self.book.observe(Status(shown), self.now, self.now, len(self.live), peak)
+        self.book.passed(self.now)
+
+    @invariant()
+    def nobody_is_convicted(self) -> None:
+        assert not self.book.zombies and not self.book.orphans
+
+    def teardown(self) -> None:
+        self._pass(GRACE + LAG + 0.1)
+        self.look(0.0)
+        assert not self.book.held
+
+
+TestHealthyEngine = HealthyEngine.TestCase
+TestHealthyEngine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,249 @@
+"""Engines that do not let go, on real sockets and processes: what is named, what is done, and how often."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.processes import Gateway, StandIn
+from support.raw import Client, ask
+from support.waiting import wait_until
+
+SLOW: dict[str, Any] = {"slots": 4, "prefill_s": 0.02, "token_s": 0.02, "answer_tokens": 3000}
+QUICK: dict[str, Any] = {"release_grace_s": 0.5, "prefill_grace_s": 0.5, "abort_backoff_s": 0.1, "health_interval_s": 0.5}
+CHAT = "/v1/chat/completions"
+HANGUP = f"{sys.executable} -m hangup"
+
+
+def events(gateway: Gateway, name: str) -> list[dict[str, Any]]:
+    return [row for row in gateway.log() if row.get("event") == name]
+
+
+def steps(gateway: Gateway) -> list[str]:
+    return [row["step"] for row in events(gateway, "ladder")]
+
+
+def hang_up_mid_stream(gateway: Gateway, id: str = "left-behind") -> None:
+    client = Client(gateway.address)
+    client.chat(stream=True, headers={"X-Request-Id": id})
+    client.read_until(b"data:")
+    client.fin()
+
+
+def known(gateway: Gateway, count: int = 1) -> None:
+    wait_until(lambda: len([r for r in gateway.log() if "recognised" in str(r.get("change"))]) == count, what="recognition")
+
+
+def test_a_deaf_engine_is_named_told_again_a_few_times_and_quarantined() -> None:
+    """No zombie is missed, and the engine is not flooded with aborts."""
+    with StandIn(deaf=True, **SLOW) as engine, Gateway(engine.url, **QUICK, abort_again_max=2) as gateway:
+        known(gateway)
+        hang_up_mid_stream(gateway)
+        wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+        assert steps(gateway) == ["doubted", "abort", "abort", "quarantined"]
+        (zombie,) = events(gateway, "zombie")
+        assert zombie["id"] == "left-behind" and 0.5 <= zombie["since_s"] < 2
+        assert gateway.ready() == 503
+        before = engine.stats()["abort_requests"]
+        assert before == 3  # the first one and two more
+        engine.behave(deaf=False, answer_tokens=1)
+        wait_until(lambda: engine.stats()["running"] == 1, what="it still runs")
+        assert engine.stats()["abort_requests"] == before
+
+
+def test_trouble_that_ends_leads_back_by_the_canary_without_a_restart() -> None:
+    with StandIn(deaf=True, **SLOW | {"answer_tokens": 150}) as engine, Gateway(engine.url, **QUICK) as gateway:
+        known(gateway)
+        hang_up_mid_stream(gateway)
+        wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+        wait_until(lambda: steps(gateway)[-1] == "well", what="the way back")
+        assert steps(gateway)[-2:] == ["canary", "well"]
+        assert events(gateway, "zombie_gone")[0]["id"] == "left-behind"
+        assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 1}).status == 200
+
+
+def test_others_are_served_elsewhere_while_one_backend_is_wedged() -> None:
+    """The slot of the seed: busy for ever, spinning on cancels. Other clients do not notice."""
+    grace_s = 0.5
+    with (
+        StandIn(like="vllm", wedge=True, **SLOW) as stuck,
+        StandIn(like="vllm", **SLOW | {"answer_tokens": 3}) as good,
+    ):
+        config = (
+            f'[[backend]]\nurl = "{stuck.url}"\nname = "stuck"\nweight = 100\n[[backend]]\nurl = "{good.url}"\nname = "good"\n'
+        )
+        with Gateway(config=config, **QUICK) as gateway:
+            known(gateway, 2)
+            hang_up_mid_stream(gateway)
+            assert len(stuck.seen()) == 1
+            left_at = time.monotonic()
+            lag_s = 6.0  # of the figures that a vLLM gives
+            wait_until(lambda: events(gateway, "zombie"), lag_s + grace_s + 1, "the zombie")
+            assert time.monotonic() - left_at < lag_s + grace_s + 1
+            for _ in range(5):
+                assert ask(gateway.address, CHAT, {"messages": []}).status == 200
+            assert len([row for row in stuck.seen() if row["method"] == "POST" and row["path"] == CHAT]) == 1
+
+
+def test_a_wedged_engine_of_our_own_is_restarted_and_serves_again(tmp_path: Path) -> None:
+    """One backend under --spawn, wedged as in the seed: service is back by itself, and the aborts are counted."""
+    log = tmp_path / "engine.log"
+    command = f"{HANGUP} standin --port {{port}} --like llamacpp --wedge --token-s 0.01 --slots 2 --answer-tokens 500"
+    port = _free_port()
+    config = f'[[backend]]\nurl = "http://127.0.0.1:{port}"\nname = "own"\nspawn = "{command}"\nspawn_log = "{log}"\n'
+    with Gateway(config=config, **QUICK) as gateway:
+        known(gateway)
+        hang_up_mid_stream(gateway)
+        left_at = time.monotonic()
+        wait_until(lambda: steps(gateway)[-1:] == ["well"], 20, "the way back")
+        assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}).status == 200
+        took_s = time.monotonic() - left_at
+        assert steps(gateway) == ["doubted", *["abort"] * 3, "quarantined", "restarting", "canary", "well"]
+        assert took_s < 15
+        pids = [row["pid"] for row in events(gateway, "spawned")]
+        assert len(set(pids)) == 2 and not Path(f"/proc/{pids[0]}").exists()
+        gateway.signal(signal.SIGTERM)
+        gateway.wait()
+        assert not Path(f"/proc/{pids[1]}").exists()
+    assert "stand-in engine on" in log.read_text()
+
+
+def test_a_spawned_engine_that_dies_is_started_again_and_one_that_cannot_live_is_not_spun_on() -> None:
+    with Gateway(spawn=f"{HANGUP} standin --port {{port}}", **QUICK) as gateway:
+        known(gateway)
+        (first,) = events(gateway, "spawned")
+        _kill(first["pid"])
+        wait_until(lambda: len(events(gateway, "spawned")) == 2, what="another one")
+        wait_until(lambda: _answers(gateway), what="an answer")
+    with Gateway(spawn="/bin/false", **QUICK) as gateway:
+        wait_until(lambda: len(events(gateway, "spawn_died")) == 2, what="two deaths")
+        assert [row["again_in_s"] for row in events(gateway, "spawn_died")] == [1.0, 2.0]
+
+
+def test_a_restart_command_is_run_with_what_it_needs_to_know(tmp_path: Path) -> None:
+    """And no live client is harmed: it waits for the last one."""
+    note = tmp_path / "note"
+    with StandIn(deaf=True, **SLOW) as engine:
+        command = f'{sys.executable} -c \'open(\\"{note}\\", \\"w\\").write(\\"{{name}} {{port}}\\")\''
+        config = f'[[backend]]\nurl = "{engine.url}"\nname = "deaf"\nrestart_command = "{command}"\n'
+        with Gateway(config=config, **QUICK) as gateway:
+            known(gateway)
+            other = Client(gateway.address)
+            other.chat(stream=True)
+            other.read_until(b"data:")
+            hang_up_mid_stream(gateway)
+            wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+            assert other.read_some() and "restarting" not in steps(gateway)
+            other.fin()
+            wait_until(lambda: "restarting" in steps(gateway), what="the restart")
+            wait_until(note.exists, what="the command's note")
+            assert note.read_text() == f"deaf {engine.port}"
+
+
+def test_each_rung_can_be_turned_off() -> None:
+    with StandIn(deaf=True, **SLOW) as engine:
+        config = f'[[backend]]\nurl = "{engine.url}"\nname = "deaf"\nabort_again = false\nquarantine = false\n'
+        with Gateway(config=config, **QUICK) as gateway:
+            known(gateway)
+            hang_up_mid_stream(gateway)
+            wait_until(lambda: events(gateway, "zombie"), what="the zombie")
+            assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 1}).status == 200
+            assert steps(gateway) == ["doubted"] and engine.stats()["abort_requests"] == 1
+
+
+def test_a_stopped_engine_is_left_alone_and_taken_back_when_it_wakes() -> None:
+    """SIGSTOP: it does not say what it runs, so it is wedged, not guilty; SIGCONT: back after a canary."""
+    with StandIn(like="vllm", **SLOW) as engine:
+        quick = QUICK | {"status_timeout_s": 0.2, "wedge_s": 1.0, "health_interval_s": 0.3, "failures_max": 100}
+        with Gateway(engine.url, **quick) as gateway:
+            known(gateway)
+            engine.signal(signal.SIGSTOP)
+            wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+            assert "has not said" in events(gateway, "ladder")[-1]["reason"]
+            engine.signal(signal.SIGCONT)
+            wait_until(lambda: steps(gateway)[-1] == "well", what="the way back")
+            assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 1}).status == 200
+
+
+def test_a_status_page_that_hangs_is_found_without_any_hang_up() -> None:
+    with StandIn(like="vllm", **SLOW) as engine, Gateway(engine.url, **QUICK, status_timeout_s=0.2, wedge_s=1.0) as gateway:
+        known(gateway)
+        engine.behave(status_hangs=True)
+        wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+
+
+def test_an_engine_that_gets_nothing_done_is_found_without_any_hang_up() -> None:
+    with StandIn(like="llamacpp", stall_after=2, **SLOW) as engine, Gateway(engine.url, **QUICK, wedge_s=2.0) as gateway:
+        known(gateway)
+        client = Client(gateway.address)
+        client.chat(stream=True)
+        client.read_until(b"data:")
+        wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+        assert "nothing done" in events(gateway, "ladder")[-1]["reason"]
+        client.fin()
+
+
+def test_an_engine_killed_or_dying_of_an_abort_holds_no_place() -> None:
+    with StandIn(crash_on_abort=True, **SLOW) as engine, Gateway(engine.url, **QUICK, slots=1) as gateway:
+        known(gateway)
+        hang_up_mid_stream(gateway)
+        wait_until(lambda: events(gateway, "died_on_abort"), what="the death")
+        wait_until(lambda: sum(v for k, v in gateway.metrics().items() if k.startswith("hangup_backend_in_flight")) == 0)
+        assert not events(gateway, "zombie")
+
+
+def test_figures_that_lag_six_seconds_convict_nobody() -> None:
+    with StandIn(like="vllm", lag_s=6.0, **SLOW) as engine, Gateway(engine.url, **QUICK) as gateway:
+        known(gateway)
+        stays = Client(gateway.address)
+        stays.chat(stream=True)
+        for _ in range(8):
+            hang_up_mid_stream(gateway)
+        stays.read_until(b"data:")
+        until = time.monotonic() + 8
+        while time.monotonic() < until:
+            assert stays.read_some()
+        assert not events(gateway, "zombie") and not events(gateway, "orphans") and not steps(gateway)
+        stays.fin()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_gateways_on_one_engine_do_not_convict_each_others_work(shared: bool) -> None:
+    """With `shared` nothing is said; without it the other's work is an orphan in the log, which is not acted upon."""
+    with StandIn(**SLOW) as engine:
+        config = f'[[backend]]\nurl = "{engine.url}"\nname = "e"\nshared = {str(shared).lower()}\n'
+        with Gateway(config=config, **QUICK) as one, Gateway(config=config, **QUICK) as other:
+            known(one)
+            known(other)
+            theirs = Client(other.address)
+            theirs.chat(stream=True)
+            theirs.read_until(b"data:")
+            until = time.monotonic() + 2.5
+            while time.monotonic() < until:
+                assert theirs.read_some()
+            assert bool(events(one, "orphans")) is not shared
+            assert not events(one, "zombie") and not steps(one)
+            theirs.fin()
+            engine.wait_idle()
+
+
+def _answers(gateway: Gateway) -> bool:
+    return ask(gateway.address, CHAT, {"messages": [], "max_tokens": 1}).status == 200
+
+
+def _kill(pid: int) -> None:
+    import os
+
+    os.kill(pid, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])

@@ -1,0 +1,131 @@
+"""The ladder in virtual time: every step in its order, none too often, none that was turned off."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from hangup.core.reaper import Ladder, Leftover, Rung, Terms
+
+TERMS = Terms(aborts_max=3, abort_backoff_s=1.0, restart=True, restarts_per_hour=2)
+
+
+def zombie(id: str = "z") -> Leftover:
+    return Leftover(id, 0.0, slot=0)
+
+
+def climb(ladder: Ladder, zombies: list[Leftover], seconds: float, live: int = 0, start: float = 0.0) -> list[str]:
+    """What happens in that time, looked at ten times a second."""
+    said = []
+    for tenth in range(int(seconds * 10)):
+        said += [step.what for step in ladder.advance(start + tenth / 10, zombies, "", live)]
+    return said
+
+
+def test_the_whole_way_up_and_back() -> None:
+    ladder = Ladder(TERMS)
+    assert climb(ladder, [zombie()], 10) == ["doubted", "abort", "abort", "abort", "quarantined", "restarting"]
+    assert [step.what for step in ladder.restarted(True, 10.0)] == ["canary"]
+    assert [step.what for step in ladder.canary(True, 11.0)] == ["well"]
+
+
+def test_aborts_are_few_and_far_between_however_often_it_is_looked_at() -> None:
+    ladder, stuck = Ladder(dataclasses.replace(TERMS, quarantine=False)), zombie()
+    times = [
+        tenth / 100 for tenth in range(100_000) if "abort" in {s.what for s in ladder.advance(tenth / 100, [stuck], "", 0)}
+    ]
+    assert times == [0.0, 1.0, 3.0]
+
+
+def test_a_zombie_that_goes_by_itself_ends_the_matter() -> None:
+    ladder = Ladder(TERMS)
+    climb(ladder, [zombie()], 1)
+    assert [step.what for step in ladder.advance(1.0, [], "", 0)] == ["well"]
+
+
+def test_no_live_client_is_harmed_unless_told_so() -> None:
+    ladder, stuck = Ladder(TERMS), zombie()
+    assert "restarting" not in climb(ladder, [stuck], 200, live=1)
+    assert "restarting" in climb(ladder, [stuck], 1, live=0, start=200)
+    forced, stuck = Ladder(dataclasses.replace(TERMS, force=True, restart_wait_s=20)), zombie()
+    assert "restarting" not in climb(forced, [stuck], 20, live=1)
+    assert "restarting" in climb(forced, [stuck], 20, live=1, start=20)
+
+
+def test_quarantine_ends_without_a_restart_when_the_trouble_does() -> None:
+    ladder = Ladder(dataclasses.replace(TERMS, restart=False))
+    assert climb(ladder, [zombie()], 10)[-1] == "quarantined"
+    assert [step.what for step in ladder.advance(10.0, [], "", 3)] == ["canary"]
+
+
+def test_a_failed_canary_backs_off_then_leads_to_a_restart() -> None:
+    ladder = Ladder(TERMS)
+    ladder.advance(0.0, [], "wedged", 0)
+    said = []
+    for tenth in range(200):
+        for step in ladder.advance(tenth / 10, [], "", 0):
+            said.append(step.what)
+            if step.what == "canary":
+                said += [step.what for step in ladder.canary(False, tenth / 10, "no answer")]
+    assert said == ["canary", "quarantined", "canary", "quarantined", "restarting"]
+
+
+def test_a_wedge_needs_no_aborts() -> None:
+    ladder = Ladder(TERMS)
+    assert [step.what for step in ladder.advance(0.0, [], "frozen", 1)] == ["doubted", "quarantined"]
+
+
+class Climb(RuleBasedStateMachine):
+    """Whatever happens: aborts per zombie and restarts per hour have their limits, and time alone never breaks an order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ladder = Ladder(TERMS)
+        self.now = 0.0
+        self.zombies: list[Leftover] = []
+        self.made = 0
+        self.trouble = ""
+        self.live = 0
+        self.restarts: list[float] = []
+
+    @rule(seconds=st.floats(0.01, 900))
+    def look(self, seconds: float) -> None:
+        self.now += seconds
+        before = self.ladder.rung
+        for step in self.ladder.advance(self.now, self.zombies, self.trouble, self.live):
+            if step.what == Rung.RESTARTING:
+                assert before is Rung.QUARANTINED and not self.live
+                self.restarts.append(self.now)
+
+    @rule(ok=st.booleans())
+    def outcome(self, ok: bool) -> None:
+        if self.ladder.rung is Rung.RESTARTING:
+            self.ladder.restarted(ok, self.now)
+            self.zombies = [] if ok else self.zombies
+        elif self.ladder.rung is Rung.CANARY:
+            self.ladder.canary(ok, self.now)
+
+    @rule()
+    def another_zombie(self) -> None:
+        self.made += 1
+        self.zombies.append(zombie(f"z{self.made}"))
+
+    @rule()
+    def all_gone(self) -> None:
+        self.zombies, self.trouble = [], ""
+
+    @rule(live=st.integers(0, 2), wedged=st.booleans())
+    def change(self, live: int, wedged: bool) -> None:
+        self.live, self.trouble = live, "wedged" if wedged else ""
+
+    @invariant()
+    def limits_hold(self) -> None:
+        assert all(left.aborts <= TERMS.aborts_max for left in self.zombies)
+        assert sum(at > self.now - 3600 for at in self.restarts) <= TERMS.restarts_per_hour
+
+
+TestClimb = Climb.TestCase
+TestClimb.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
