@@ -9,15 +9,17 @@ from collections.abc import Iterator
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from hangup.admin import metrics
+from hangup.admin import api, metrics
+from hangup.admin.guard import Guard, Policy
 from hangup.admin.view import View
 
 
-def make_app(view: View) -> Starlette:
+def make_app(view: View, policy: Policy) -> Starlette:
     made = metrics.registry(view)
 
     async def healthz(request: Request) -> Response:
@@ -35,16 +37,20 @@ def make_app(view: View) -> Starlette:
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/metrics", metrics_page),
-        ]
+            *api.routes(view),
+        ],
+        middleware=[Middleware(Guard, policy)],
     )
 
 
 class AdminServer(uvicorn.Server):
     """uvicorn on a socket of ours, leaving the signals to the gateway."""
 
-    def __init__(self, view: View, sock: socket.socket) -> None:
+    def __init__(self, view: View, sock: socket.socket, policy: Policy) -> None:
         super().__init__(
-            uvicorn.Config(make_app(view), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                make_app(view, policy), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            )
         )
         self._sock = sock
 

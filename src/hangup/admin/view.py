@@ -1,23 +1,59 @@
-"""What the admin side may see of the gateway."""
+"""What the admin side may see of the gateway, and the three things it may do to it: kill, drain, undrain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hangup.core.admission import Seat
-from hangup.core.call import Phase
+from hangup.core.call import Call, Phase
 from hangup.core.ledger import Histogram, Ledger
+
+
+class Killed(NamedTuple):
+    """A call that was ended, and what is known of the engine's side."""
+
+    id: str
+    tenant: str
+    model: str
+    backend: str
+    tokens_out: int
+    connection_cut: bool
+    abort_sent: bool
+    verified: bool | None  # whether the engine let go; None when nobody has told
 
 
 class View(Protocol):
     @property
     def ledger(self) -> Ledger: ...
 
+    def now(self) -> float: ...
+
     def ready(self) -> str | None:
         """None when calls can be served, else why not."""
 
     def seats(self) -> Iterable[Seat]: ...
+
+    def backends(self) -> list[dict[str, Any]]:
+        """Each backend as `GET /api/backends` shows it."""
+
+    def calls(self) -> Iterable[Call]:
+        """Those that are live."""
+
+    def find(self, id: str) -> Call | None:
+        """A call by its id, live or ended lately."""
+
+    def waits_for(self, call: Call) -> str:
+        """What has to happen next in a call, in words."""
+
+    def engine_let_go(self, call: Call) -> bool | None:
+        """Whether the engine is known to be done with an ended call; None when nobody has told."""
+
+    def kill(self, id: str) -> Killed | None:
+        """Ends a live call, in its engine too; None when there is no such call."""
+
+    def drain(self, backend: str, on: bool) -> bool:
+        """Gives a backend no new calls, or again; False when there is no such backend."""
 
     def phases(self) -> Iterable[Phase]:
         """The phase of each live call."""

@@ -15,6 +15,7 @@ import random
 import re
 import secrets
 import time
+from collections import deque
 from functools import lru_cache
 
 from hangup.apis.routes import Route, Router
@@ -49,6 +50,7 @@ class Gateway:
         self.connections_allowed = settings.limits.connections_max  # fewer where file descriptors are scarce
         self.connections_refused = 0
         self.calls: dict[str, Exchange] = {}
+        self.ended_calls: deque[Call] = deque(maxlen=settings.limits.ended_calls_max)
         self.backends: dict[str, Backend] = {}
         self._retired: dict[str, Backend] = {}  # out of the configuration, with calls that may finish
         self._slots = settings.slots
@@ -110,6 +112,16 @@ class Gateway:
         self.log.event("backend", backend=backend.name, change=what)
         self.admission.fleet.refresh()
         self._act(self.admission.dispatch(time.monotonic()))
+
+    def drain_backend(self, name: str, on: bool) -> bool:
+        """No new calls for a backend, until it is taken back; False when there is none of that name."""
+        backend = self.backends.get(name)
+        if backend is None:
+            return False
+        if backend.seat.drained != on:
+            backend.seat.drained = on
+            self._backend_changed(backend, "drained by an operator" if on else "taken back by an operator")
+        return True
 
     # Connections
 
@@ -284,6 +296,7 @@ class Gateway:
             self.idle.set()
         self.ledger.record(call)
         self.log.call(call)
+        self.ended_calls.append(call)
         if ticket is not None:
             self._free(ticket, call)
 

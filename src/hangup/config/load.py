@@ -31,8 +31,9 @@ from hangup.config.schema import (
 from hangup.errors import ConfigError
 
 ENV_PREFIX = "HANGUP_"
-# Environment variables that are no settings: which file to read, and the backends in short.
-ENV_OTHERS = {"HANGUP_CONFIG", "HANGUP_UPSTREAM", "HANGUP_ENGINE"}
+# Environment variables that are no settings: which file to read, the backends in short, and what the commands that talk to
+# a running gateway need.
+ENV_OTHERS = {"HANGUP_CONFIG", "HANGUP_UPSTREAM", "HANGUP_ENGINE", "HANGUP_ADMIN_URL", "HANGUP_ADMIN_TOKEN"}
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 

@@ -115,6 +115,7 @@ class Limits:
 
     # The process
     drain_s: float = limit(30.0, "After SIGTERM: how long running calls may take before they are ended.")
+    ended_calls_max: int = limit(1000, "Ended calls remembered for `hangup trace`.", least=1)
     log_lines_max: int = limit(10_000, "Log lines held while the log's reader is slow; more are dropped and counted.", least=1)
 
 
@@ -164,6 +165,12 @@ class Settings:
     port: int = setting(8080, "The data port; 0 takes a free one.", least=0, most=65535)
     admin_host: str = setting("127.0.0.1", "Address of the admin port.")
     admin_port: int = setting(8081, "The admin port; 0 takes a free one.", least=0, most=65535)
+    admin_token_env: str = setting(
+        "", "Environment variable with the token that the admin port asks for; needed when admin_host is not loopback."
+    )
+    admin_names: str = setting(
+        "", "Host names, separated by commas, that the admin port answers to besides localhost, admin_host and IP addresses."
+    )
     tls_cert: str = setting("", "PEM certificate chain for the data port; empty means plain HTTP.")
     tls_key: str = setting("", "PEM private key for tls_cert.")
     slots: int = setting(0, "Most calls sent to a backend at a time; 0 learns it from how soon first tokens come.", least=0)

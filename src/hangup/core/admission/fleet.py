@@ -21,6 +21,7 @@ class Seat:
 
     __slots__ = (
         "counted",
+        "drained",
         "entry",
         "estimates",
         "failures",
@@ -61,6 +62,7 @@ class Seat:
         self.kv_used = 0
         self.failures = 0  # in a row
         self.up = True
+        self.drained = False  # an operator wants no new work there, what runs may finish
         self.retired = False  # taken out of the configuration: no new work, what runs may finish
         self.turn = 0  # when it was last chosen, to break ties in turn
         self.counted = 0  # its part of the fleet's limit
@@ -114,8 +116,8 @@ class Fleet:
         self.refresh()
 
     def refresh(self) -> None:
-        """After seats went up, down, or out of the configuration."""
-        self._any_up = any(seat.up for seat in self.seats)
+        """After seats went up, down, were drained, or left the configuration."""
+        self._any_up = any(seat.up and not seat.drained for seat in self.seats)
         self.has_kv = any(seat.kv_tokens for seat in self.seats)
         self._heap.clear()
         self.limit = 0
@@ -130,7 +132,7 @@ class Fleet:
         # Those that are down are taken only when nothing else is left, so that a wrong verdict costs a failed attempt
         # and never an outage.
         limit = seat.slots or seat.limiter.limit(seat.in_flight, seat.unstarted)
-        if seat.retired:
+        if seat.retired or seat.drained:
             return
         self.limit += limit - seat.counted
         seat.counted = limit
@@ -171,13 +173,13 @@ class Fleet:
 
     def _best_but(self, kv: int, tried: frozenset[str]) -> Seat | None:
         """For a call that failed elsewhere: rare, so it may look at all."""
-        left = [seat for seat in self.seats if seat.name not in tried]
+        left = [seat for seat in self.seats if seat.name not in tried and not seat.drained]
         left = [seat for seat in left if seat.up] or left
         return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (s.in_flight / s.weight, s.turn), default=None)
 
     def usable(self, tried: frozenset[str] = NOBODY) -> bool:
         """Whether there is any seat that such a call could wait for."""
-        return any(seat.name not in tried for seat in self.seats)
+        return any(seat.name not in tried and not seat.drained for seat in self.seats)
 
     def take(self, seat: Seat, ticket: Ticket, now: float) -> None:
         self._turn += 1
