@@ -15,7 +15,9 @@ from starlette.routing import Route
 from hangup.admin import calls
 from hangup.admin.calls import BadQuery, Filter
 from hangup.admin.view import View
+from hangup.errors import HangupError
 
+_DAY_S = 86_400.0
 _KILLS_PER_TURN = 50  # then the event loop may see to others
 
 
@@ -25,6 +27,7 @@ def routes(view: View) -> list[Route]:
         Route("/api/calls", partial(kill_chosen, view), methods=["DELETE"]),
         Route("/api/calls/{id}", _answering(lambda request: show_call(view, request)), methods=["GET"]),
         Route("/api/calls/{id}", _answering(lambda request: kill_call(view, request)), methods=["DELETE"]),
+        Route("/api/report", partial(report, view), methods=["GET"]),
         Route("/api/backends", _answering(lambda request: (200, {"backends": view.backends()})), methods=["GET"]),
         Route("/api/backends/{name:path}/drain", _answering(lambda request: drain(view, request)), methods=["PUT", "DELETE"]),
     ]
@@ -90,6 +93,15 @@ def drain(view: View, request: Request) -> Answer:
     if not view.drain(name, request.method == "PUT"):
         return _no_such("backend", name)
     return 200, {"backends": [row for row in view.backends() if row["name"] == name]}
+
+
+async def report(view: View, request: Request) -> Response:
+    """`GET /api/report?since_s=86400&by=tenant`."""
+    try:
+        since_s = calls.number(request.query_params, "since_s", _DAY_S)
+        return _json(200, await view.report(since_s, request.query_params.get("by", "tenant")))
+    except HangupError as error:
+        return _json(400, {"error": str(error)})
 
 
 def _no_such(what: str, name: str) -> Answer:

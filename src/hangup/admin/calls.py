@@ -41,7 +41,7 @@ class Filter:
         if phase and phase not in {p.value for p in Phase}:
             raise BadQuery(f"phase: expected one of {', '.join(p.value for p in Phase)}, got {phase!r}")
         texts = {name: query.get(name, "") for name in ("tenant", "model", "backend", "route", "client")}
-        return cls(**texts, phase=phase, older_than_s=_number(query, "older_than_s", 0.0))
+        return cls(**texts, phase=phase, older_than_s=number(query, "older_than_s", 0.0))
 
     def __bool__(self) -> bool:
         return self != _ALL
@@ -91,7 +91,7 @@ class Page:
         name = sort.removeprefix("-")
         if name not in SORTS:
             raise BadQuery(f"sort: expected one of {', '.join(SORTS)}, with - before it to turn it round, got {sort!r}")
-        offset, limit = int(_number(query, "offset", 0)), int(_number(query, "limit", PAGE_DEFAULT))
+        offset, limit = int(number(query, "offset", 0)), int(number(query, "limit", PAGE_DEFAULT))
         return cls(name, sort.startswith("-"), offset, min(limit, PAGE_MAX))
 
     def of(self, chosen: list[Call], now: float) -> list[Call]:
@@ -171,7 +171,8 @@ _RELEASE = {
 }
 
 
-def _number(query: Mapping[str, str], name: str, default: float) -> float:
+def number(query: Mapping[str, str], name: str, default: float) -> float:
+    """A parameter that is a number, 0 or more."""
     given = query.get(name, "")
     if not given:
         return default

@@ -55,6 +55,18 @@ class View(Protocol):
     def drain(self, backend: str, on: bool) -> bool:
         """Gives a backend no new calls, or again; False when there is no such backend."""
 
+    async def report(self, since_s: float, by: str) -> dict[str, Any]:
+        """The ledger's sums; HangupError says what is wrong with the question."""
+
+    def history(self) -> list[dict[str, float]]:
+        """The last looks at the engines, oldest first."""
+
+    def alarms(self) -> list[dict[str, Any]]:
+        """The divergence alarms that last."""
+
+    def ended(self, count: int) -> list[Call]:
+        """The calls that ended last, the latest first."""
+
     def phases(self) -> Iterable[Phase]:
         """The phase of each live call."""
 

@@ -23,6 +23,7 @@ from hangup.app.exchange import Exchange
 from hangup.app.log import Log
 from hangup.config import Limits, Settings
 from hangup.core import reasons
+from hangup.core.account import Entry, Price, entry
 from hangup.core.admission import Action, Admission, Terms, Ticket
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
@@ -32,6 +33,7 @@ from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
 from hangup.engines.health import watch
 from hangup.errors import Refusal
+from hangup.store.ledger import LedgerStore
 from hangup.wire.head import Headers, RequestHead
 
 ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
@@ -42,10 +44,11 @@ _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 
 
 class Gateway:
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, log: Log) -> None:
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, log: Log, store: LedgerStore | None = None) -> None:
         self.loop = loop
         self.log = log
         self.ledger = Ledger()
+        self.store = store
         self.connections: set[ClientConnection] = set()
         self.connections_allowed = settings.limits.connections_max  # fewer where file descriptors are scarce
         self.connections_refused = 0
@@ -91,6 +94,7 @@ class Gateway:
             if backend not in backends:
                 self._retire(backend)
         self.backends = {backend.name: backend for backend in backends}
+        self._prices = {b.name: Price(b.settings.price_per_hour, b.settings.price_per_million_tokens) for b in backends}
         self.admission.fleet.set(backend.seat for backend in backends)
         for backend in backends:
             if backend.name not in self._watches:
@@ -299,6 +303,15 @@ class Gateway:
         self.ended_calls.append(call)
         if ticket is not None:
             self._free(ticket, call)
+        if self.store is not None:
+            self.store.add(self._entry(call, ticket))
+
+    def _entry(self, call: Call, ticket: Ticket | None) -> Entry:
+        """The call for the books, once its share of the engine's time is known."""
+        if ticket is None or ticket.tenant is None:
+            return entry(call, 0.0, 0.0, Price())
+        expected = ticket.tenant.predict(ticket.output_max) * ticket.choices
+        return entry(call, ticket.engine_s, expected, self._prices.get(call.backend, Price()))
 
     def _free(self, ticket: Ticket, call: Call) -> None:
         """Whatever the call held goes to the next one, in this turn."""

@@ -17,6 +17,7 @@ from hangup.admin.guard import Policy, is_loopback
 from hangup.admin.server import AdminServer
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
+from hangup.app.monitor import Monitor
 from hangup.app.view import AdminView
 from hangup.config import Configuration, Settings
 from hangup.core import reasons
@@ -24,9 +25,22 @@ from hangup.core.ledger import Histogram
 from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
 from hangup.errors import ConfigError, HangupError
+from hangup.store.ledger import LedgerStore
 
 # What a reload cannot change, since it is bound to the process.
-_FIXED = ("host", "port", "admin_host", "admin_port", "admin_token_env", "admin_names", "tls_cert", "tls_key", "log")
+_FIXED = (
+    "host",
+    "port",
+    "admin_host",
+    "admin_port",
+    "admin_token_env",
+    "admin_names",
+    "tls_cert",
+    "tls_key",
+    "log",
+    "ledger",
+    "ledger_days",
+)
 _LAG_PERIOD_S = 0.1
 _FILES_RESERVED = 64  # file descriptors for everything that is no call
 
@@ -50,12 +64,20 @@ class Server:
         admin_sock = _listen("admin_port", settings.admin_host, settings.admin_port, settings)
         tls = _server_tls(settings)
         self._log = Log(settings.log, settings.limits.log_lines_max)
-        self.gateway = gateway = Gateway(settings, loop, self._log)
+        store = LedgerStore(
+            settings.ledger,
+            flush_s=settings.limits.ledger_flush_s,
+            days=settings.ledger_days,
+            entries_max=settings.limits.ledger_entries_max,
+        )
+        self.gateway = gateway = Gateway(settings, loop, self._log, store)
         gateway.connections_allowed = _connections_allowed(settings.limits.connections_max)
         if gateway.connections_allowed < settings.limits.connections_max:
             self._log.event("few_file_descriptors", connections_max=gateway.connections_allowed)
         listener = await loop.create_server(lambda: ClientConnection(gateway, loop), sock=data_sock, ssl=tls, backlog=4096)
-        admin = AdminServer(AdminView(gateway, self._log, self._lag), admin_sock, policy)
+        monitor = Monitor(gateway, self._log)
+        monitor_task = loop.create_task(monitor.run())
+        admin = AdminServer(AdminView(gateway, self._log, self._lag, monitor, store), admin_sock, policy)
         admin_task = loop.create_task(admin.run_until_stopped())
         lag_task = loop.create_task(self._watch_lag())
         self._catch_signals(loop)
@@ -69,11 +91,15 @@ class Server:
             gateway.end_all(reasons.DRAINED)
             await self._let_clients_read()
             lag_task.cancel()
+            monitor_task.cancel()
             for task in self._reload_tasks:
                 task.cancel()
             await gateway.close()
             admin.stop()
-            await asyncio.gather(admin_task, lag_task, *self._reload_tasks, return_exceptions=True)
+            await asyncio.gather(
+                admin_task, lag_task, monitor_task, monitor.close(), *self._reload_tasks, return_exceptions=True
+            )
+            await asyncio.to_thread(store.close)
             self._log.close()
 
     def stop(self) -> None:

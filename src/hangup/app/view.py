@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from hangup.admin.view import Killed
 from hangup.app.exchange import Exchange
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
+from hangup.app.monitor import Monitor, Watched
 from hangup.core import reasons
 from hangup.core.admission import Seat
 from hangup.core.call import Call, Phase
 from hangup.core.ledger import Histogram, Ledger
+from hangup.engines.backend import Backend
+from hangup.store.ledger import LedgerStore
 
 
 class AdminView:
-    def __init__(self, gateway: Gateway, log: Log, lag: Histogram) -> None:
+    def __init__(self, gateway: Gateway, log: Log, lag: Histogram, monitor: Monitor, store: LedgerStore) -> None:
         self._gateway = gateway
         self._log = log
         self._lag = lag
+        self._monitor = monitor
+        self._store = store
 
     @property
     def ledger(self) -> Ledger:
@@ -77,21 +85,40 @@ class AdminView:
         return self._gateway.admission.fleet.seats
 
     def backends(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": backend.name,
-                "engine": backend.adapter.name,
-                "state": _state(backend.seat),
-                "in_flight": backend.seat.in_flight,
-                "limit": backend.seat.limit,
-                "limit_learned": not backend.seat.slots,
-                "failures": backend.seat.failures,
-            }
-            for backend in self._gateway.backends.values()
-        ]
+        return [_backend_row(backend, self._monitor.watched.get(name)) for name, backend in self._gateway.backends.items()]
 
     def drain(self, backend: str, on: bool) -> bool:
         return self._gateway.drain_backend(backend, on)
+
+    # The books
+
+    async def report(self, since_s: float, by: str) -> dict[str, Any]:
+        """The ledger, with the engines' own counters as they are now beside it; the difference is shown, not hidden."""
+        await self._monitor.look()
+        live: Counter[str] = Counter()
+        for call in self.calls():
+            live[call.backend] += call.tokens_out
+        made = await asyncio.to_thread(self._store.report, since_s, by)
+        made["currency"] = self._gateway.settings.currency
+        for name, row in made["engines"].items():
+            row |= {"live": live[name], "difference": row["computed"] - row["booked"] - live[name]}
+        return made
+
+    def history(self) -> list[dict[str, float]]:
+        return list(self._monitor.history)
+
+    def alarms(self) -> list[dict[str, Any]]:
+        rows = []
+        for name, watched in self._monitor.watched.items():
+            finding = watched.alarm.finding
+            if finding is not None:
+                suspects = self._monitor.suspects(name)
+                rows.append({"backend": name, "signal": finding.signal, "excess": finding.excess, "suspects": suspects})
+        return rows
+
+    def ended(self, count: int) -> list[Call]:
+        """The calls that ended last, the latest first."""
+        return list(islice(reversed(self._gateway.ended_calls), count))
 
     # The process
 
@@ -99,7 +126,12 @@ class AdminView:
         return len(self._gateway.connections)
 
     def counts(self) -> dict[str, int]:
-        return {"connections_refused": self._gateway.connections_refused, "log_lines_dropped": self._log.dropped}
+        return {
+            "connections_refused": self._gateway.connections_refused,
+            "log_lines_dropped": self._log.dropped,
+            "ledger_entries_dropped": self._store.dropped,
+            "divergence_alarms": self._monitor.alarms_raised,
+        }
 
     def aborts(self) -> dict[str, int]:
         aborts = self._gateway.aborts
@@ -124,6 +156,23 @@ def _waits_for(exchange: Exchange) -> str:
             return "the next token" if call.first_token_at is not None else "the first token"
         case _:
             return ""
+
+
+def _backend_row(backend: Backend, watched: Watched | None) -> dict[str, Any]:
+    seat = backend.seat
+    return {
+        "name": backend.name,
+        "engine": backend.adapter.name,
+        "state": _state(seat),
+        "in_flight": seat.in_flight,
+        "limit": seat.limit,
+        "limit_learned": not seat.slots,
+        "failures": seat.failures,
+        "busy": watched.busy if watched is not None else None,
+        "tokens_computed": watched.computed if watched is not None else None,
+        "busy_s": round(seat.time.busy_s, 3),
+        "alarm": watched.alarm.finding.signal if watched is not None and watched.alarm.finding is not None else None,
+    }
 
 
 def _state(seat: Seat) -> str:

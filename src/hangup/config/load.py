@@ -379,6 +379,13 @@ def _cross_checks(settings: Settings, problems: _Problems) -> None:
     names = [b.name for b in settings.backend if b.name]
     for name in sorted({n for n in names if names.count(n) > 1}):
         problems.add("backend", f"there are two backends named {name}")
+    for backend in settings.backend:
+        if not re.fullmatch(r"engine|nvml(:[0-9]+(,[0-9]+)*)?|https?://[^\s#]+(#[0-9]+(,[0-9]+)*)?", backend.busy_from):
+            problems.add(
+                "backend", f"busy_from: expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}"
+            )
+    if settings.alarm_webhook and not settings.alarm_webhook.startswith(("http://", "https://")):
+        problems.add("alarm_webhook", f"expected an http:// or https:// address, got {settings.alarm_webhook!r}")
     urls = [b.url.rstrip("/") for b in settings.backend]
     for url in sorted({u for u in urls if urls.count(u) > 1}):
         problems.add("backend", f"{url} is given twice")

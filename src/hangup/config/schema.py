@@ -113,6 +113,17 @@ class Limits:
     health_timeout_s: float = limit(2.0, "Longest time for one health check.", least=0.05)
     failures_max: int = limit(3, "Failures in a row after which a backend counts as down.", least=1)
 
+    # The books
+    ledger_flush_s: float = limit(1.0, "How often the ledger is written: what a killed process loses at most.", least=0.05)
+    ledger_entries_max: int = limit(100_000, "Ended calls that may wait to be written into the ledger; more are counted only.")
+    counters_interval_s: float = limit(5.0, "Pause between two looks at an engine's own counters.", least=0.1)
+    divergence_window_s: float = limit(20.0, "What the divergence alarm looks at.", least=1)
+    divergence_hold_s: float = limit(20.0, "How long a divergence must last before the alarm, and be gone before its end.")
+    divergence_share_max: float = limit(0.25, "Tokens for nobody, as a share of those that an engine computed.", most=1)
+    divergence_yield_min: float = limit(
+        0.4, "Tokens per busy second, as a share of what an engine has shown to give, where it does not count them.", most=1
+    )
+
     # The process
     drain_s: float = limit(30.0, "After SIGTERM: how long running calls may take before they are ended.")
     ended_calls_max: int = limit(1000, "Ended calls remembered for `hangup trace`.", least=1)
@@ -131,6 +142,13 @@ class BackendSettings:
     weight: float = setting(1.0, "Share of the load against the other backends.", least=0.01)
     api_key_env: str = setting("", "Environment variable with the key to send to it instead of the client's.")
     health_path: str = setting("/health", "Path of the active health check; empty turns it off.")
+    price_per_hour: float = setting(0.0, "What an hour of it costs, GPUs and all; for the ledger.", least=0)
+    price_per_million_tokens: float = setting(0.0, "What a million output tokens cost; for the ledger.", least=0)
+    busy_from: str = setting(
+        "engine",
+        "How busy it is, for the divergence alarm: engine (its own metrics), nvml or nvml:0,1 (GPUs of this machine, "
+        "hangup[nvidia]), or the URL of a DCGM exporter's metrics, with #0,1 for some of its GPUs.",
+    )
     ca_file: str = setting("", "PEM file with the authorities to trust for https; the system's when empty.")
     tls_verify: bool = setting(True, "Check the certificate of an https backend.")
 
@@ -185,6 +203,10 @@ class Settings:
         0.0, "Send an SSE comment this often before the first token; 0 is off, since it fixes the status to 200.", least=0
     )
     log: str = setting("-", "Where the line per call goes: - for stdout, a file path, or none.")
+    ledger: str = setting("", "SQLite file for the ledger, which `hangup report` reads; empty keeps it in memory.")
+    ledger_days: float = setting(90.0, "How long the ledger is kept.", least=0.01)
+    currency: str = setting("USD", "In which the backends' prices are.")
+    alarm_webhook: str = setting("", "URL that gets a POST with JSON when a divergence alarm goes off and when it ends.")
     limits: Limits = field(default_factory=Limits, metadata={"doc": "Hard limits."})
     backend: tuple[BackendSettings, ...] = field(default=(), metadata={"doc": "The backends."})
     tenant: tuple[TenantSettings, ...] = field(default=(), metadata={"doc": "The tenants; with none, no key is asked for."})

@@ -81,7 +81,7 @@ class Connection(asyncio.Protocol):
         path = self._target.partition(b"?")[0].decode("latin-1")
         headers, body = self._headers, b"".join(self._body)
         self._reset()
-        if not path.startswith("/standin/") and path != "/health":
+        if not path.startswith("/standin/") and path not in ("/health", "/metrics"):
             self._standin.remember(method, path, headers, body)
         try:
             self._handle(method, path, headers, body)
@@ -95,6 +95,9 @@ class Connection(asyncio.Protocol):
             self._control(path, body)
         elif path == "/health":
             self._answer(200, {"status": "ok"})
+        elif path == "/metrics":
+            stats = self._engine.stats()
+            self._answer(200, f"standin_tokens_total {stats['tokens']}\nstandin_running {stats['running']}\n")
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "hangup"}
             self._answer(200, {"object": "list", "data": [model]} if path == "/v1/models" else model)
@@ -176,9 +179,9 @@ class Connection(asyncio.Protocol):
             self._answer(200, shape.whole(work.computed))
 
     def _answer(self, status: int, value: Any) -> None:
-        body = orjson.dumps(value)
-        head = b"HTTP/1.1 %d X\r\nserver: hangup-standin\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        self.transport.write(head % (status, len(body)) + body)
+        kind, body = (b"text/plain", value.encode()) if isinstance(value, str) else (b"application/json", orjson.dumps(value))
+        head = b"HTTP/1.1 %d X\r\nserver: hangup-standin\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(head % (status, kind, len(body)) + body)
 
 
 def _embeddings(request: dict[str, Any]) -> dict[str, Any]:

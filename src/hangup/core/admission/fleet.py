@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.limiter import SlotLimiter
 from hangup.core.admission.ticket import NOBODY, Ticket
+from hangup.core.engine_time import EngineTime
 
 _LOOK_PAST = 4  # seats without enough cache that are looked past
 
@@ -34,6 +35,7 @@ class Seat:
         "reading",
         "retired",
         "slots",
+        "time",
         "turn",
         "unstarted",
         "up",
@@ -56,6 +58,7 @@ class Seat:
         self.kv_tokens = kv_tokens  # 0: not known
         self.limiter = SlotLimiter(step_slo_s)
         self.estimates = Estimates()
+        self.time = EngineTime()  # whose its time is
         self.in_flight = 0
         self.unstarted = 0  # of those, without a first token
         self.reading = 0  # prompt tokens of those
@@ -189,6 +192,7 @@ class Fleet:
         seat.kv_used += ticket.kv
         ticket.seat = seat
         ticket.sent_at = now
+        ticket.engine_mark = seat.time.enter(now)
         if not ticket.blind:
             ticket.reading = True
             ticket.lone = not seat.unstarted
@@ -210,10 +214,11 @@ class Fleet:
         seat.estimates.first_token.observe(ticket.work, waited, now)
         self.changed(seat)
 
-    def release(self, ticket: Ticket) -> Seat:
+    def release(self, ticket: Ticket, now: float) -> Seat:
         seat = ticket.seat
         assert seat is not None and seat.in_flight > 0, f"{ticket} was released more often than taken"
         ticket.seat = None
+        ticket.engine_s += seat.time.leave(ticket.engine_mark, now)
         seat.in_flight -= 1
         self.in_flight -= 1
         seat.kv_used -= ticket.kv
