@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from hangup.admin import calls
 from hangup.admin.calls import BadQuery, Filter
+from hangup.admin.overview import Watchers
 from hangup.admin.view import View
 from hangup.errors import HangupError
 
@@ -22,7 +23,10 @@ _KILLS_PER_TURN = 50  # then the event loop may see to others
 
 
 def routes(view: View) -> list[Route]:
+    watchers = Watchers(view)
     return [
+        Route("/api/overview", watchers.overview, methods=["GET"]),
+        Route("/api/events", watchers.events, methods=["GET"]),
         Route("/api/calls", _answering(lambda request: list_calls(view, request)), methods=["GET"]),
         Route("/api/calls", partial(kill_chosen, view), methods=["DELETE"]),
         Route("/api/calls/{id}", _answering(lambda request: show_call(view, request)), methods=["GET"]),

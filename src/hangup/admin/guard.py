@@ -21,9 +21,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 CSRF_HEADER = "x-hangup"
 _SAFE_METHODS = frozenset(["GET", "HEAD", "OPTIONS"])
 # Probes and the page itself carry no secrets; the page asks for the token and sends it with its requests.
-_OPEN_PATHS = frozenset(["/healthz", "/readyz", "/"])
+_OPEN_PATHS = frozenset(["/healthz", "/readyz", "/", "/page.css", "/page.js"])
 _PAGE_HEADERS = [
-    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from functools import partial
+from importlib.resources import files
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -17,6 +19,18 @@ from starlette.routing import Route
 from hangup.admin import api, metrics
 from hangup.admin.guard import Guard, Policy
 from hangup.admin.view import View
+
+_FILES = files("hangup.admin") / "page"
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+
+
+async def page(file: str, kind: str, request: Request) -> Response:
+    """The dashboard: three files, nothing from elsewhere."""
+    return Response((_FILES / file).read_bytes(), media_type=kind)
 
 
 def make_app(view: View, policy: Policy) -> Starlette:
@@ -38,6 +52,7 @@ def make_app(view: View, policy: Policy) -> Starlette:
             Route("/readyz", readyz),
             Route("/metrics", metrics_page),
             *api.routes(view),
+            *(Route(path, partial(page, file, kind)) for path, (file, kind) in _PAGE.items()),
         ],
         middleware=[Middleware(Guard, policy)],
     )
