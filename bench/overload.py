@@ -46,6 +46,7 @@ SCENARIOS = [
     Scenario("tight deadlines", crowd={"first_token_s": 1.0, "whole_s": 3.0, "spread": 0.0, "told_share": 1.0}),
     Scenario("engine turns 3 x slower", load=1.0, slow_by=3.0),
     Scenario("one tenant sends 80 %", crowd={**GIVES_UP, "heavy_tenant": 0.8}),
+    Scenario("flood", load=10.0),
     Scenario("burst of 5 x", load=0.9, arrivals={"burst_from_s": 20.0, "burst_s": 5.0, "burst_by": 5.0}),
 ]
 
@@ -81,10 +82,10 @@ def _behave(port: int, **values: Any) -> None:
     urllib.request.urlopen(request, timeout=10).read()
 
 
-async def live(scenario: Scenario, engine_port: int, port: int, keys: bool) -> dict[str, Any]:
+async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool) -> dict[str, Any]:
     until = WARM_S + COUNTED_S
     rate = scenario.load * capacity_tokens_s() / mean_tokens()
-    plan: dict[str, Any] = {"port": port, "rate": rate / CROWDS, "from_s": WARM_S, "until_s": until, "keys": keys}
+    plan: dict[str, Any] = {"port": target.port, "rate": rate / CROWDS, "from_s": WARM_S, "until_s": until, "keys": keys}
     plan |= {"crowd": scenario.crowd, "arrivals": scenario.arrivals}
     processes = [
         await asyncio.create_subprocess_exec(
@@ -93,12 +94,12 @@ async def live(scenario: Scenario, engine_port: int, port: int, keys: bool) -> d
         for seed in range(1, CROWDS + 1)
     ]
     await asyncio.sleep(WARM_S)
-    before = _stats(engine_port)
+    before, cpu_before = _stats(engine_port), target.cpu_s()
     await asyncio.sleep(COUNTED_S / 2)
     if scenario.slow_by != 1:
         _behave(engine_port, token_s=TOKEN_S * scenario.slow_by, prefill_s=PREFILL_S * scenario.slow_by)
     await asyncio.sleep(COUNTED_S / 2)
-    after = _stats(engine_port)
+    after, cpu_s = _stats(engine_port), target.cpu_s() - cpu_before
     told = [json.loads((await process.communicate())[0]) for process in processes]
     _behave(engine_port, token_s=TOKEN_S, prefill_s=PREFILL_S)
     good = sum(got["tokens"] for got in told)
@@ -113,6 +114,7 @@ async def live(scenario: Scenario, engine_port: int, port: int, keys: bool) -> d
         "first_token_p99_s": percentile(firsts, 0.99),
         "refusal_p99_s": percentile(refusals, 0.99),
         "engine_queue_peak": after["waiting_peak"],
+        "cpu_us_per_attempt": cpu_s / max(sum(got["attempts"] for got in told), 1) * 1e6,
         "light_served": sum(row[1] for row in light) / max(sum(row[0] for row in light), 1),
     }
 
@@ -188,7 +190,7 @@ async def run() -> dict[str, Any]:
                     target = stack.enter_context(peers.haproxy(backend.port, slots=SLOTS))
                 elif name != "direct":
                     target = stack.enter_context(targets.hangup(backend.port, *flags))
-                rows[name] = await live(scenario, backend.port, target.port, keys)
+                rows[name] = await live(scenario, backend.port, target, keys)
                 _show(name, rows[name])
         settings = Settings(tenant=_tenants() if keys else ())
         rows["simulated"] = simulated(scenario, settings)
@@ -201,6 +203,7 @@ def _show(name: str, row: dict[str, Any]) -> None:
     if "first_token_p50_s" in row:
         shown += f"  first token {row['first_token_p50_s']:.2f}/{row['first_token_p99_s']:.2f} s"
         shown += f"  refusals p99 {row['refusal_p99_s'] * 1e3:.0f} ms  engine queue {row['engine_queue_peak']}"
+        shown += f"  {row['cpu_us_per_attempt']:.0f} us CPU per attempt"
     if row.get("light_served"):
         shown += f"  others served {row['light_served']:.3f}"
     print(shown, flush=True)

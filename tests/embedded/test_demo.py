@@ -28,4 +28,4 @@ def test_it_takes_its_processes_along() -> None:
         started = children(process.popen.pid)
         process.signal(signal.SIGTERM)
         assert process.wait(10) == 143
-        assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+        wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 10, "its processes to end")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.processes import Gateway, StandIn, elapsed, gateway_and_engine
-from support.raw import Client, ask, events
+from support.raw import Client, ask
 from support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -243,12 +243,3 @@ def test_a_log_reader_that_stops_does_not_stop_the_gateway(engine: StandIn) -> N
     finally:
         process.kill()
         process.communicate()
-
-
-def test_serve_without_upstream() -> None:
-    """What `make run` does."""
-    with Gateway() as gateway:
-        answer = ask(gateway.address, CHAT, {"messages": [], "max_tokens": 3, "stream": True})
-        assert len([e for e in events(answer.body) if e["choices"][0]["delta"].get("content")]) == 3
-        gateway.signal(signal.SIGTERM)
-        assert gateway.wait() == 0

@@ -16,7 +16,10 @@ import re
 import secrets
 import time
 from collections import deque
+from collections.abc import Mapping
 from functools import lru_cache
+from itertools import islice
+from types import MappingProxyType
 
 from hangup.apis.routes import Route, Router
 from hangup.app.exchange import Exchange
@@ -32,19 +35,30 @@ from hangup.edge.connection import ClientConnection
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
 from hangup.engines.health import watch
+from hangup.engines.pool import Dial
 from hangup.errors import Refusal
 from hangup.store.ledger import LedgerStore
 from hangup.wire.head import Headers, RequestHead
 
 ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
 _ID_DIGITS = 24
+_PACE_S = 1.0  # between two looks at the pace of running calls,
+_PACE_CALLS_MAX = 64  # and at how many of them
 _CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 
 
 class Gateway:
-    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, log: Log, store: LedgerStore | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
+        dials: Mapping[str, Dial] = MappingProxyType({}),
+        store: LedgerStore | None = None,
+    ) -> None:
+        self._dials = dials  # backends in this process, by name
         self.loop = loop
         self.log = log
         self.ledger = Ledger()
@@ -63,6 +77,8 @@ class Gateway:
         self.idle = asyncio.Event()  # set while no call is live
         self.idle.set()
         self._random: list[str] = []
+        self._paces: dict[Exchange, tuple[int, float]] = {}  # tokens and time of running calls when last looked at
+        self._pace_timer = loop.call_later(_PACE_S, self._look_at_paces)
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.configure(settings)
 
@@ -89,7 +105,10 @@ class Gateway:
         old = list(self.backends.values())
         kept = {b.settings: b for b in old if b.pool.limits == settings.limits and self._slots == settings.slots}
         self._slots = settings.slots
-        backends = [kept.get(s) or Backend(s, settings.limits, self.loop, settings.slots) for s in settings.backend]
+        backends = [
+            kept.get(s) or Backend(s, settings.limits, self.loop, settings.slots, self._dials.get(s.name))
+            for s in settings.backend
+        ]
         for backend in old:
             if backend not in backends:
                 self._retire(backend)
@@ -290,11 +309,28 @@ class Gateway:
     def abort(self, backend: Backend, call_id: str) -> None:
         self.aborts.send(backend, call_id)
 
+    def _look_at_paces(self) -> None:
+        """How long a token takes just now, from a few of the calls that run: their ends would tell it late."""
+        seen: dict[Exchange, tuple[int, float]] = {}
+        actions: list[Action] = []
+        for exchange in islice(self.calls.values(), _PACE_CALLS_MAX):
+            call, ticket = exchange.call, exchange.ticket
+            if ticket is None or ticket.seat is None or call.first_token_at is None:
+                continue
+            tokens, at = seen[exchange] = (call.tokens_out // ticket.choices, call.progress_at)
+            tokens_before, before = self._paces.get(exchange, (tokens, at))
+            if tokens > tokens_before:
+                actions += self.admission.step(ticket.seat, (at - before) / (tokens - tokens_before), at)
+        self._paces = seen
+        self._pace_timer = self.loop.call_later(_PACE_S, self._look_at_paces)
+        self._act(actions)
+
     # Calls end
 
     def closed(self, exchange: Exchange) -> None:
         """The last that happens to a call."""
         call, ticket = exchange.call, exchange.ticket
+        exchange.ticket = None  # they point at each other
         del self.calls[call.id]
         if not self.calls:
             self.idle.set()
@@ -355,6 +391,8 @@ class Gateway:
     async def close(self) -> None:
         """Lets go of everything; no call may be live any more."""
         assert not self.calls
+        self._pace_timer.cancel()
+        self._paces.clear()
         for task in self._watches.values():
             task.cancel()
         await asyncio.gather(*self._watches.values(), return_exceptions=True)

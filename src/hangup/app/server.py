@@ -11,7 +11,8 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from hangup.admin.guard import Policy, is_loopback
 from hangup.admin.server import AdminServer
@@ -24,6 +25,7 @@ from hangup.core import reasons
 from hangup.core.ledger import Histogram
 from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
+from hangup.engines.pool import Dial
 from hangup.errors import ConfigError, HangupError
 from hangup.store.ledger import LedgerStore
 
@@ -48,8 +50,14 @@ _FILES_RESERVED = 64  # file descriptors for everything that is no call
 class Server:
     """Runs until it is told to stop; `load` reads the configuration anew for a reload."""
 
-    def __init__(self, configuration: Configuration, load: Callable[[], Configuration]) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        load: Callable[[], Configuration],
+        dials: Mapping[str, Dial] = MappingProxyType({}),
+    ) -> None:
         self._configuration = configuration
+        self._dials = dials
         self._load = load
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -70,7 +78,7 @@ class Server:
             days=settings.ledger_days,
             entries_max=settings.limits.ledger_entries_max,
         )
-        self.gateway = gateway = Gateway(settings, loop, self._log, store)
+        self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store)
         gateway.connections_allowed = _connections_allowed(settings.limits.connections_max)
         if gateway.connections_allowed < settings.limits.connections_max:
             self._log.event("few_file_descriptors", connections_max=gateway.connections_allowed)

@@ -13,7 +13,7 @@ from hangup.errors import ConfigError, HangupError
 
 _EXAMPLES = """\
 examples:
-  hangup serve                                      try it: the gateway with a built-in stand-in engine
+  hangup serve                                      try it: the gateway with its embedded engine
   hangup serve --upstream http://127.0.0.1:8000     in front of an engine
   hangup ps                                         which calls are live, whose, and what they wait for
   hangup config show --config hangup.toml           every setting in effect, and where it comes from

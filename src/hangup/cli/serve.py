@@ -14,13 +14,12 @@ import uvloop
 from hangup.app.server import Server
 from hangup.cli.settings import add_flags, configuration
 from hangup.config import BackendSettings, Configuration
-from hangup.standin.engine import Behaviour
-from hangup.standin.server import start as start_standin
+from hangup.embedded.options import Options
 
 _EXAMPLES = """\
 examples:
   hangup serve
-      the gateway on :8080 with a built-in stand-in engine, to look around
+      the gateway on :8080 with its embedded engine and a small model, to look around
   hangup serve --upstream http://127.0.0.1:8000
       in front of vLLM, SGLang, llama-server, …
   hangup serve --upstream http://10.0.0.1:8000 --upstream http://10.0.0.2:8000 --output-tokens-max 8192
@@ -51,22 +50,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(made: Configuration, load: Callable[[], Configuration]) -> None:
-    def announce(data_url: str, admin_url: str) -> None:
-        names = [b.url for b in made.settings.backend] or ["a built-in stand-in engine (no --upstream was given)"]
-        print(f"hangup: serving {data_url} (admin {admin_url}) in front of {', '.join(names)}", file=sys.stderr, flush=True)
-
     if made.settings.backend:
-        await Server(made, load).run(announce)
+        await Server(made, load).run(_announce(", ".join(backend.url for backend in made.settings.backend)))
         return
-    standin = await start_standin(Behaviour())
-    backend = BackendSettings(url=f"http://127.0.0.1:{standin.port}", name="standin", engine="standin")
+    from hangup.engineserver.server import embed  # noqa: PLC0415 (numpy is not for those who have an engine)
 
-    def with_standin(loaded: Configuration) -> Configuration:
+    options = Options()
+    engine = embed(options, made.settings.limits)
+    backend = BackendSettings(url="http://embedded", name="embedded", engine="openai", slots=options.slots)
+
+    def with_engine(loaded: Configuration) -> Configuration:
         if loaded.settings.backend:
             return loaded
         return dataclasses.replace(loaded, settings=dataclasses.replace(loaded.settings, backend=(backend,)))
 
+    model = engine.server.runner.model.name
     try:
-        await Server(with_standin(made), lambda: with_standin(load())).run(announce)
+        server = Server(with_engine(made), lambda: with_engine(load()), {backend.name: engine.dial})
+        await server.run(_announce(f"the embedded engine with {model} (no --upstream was given)"))
     finally:
-        await standin.close()
+        await engine.close()
+
+
+def _announce(engines: str) -> Callable[[str, str], None]:
+    def announce(data_url: str, admin_url: str) -> None:
+        print(f"hangup: serving {data_url} (admin {admin_url}) in front of {engines}", file=sys.stderr, flush=True)
+
+    return announce

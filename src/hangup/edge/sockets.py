@@ -60,7 +60,7 @@ def set_user_timeout(sock: Any, seconds: float) -> None:
 
 def seconds_since_ack(sock: Any) -> float | None:
     """How long ago the peer's host last acknowledged anything; a stalled reader still does, a vanished one does not."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or sock is None:
         return None
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
@@ -83,5 +83,6 @@ def peer_left(sock: Any, half_close_is_hangup: bool) -> bool:
 
 def reset_on_close(sock: Any) -> None:
     """Makes the next close an RST: the only way to break off an answer that its framing would call complete."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)

@@ -8,7 +8,7 @@ import os
 from hangup.config import BackendSettings, Limits
 from hangup.core.admission import Seat
 from hangup.engines.adapters import ADAPTERS, AUTO, Adapter
-from hangup.engines.pool import Pool
+from hangup.engines.pool import Dial, Pool
 from hangup.wire.head import HOP_BY_HOP, Headers, RequestHead
 
 # Of the client's headers, what is between it and us, or what we set anew.
@@ -26,9 +26,16 @@ _KEYS = frozenset([b"authorization", b"x-api-key"])
 
 
 class Backend:
-    def __init__(self, settings: BackendSettings, limits: Limits, loop: asyncio.AbstractEventLoop, slots: int = 0) -> None:
+    def __init__(
+        self,
+        settings: BackendSettings,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+        slots: int = 0,
+        dial: Dial | None = None,
+    ) -> None:
         self.settings = settings
-        self.pool = Pool(settings, limits, loop)
+        self.pool = Pool(settings, limits, loop, dial)
         self.name = settings.name or self.pool.address.authority + self.pool.address.prefix
         self.seat = Seat(
             self.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -37,10 +38,16 @@ class Address:
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
+Dial = Callable[[Callable[[], EngineConnection]], EngineConnection]  # joins a new connection to an engine in this process
+
+
 class Pool:
     """Connects, keeps and ages connections; every open one is in `open` until it is gone."""
 
-    def __init__(self, settings: BackendSettings, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, settings: BackendSettings, limits: Limits, loop: asyncio.AbstractEventLoop, dial: Dial | None = None
+    ) -> None:
+        self._dial = dial
         self.address = Address.parse(settings.url)
         self.limits = limits
         self.open: set[EngineConnection] = set()
@@ -62,10 +69,18 @@ class Pool:
     async def connect(self) -> EngineConnection:
         """A new connection; EngineFault if there is none in time."""
         address, limits = self.address, self.limits
+
+        def new() -> EngineConnection:
+            return EngineConnection(self, limits.engine_header_bytes_max, limits.engine_receive_bytes_max)
+
+        if self._dial is not None:
+            connection = self._dial(new)
+            self.open.add(connection)
+            return connection
         try:
             async with asyncio.timeout(self.limits.connect_s):
                 _, connection = await self._loop.create_connection(
-                    lambda: EngineConnection(self, limits.engine_header_bytes_max, limits.engine_receive_bytes_max),
+                    new,
                     address.host,
                     address.port,
                     ssl=self._tls,

@@ -16,6 +16,8 @@ from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection, Exchange
 from hangup.embedded.options import Options
 from hangup.embedded.runner import Runner
+from hangup.engines import memory
+from hangup.engines.connection import EngineConnection
 from hangup.engineserver import metrics
 from hangup.engineserver.answers import error
 from hangup.engineserver.call import Call, respond
@@ -133,15 +135,32 @@ class _Page:
 
 
 class Serving:
-    """A server that is up. `close` lets every call go and ends the engine's thread."""
+    """An engine that runs, with a port of its own or without. `close` lets every call go and ends its thread."""
 
-    def __init__(self, server: EngineServer, listener: asyncio.Server) -> None:
+    def __init__(self, server: EngineServer, loop: asyncio.AbstractEventLoop) -> None:
         self.server = server
-        self.port: int = listener.sockets[0].getsockname()[1]
-        self._listener = listener
+        self.port = 0
+        self._loop = loop
+        self._listener: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int) -> None:
+        try:
+            sock = sockets.listen(host, port, self.server.limits.client_silence_s)
+        except OSError as failure:
+            raise HangupError(f"cannot listen on {host}:{port}: {failure.strerror or failure}") from None
+        self._listener = await self._loop.create_server(self._connection, sock=sock, backlog=sockets.BACKLOG)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    def dial(self, ours: Callable[[], EngineConnection]) -> EngineConnection:
+        """A connection from within the process, without a socket: a hang-up is a function call."""
+        return memory.connect(self._loop, ours, self._connection)
+
+    def _connection(self) -> ClientConnection:
+        return ClientConnection(self.server, self._loop)
 
     async def close(self) -> None:
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         await asyncio.to_thread(self.server.runner.stop)
         for connection in list(self.server.connections):
             connection.close_after_this()
@@ -150,15 +169,20 @@ class Serving:
             connection.transport.abort()
 
 
-async def start(options: Options, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> Serving:
+def embed(options: Options, limits: Limits | None = None) -> Serving:
+    """The engine in this process, to be dialled."""
     loop = asyncio.get_running_loop()
-    limits = limits or Limits()
     runner = Runner(options, loop)
-    server = EngineServer(runner, limits)
-    try:
-        sock = sockets.listen(host, port, limits.client_silence_s)
-    except OSError as failure:
-        raise HangupError(f"cannot listen on {host}:{port}: {failure.strerror or failure}") from None
-    listener = await loop.create_server(lambda: ClientConnection(server, loop), sock=sock, backlog=sockets.BACKLOG)
     runner.start()
-    return Serving(server, listener)
+    return Serving(EngineServer(runner, limits or Limits()), loop)
+
+
+async def start(options: Options, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> Serving:
+    """The engine behind a port of its own."""
+    serving = embed(options, limits)
+    try:
+        await serving.listen(host, port)
+    except HangupError:
+        await serving.close()
+        raise
+    return serving

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -133,7 +133,8 @@ class LineGateway:
         self._clock = clock
         self._people = people
         self._line = line
-        self._free = [engine for engine in engines for _ in range(engine.model.slots)]
+        # Free slots, handed out in turn over the engines.
+        self._free = deque(engine for _ in range(max(e.model.slots for e in engines)) for engine in engines)
         self._waiting: OrderedDict[Client, float] = OrderedDict()
         self._empty_at = 0.0
 
@@ -150,7 +151,7 @@ class LineGateway:
                 self._clock.timeout(now + self._line.wait_s_max, self._waited, client)
 
     def _start(self, client: Client) -> None:
-        client.place = engine = self._free.pop()
+        client.place = engine = self._free.popleft()
         self._people.started(client, engine)
 
     def _waited(self, client: Client, turn: int) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hangup.config import Limits
 from hangup.core import reasons
-from hangup.core.admission.estimates import Estimates, Rate
+from hangup.core.admission.estimates import Rate
 from hangup.core.admission.fleet import Fleet, Seat
 from hangup.core.admission.queue import Queue
 from hangup.core.admission.retries import RetryBudget
@@ -27,6 +27,7 @@ from hangup.core.reasons import Reason
 _OUTPUT_WEIGHT = 2.0  # an output token's cost against a prompt token's
 _SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how sure a whole answer must be to come in time, by how busy we are
 _RETRY_AFTER_S = (1.0, 30.0)
+_FORESIGHT_S = 300.0  # nothing is foretold beyond: the caps are there for that
 _PATIENCE_GAIN = 0.02
 _BYTES_PER_TOKEN = 4.0  # of a request's body, until engines have told how many they count
 
@@ -47,7 +48,6 @@ class Admission:
         self.fleet = Fleet(seats)
         self.queue = Queue(limits.lifo_after_s)
         self.retries = RetryBudget(limits.retry_share_max)
-        self.estimates = Estimates()  # over all seats
         self.tenants: dict[str, Tenant] = {}
         self._drain = Rate()  # calls per second that leave a standing queue
         self._at = 0.0
@@ -136,19 +136,11 @@ class Admission:
         if not ticket.reading:
             return _NOTHING
         self.fleet.first_token(ticket, now)
-        self.estimates.first_token.observe(ticket.work, now - ticket.sent_at, now)
         return self.dispatch(now) if self.queue.count else _NOTHING
 
     def step(self, seat: Seat, seconds: float, now: float) -> list[Action]:
         """How long a token takes on this seat just now."""
-        seat.estimates.step.observe(seconds, now)
-        self.estimates.step.observe(seconds, now)
-        before = seat.limiter.in_flight_max
-        seat.limiter.step(seat.estimates.step.mean, seat.in_flight)
-        if seat.limiter.in_flight_max == before:
-            return _NOTHING
-        self.fleet.changed(seat)
-        return self.dispatch(now) if self.queue.count else _NOTHING
+        return self.dispatch(now) if self.fleet.step(seat, seconds, now) and self.queue.count else _NOTHING
 
     def end(
         self, ticket: Ticket, now: float, tokens_out: int = 0, tokens_in: int | None = None, *, completed: bool = False
@@ -187,7 +179,7 @@ class Admission:
     def dispatch(self, now: float) -> list[Action]:
         """Lets those who wait go, as far as there is room."""
         queue, fleet = self.queue, self.fleet
-        if not queue.count:
+        if not queue.count or fleet.best() is None:
             return _NOTHING
         self._pass_time(now)
         actions: list[Action] = []
@@ -264,12 +256,12 @@ class Admission:
     def _too_late(self, ticket: Ticket, seat: Seat | None, wait_s: float, now: float) -> bool:
         """Whether the answer would not reach its client in time, as far as can be known."""
         due = ticket.first_by if ticket.first_by < ticket.all_by else ticket.all_by
-        if due == math.inf:
-            return False
         begin = now + wait_s
+        if due - begin > _FORESIGHT_S:
+            return False
         if begin >= due:
             return True
-        estimates = self.estimates if seat is None else seat.estimates
+        estimates = self.fleet.estimates if seat is None else seat.estimates
         first_s = estimates.first_token.predict(ticket.prompt + (seat.reading if seat is not None else 0), now)
         if first_s is None:
             return False

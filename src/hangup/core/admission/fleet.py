@@ -110,6 +110,9 @@ class Fleet:
         self._entries = 0
         self._turn = 0
         self._any_up = False
+        self._only: Seat | None = None
+        self._together = Estimates()
+        self.estimates = self._together  # over all seats
         self.has_kv = False  # whether the size of any cache is known
         self.set(seats)
 
@@ -120,6 +123,8 @@ class Fleet:
 
     def refresh(self) -> None:
         """After seats went up, down, were drained, or left the configuration."""
+        self._only = self.seats[0] if len(self.seats) == 1 else None
+        self.estimates = self._only.estimates if self._only is not None else self._together
         self._any_up = any(seat.up and not seat.drained for seat in self.seats)
         self.has_kv = any(seat.kv_tokens for seat in self.seats)
         self._heap.clear()
@@ -130,8 +135,6 @@ class Fleet:
 
     def changed(self, seat: Seat) -> None:
         """Its load or its limit is not what it was."""
-        self._entries += 1
-        seat.entry = self._entries
         # Those that are down are taken only when nothing else is left, so that a wrong verdict costs a failed attempt
         # and never an outage.
         limit = seat.slots or seat.limiter.limit(seat.in_flight, seat.unstarted)
@@ -139,6 +142,10 @@ class Fleet:
             return
         self.limit += limit - seat.counted
         seat.counted = limit
+        if self._only is not None:
+            return
+        self._entries += 1
+        seat.entry = self._entries
         if seat.in_flight < limit and (seat.up or not self._any_up):
             heapq.heappush(self._heap, (seat.in_flight / seat.weight, seat.turn, seat.entry, seat))
             if len(self._heap) > 64 + 4 * len(self.seats):
@@ -149,6 +156,9 @@ class Fleet:
         """The seat for the next call."""
         if tried:
             return self._best_but(kv, tried)
+        only = self._only
+        if only is not None:  # as it mostly is: then there is nothing to choose
+            return only if only.in_flight < only.counted and (not only.kv_tokens or only.fits(kv)) else None
         heap = self._heap
         while heap:
             top = heap[0]
@@ -212,7 +222,21 @@ class Fleet:
         waited = now - ticket.sent_at
         seat.limiter.first_token(waited, ticket.lone, now)
         seat.estimates.first_token.observe(ticket.work, waited, now)
+        if self._only is None:
+            self._together.first_token.observe(ticket.work, waited, now)
         self.changed(seat)
+
+    def step(self, seat: Seat, seconds: float, now: float) -> bool:
+        """How long a token takes on this seat just now; whether that changes what it may have."""
+        seat.estimates.step.observe(seconds, now)
+        if self._only is None:
+            self._together.step.observe(seconds, now)
+        before = seat.limiter.in_flight_max
+        seat.limiter.step(seat.estimates.step.mean, seat.in_flight)
+        if seat.limiter.in_flight_max == before:
+            return False
+        self.changed(seat)
+        return True
 
     def release(self, ticket: Ticket, now: float) -> Seat:
         seat = ticket.seat

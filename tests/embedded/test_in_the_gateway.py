@@ -1,0 +1,122 @@
+"""`hangup serve` without an upstream: the embedded engine, dialled within the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable
+
+import openai
+
+from hangup.config import BackendSettings, Limits
+from hangup.embedded.options import Options
+from hangup.engines.backend import Backend
+from hangup.engines.connection import EngineConnection
+from hangup.engineserver.server import Serving, embed
+from hangup.wire.head import ResponseHead
+from support.processes import Gateway
+from support.raw import Client
+
+
+class Asker:
+    """Takes an answer's bytes; `came` is set by each."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.came = asyncio.Event()
+        self.lost = False
+
+    def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
+        assert head.status == 200
+        self.feed(rest)
+        return self.feed
+
+    def feed(self, data: bytes) -> None:
+        self.data += data
+        self.came.set()
+
+    def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
+        self.lost = True
+
+    def engine_garbled(self, connection: EngineConnection, error: Exception) -> None:
+        raise AssertionError(error)
+
+
+async def ask(engine: Serving, **fields: object) -> tuple[Asker, EngineConnection]:
+    settings = BackendSettings(url="http://embedded", name="embedded")
+    backend = Backend(settings, Limits(), asyncio.get_running_loop(), dial=engine.dial)
+    connection = await backend.pool.connect()
+    asker = Asker()
+    body = json.dumps({"prompt": "ROMEO:", "stream": True, "ignore_eos": True, "max_tokens": 400, **fields}).encode()
+    connection.ask(asker, backend.own_request("POST", "/v1/completions", body))
+    await asyncio.wait_for(asker.came.wait(), 10)
+    return asker, connection
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (the engine's thread sets no event)
+            await asyncio.sleep(0.001)
+
+
+def test_a_cut_is_a_cancel_before_it_returns() -> None:
+    async def run() -> None:
+        engine = embed(Options(slots=2))
+        try:
+            for _ in range(50):
+                _, connection = await ask(engine)
+                assert len(engine.server._calls) == 1
+                connection.abort()
+                assert not engine.server._calls, "the engine knows already"
+                await until(lambda: not engine.server.runner.counters()["running"])
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_pauses_is_heard_and_nothing_is_lost() -> None:
+    async def run() -> None:
+        engine = embed(Options(slots=1))
+        try:
+            asker, connection = await ask(engine)
+            connection.transport.pause_reading()
+            await asyncio.sleep(0)
+            size = len(asker.data)
+            before = engine.server.runner.counters()["tokens"]
+            await until(lambda: engine.server.runner.counters()["tokens"] > before)
+            assert len(asker.data) == size
+            connection.transport.resume_reading()
+            async with asyncio.timeout(20):
+                while b"[DONE]" not in asker.data:
+                    asker.came.clear()
+                    await asker.came.wait()
+            connection.abort()
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+def test_serve_without_an_upstream() -> None:
+    with Gateway() as gateway:
+        client = openai.OpenAI(base_url=gateway.url + "/v1", api_key="none", max_retries=0)
+        with client:
+            [model] = client.models.list().data
+            stream = client.chat.completions.create(
+                model=model.id, messages=[{"role": "user", "content": "ROMEO:"}], stream=True, max_tokens=8, seed=1
+            )
+            streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+            whole = client.chat.completions.create(
+                model=model.id, messages=[{"role": "user", "content": "ROMEO:"}], max_tokens=8, seed=1
+            )
+            assert streamed and whole.choices[0].message.content == streamed
+        with Client(gateway.address) as leaves:
+            body = {"prompt": "ROMEO:", "stream": True, "ignore_eos": True, "max_tokens": 400}
+            leaves.post("/v1/completions", body, {"x-request-id": "left"})
+            leaves.read_until(b'"text"')
+            leaves.fin()
+            assert gateway.call_log("left")["outcome"] == "client_gone"
+        gateway.signal(signal.SIGTERM)
+        assert gateway.wait() == 0
