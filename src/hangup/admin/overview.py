@@ -33,7 +33,7 @@ def overview(view: View) -> dict[str, Any]:
     causes: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
     for (_, outcome, cause), count in ledger.calls.items():
-        causes[outcome] += count
+        causes[str(outcome)] += count
         if outcome in _REFUSING:
             refusals[cause] += count
     fates: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from hangup.admin import api, metrics
@@ -46,6 +46,10 @@ def make_app(view: View, policy: Policy) -> Starlette:
     async def metrics_page(request: Request) -> Response:
         return Response(metrics.render(made), media_type=CONTENT_TYPE_LATEST)
 
+    async def fault(request: Request, error: Exception) -> Response:
+        view.fault(error)
+        return JSONResponse({"error": "the gateway has a fault; it is in its log"}, 500)
+
     return Starlette(
         routes=[
             Route("/healthz", healthz),
@@ -55,6 +59,7 @@ def make_app(view: View, policy: Policy) -> Starlette:
             *(Route(path, partial(page, file, kind)) for path, (file, kind) in _PAGE.items()),
         ],
         middleware=[Middleware(Guard, policy)],
+        exception_handlers={Exception: fault},
     )
 
 

@@ -67,6 +67,9 @@ class View(Protocol):
     def ended(self, count: int) -> list[Call]:
         """The calls that ended last, the latest first."""
 
+    def fault(self, error: Exception) -> None:
+        """A bug of ours goes to the log."""
+
     def phases(self) -> Iterable[Phase]:
         """The phase of each live call."""
 

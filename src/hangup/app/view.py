@@ -137,6 +137,9 @@ class AdminView:
         aborts = self._gateway.aborts
         return {"sent": aborts.sent, "failed": aborts.failed, "skipped": aborts.skipped}
 
+    def fault(self, error: Exception) -> None:
+        self._log.fault(error)
+
     def loop_lag(self) -> Histogram:
         return self._lag
 
