@@ -8,7 +8,23 @@ import sys
 from collections.abc import Sequence
 
 from hangup import __version__
-from hangup.cli import backends, configs, demo, engine, engines, keys, kill, lint, ps, report, serve, simulate, standin, trace
+from hangup.cli import (
+    backends,
+    configs,
+    demo,
+    engine,
+    engines,
+    keys,
+    kill,
+    lint,
+    ps,
+    report,
+    serve,
+    simulate,
+    standin,
+    top,
+    trace,
+)
 from hangup.errors import ConfigError, HangupError
 
 _EXAMPLES = """\
@@ -54,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hangup {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    seeing = (ps, kill, trace, backends, report)
+    seeing = (ps, top, kill, trace, backends, report)
     for command in (serve, *seeing, engine, demo, simulate, lint, configs, engines, keys, standin):
         command.add_parser(commands)
     return parser
