@@ -58,6 +58,7 @@ bench: $(VENV)/.setup-test  ## measure against nginx and the other gateways; see
 
 docs: $(VENV)/.setup-test  ## write the generated parts of docs/ anew
 	$(BIN)/python -m tools.docs
+	$(BIN)/python -m tools.grafana
 
 lock: $(VENV)/.setup  ## resolve the dependencies anew, with hashes
 	$(BIN)/python -m pip install -q uv
