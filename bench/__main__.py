@@ -16,10 +16,10 @@ from typing import Any
 
 import uvloop
 
-from bench import embedded, overload, peers, policies, suites, targets
+from bench import embedded, overload, peers, policies, seeing, suites, targets
 from bench.load import CHAT, percentile
 
-SUITES = ["streams", "requests", "first-byte", "hang-up", "idle", "engine", "peers", "overload", "policies"]
+SUITES = ["streams", "requests", "first-byte", "hang-up", "idle", "engine", "peers", "overload", "policies", "seeing"]
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("passed through", "/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
@@ -67,6 +67,8 @@ async def _run(name: str, rounds: int) -> Any:
         return await peers.run()
     if name == "policies":
         return policies.run()
+    if name == "seeing":
+        return await seeing.run(rounds)
     if name == "overload":
         return await overload.run()
     with contextlib.ExitStack() as stack:

@@ -89,6 +89,9 @@ def test_those_who_left_are_booked_with_what_they_spared() -> None:
             admin(gateway, "DELETE", "/api/calls/doomed")
         assert causes(gateway)["killed"]["calls"] == 1
         engine.wait_idle(2)
+        made = wait_until(lambda: (m := report(gateway))["engines"] and m)
+        assert [row["difference"] for row in made["engines"].values()] == [0]
+        assert made["total"]["tokens_delivered"] + made["total"]["tokens_wasted"] == engine.stats()["tokens"]
 
 
 @contextlib.contextmanager

@@ -107,6 +107,7 @@ class GatewayCollector(Collector):
         yield CounterMetricFamily(
             "hangup_ledger_entries_dropped", "Calls that the ledger could not take.", counts["ledger_entries_dropped"]
         )
+        yield CounterMetricFamily("hangup_traces_dropped", "Traces that the collector did not take.", counts["traces_dropped"])
         yield CounterMetricFamily("hangup_divergence_alarms", "Divergence alarms so far.", counts["divergence_alarms"])
         yield _histogram("hangup_loop_lag_seconds", "How late the event loop's timers were.", self._view.loop_lag())
         build = GaugeMetricFamily("hangup_build_info", "The version that runs.", labels=["version"])

@@ -202,7 +202,13 @@ class Exchange:
         if self.ask is not None:
             path, body = self.ask.path, self.ask.body(body, self._value)
         request = self.backend.request(
-            self.head, path, body, call_id=self.call.id, timeout_s=self._time_left(), forward_key=not self.keyed
+            self.head,
+            path,
+            body,
+            call_id=self.call.id,
+            timeout_s=self._time_left(),
+            forward_key=not self.keyed,
+            traced=f"00-{self.call.trace_id}-{self.call.span_id}-01" if self.call.span_id else "",
         )
         self.engine = connection
         connection.ask(self, request)

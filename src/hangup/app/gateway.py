@@ -24,6 +24,7 @@ from types import MappingProxyType
 from hangup.apis.routes import Route, Router
 from hangup.app.exchange import Exchange
 from hangup.app.log import Log
+from hangup.app.tracing import Tracer
 from hangup.config import Limits, Settings
 from hangup.core import reasons
 from hangup.core.account import Entry, Price, entry
@@ -57,12 +58,14 @@ class Gateway:
         log: Log,
         dials: Mapping[str, Dial] = MappingProxyType({}),
         store: LedgerStore | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._dials = dials  # backends in this process, by name
         self.loop = loop
         self.log = log
         self.ledger = Ledger()
         self.store = store
+        self.tracer = tracer
         self.connections: set[ClientConnection] = set()
         self.connections_allowed = settings.limits.connections_max  # fewer where file descriptors are scarce
         self.connections_refused = 0
@@ -185,6 +188,8 @@ class Gateway:
             traceparent = head.fields.get(b"traceparent")
             if traceparent is not None and (match := _TRACEPARENT.fullmatch(traceparent)):
                 call.trace_id = match[1].decode("ascii")
+            if self.tracer is not None:
+                self.tracer.begin(call, traceparent)
         exchange = Exchange(self, connection, call, head)
         self.calls[call.id] = exchange
         self.idle.clear()
@@ -337,6 +342,8 @@ class Gateway:
         self.ledger.record(call)
         self.log.call(call)
         self.ended_calls.append(call)
+        if self.tracer is not None:
+            self.tracer.end(call)
         if ticket is not None:
             self._free(ticket, call)
         if self.store is not None:

@@ -17,6 +17,7 @@ import orjson
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.config import Limits
+from hangup.core.account import nobodys
 from hangup.core.call import Call
 from hangup.core.divergence import Divergence, Finding, Sample, Terms
 from hangup.core.reasons import Outcome
@@ -41,6 +42,8 @@ class Watched:
     computed_first: int | None = None  # the engine's count when we first saw it
     computed_before: int = 0  # counted by its former lives, which a restart made it forget
     ask_in: int = 0  # looks to be left out
+    alone_since: float = -1.0  # the call-seconds of a backend without a call, when it was last asked; -1 with calls
+    settled: int = 0  # tokens booked as nobody's
 
     @property
     def computed(self) -> int | None:
@@ -75,11 +78,14 @@ class Monitor:
         seen, unseen = self._tokens()
         for backend in backends:
             self._judge(backend, seen[backend.name], unseen[backend.name], now)
+            self._settle(backend, seen[backend.name])
         self._remember(seen, now)
 
     async def _ask(self, backend: Backend) -> None:
         limits = self.gateway.limits
         watched = self.watched.setdefault(backend.name, Watched(Divergence(_terms(limits))))
+        time_of = backend.seat.time
+        watched.alone_since = -1.0 if time_of.count else time_of.call_s
         if watched.ask_in and watched.counters is None:
             watched.ask_in -= 1
         else:
@@ -127,6 +133,18 @@ class Monitor:
         change = watched.alarm.observe(sample, now)
         if change is not None:
             self._tell(backend.name, watched.alarm.finding)
+
+    def _settle(self, backend: Backend, seen: int) -> None:
+        """When neither side has anything at work, what the engine computed beyond what came was for nobody: book it so."""
+        watched = self.watched.get(backend.name)
+        if watched is None or watched.computed is None or watched.counters is None or watched.counters.running != 0:
+            return
+        if backend.seat.time.count or backend.seat.time.call_s != watched.alone_since:
+            return  # a call came and went while we asked
+        rest = watched.computed - seen - watched.settled
+        if rest > 0 and self.gateway.store is not None:
+            watched.settled += rest
+            self.gateway.store.add(nobodys(backend.name, rest))
 
     def _tell(self, backend: str, finding: Finding | None) -> None:
         told: dict[str, Any] = {"backend": backend, "state": "raised" if finding else "ended"}

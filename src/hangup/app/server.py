@@ -19,6 +19,7 @@ from hangup.admin.server import AdminServer
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.app.monitor import Monitor
+from hangup.app.tracing import Tracer
 from hangup.app.view import AdminView
 from hangup.config import Configuration, Settings
 from hangup.core import reasons
@@ -42,6 +43,7 @@ _FIXED = (
     "log",
     "ledger",
     "ledger_days",
+    "otlp_endpoint",
 )
 _LAG_PERIOD_S = 0.1
 _FILES_RESERVED = 64  # file descriptors for everything that is no call
@@ -78,7 +80,8 @@ class Server:
             days=settings.ledger_days,
             entries_max=settings.limits.ledger_entries_max,
         )
-        self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store)
+        tracer = Tracer(settings.otlp_endpoint, settings.limits.traced_calls_max) if settings.otlp_endpoint else None
+        self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store, tracer)
         gateway.connections_allowed = _connections_allowed(settings.limits.connections_max)
         if gateway.connections_allowed < settings.limits.connections_max:
             self._log.event("few_file_descriptors", connections_max=gateway.connections_allowed)
@@ -108,6 +111,8 @@ class Server:
                 admin_task, lag_task, monitor_task, monitor.close(), *self._reload_tasks, return_exceptions=True
             )
             await asyncio.to_thread(store.close)
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
             self._log.close()
 
     def stop(self) -> None:

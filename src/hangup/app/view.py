@@ -130,6 +130,7 @@ class AdminView:
             "connections_refused": self._gateway.connections_refused,
             "log_lines_dropped": self._log.dropped,
             "ledger_entries_dropped": self._store.dropped,
+            "traces_dropped": self._gateway.tracer.dropped if self._gateway.tracer is not None else 0,
             "divergence_alarms": self._monitor.alarms_raised,
         }
 

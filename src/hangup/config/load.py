@@ -384,8 +384,10 @@ def _cross_checks(settings: Settings, problems: _Problems) -> None:
             problems.add(
                 "backend", f"busy_from: expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}"
             )
-    if settings.alarm_webhook and not settings.alarm_webhook.startswith(("http://", "https://")):
-        problems.add("alarm_webhook", f"expected an http:// or https:// address, got {settings.alarm_webhook!r}")
+    for name in ("alarm_webhook", "otlp_endpoint"):
+        url = getattr(settings, name)
+        if url and not url.startswith(("http://", "https://")):
+            problems.add(name, f"expected an http:// or https:// address, got {url!r}")
     urls = [b.url.rstrip("/") for b in settings.backend]
     for url in sorted({u for u in urls if urls.count(u) > 1}):
         problems.add("backend", f"{url} is given twice")

@@ -116,6 +116,7 @@ class Limits:
     # The books
     ledger_flush_s: float = limit(1.0, "How often the ledger is written: what a killed process loses at most.", least=0.05)
     ledger_entries_max: int = limit(100_000, "Ended calls that may wait to be written into the ledger; more are counted only.")
+    traced_calls_max: int = limit(10_000, "Ended calls that may wait to be sent as traces; more are dropped and counted.")
     counters_interval_s: float = limit(5.0, "Pause between two looks at an engine's own counters.", least=0.1)
     divergence_window_s: float = limit(20.0, "What the divergence alarm looks at.", least=1)
     divergence_hold_s: float = limit(20.0, "How long a divergence must last before the alarm, and be gone before its end.")
@@ -206,6 +207,9 @@ class Settings:
     ledger: str = setting("", "SQLite file for the ledger, which `hangup report` reads; empty keeps it in memory.")
     ledger_days: float = setting(90.0, "How long the ledger is kept.", least=0.01)
     currency: str = setting("USD", "In which the backends' prices are.")
+    otlp_endpoint: str = setting(
+        "", "OpenTelemetry collector (OTLP/HTTP) for traces, such as http://127.0.0.1:4318; empty is off."
+    )
     alarm_webhook: str = setting("", "URL that gets a POST with JSON when a divergence alarm goes off and when it ends.")
     limits: Limits = field(default_factory=Limits, metadata={"doc": "Hard limits."})
     backend: tuple[BackendSettings, ...] = field(default=(), metadata={"doc": "The backends."})

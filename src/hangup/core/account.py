@@ -8,6 +8,7 @@ from hangup.core.call import Call
 from hangup.core.ledger import delivered
 from hangup.core.reasons import Outcome
 
+ZOMBIE = "zombie"  # the cause of what no call's end explains
 # Ends that spare the engine the rest of an answer.
 _SPARING = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED, Outcome.DRAINED])
 
@@ -68,3 +69,8 @@ def entry(call: Call, engine_s: float, predicted_tokens: float, price: Price) ->
         money if in_vain else 0.0,
         saved * per_token,
     )
+
+
+def nobodys(backend: str, tokens: int) -> Entry:
+    """Tokens that an engine computed and that never came: for calls that had ended, whose share is not known."""
+    return Entry("", "", backend, ZOMBIE, 0, 0, 0, tokens, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
