@@ -51,6 +51,8 @@ class GatewayCollector(Collector):
         yield _histogram("hangup_first_token_seconds", "From a call's first byte to its first token.", ledger.first_token_s)
         yield _histogram("hangup_queue_seconds", "From a call's last byte to its dispatch.", ledger.queue_s)
         yield _histogram("hangup_call_seconds", "From a call's first byte to its end.", ledger.total_s)
+        yield _histogram("hangup_call_output_tokens", "Output tokens of a call.", ledger.tokens_out)
+        yield _histogram("hangup_call_prompt_tokens", "Prompt tokens of a call, where the engine told.", ledger.tokens_in)
 
     def _backends(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("hangup_backend_up", "Whether a backend is up.", labels=["backend"])

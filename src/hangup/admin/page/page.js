@@ -247,6 +247,7 @@ async function money() {
     fill($("money"), [...made.rows, { cause: "total", ...made.total }], (row) => row.cause, (row) => [
       [row.cause], [count(row.tokens_delivered), "number"], [count(row.tokens_wasted), "number"], [count(row.tokens_saved), "number"],
       [row.engine_s.toFixed(1), "number"], [row.money.toFixed(4), "number"],
+      [row.money_wasted.toFixed(4), "number"], [row.money_saved.toFixed(4), "number"],
     ]);
   } catch { /* the connection's state is shown by the glances */ }
   setTimeout(money, MONEY_MS);
