@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"killed": killed, "missing": missing}, indent=2))
     else:
         for row in killed:
-            print(f"killed {row['id']}: {_engine_side(row)}")
+            print(f"killed {row['id']}: {engine_side(row)}")
         for id in missing:
             print(f"not live: {id}")
         if not killed and not missing:
@@ -80,7 +80,7 @@ def _dry_run(admin: client.Admin, arguments: argparse.Namespace, chosen: dict[st
     return 0
 
 
-def _engine_side(row: dict[str, Any]) -> str:
+def engine_side(row: dict[str, Any]) -> str:
     """What is known of the engine, in words."""
     if not row["connection_cut"] and not row["abort_sent"]:
         return "no engine was at work on it"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hangup.admin.calls import SORTS
-from hangup.cli import client, ps
+from hangup.cli import client, kill, ps
 from hangup.cli.table import seconds
 from hangup.errors import HangupError
 
@@ -160,8 +160,7 @@ def _kill(admin: client.Admin, id: str) -> str:
         (row,) = admin.ask("DELETE", client.path_of("calls", id))["killed"]
     except HangupError as error:
         return str(error)
-    verified = {True: "the engine let go", False: "the engine still works on it", None: "not verified by the engine"}
-    return f"killed {row['id']}: {verified[row['verified']]}"
+    return f"killed {row['id']}: {kill.engine_side(row)}"
 
 
 def _keys(wait_s: float) -> list[str]:
