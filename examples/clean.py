@@ -1,6 +1,6 @@
 """The same handlers, tied to their clients.
 
-hangup standin --port 9000
+hangup engine --port 9000 --slots 8
 ENGINE=http://127.0.0.1:9000 uvicorn clean:app --app-dir examples
 """
 

@@ -1,6 +1,6 @@
 """Admission in the process: one call at a time, one in line, nobody waits for longer than a second.
 
-hangup standin --port 9000
+hangup engine --port 9000 --slots 8
 ENGINE=http://127.0.0.1:9000 uvicorn gated:app --app-dir examples
 """
 

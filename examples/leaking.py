@@ -1,6 +1,6 @@
 """How such handlers are usually written. Each goes on when its client leaves; `hangup lint examples/leaking.py` says so.
 
-hangup standin --port 9000
+hangup engine --port 9000 --slots 8
 ENGINE=http://127.0.0.1:9000 uvicorn leaking:app --app-dir examples
 """
 

@@ -47,7 +47,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_example_configuration_is_valid(tmp_path: Path) -> None:
-    from hangup.config import load
+    from hangup.config.load import load
 
     text = (docs.DOCS / "configuration.md").read_text()
     (example,) = re.findall(r"```toml\n(.*?)```", text, re.S)

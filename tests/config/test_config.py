@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hangup.config import load
+from hangup.config.load import load
 from hangup.errors import ConfigError
 
 

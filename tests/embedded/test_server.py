@@ -11,36 +11,10 @@ import openai
 import pytest
 
 from hangup.engineserver import metrics
-from support.processes import Process, get_json
+from support.processes import EngineProcess, Process, get_json
 from support.raw import Client, ask, events
-from support.waiting import wait_until
 
 LONG = {"prompt": "ROMEO:", "max_tokens": 1000, "ignore_eos": True, "stream": True}
-
-
-class EngineProcess(Process):
-    def __init__(self, **options: Any) -> None:
-        flags = [part for name, value in options.items() for part in ("--" + name.replace("_", "-"), str(value))]
-        super().__init__("engine", "--port", "0", *flags)
-        self.url = self.find_line(r"engine on (http://\S+):")[1]
-        self.port = int(self.url.rpartition(":")[2])
-        self.address = ("127.0.0.1", self.port)
-
-    def counters(self) -> dict[str, float]:
-        with Client(self.address) as client:
-            client.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            text = client.read_answer().body.decode()
-        rows = re.findall(r"^hangup_engine_(\w+?)(?:_total)? ([\d.e+-]+)$", text, re.M)
-        return {name: float(value) for name, value in rows}
-
-    def wait_for(self, **counters: float) -> dict[str, float]:
-        def look() -> dict[str, float] | None:
-            now = self.counters()
-            return now if all(now[name] == value for name, value in counters.items()) else None
-
-        found = wait_until(look, 10, f"{counters} of the engine")
-        assert found is not None
-        return found
 
 
 @pytest.fixture(scope="module", params=["off", "mtp"])

@@ -22,6 +22,7 @@ COMPLAINTS = ("was never", "Task was destroyed", "never retrieved", "Traceback",
 
 class Served:
     def __init__(self, server: str) -> None:
+        self.server = server
         env = os.environ | {
             "PYTHONASYNCIODEBUG": "1",
             "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",

@@ -5,7 +5,6 @@ annotations here: FastAPI and Litestar could not resolve those of handlers that 
 """
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -37,34 +36,34 @@ class CountingEngine:
     def work(self, id: str) -> Work:
         return self.works.setdefault(id, Work())
 
-    async def tokens(self, id: str, pace_s: float, size: int) -> AsyncIterator[bytes]:
+    async def tokens(self, id: str, pace_s: float, size: int = 0, count: int = 1000) -> AsyncIterator[bytes]:
         work = self.work(id)
         work.running = True
         try:
-            for _ in range(1000):
+            for _ in range(count):
                 await asyncio.sleep(pace_s)
                 work.computed += 1
-                yield b"data: token\n\n" if not size else FILLER
+                yield FILLER if size else b"data: token\n\n"
         finally:
             work.running = False
 
-    async def whole(self, id: str, pace_s: float) -> str:
-        return b"".join([token async for token in self.tokens(id, pace_s, 0)]).decode()
+    async def whole(self, *asked: Any) -> str:
+        return b"".join([token async for token in self.tokens(*asked)]).decode()
 
-    def blocking(self, id: str, pace_s: float) -> Iterator[bytes]:
+    def blocking(self, id: str, pace_s: float, size: int = 0, count: int = 1000) -> Iterator[bytes]:
         """Like llama-cpp-python: a plain generator that blocks its thread."""
         work = self.work(id)
         work.running = True
         try:
-            for _ in range(1000):
+            for _ in range(count):
                 time.sleep(pace_s)
                 work.computed += 1
-                yield b"data: token\n\n"
+                yield FILLER if size else b"data: token\n\n"
         finally:
             work.running = False
 
-    def blocking_whole(self, id: str, pace_s: float, token: hangup.CancelToken) -> str:
-        return "".join(chunk.decode() for chunk in iter_until(self.blocking(id, pace_s), token))
+    def blocking_whole(self, token: hangup.CancelToken, *asked: Any) -> str:
+        return "".join(chunk.decode() for chunk in iter_until(self.blocking(*asked), token))
 
 
 def iter_until(chunks: Iterator[bytes], token: hangup.CancelToken) -> Iterator[bytes]:
@@ -99,21 +98,25 @@ def stream_limits(q: dict[str, str]) -> dict[str, Any]:
     return limits(q) | given
 
 
+def asked(q: dict[str, str]) -> tuple[str, float, int, int]:
+    return q["id"], float(q["pace_s"]), int(q.get("size", "0")), int(q.get("count", "1000"))
+
+
 def streamed(request: Any, q: dict[str, str]) -> Any:
-    return hangup.stream(request, ENGINE.tokens(q["id"], float(q["pace_s"]), int(q.get("size", "0"))), **stream_limits(q))
+    return hangup.stream(request, ENGINE.tokens(*asked(q)), **stream_limits(q))
 
 
 def threaded(request: Any, q: dict[str, str]) -> Any:
-    return hangup.stream(request, ENGINE.blocking(q["id"], float(q["pace_s"])), **stream_limits(q))
+    return hangup.stream(request, ENGINE.blocking(*asked(q)), **stream_limits(q))
 
 
 async def awaited(request: Any, q: dict[str, str]) -> dict[str, Any]:
-    return {"text": await hangup.run(request, ENGINE.whole(q["id"], float(q["pace_s"])), **limits(q))}
+    return {"text": await hangup.run(request, ENGINE.whole(*asked(q)), **limits(q))}
 
 
 async def threaded_whole(request: Any, q: dict[str, str]) -> dict[str, Any]:
     def work(token: hangup.CancelToken) -> str:
-        return ENGINE.blocking_whole(q["id"], float(q["pace_s"]), token)
+        return ENGINE.blocking_whole(token, *asked(q))
 
     return {"text": await hangup.run(request, work, **limits(q))}
 
@@ -159,11 +162,17 @@ def fastapi_app() -> Any:
 
     app = FastAPI()
 
-    @app.post("/stream")
-    async def stream(request: Request) -> Any:
-        return streamed(request, dict(request.query_params))
+    def route(answer: Callable[[Any, dict[str, str]], Any]) -> Any:
+        async def handler(request: Request) -> Any:
+            result = answer(request, dict(request.query_params))
+            return await result if asyncio.iscoroutine(result) else result
 
-    @app.post("/run")
+        return handler
+
+    for name, answer in ANSWERS.items():
+        app.post(f"/{name}")(route(answer))
+
+    @app.post("/tethered")
     @hangup.tethered(total_s=60)
     async def run(id: str, pace_s: float) -> dict[str, str]:
         return {"text": await ENGINE.whole(id, pace_s)}
@@ -175,23 +184,80 @@ def fastapi_app() -> Any:
     return app
 
 
+def gated_app() -> Any:
+    """A gate for each way through it. What runs behind a gate stays until it is released."""
+    from fastapi import Depends, FastAPI, Request
+
+    app = FastAPI()
+    gates = {way: hangup.Gate(slots=2, queue=4, max_wait_s=20) for way in ("dependency", "context", "middleware")}
+    gates["brief"] = hangup.Gate(slots=1, queue=4, max_wait_s=0.3)
+    ran: dict[str, list[str]] = {way: [] for way in gates}
+    most = dict.fromkeys(gates, 0)
+    released = {way: asyncio.Event() for way in gates}
+
+    async def stay(way: str, id: str) -> str:
+        ran[way].append(id)
+        most[way] = max(most[way], gates[way].running)
+        await released[way].wait()
+        return id
+
+    @app.post("/dependency", dependencies=[Depends(gates["dependency"])])
+    async def dependency(id: str) -> str:
+        return await stay("dependency", id)
+
+    @app.post("/context")
+    async def context(request: Request, id: str) -> str:
+        async with gates["context"].enter(request):
+            return await stay("context", id)
+
+    @app.post("/middleware")
+    async def behind(id: str) -> str:
+        return await stay("middleware", id)
+
+    @app.post("/brief")
+    async def brief(request: Request, id: str) -> str:
+        async with gates["brief"].enter(request):
+            return await stay("brief", id)
+
+    @app.post("/release-{way}")
+    async def release(way: str) -> None:
+        released[way].set()
+
+    @app.get("/state")
+    async def show() -> Any:
+        rows = {
+            way: {"running": gate.running, "waiting": gate.waiting, "refused": gate.refused, "ran": ran[way], "most": most[way]}
+            for way, gate in gates.items()
+        }
+        return {"gates": rows} | state()
+
+    app.add_middleware(gates["middleware"].middleware, paths=("/middleware",))
+    return app
+
+
 def litestar_app() -> Any:
     from litestar import Litestar, Request, Response, get, post
 
-    @post("/stream")
-    async def stream(request: Request) -> Response:  # type: ignore[type-arg]
-        response: Response[Any] = streamed(request, dict(request.query_params))
-        return response
+    def streaming(name: str) -> Any:
+        @post(f"/{name}")
+        async def handler(request: Request) -> Response:  # type: ignore[type-arg]
+            response: Response[Any] = ANSWERS[name](request, dict(request.query_params))
+            return response
 
-    @post("/run")
-    async def run(request: Request) -> dict[str, Any]:  # type: ignore[type-arg]
-        return await awaited(request, dict(request.query_params))
+        return handler
+
+    def whole(name: str) -> Any:
+        @post(f"/{name}")
+        async def handler(request: Request) -> dict[str, Any]:  # type: ignore[type-arg]
+            return dict(await ANSWERS[name](request, dict(request.query_params)))
+
+        return handler
 
     @get("/state")
     async def show() -> dict[str, Any]:
         return state()
 
-    return Litestar([stream, run, show])
+    return Litestar([streaming("stream"), streaming("thread"), whole("run"), whole("thread_run"), show])
 
 
 def plain_app() -> Any:
@@ -202,16 +268,19 @@ def plain_app() -> Any:
         if scope["type"] != "http":
             return
         q = dict(parse_qsl(scope["query_string"].decode()))
-        if scope["path"] == "/stream":
-            await streamed((scope, receive), q)(scope, receive, send)
-            return
-        body = state() if scope["path"] == "/state" else None
-        if body is None:
-            with contextlib.suppress(hangup.CallEnded):
-                body = await awaited((scope, receive), q)
-        if body is not None:
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
-            await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+        status, headers, body = 200, {}, state()
+        if scope["path"] != "/state":
+            result = ANSWERS[scope["path"].removeprefix("/")]((scope, receive), q)
+            if not asyncio.iscoroutine(result):
+                await result(scope, receive, send)
+                return
+            try:
+                body = await result
+            except hangup.CallEnded as error:
+                status, headers, body = error.ended.status, error.answer_headers, {"error": str(error)}
+        fields = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": fields})
+        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
     return app
 
@@ -255,7 +324,7 @@ def listening() -> socket.socket:
 def serve_uvicorn(app: Any, http: str, loop: str = "asyncio") -> None:
     import uvicorn
 
-    config = uvicorn.Config(app, http=http, loop=loop, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(app, http=http, loop=loop, log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
     uvicorn.Server(config).run(sockets=[listening()])
 
 
@@ -293,6 +362,7 @@ SERVERS: dict[str, Callable[[], None]] = {
     "uvicorn-h11": lambda: serve_uvicorn(starlette_app(), "h11"),
     "uvicorn-uvloop": lambda: serve_uvicorn(starlette_app(middleware=False), "httptools", "uvloop"),
     "uvicorn-fastapi": lambda: serve_uvicorn(fastapi_app(), "httptools"),
+    "uvicorn-gated": lambda: serve_uvicorn(gated_app(), "httptools"),
     "uvicorn-litestar": lambda: serve_uvicorn(litestar_app(), "httptools"),
     "uvicorn-plain": lambda: serve_uvicorn(plain_app(), "httptools"),
     "hypercorn": lambda: serve_hypercorn(starlette_app()),

@@ -1,25 +1,56 @@
-"""The examples against the stand-in engine: leaking without hangup, clean with it, by the engine's own counters."""
+"""The examples: leaking without hangup, clean with it, by the engine's own counters.
+
+On the embedded engine, which is a real one, and on the stand-in where a token must come at a known time.
+"""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from hangup.lint import lint_file
-from support.processes import StandIn, get_json
+from library.examples import EXAMPLES, Address, served
+from support.processes import EngineProcess, StandIn, get_json
 from support.raw import Client
 from support.waiting import wait_until
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ANSWER_TOKENS = 30
 TOKEN_S = 0.05
+CALLS = 10
+
+
+# On the embedded engine
+
+
+@pytest.fixture(scope="module", params=["leaking", "clean"])
+def on_embedded(request: pytest.FixtureRequest) -> Iterator[tuple[str, Address, EngineProcess]]:
+    with EngineProcess(slots=8) as engine, served(request.param, engine.url) as address:
+        yield request.param, address, engine
+
+
+@pytest.mark.parametrize("path", ["answer", "blocking", "background"])
+def test_clients_that_leave_as_soon_as_the_engine_has_their_call(
+    on_embedded: tuple[str, Address, EngineProcess], path: str
+) -> None:
+    """How long an answer is, the model decides; a short one may be over before its client has left."""
+    name, address, engine = on_embedded
+    before = engine.wait_for(running=0, waiting=0)
+    for number in range(1, CALLS + 1):
+        client = Client(address)
+        client.post(f"/{path}?prompt=hello", {})
+        engine.wait_for(submitted=before["submitted"] + number)
+        client.fin()
+    after = engine.wait_for(running=0, waiting=0)
+    gained = {key: int(after[key] - before[key]) for key in after}
+    if name == "leaking":
+        assert (gained["finished"], gained["cancels"]) == (CALLS, 0), "computed to the end, for nobody"
+    else:
+        stopped = gained["cancelled_running"] + gained["cancelled_waiting"]
+        assert stopped > CALLS / 2 and gained["finished"] + stopped == CALLS
+
+
+# On the stand-in
 
 
 @pytest.fixture(scope="module")
@@ -28,40 +59,14 @@ def engine() -> Iterator[StandIn]:
         yield process
 
 
-@contextmanager
-def served(example: str, engine: StandIn) -> Iterator[tuple[str, int]]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        descriptor = listener.fileno()
-        command = [sys.executable, "-m", "uvicorn", f"{example}:app", "--app-dir", str(EXAMPLES), "--fd", str(descriptor)]
-        command += ["--timeout-graceful-shutdown", "1"]
-        env = os.environ | {"ENGINE": engine.url}
-        process = subprocess.Popen(
-            command, pass_fds=[descriptor], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        address = listener.getsockname()
-    try:
-        wait_until(lambda: answers(address), 20, f"{example} to serve")
-        yield address
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def answers(address: tuple[str, int]) -> bool:
-    try:
-        return bool(get_json(f"http://{address[0]}:{address[1]}/openapi.json"))
-    except OSError:
-        return False
-
-
 @pytest.fixture(scope="module", params=["leaking", "clean"])
-def example(request: pytest.FixtureRequest, engine: StandIn) -> Iterator[tuple[str, tuple[str, int]]]:
-    with served(request.param, engine) as address:
+def example(request: pytest.FixtureRequest, engine: StandIn) -> Iterator[tuple[str, Address]]:
+    with served(request.param, engine.url) as address:
         yield request.param, address
 
 
 @pytest.mark.parametrize("path", ["answer", "blocking", "background"])
-def test_what_is_computed_after_the_client_left(example: tuple[str, tuple[str, int]], engine: StandIn, path: str) -> None:
+def test_what_is_computed_after_the_client_left(example: tuple[str, Address], engine: StandIn, path: str) -> None:
     name, address = example
     before = engine.stats()
     client = Client(address)
@@ -77,7 +82,7 @@ def test_what_is_computed_after_the_client_left(example: tuple[str, tuple[str, i
         assert computed <= began + 2  # one on its way through the client's library, one for a step that had begun
 
 
-def test_a_client_that_leaves_during_the_prefill(example: tuple[str, tuple[str, int]], engine: StandIn) -> None:
+def test_a_client_that_leaves_during_the_prefill(example: tuple[str, Address], engine: StandIn) -> None:
     name, address = example
     before = engine.stats()
     client = Client(address)
@@ -89,7 +94,7 @@ def test_a_client_that_leaves_during_the_prefill(example: tuple[str, tuple[str, 
 
 
 def test_a_stream_is_complete(engine: StandIn) -> None:
-    with served("clean", engine) as address, Client(address) as client:
+    with served("clean", engine.url) as address, Client(address) as client:
         client.post("/stream?prompt=hello", {})
         answer = client.read_answer()
     assert answer.complete and answer.body.endswith(b"data: [DONE]\n\n")
@@ -98,7 +103,7 @@ def test_a_stream_is_complete(engine: StandIn) -> None:
 
 def test_a_server_that_shuts_down_stops_the_engine(engine: StandIn) -> None:
     before = engine.stats()
-    with served("clean", engine) as address:
+    with served("clean", engine.url) as address:
         client = Client(address)
         client.post("/answer?prompt=hello", {})
         wait_until(lambda: engine.stats()["tokens"] > before["tokens"], 10, "a token")
@@ -116,7 +121,7 @@ def test_the_linter_tells_them_apart() -> None:
 def test_the_gate_on_sockets(engine: StandIn) -> None:
     """One runs, one waits, the third is shed with 503; who leaves the line is never asked of the engine."""
     before = engine.stats()["requests"]
-    with served("gated", engine) as address:
+    with served("gated", engine.url) as address:
 
         def gate() -> dict[str, int]:
             return dict(get_json(f"http://{address[0]}:{address[1]}/gate"))

@@ -1,4 +1,4 @@
-"""The library's parts on their own: tokens, threads, sources, tethers that do not let go, the gate, the client side."""
+"""The library's parts on their own: tokens, threads, sources, tethers that do not let go, the client side."""
 
 from __future__ import annotations
 
@@ -19,42 +19,7 @@ from hangup.library.run import run
 from hangup.library.sources import opened
 from hangup.library.stream import StreamCall
 from hangup.library.watch import Watch
-
-SCOPE: dict[str, Any] = {"type": "http", "path": "/"}
-
-
-class Pretender:
-    """A client in the same process, whose departure the test decides: ASGI's `receive`, and the answer it got."""
-
-    def __init__(self) -> None:
-        self.left = asyncio.Event()
-        self.sent: list[bytes] = []
-        self.status = 0
-        self.finished = False
-
-    @property
-    def request(self) -> tuple[dict[str, Any], Any]:
-        return SCOPE, self.receive
-
-    async def receive(self) -> dict[str, str]:
-        await self.left.wait()
-        return {"type": "http.disconnect"}
-
-    async def start(self, status: int, headers: Any) -> None:
-        self.status = status
-
-    async def write(self, data: bytes) -> None:
-        self.sent.append(data)
-
-    async def finish(self) -> None:
-        self.finished = True
-
-    async def break_off(self) -> None:
-        pass
-
-    async def stream(self, source: Any, **limits: Any) -> hangup.Ended:
-        call = StreamCall(source, Limits(**limits))
-        return await call.run(Watch(self.receive, None, None), self)
+from library.pretender import SCOPE, Pretender
 
 
 def test_a_token_is_set_once_and_calls_back_once() -> None:
@@ -286,81 +251,6 @@ def test_a_handler_without_async_is_refused() -> None:
         @hangup.tethered
         def handler(request: Any) -> None:
             pass
-
-
-# The gate
-
-
-def test_the_gate_lets_so_many_run_so_many_wait_and_refuses_the_rest() -> None:
-    async def main() -> None:
-        gate = hangup.Gate(slots=1, queue=1, max_wait_s=5)
-        order: list[str] = []
-
-        async def call(name: str) -> None:
-            async with gate.enter(Pretender().request):
-                order.append(name)
-                await asyncio.sleep(0.02)
-
-        first, second = asyncio.create_task(call("first")), asyncio.create_task(call("second"))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert (gate.running, gate.waiting) == (1, 1)
-        with pytest.raises(hangup.CallEnded) as refused:
-            await call("third")
-        assert refused.value.ended.cause == "queue_full" and 1 <= (refused.value.retry_after_s or 0) <= 30
-        await asyncio.gather(first, second)
-        assert order == ["first", "second"]
-        assert (gate.running, gate.waiting, gate.refused["queue_full"]) == (0, 0, 1)
-
-    asyncio.run(main(), debug=True)
-
-
-def test_waiting_has_an_end_and_a_cancelled_waiter_leaves_no_trace() -> None:
-    async def main() -> None:
-        gate = hangup.Gate(slots=1, queue=4, max_wait_s=0.05)
-        async with gate.enter(Pretender().request):
-            with pytest.raises(hangup.CallEnded) as late:
-                async with gate.enter(Pretender().request):
-                    pass
-            assert late.value.ended.cause == "queue_s"
-
-            async def wait() -> None:
-                async with gate.enter(Pretender().request):
-                    pass
-
-            waiter = asyncio.create_task(wait())
-            await asyncio.sleep(0.01)
-            waiter.cancel()
-            await asyncio.wait({waiter})
-            assert gate.waiting == 0
-        assert gate.running == 0
-        async with gate.enter(Pretender().request):
-            assert gate.running == 1
-
-    asyncio.run(main(), debug=True)
-
-
-def test_a_slot_that_comes_with_a_cancellation_is_passed_on() -> None:
-    async def main() -> None:
-        gate = hangup.Gate(slots=1, queue=4)
-        entered = asyncio.Event()
-
-        async def wait(note: asyncio.Event | None) -> None:
-            async with gate.enter(Pretender().request):
-                if note is not None:
-                    note.set()
-
-        async with gate.enter(Pretender().request):
-            unlucky = asyncio.create_task(wait(None))
-            lucky = asyncio.create_task(wait(entered))
-            await asyncio.sleep(0.01)
-        unlucky.cancel()  # in the same turn in which its slot came
-        await asyncio.wait({unlucky})
-        await asyncio.wait_for(entered.wait(), 2)
-        await lucky
-        assert gate.running == 0
-
-    asyncio.run(main(), debug=True)
 
 
 # The client side

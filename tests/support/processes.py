@@ -1,4 +1,4 @@
-"""hangup and its stand-in engine as processes of their own, on free ports of 127.0.0.1."""
+"""hangup, its embedded and its stand-in engine as processes of their own, on free ports of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -118,6 +118,31 @@ class StandIn(Process):
     def wait_idle(self, timeout_s: float = 5.0) -> dict[str, int]:
         """Waits until nothing runs or waits in the engine."""
         return wait_until(lambda: (s := self.stats())["running"] + s["waiting"] == 0 and s, timeout_s, "an idle engine") or {}
+
+
+class EngineProcess(Process):
+    """The embedded engine by itself."""
+
+    def __init__(self, **options: Any) -> None:
+        flags = [part for name, value in options.items() for part in ("--" + name.replace("_", "-"), str(value))]
+        super().__init__("engine", "--port", "0", *flags)
+        self.url = self.find_line(r"engine on (http://\S+):")[1]
+        self.port = int(self.url.rpartition(":")[2])
+        self.address = ("127.0.0.1", self.port)
+
+    def counters(self) -> dict[str, float]:
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
+        rows = re.findall(r"^hangup_engine_(\w+?)(?:_total)? ([\d.e+-]+)$", text, re.M)
+        return {name: float(value) for name, value in rows}
+
+    def wait_for(self, **counters: float) -> dict[str, float]:
+        def look() -> dict[str, float] | None:
+            now = self.counters()
+            return now if all(now[name] == value for name, value in counters.items()) else None
+
+        found = wait_until(look, 10, f"{counters} of the engine")
+        assert found is not None
+        return found
 
 
 class Gateway(Process):

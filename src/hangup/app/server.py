@@ -21,7 +21,8 @@ from hangup.app.log import Log
 from hangup.app.monitor import Monitor
 from hangup.app.tracing import Tracer
 from hangup.app.view import AdminView
-from hangup.config import Configuration, Settings
+from hangup.config import Settings
+from hangup.config.load import Configuration
 from hangup.core import reasons
 from hangup.core.ledger import Histogram
 from hangup.edge import sockets

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hangup.cli.settings import add_flags, configuration
-from hangup.config import Configuration, Limits, Settings, load
+from hangup.config import Limits, Settings
+from hangup.config.load import Configuration, load
 from hangup.config.schema import LISTS, scalar_fields
 
 

@@ -13,7 +13,8 @@ import uvloop
 
 from hangup.app.server import Server
 from hangup.cli.settings import add_flags, configuration
-from hangup.config import BackendSettings, Configuration
+from hangup.config import BackendSettings
+from hangup.config.load import Configuration
 from hangup.embedded.options import Options
 
 _EXAMPLES = """\
@@ -55,7 +56,7 @@ async def _serve(made: Configuration, load: Callable[[], Configuration]) -> None
         return
     from hangup.engineserver.server import embed  # noqa: PLC0415 (numpy is not for those who have an engine)
 
-    options = Options()
+    options = Options(slots=made.settings.slots) if made.settings.slots else Options()
     engine = embed(options, made.settings.limits)
     backend = BackendSettings(url="http://embedded", name="embedded", engine="openai", slots=options.slots)
 

@@ -8,8 +8,8 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from hangup.config import Configuration, Limits, Settings, load
-from hangup.config.load import describe
+from hangup.config import Limits, Settings
+from hangup.config.load import Configuration, describe, load
 from hangup.config.schema import scalar_fields
 from hangup.engines.adapters import ADAPTERS, AUTO
 from hangup.errors import ConfigError

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hangup.config import Settings, load
+from hangup.config import Settings
+from hangup.config.load import load
 from hangup.errors import HangupError
 from hangup.sim import report, traces
 from hangup.sim.engine import EngineModel

@@ -1,6 +1,9 @@
-"""One typed configuration: every setting has a name, a default and a line of documentation, all in `schema`."""
+"""One typed configuration: every setting has a name, a default and a line of documentation, all in `schema`.
 
-from hangup.config.load import Configuration, load
+`load` puts it together from flags, environment and file; it is not imported here, so that what only needs the settings
+(the library, among others) does not pay for reading them.
+"""
+
 from hangup.config.schema import BackendSettings, Limits, RouteSettings, Settings, TenantSettings
 
-__all__ = ["BackendSettings", "Configuration", "Limits", "RouteSettings", "Settings", "TenantSettings", "load"]
+__all__ = ["BackendSettings", "Limits", "RouteSettings", "Settings", "TenantSettings"]

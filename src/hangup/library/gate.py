@@ -1,7 +1,8 @@
 """`hangup.Gate`: so many calls at once, so many in line, and not for longer than they may wait.
 
 As a context (`async with gate.enter(request)`), as a FastAPI dependency (`Depends(gate)`) and as an ASGI middleware
-(`app.add_middleware(gate.middleware)`). A client that leaves while it waits is unlinked at once, and its handler never runs.
+(`app.add_middleware(gate.middleware)`). A client that leaves while it waits is unlinked at once; its handler never
+runs, nor does that of a client that had left before it came.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import json
 import math
 import random
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -27,7 +29,7 @@ from hangup.library.encode import error_body
 from hangup.library.ended import CallEnded, describe, tell
 from hangup.library.frameworks import adapter_for
 from hangup.library.limits import CLIENT_SILENCE_S
-from hangup.library.sockets import SocketWatch
+from hangup.library.sockets import SocketWatch, departure
 
 _numbers = itertools.count(1)
 
@@ -94,12 +96,15 @@ class Gate:
             self._end(ticket)
 
     async def _admit(self, descriptor: int | None) -> tuple[Ticket, Reason | None]:
-        """The call's ticket, and why it has no slot; None if it has one."""
+        """The call's ticket, and why it has no slot; None if it has one. Who has left by then gets none."""
         go: asyncio.Future[Reason | None] = asyncio.get_running_loop().create_future()
         ticket, actions = self._line.arrive(go, asyncio.get_running_loop().time())
         self._act(actions)
         try:
-            reason = go.result() if go.done() else await self._wait(go, descriptor)
+            if not go.done():
+                reason = await self._wait(go, descriptor)
+            else:
+                reason = go.result() or (None if descriptor is None else departure(descriptor))
         except BaseException:  # cancelled, perhaps in the turn in which its slot came
             self._end(ticket)
             raise
@@ -113,7 +118,8 @@ class Gate:
         try:
             if watch is not None:
                 watch.start(lambda reason: _settle(go, reason))
-            return await go
+            reason = await go
+            return reason or (None if watch is None else watch.departure())
         finally:
             timer.cancel()
             if watch is not None:
@@ -147,6 +153,12 @@ class Gate:
     @property
     def __signature__(self) -> inspect.Signature:
         """FastAPI passes the request to a parameter that is annotated with its class."""
+        if _ends_dependencies_early():
+            warnings.warn(
+                "FastAPI 0.106 to 0.117 end a dependency before the response is sent, so Depends(gate) gives a stream's slot "
+                "away at its start; upgrade FastAPI, or use gate.middleware",
+                stacklevel=2,
+            )
         from starlette.requests import Request  # noqa: PLC0415 - only FastAPI asks
 
         return inspect.Signature([inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)])
@@ -169,6 +181,16 @@ class Gate:
                 await _refuse(error, send)
 
         return gated
+
+
+def _ends_dependencies_early() -> bool:
+    from importlib import metadata  # noqa: PLC0415 - costs half of what importing the library may cost
+
+    try:
+        major, minor, *_ = metadata.version("fastapi").split(".")
+    except metadata.PackageNotFoundError:
+        return False
+    return (0, 106) <= (int(major), int(minor)) < (0, 118)
 
 
 def _settle(go: asyncio.Future[Reason | None], reason: Reason | None) -> bool:

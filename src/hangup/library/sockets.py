@@ -97,6 +97,9 @@ class SocketWatch:
             _ask(self._descriptor, lambda sock: tune(sock, seconds))
         self._hangups.add(self._descriptor, on_gone)
 
+    def departure(self) -> Reason | None:
+        return departure(self._descriptor)
+
     def stop(self) -> None:
         if self._hangups is not None:
             self._hangups.remove(self._descriptor)
@@ -104,6 +107,14 @@ class SocketWatch:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def departure(descriptor: int) -> Reason | None:
+    """Why the client of this socket is gone, if it is gone already."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)  # hang-ups and errors are told anyway
+    events = next((events for _, events in poll.poll(0)), 0)
+    return _reason(descriptor, events) if events else None
 
 
 def tune(sock: socket.socket, client_silence_s: float) -> None:

@@ -6,13 +6,14 @@ A request tells its framework by the package that its class comes from, so that 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hangup.core.reasons import Reason
-from hangup.library.ended import CallEnded
-from hangup.library.limits import Limits
-from hangup.library.stream import StreamCall
-from hangup.library.watch import Watch
+if TYPE_CHECKING:
+    from hangup.core.reasons import Reason
+    from hangup.library.ended import CallEnded
+    from hangup.library.limits import Limits
+    from hangup.library.stream import StreamCall
+    from hangup.library.watch import Watch
 
 _ADAPTERS = {"starlette": "starlette", "fastapi": "starlette", "litestar": "litestar", "aiohttp": "aiohttp"}
 

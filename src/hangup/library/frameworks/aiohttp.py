@@ -56,7 +56,7 @@ class AiohttpCallEnded(web.HTTPException, CallEnded):
     def __init__(self, ended: CallEnded, reason: Reason) -> None:
         self.status_code = reason.status
         web.HTTPException.__init__(self, headers=ended.answer_headers, reason=reason.code, text=str(ended))
-        self.ended = ended.ended
+        self.ended, self.retry_after_s = ended.ended, ended.retry_after_s
 
 
 class Aiohttp:

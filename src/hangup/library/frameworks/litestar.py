@@ -27,10 +27,10 @@ class StreamResponse(Response[None]):
         return StreamApp(self.call)
 
 
-class LitestarCallEnded(HTTPException, CallEnded):
+class LitestarCallEnded(CallEnded, HTTPException):  # in this order: Litestar hands its arguments on to whoever comes next
     def __init__(self, ended: CallEnded, reason: Reason) -> None:
         HTTPException.__init__(self, detail=str(ended), status_code=reason.status, headers=ended.answer_headers)
-        self.ended = ended.ended
+        self.ended, self.retry_after_s = ended.ended, ended.retry_after_s
 
 
 class Litestar:

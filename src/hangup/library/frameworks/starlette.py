@@ -35,7 +35,7 @@ class StreamResponse(Response):
 
 class StarletteCallEnded(HTTPException, CallEnded):
     def __init__(self, ended: CallEnded, reason: Reason) -> None:
-        self.ended = ended.ended
+        self.ended, self.retry_after_s = ended.ended, ended.retry_after_s
         HTTPException.__init__(self, reason.status, str(ended), ended.answer_headers)
 
 
