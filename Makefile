@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 HANGUP_ENGINES_DIR ?= .engines
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines check format bench lock docs clean
+.PHONY: help setup run demo test test-engines test-dashboard dashboard-picture check format bench lock docs clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -36,6 +36,18 @@ test-engines: $(VENV)/.setup-test  ## the tests with real engines; sets them up 
 	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR)
 	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m pytest tests/engines -s $(ARGS)
 
+# The browser itself is Debian's, installed once: apt-get install chromium
+$(VENV)/.setup-dashboard: $(VENV)/.setup-test requirements/dashboard.txt
+	$(PIP) install --require-hashes -r requirements/dashboard.txt
+	touch $@
+
+test-dashboard: $(VENV)/.setup-dashboard  ## the dashboard in Chromium (apt-get install chromium)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { echo "hangup: Chromium is needed: apt-get install chromium"; exit 1; }
+	DASHBOARD_TESTS=required $(BIN)/python -m pytest tests/dashboard $(ARGS)
+
+dashboard-picture: $(VENV)/.setup-dashboard  ## the picture of the dashboard in docs/figures
+	DASHBOARD_TESTS=required DASHBOARD_PICTURE=docs/figures/dashboard.png $(BIN)/python -m pytest tests/dashboard -k picture
+
 check: $(VENV)/.setup-test  ## lint, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,12 +63,14 @@ bench: $(VENV)/.setup-test  ## measure against nginx and the other gateways; see
 
 docs: $(VENV)/.setup-test  ## write the generated parts of docs/ anew
 	$(BIN)/python -m tools.docs
+	$(BIN)/python -m tools.grafana
 
 lock: $(VENV)/.setup  ## resolve the dependencies anew, with hashes
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml -o requirements/run.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group build -o requirements/build.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group test --group check -c requirements/run.txt -o requirements/dev.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group dashboard -c requirements/run.txt -c requirements/dev.txt -o requirements/dashboard.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from tools import docs
+from tools import docs, grafana
 
 from support.processes import Gateway
 from support.raw import ask
@@ -51,3 +54,22 @@ def test_example_configuration_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "hangup.toml"
     path.write_text(example.replace("…64 hex digits from `hangup key new`…", "0" * 64))
     assert len(load(path).settings.backend) == 2
+
+
+def test_alerts_and_dashboards_speak_of_metrics_that_exist() -> None:
+    known = set(re.findall(r"^\| `(hangup_\w+)`", (docs.DOCS / "metrics.md").read_text(), re.M))
+    for path in (ROOT / "deploy/prometheus/rules.yml", ROOT / "deploy/grafana/hangup.json"):
+        used = {re.sub(r"_(bucket|count|sum)$", "", name) for name in re.findall(r"hangup_[a-z_]+", path.read_text())}
+        assert used - known == set() and used
+
+
+def test_the_grafana_dashboard_is_up_to_date() -> None:
+    assert json.loads(grafana.TARGET.read_text()) == grafana.dashboard(), "run `make docs`"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_the_alerts_are_valid() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "rules", ROOT / "deploy/prometheus/rules.yml"], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

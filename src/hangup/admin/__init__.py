@@ -1,1 +1,1 @@
-"""The admin port: health, readiness, metrics. Not hot, so it runs on Starlette and uvicorn."""
+"""The admin port: health, metrics, the API of live calls, the dashboard. Not hot, so it runs on Starlette and uvicorn."""

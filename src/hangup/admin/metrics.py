@@ -53,6 +53,8 @@ class GatewayCollector(Collector):
         yield _histogram("hangup_first_token_seconds", "From a call's first byte to its first token.", ledger.first_token_s)
         yield _histogram("hangup_queue_seconds", "From a call's last byte to its dispatch.", ledger.queue_s)
         yield _histogram("hangup_call_seconds", "From a call's first byte to its end.", ledger.total_s)
+        yield _histogram("hangup_call_output_tokens", "Output tokens of a call.", ledger.tokens_out)
+        yield _histogram("hangup_call_prompt_tokens", "Prompt tokens of a call, where the engine told.", ledger.tokens_in)
 
     def _backends(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("hangup_backend_up", "Whether a backend is up.", labels=["backend"])
@@ -66,6 +68,29 @@ class GatewayCollector(Collector):
             up.add_metric([seat.name], seat.up)
             in_flight.add_metric([seat.name], seat.in_flight)
             limit.add_metric([seat.name], seat.limit)
+        computed = CounterMetricFamily(
+            "hangup_backend_tokens_computed",
+            "Tokens that an engine says it computed since the gateway knows it.",
+            labels=["backend"],
+        )
+        busy = GaugeMetricFamily("hangup_backend_busy_ratio", "How busy an engine is, where anybody knows.", labels=["backend"])
+        used = CounterMetricFamily(
+            "hangup_backend_used_seconds", "Seconds in which a backend had a call of ours.", labels=["backend"]
+        )
+        alarm = GaugeMetricFamily(
+            "hangup_divergence_alarm", "1 while an engine is busy and too little comes of it.", labels=["backend"]
+        )
+        drained = GaugeMetricFamily("hangup_backend_drained", "1 while an operator keeps new calls away.", labels=["backend"])
+        for row in self._view.backends():
+            name = [row["name"]]
+            if row["tokens_computed"] is not None:
+                computed.add_metric(name, row["tokens_computed"])
+            if row["busy"] is not None:
+                busy.add_metric(name, row["busy"])
+            used.add_metric(name, row["busy_s"])
+            alarm.add_metric(name, row["alarm"] is not None)
+            drained.add_metric(name, row["state"].startswith("drain"))
+        yield from (computed, busy, used, alarm, drained)
         yield up
         yield in_flight
         yield limit
@@ -109,6 +134,11 @@ class GatewayCollector(Collector):
         yield CounterMetricFamily(
             "hangup_log_lines_dropped", "Log lines that its reader was too slow for.", counts["log_lines_dropped"]
         )
+        yield CounterMetricFamily(
+            "hangup_ledger_entries_dropped", "Calls that the ledger could not take.", counts["ledger_entries_dropped"]
+        )
+        yield CounterMetricFamily("hangup_traces_dropped", "Traces that the collector did not take.", counts["traces_dropped"])
+        yield CounterMetricFamily("hangup_divergence_alarms", "Divergence alarms so far.", counts["divergence_alarms"])
         yield _histogram("hangup_loop_lag_seconds", "How late the event loop's timers were.", self._view.loop_lag())
         build = GaugeMetricFamily("hangup_build_info", "The version that runs.", labels=["version"])
         build.add_metric([__version__], 1)

@@ -5,19 +5,35 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from functools import partial
+from importlib.resources import files
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from hangup.admin import metrics
+from hangup.admin import api, metrics
+from hangup.admin.guard import Guard, Policy
 from hangup.admin.view import View
 
+_FILES = files("hangup.admin") / "page"
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
 
-def make_app(view: View) -> Starlette:
+
+async def page(file: str, kind: str, request: Request) -> Response:
+    """The dashboard: three files, nothing from elsewhere."""
+    return Response((_FILES / file).read_bytes(), media_type=kind)
+
+
+def make_app(view: View, policy: Policy) -> Starlette:
     made = metrics.registry(view)
 
     async def healthz(request: Request) -> Response:
@@ -30,21 +46,31 @@ def make_app(view: View) -> Starlette:
     async def metrics_page(request: Request) -> Response:
         return Response(metrics.render(made), media_type=CONTENT_TYPE_LATEST)
 
+    async def fault(request: Request, error: Exception) -> Response:
+        view.fault(error)
+        return JSONResponse({"error": "the gateway has a fault; it is in its log"}, 500)
+
     return Starlette(
         routes=[
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/metrics", metrics_page),
-        ]
+            *api.routes(view),
+            *(Route(path, partial(page, file, kind)) for path, (file, kind) in _PAGE.items()),
+        ],
+        middleware=[Middleware(Guard, policy)],
+        exception_handlers={Exception: fault},
     )
 
 
 class AdminServer(uvicorn.Server):
     """uvicorn on a socket of ours, leaving the signals to the gateway."""
 
-    def __init__(self, view: View, sock: socket.socket) -> None:
+    def __init__(self, view: View, sock: socket.socket, policy: Policy) -> None:
         super().__init__(
-            uvicorn.Config(make_app(view), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                make_app(view, policy), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            )
         )
         self._sock = sock
 

@@ -1,13 +1,13 @@
-"""What the admin side may see of the gateway."""
+"""What the admin side may see of the gateway, and the three things it may do to it: kill, drain, undrain."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hangup.core.admission import Seat
-from hangup.core.call import Phase
+from hangup.core.call import Call, Phase
 from hangup.core.ledger import Histogram, Ledger
 
 
@@ -22,14 +22,65 @@ class Reapings(Protocol):
         """For each backend its name, and how many zombies, orphans and ended calls there are of which nothing is known yet."""
 
 
+class Killed(NamedTuple):
+    """A call that was ended, and what is known of the engine's side."""
+
+    id: str
+    tenant: str
+    model: str
+    backend: str
+    tokens_out: int
+    connection_cut: bool
+    abort_sent: bool
+    verified: bool | None  # whether the engine let go; None when nobody has told
+
+
 class View(Protocol):
     @property
     def ledger(self) -> Ledger: ...
+
+    def now(self) -> float: ...
 
     def ready(self) -> str | None:
         """None when calls can be served, else why not."""
 
     def seats(self) -> Iterable[Seat]: ...
+
+    def backends(self) -> list[dict[str, Any]]:
+        """Each backend as `GET /api/backends` shows it."""
+
+    def calls(self) -> Iterable[Call]:
+        """Those that are live."""
+
+    def find(self, id: str) -> Call | None:
+        """A call by its id, live or ended lately."""
+
+    def waits_for(self, call: Call) -> str:
+        """What has to happen next in a call, in words."""
+
+    def engine_let_go(self, call: Call) -> bool | None:
+        """Whether the engine is known to be done with an ended call; None when nobody has told."""
+
+    def kill(self, id: str) -> Killed | None:
+        """Ends a live call, in its engine too; None when there is no such call."""
+
+    def drain(self, backend: str, on: bool) -> bool:
+        """Gives a backend no new calls, or again; False when there is no such backend."""
+
+    async def report(self, since_s: float, by: str) -> dict[str, Any]:
+        """The ledger's sums; HangupError says what is wrong with the question."""
+
+    def history(self) -> list[dict[str, float]]:
+        """The last looks at the engines, oldest first."""
+
+    def alarms(self) -> list[dict[str, Any]]:
+        """The divergence alarms that last."""
+
+    def ended(self, count: int) -> list[Call]:
+        """The calls that ended last, the latest first."""
+
+    def fault(self, error: Exception) -> None:
+        """A bug of ours goes to the log."""
 
     def phases(self) -> Iterable[Phase]:
         """The phase of each live call."""

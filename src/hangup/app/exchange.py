@@ -214,7 +214,13 @@ class Exchange:
                 self.slot = backend.pin(self.ask.choices)
             path, body = self.ask.path, self.ask.body(body, self._value, backend.adapter.fields(self.key, self.slot))
         request = backend.request(
-            self.head, path, body, call_id=self.call.id, timeout_s=self._time_left(), forward_key=not self.keyed
+            self.head,
+            path,
+            body,
+            call_id=self.call.id,
+            timeout_s=self._time_left(),
+            forward_key=not self.keyed,
+            traced=f"00-{self.call.trace_id}-{self.call.span_id}-01" if self.call.span_id else "",
         )
         self.engine = connection
         connection.ask(self, request)

@@ -15,6 +15,7 @@ import random
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import islice
@@ -24,8 +25,10 @@ from typing import Any
 from hangup.apis.routes import Route, Router
 from hangup.app.exchange import Exchange
 from hangup.app.log import Log
+from hangup.app.tracing import Tracer
 from hangup.config import Limits, Settings
 from hangup.core import reasons
+from hangup.core.account import Entry, Price, entry
 from hangup.core.admission import Action, Admission, Terms, Ticket
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
@@ -39,6 +42,7 @@ from hangup.engines.health import watch
 from hangup.engines.pool import Dial
 from hangup.errors import Refusal
 from hangup.reaper import Reaper
+from hangup.store.ledger import LedgerStore
 from hangup.wire.head import Headers, RequestHead
 
 ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
@@ -52,16 +56,25 @@ _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 
 class Gateway:
     def __init__(
-        self, settings: Settings, loop: asyncio.AbstractEventLoop, log: Log, dials: Mapping[str, Dial] = MappingProxyType({})
+        self,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
+        dials: Mapping[str, Dial] = MappingProxyType({}),
+        store: LedgerStore | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._dials = dials  # backends in this process, by name
         self.loop = loop
         self.log = log
         self.ledger = Ledger()
+        self.store = store
+        self.tracer = tracer
         self.connections: set[ClientConnection] = set()
         self.connections_allowed = settings.limits.connections_max  # fewer where file descriptors are scarce
         self.connections_refused = 0
         self.calls: dict[str, Exchange] = {}
+        self.ended_calls: deque[Call] = deque(maxlen=settings.limits.ended_calls_max)
         self.backends: dict[str, Backend] = {}
         self._retired: dict[str, Backend] = {}  # out of the configuration, with calls that may finish
         self._slots = settings.slots
@@ -109,6 +122,7 @@ class Gateway:
             if backend not in backends:
                 self._retire(backend)
         self.backends = {backend.name: backend for backend in backends}
+        self._prices = {b.name: Price(b.settings.price_per_hour, b.settings.price_per_million_tokens) for b in backends}
         self.admission.fleet.set(backend.seat for backend in backends)
         for backend in backends:
             if backend.name not in self._watches:
@@ -133,6 +147,16 @@ class Gateway:
         self.log.event("backend", backend=backend.name, change=what)
         self.admission.fleet.refresh()
         self._act(self.admission.dispatch(time.monotonic()))
+
+    def drain_backend(self, name: str, on: bool) -> bool:
+        """No new calls for a backend, until it is taken back; False when there is none of that name."""
+        backend = self.backends.get(name)
+        if backend is None:
+            return False
+        if backend.seat.drained != on:
+            backend.seat.drained = on
+            self._backend_changed(backend, "drained by an operator" if on else "taken back by an operator")
+        return True
 
     # Connections
 
@@ -173,6 +197,8 @@ class Gateway:
             traceparent = head.fields.get(b"traceparent")
             if traceparent is not None and (match := _TRACEPARENT.fullmatch(traceparent)):
                 call.trace_id = match[1].decode("ascii")
+            if self.tracer is not None:
+                self.tracer.begin(call, traceparent)
         exchange = Exchange(self, connection, call, head)
         self.calls[call.id] = exchange
         self.idle.clear()
@@ -362,8 +388,20 @@ class Gateway:
             self.idle.set()
         self.ledger.record(call)
         self.log.call(call)
+        self.ended_calls.append(call)
+        if self.tracer is not None:
+            self.tracer.end(call)
         if ticket is not None:
             self._free(ticket, call, exchange.leftover)
+        if self.store is not None:
+            self.store.add(self._entry(call, ticket))
+
+    def _entry(self, call: Call, ticket: Ticket | None) -> Entry:
+        """The call for the books, once its share of the engine's time is known."""
+        if ticket is None or ticket.tenant is None:
+            return entry(call, 0.0, 0.0, Price())
+        expected = ticket.tenant.predict(ticket.output_max) * ticket.choices
+        return entry(call, ticket.engine_s, expected, self._prices.get(call.backend, Price()))
 
     def _free(self, ticket: Ticket, call: Call, leftover: Leftover | None) -> None:
         """Whatever the call held goes to the next one, in this turn; but not its place in an engine that may go on."""

@@ -5,31 +5,47 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import resource
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from hangup.admin.guard import Policy, is_loopback
 from hangup.admin.server import AdminServer
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
+from hangup.app.monitor import Monitor
+from hangup.app.tracing import Tracer
+from hangup.app.view import AdminView
 from hangup.config import Settings
 from hangup.config.load import Configuration
 from hangup.core import reasons
-from hangup.core.admission import Seat
-from hangup.core.call import Phase
-from hangup.core.ledger import Histogram, Ledger
+from hangup.core.ledger import Histogram
 from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
 from hangup.engines.pool import Dial
 from hangup.errors import ConfigError, HangupError
-from hangup.reaper import Books
+from hangup.store.ledger import LedgerStore
 
 # What a reload cannot change, since it is bound to the process.
-_FIXED = ("host", "port", "admin_host", "admin_port", "tls_cert", "tls_key", "log")
+_FIXED = (
+    "host",
+    "port",
+    "admin_host",
+    "admin_port",
+    "admin_token_env",
+    "admin_names",
+    "tls_cert",
+    "tls_key",
+    "log",
+    "ledger",
+    "ledger_days",
+    "otlp_endpoint",
+)
 _LAG_PERIOD_S = 0.1
 _FILES_RESERVED = 64  # file descriptors for everything that is no call
 
@@ -54,16 +70,26 @@ class Server:
     async def run(self, announce: Callable[[str, str], None]) -> None:
         settings = self._configuration.settings
         loop = asyncio.get_running_loop()
+        policy = _admin_policy(settings)
         data_sock = _listen("port", settings.host, settings.port, settings)
         admin_sock = _listen("admin_port", settings.admin_host, settings.admin_port, settings)
         tls = _server_tls(settings)
         self._log = Log(settings.log, settings.limits.log_lines_max)
-        self.gateway = gateway = Gateway(settings, loop, self._log, self._dials)
+        store = LedgerStore(
+            settings.ledger,
+            flush_s=settings.limits.ledger_flush_s,
+            days=settings.ledger_days,
+            entries_max=settings.limits.ledger_entries_max,
+        )
+        tracer = Tracer(settings.otlp_endpoint, settings.limits.traced_calls_max) if settings.otlp_endpoint else None
+        self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store, tracer)
         gateway.connections_allowed = _connections_allowed(settings.limits.connections_max)
         if gateway.connections_allowed < settings.limits.connections_max:
             self._log.event("few_file_descriptors", connections_max=gateway.connections_allowed)
         listener = await loop.create_server(lambda: ClientConnection(gateway, loop), sock=data_sock, ssl=tls, backlog=4096)
-        admin = AdminServer(_AdminView(gateway, self._log, self._lag), admin_sock)
+        monitor = Monitor(gateway, self._log)
+        monitor_task = loop.create_task(monitor.run())
+        admin = AdminServer(AdminView(gateway, self._log, self._lag, monitor, store), admin_sock, policy)
         admin_task = loop.create_task(admin.run_until_stopped())
         lag_task = loop.create_task(self._watch_lag())
         self._catch_signals(loop)
@@ -77,11 +103,17 @@ class Server:
             gateway.end_all(reasons.DRAINED)
             await self._let_clients_read()
             lag_task.cancel()
+            monitor_task.cancel()
             for task in self._reload_tasks:
                 task.cancel()
             await gateway.close()
             admin.stop()
-            await asyncio.gather(admin_task, lag_task, *self._reload_tasks, return_exceptions=True)
+            await asyncio.gather(
+                admin_task, lag_task, monitor_task, monitor.close(), *self._reload_tasks, return_exceptions=True
+            )
+            await asyncio.to_thread(store.close)
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
             self._log.close()
 
     def stop(self) -> None:
@@ -146,55 +178,26 @@ class Server:
             self._lag.observe(max(0.0, loop.time() - before - _LAG_PERIOD_S))
 
 
-class _AdminView:
-    """The gateway as the admin port may see it."""
-
-    def __init__(self, gateway: Gateway, log: Log, lag: Histogram) -> None:
-        self._gateway = gateway
-        self._log = log
-        self._lag = lag
-
-    @property
-    def ledger(self) -> Ledger:
-        return self._gateway.ledger
-
-    def ready(self) -> str | None:
-        if self._gateway.draining:
-            return "draining"
-        return None if any(seat.up and not seat.closed for seat in self.seats()) else "no backend is up"
-
-    def seats(self) -> Iterable[Seat]:
-        return self._gateway.admission.fleet.seats
-
-    def phases(self) -> Iterable[Phase]:
-        return (exchange.call.phase for exchange in self._gateway.calls.values())
-
-    def queue_depth(self) -> int:
-        return self._gateway.admission.queue.count
-
-    def connections(self) -> int:
-        return len(self._gateway.connections)
-
-    def counts(self) -> dict[str, int]:
-        return {"connections_refused": self._gateway.connections_refused, "log_lines_dropped": self._log.dropped}
-
-    def aborts(self) -> dict[str, int]:
-        aborts = self._gateway.aborts
-        return {"sent": aborts.sent, "failed": aborts.failed, "skipped": aborts.skipped}
-
-    def reaper(self) -> Books:
-        return self._gateway.reaper.books
-
-    def loop_lag(self) -> Histogram:
-        return self._lag
-
-
 def _listen(what: str, host: str, port: int, settings: Settings) -> socket.socket:
     try:
         return sockets.listen(host, port, settings.limits.client_silence_s)
     except OSError as error:
         hint = f"\n  hint: another program has it; choose one with --{what.replace('_', '-')}" if error.errno == 98 else ""
         raise HangupError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
+
+
+def _admin_policy(settings: Settings) -> Policy:
+    """Who may use the admin port; off loopback that needs a secret."""
+    variable = settings.admin_token_env
+    token = os.environ.get(variable, "") if variable else ""
+    if variable and not token:
+        raise HangupError(f"admin_token_env names {variable}, which is not set in the environment")
+    if not token and not is_loopback(settings.admin_host):
+        raise HangupError(
+            f"the admin port on {settings.admin_host} can be reached from elsewhere, so it needs a token\n"
+            "  hint: set admin_token_env to the name of an environment variable that holds one"
+        )
+    return Policy.of(token, settings.admin_names, settings.admin_host)
 
 
 def _server_tls(settings: Settings) -> ssl.SSLContext | None:

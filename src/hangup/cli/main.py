@@ -8,13 +8,31 @@ import sys
 from collections.abc import Sequence
 
 from hangup import __version__
-from hangup.cli import configs, demo, doctor, engine, engines, keys, lint, serve, simulate, standin
+from hangup.cli import (
+    backends,
+    configs,
+    demo,
+    doctor,
+    engine,
+    engines,
+    keys,
+    kill,
+    lint,
+    ps,
+    report,
+    serve,
+    simulate,
+    standin,
+    top,
+    trace,
+)
 from hangup.errors import ConfigError, HangupError
 
 _EXAMPLES = """\
 examples:
   hangup serve                                      try it: the gateway with its embedded engine
   hangup serve --upstream http://127.0.0.1:8000     in front of an engine
+  hangup ps                                         which calls are live, whose, and what they wait for
   hangup config show --config hangup.toml           every setting in effect, and where it comes from
 
 documentation: docs/ in the source, starting with docs/configuration.md
@@ -53,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hangup {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (serve, engine, demo, simulate, lint, configs, engines, doctor, keys, standin):
+    seeing = (ps, top, kill, trace, backends, report)
+    for command in (serve, *seeing, engine, demo, simulate, lint, configs, engines, doctor, keys, standin):
         command.add_parser(commands)
     return parser

@@ -31,8 +31,9 @@ from hangup.config.schema import (
 from hangup.errors import ConfigError
 
 ENV_PREFIX = "HANGUP_"
-# Environment variables that are no settings: which file to read, and the backends in short.
-ENV_OTHERS = {"HANGUP_CONFIG", "HANGUP_UPSTREAM", "HANGUP_ENGINE"}
+# Environment variables that are no settings: which file to read, the backends in short, and what the commands that talk to
+# a running gateway need.
+ENV_OTHERS = {"HANGUP_CONFIG", "HANGUP_UPSTREAM", "HANGUP_ENGINE", "HANGUP_ADMIN_URL", "HANGUP_ADMIN_TOKEN"}
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
@@ -378,6 +379,15 @@ def _cross_checks(settings: Settings, problems: _Problems) -> None:
     names = [b.name for b in settings.backend if b.name]
     for name in sorted({n for n in names if names.count(n) > 1}):
         problems.add("backend", f"there are two backends named {name}")
+    for backend in settings.backend:
+        if not re.fullmatch(r"engine|nvml(:[0-9]+(,[0-9]+)*)?|https?://[^\s#]+(#[0-9]+(,[0-9]+)*)?", backend.busy_from):
+            problems.add(
+                "backend", f"busy_from: expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}"
+            )
+    for name in ("alarm_webhook", "otlp_endpoint"):
+        url = getattr(settings, name)
+        if url and not url.startswith(("http://", "https://")):
+            problems.add(name, f"expected an http:// or https:// address, got {url!r}")
     urls = [b.url.rstrip("/") for b in settings.backend]
     for url in sorted({u for u in urls if urls.count(u) > 1}):
         problems.add("backend", f"{url} is given twice")

@@ -132,8 +132,21 @@ class Limits:
     stop_s: float = limit(10.0, "A spawned engine is told to stop with SIGTERM, and killed after this.", least=0)
     canary_s: float = limit(30.0, "Longest time for the canary, a call of one token after a quarantine.", least=0.1)
 
+    # The books
+    ledger_flush_s: float = limit(1.0, "How often the ledger is written: what a killed process loses at most.", least=0.05)
+    ledger_entries_max: int = limit(100_000, "Ended calls that may wait to be written into the ledger; more are counted only.")
+    traced_calls_max: int = limit(10_000, "Ended calls that may wait to be sent as traces; more are dropped and counted.")
+    counters_interval_s: float = limit(5.0, "Pause between two looks at an engine's own counters.", least=0.1)
+    divergence_window_s: float = limit(20.0, "What the divergence alarm looks at.", least=1)
+    divergence_hold_s: float = limit(20.0, "How long a divergence must last before the alarm, and be gone before its end.")
+    divergence_share_max: float = limit(0.25, "Tokens for nobody, as a share of those that an engine computed.", most=1)
+    divergence_yield_min: float = limit(
+        0.4, "Tokens per busy second, as a share of what an engine has shown to give, where it does not count them.", most=1
+    )
+
     # The process
     drain_s: float = limit(30.0, "After SIGTERM: how long running calls may take before they are ended.")
+    ended_calls_max: int = limit(1000, "Ended calls remembered for `hangup trace`.", least=1)
     log_lines_max: int = limit(10_000, "Log lines held while the log's reader is slow; more are dropped and counted.", least=1)
 
 
@@ -149,6 +162,13 @@ class BackendSettings:
     weight: float = setting(1.0, "Share of the load against the other backends.", least=0.01)
     api_key_env: str = setting("", "Environment variable with the key to send to it instead of the client's.")
     health_path: str = setting("/health", "Path of the active health check; empty turns it off.")
+    price_per_hour: float = setting(0.0, "What an hour of it costs, GPUs and all; for the ledger.", least=0)
+    price_per_million_tokens: float = setting(0.0, "What a million output tokens cost; for the ledger.", least=0)
+    busy_from: str = setting(
+        "engine",
+        "How busy it is, for the divergence alarm: engine (its own metrics), nvml or nvml:0,1 (GPUs of this machine, "
+        "hangup[nvidia]), or the URL of a DCGM exporter's metrics, with #0,1 for some of its GPUs.",
+    )
     ca_file: str = setting("", "PEM file with the authorities to trust for https; the system's when empty.")
     tls_verify: bool = setting(True, "Check the certificate of an https backend.")
     shared: bool = setting(False, "Others use this engine, too: its counts of running calls then convict nobody.")
@@ -194,6 +214,12 @@ class Settings:
     port: int = setting(8080, "The data port; 0 takes a free one.", least=0, most=65535)
     admin_host: str = setting("127.0.0.1", "Address of the admin port.")
     admin_port: int = setting(8081, "The admin port; 0 takes a free one.", least=0, most=65535)
+    admin_token_env: str = setting(
+        "", "Environment variable with the token that the admin port asks for; needed when admin_host is not loopback."
+    )
+    admin_names: str = setting(
+        "", "Host names, separated by commas, that the admin port answers to besides localhost, admin_host and IP addresses."
+    )
     tls_cert: str = setting("", "PEM certificate chain for the data port; empty means plain HTTP.")
     tls_key: str = setting("", "PEM private key for tls_cert.")
     slots: int = setting(0, "Most calls sent to a backend at a time; 0 learns it from how soon first tokens come.", least=0)
@@ -208,6 +234,13 @@ class Settings:
         0.0, "Send an SSE comment this often before the first token; 0 is off, since it fixes the status to 200.", least=0
     )
     log: str = setting("-", "Where the line per call goes: - for stdout, a file path, or none.")
+    ledger: str = setting("", "SQLite file for the ledger, which `hangup report` reads; empty keeps it in memory.")
+    ledger_days: float = setting(90.0, "How long the ledger is kept.", least=0.01)
+    currency: str = setting("USD", "In which the backends' prices are.")
+    otlp_endpoint: str = setting(
+        "", "OpenTelemetry collector (OTLP/HTTP) for traces, such as http://127.0.0.1:4318; empty is off."
+    )
+    alarm_webhook: str = setting("", "URL that gets a POST with JSON when a divergence alarm goes off and when it ends.")
     limits: Limits = field(default_factory=Limits, metadata={"doc": "Hard limits."})
     backend: tuple[BackendSettings, ...] = field(default=(), metadata={"doc": "The backends."})
     tenant: tuple[TenantSettings, ...] = field(default=(), metadata={"doc": "The tenants; with none, no key is asked for."})

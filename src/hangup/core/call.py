@@ -86,6 +86,7 @@ class Call:
         "first_token_at",
         "id",
         "model",
+        "parent_id",
         "peer",
         "phase",
         "progress_at",
@@ -93,6 +94,7 @@ class Call:
         "received_at",
         "route",
         "sent_at",
+        "span_id",
         "started_at",
         "status",
         "stream",
@@ -111,6 +113,8 @@ class Call:
         self.tenant = ""
         self.model = ""
         self.trace_id = ""
+        self.span_id = ""  # set while it is traced
+        self.parent_id = ""
         self.stream = False
         self.backend = ""
         self.attempts = 0

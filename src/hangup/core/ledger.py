@@ -11,6 +11,8 @@ from hangup.core.reasons import Outcome
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
+TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+
 
 class Histogram:
     """Counts by upper bound, the last bucket being everything above."""
@@ -36,6 +38,8 @@ class Ledger:
     first_token_s: Histogram = field(default_factory=Histogram)
     total_s: Histogram = field(default_factory=Histogram)
     queue_s: Histogram = field(default_factory=Histogram)
+    tokens_out: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    tokens_in: Histogram = field(default_factory=lambda: Histogram(TOKENS))
 
     def record(self, call: Call) -> None:
         assert call.reason is not None and call.ended_at is not None
@@ -48,7 +52,10 @@ class Ledger:
         self.total_s.observe(call.ended_at - call.started_at)
         if call.sent_at is not None and call.received_at is not None:
             self.queue_s.observe(call.sent_at - call.received_at)
+        if call.tokens_in is not None:
+            self.tokens_in.observe(call.tokens_in)
         if call.first_token_at is not None:
+            self.tokens_out.observe(call.tokens_out)
             self.first_token_s.observe(call.first_token_at - call.started_at)
 
 

@@ -186,6 +186,11 @@ class ClientConnection(asyncio.Protocol):
         if self.exchange is not None:
             self.exchange.pause_engine()
 
+    @property
+    def stalled(self) -> bool:
+        """Whether it has not read what was written."""
+        return self._stall_timer is not None
+
     def resume_writing(self) -> None:
         if self._stall_timer is not None:
             self._stall_timer.cancel()

@@ -97,15 +97,27 @@ class Backend:
         return self.adapter.abort(key) if self.facts.can_abort and key else None
 
     def request(
-        self, head: RequestHead, path: str, body: bytes, *, call_id: str, timeout_s: float | None, forward_key: bool
+        self,
+        head: RequestHead,
+        path: str,
+        body: bytes,
+        *,
+        call_id: str,
+        timeout_s: float | None,
+        forward_key: bool,
+        traced: str = "",
     ) -> bytes:
         """The request as the engine gets it, whole."""
         dropped = self._dropped_without_key if self._key or not forward_key else self._dropped
         if head.fields.get(b"connection", b"keep-alive") not in (b"keep-alive", b"close"):
             dropped = dropped | _named_by_connection(head.fields[b"connection"])
+        if traced:
+            dropped = dropped | {b"traceparent"}
         lines = [f"{head.method} {self._prefix}{path}".encode("ascii"), head.query, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
         lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
         lines.append(b"accept-encoding: identity\r\nx-request-id: %b\r\n" % call_id.encode("ascii"))
+        if traced:
+            lines.append(b"traceparent: %b\r\n" % traced.encode("ascii"))
         if self._key:
             lines.append(b"authorization: Bearer %b\r\n" % self._key.encode())
             if b"anthropic-version" in head.fields:

@@ -70,6 +70,15 @@ class Reaper:
     def view(self) -> list[BackendView]:
         return [_view(watch) for watch in self._watches.values()]
 
+    def let_go(self, backend: str, call_id: str) -> bool | None:
+        """Whether the engine has let go of a call that ended early; None while that is not known."""
+        watch = next((watch for watch in self._watches.values() if watch.backend.name == backend), None)
+        if watch is None or not watch.backend.can_tell:
+            return None
+        if any(zombie.call_id == call_id for zombie in watch.book.zombies):
+            return False
+        return None if any(leftover.call_id == call_id for leftover in watch.book.held) else True
+
     def zombies(self) -> Iterable[Zombie]:
         return (zombie for view in self.view() for zombie in view.zombies)
 

@@ -28,7 +28,10 @@ class Likeness:
 
     def page(self, path: str, engine: Engine) -> Page | None:
         """The answer to a GET of the engine's own."""
-        return None
+        if path != "/metrics":
+            return None
+        stats = engine.stats()
+        return _text(f"standin_tokens_total {stats['tokens']}", f"standin_running {stats['running']}")
 
     def abort(self, path: str, value: Any, engine: Engine) -> Page | None:
         """The answer to a POST that aborts."""

@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         path = self._target.partition(b"?")[0].decode("latin-1")
         headers, body = self._headers, b"".join(self._body)
         self._reset()
-        if not path.startswith("/standin/") and path != "/health":
+        if not path.startswith("/standin/") and path not in ("/health", "/metrics"):
             self._standin.remember(method, path, headers, body)
         try:
             self._handle(method, path, headers, body)

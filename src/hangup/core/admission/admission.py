@@ -159,7 +159,7 @@ class Admission:
         tenant = ticket.tenant
         assert tenant is not None
         first = ticket.first_token_at
-        self.fleet.release(ticket, hold)
+        self.fleet.release(ticket, now, hold)
         tenant.in_flight -= 1
         self._settle(ticket, tenant, tokens_out, tokens_in)
         if tokens_in and ticket.size:
@@ -179,7 +179,7 @@ class Admission:
         """Its seat failed before the first byte: it goes elsewhere, before all others of its tenant."""
         seat, tenant = ticket.seat, ticket.tenant
         assert seat is not None and tenant is not None
-        self.fleet.release(ticket)
+        self.fleet.release(ticket, now)
         tenant.in_flight -= 1
         self._settle(ticket, tenant, 0, 0)
         self._pass_time(now)

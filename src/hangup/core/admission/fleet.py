@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.limiter import SlotLimiter
 from hangup.core.admission.ticket import NOBODY, Ticket
+from hangup.core.engine_time import EngineTime
 
 _LOOK_PAST = 4  # seats without enough cache that are looked past
 
@@ -24,6 +25,7 @@ class Seat:
         "closed",
         "counted",
         "doubted",
+        "drained",
         "entry",
         "estimates",
         "failures",
@@ -38,6 +40,7 @@ class Seat:
         "reading",
         "retired",
         "slots",
+        "time",
         "turn",
         "unstarted",
         "up",
@@ -60,6 +63,7 @@ class Seat:
         self.kv_tokens = kv_tokens  # 0: not known
         self.limiter = SlotLimiter(step_slo_s)
         self.estimates = Estimates()
+        self.time = EngineTime()  # whose its time is
         self.in_flight = 0
         self.held = 0  # of those, ended and not known to be gone from the engine
         self.choices = 0  # answers that the others are waiting for
@@ -69,6 +73,7 @@ class Seat:
         self.kv_used = 0
         self.failures = 0  # in a row
         self.up = True
+        self.drained = False  # an operator wants no new work there, what runs may finish
         self.retired = False  # taken out of the configuration: no new work, what runs may finish
         self.doubted = False  # it runs what nobody waits for: taken like one that is down
         self.closed = False  # in quarantine: no new work at all, what runs may finish
@@ -82,11 +87,11 @@ class Seat:
     @property
     def limit(self) -> int:
         # What is held counts as running: it takes one of the slots, and one of the learned most.
-        return 0 if self.closed else self.slots or self.limiter.limit(self.in_flight, self.unstarted)
+        return 0 if self.closed or self.drained else self.slots or self.limiter.limit(self.in_flight, self.unstarted)
 
     @property
     def well(self) -> bool:
-        return self.up and not self.doubted and not self.closed
+        return self.up and not self.doubted and not self.closed and not self.drained
 
     def take_peak(self) -> int:
         """The most answers under way at a time since the last look."""
@@ -137,7 +142,7 @@ class Fleet:
         self.refresh()
 
     def refresh(self) -> None:
-        """After seats went up, down, or out of the configuration."""
+        """After seats went up, down, were drained, or left the configuration."""
         self._only = self.seats[0] if len(self.seats) == 1 else None
         self.estimates = self._only.estimates if self._only is not None else self._together
         self._any_up = any(seat.well for seat in self.seats)
@@ -207,7 +212,7 @@ class Fleet:
 
     def usable(self, tried: frozenset[str] = NOBODY) -> bool:
         """Whether there is any seat that such a call could wait for."""
-        return any(seat.name not in tried and not seat.closed for seat in self.seats)
+        return any(seat.name not in tried and not seat.closed and not seat.drained for seat in self.seats)
 
     def take(self, seat: Seat, ticket: Ticket, now: float) -> None:
         self._turn += 1
@@ -220,6 +225,7 @@ class Fleet:
             seat.peak = seat.choices
         ticket.seat = seat
         ticket.sent_at = now
+        ticket.engine_mark = seat.time.enter(now)
         if not ticket.blind:
             ticket.reading = True
             ticket.lone = not seat.unstarted
@@ -255,11 +261,12 @@ class Fleet:
         self.changed(seat)
         return True
 
-    def release(self, ticket: Ticket, hold: bool = False) -> Seat:
+    def release(self, ticket: Ticket, now: float, hold: bool = False) -> Seat:
         """Its call is over. With `hold` its place stays taken, and its cache, until `let_go`."""
         seat = ticket.seat
         assert seat is not None and seat.in_flight > 0, f"{ticket} was released more often than taken"
         ticket.seat = None
+        ticket.engine_s += seat.time.leave(ticket.engine_mark, now)
         seat.choices -= ticket.choices
         if hold:
             seat.held += 1

@@ -23,6 +23,8 @@ class Ticket:
         "blind",
         "charge",
         "choices",
+        "engine_mark",
+        "engine_s",
         "first_by",
         "first_token_at",
         "key",
@@ -78,6 +80,8 @@ class Ticket:
         self.queued_at = 0.0
         self.seat: Seat | None = None
         self.sent_at = 0.0
+        self.engine_mark = 0.0  # for its share of its seat's time
+        self.engine_s = 0.0  # its share so far, of all seats it was on
         self.reading = False  # sent, and its first token has not come
         self.first_token_at = 0.0  # 0 before it came
         self.work = 0  # prompt tokens before its first token: its own and those ahead of it

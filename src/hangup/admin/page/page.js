@@ -1,0 +1,309 @@
+"use strict";
+// The dashboard: glances come by server-sent events, the page of live calls is asked for beside them. Text is only ever set
+// as text, so that nothing a client chose (a model's name) can become markup.
+
+const PAGE = 50;
+const RETRY_MS = 1000;
+const MONEY_MS = 10000;
+const COLUMNS = [
+  ["id", "Call", ""], ["tenant", "Tenant", "tenant"], ["client", "Client", "client"], ["model", "Model", "model"],
+  ["backend", "Backend", "backend"], ["phase", "Phase", "phase"], ["age_s", "Age", "age"], ["tokens_in", "In", ""],
+  ["tokens_out", "Out", "tokens"], ["tokens_per_s", "Tok/s", "rate"], ["idle_s", "Idle", "idle"],
+  ["deadline_left_s", "Left", "deadline"], ["waits_for", "Waits for", ""],
+];
+const NUMBERS = new Set(["age_s", "tokens_in", "tokens_out", "tokens_per_s", "idle_s", "deadline_left_s"]);
+
+const $ = (id) => document.getElementById(id);
+const view = { sort: "age", offset: 0, total: 0, filter: {}, asking: false };
+
+function headers() {
+  const token = sessionStorage.getItem("token");
+  return token ? { "x-hangup": "1", authorization: `Bearer ${token}` } : { "x-hangup": "1" };
+}
+
+async function ask(method, path) {
+  const answer = await fetch(path, { method, headers: headers() });
+  if (answer.status === 401) $("login").hidden = false;
+  const value = await answer.json();
+  if (!answer.ok) throw new Error(value.error);
+  return value;
+}
+
+function element(name, text, attributes = {}) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function shown(value) {
+  if (value === null || value === undefined || value === "") return "–";
+  return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(1) : String(value);
+}
+
+const count = new Intl.NumberFormat("en").format;
+
+// Rows are kept by key and only their changed cells are touched: the focus stays where it is, and little is drawn.
+function fill(body, rows, key, cells, action) {
+  const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
+  rows.forEach((row, at) => {
+    const name = String(key(row));
+    let line = old.get(name);
+    if (line === undefined) {
+      line = element("tr", undefined, { "data-key": name });
+      cells(row).forEach(() => line.append(element("td")));
+      if (action) line.append(action(row));
+    }
+    old.delete(name);
+    cells(row).forEach(([text, kind], column) => {
+      put(line.children[column], text);
+      if (line.children[column].className !== (kind || "")) line.children[column].className = kind || "";
+    });
+    if (body.children[at] !== line) body.insertBefore(line, body.children[at] || null);
+  });
+  for (const gone of old.values()) gone.remove();
+}
+
+// Glances
+
+async function watch() {
+  for (;;) {
+    try {
+      const answer = await fetch("api/events", { headers: headers() });
+      if (answer.status === 401) $("login").hidden = false;
+      if (!answer.ok) throw new Error(`the gateway answered ${answer.status}`);
+      $("login").hidden = true;
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        const events = (text + value).split("\n\n");
+        text = events.pop();
+        if (events.length) glance(JSON.parse(events.at(-1).slice(6)));
+      }
+      throw new Error("the gateway closed the connection");
+    } catch (error) {
+      put($("state"), `no connection: ${error.message}; trying again`);
+      $("state").className = "lost";
+    }
+    await new Promise((again) => setTimeout(again, RETRY_MS));
+  }
+}
+
+function glance(now) {
+  put($("state"), `version ${now.version}, ${now.not_ready ? `not ready: ${now.not_ready}` : "ready"}`);
+  $("state").className = now.not_ready ? "lost" : "";
+  const last = now.history.at(-1) || [0, null, null, 0];
+  const nobody = last[2] === null ? "–" : count(Math.round(Math.max(last[2] - last[3], 0)));
+  tiles({
+    "Live calls": count(now.live), "Waiting": count(now.waiting), "Connections": count(now.connections),
+    "Tokens/s that come": count(Math.round(last[3])), "Tokens/s for nobody": nobody,
+    "Tokens delivered": count(now.tokens.delivered || 0), "Tokens wasted": count(now.tokens.wasted || 0),
+  });
+  alarms(now.alarms);
+  chart(now.history);
+  backends(now.backends);
+  const ends = Object.entries(now.outcomes).filter(([name]) => name !== "shed" && name !== "refused");
+  const rows = [...ends, ...Object.entries(now.refusals).map(([name, calls]) => [`refused: ${name}`, calls])];
+  fill($("refusals"), rows, (row) => row[0], (row) => [[row[0]], [count(row[1]), "number"]]);
+  left(now.left);
+  calls();
+}
+
+function tiles(values) {
+  const list = $("tiles");
+  for (const [name, value] of Object.entries(values)) {
+    let box = [...list.children].find((child) => child.dataset.name === name);
+    if (!box) {
+      box = element("div", undefined, { "data-name": name });
+      box.append(element("dt", name), element("dd"));
+      list.append(box);
+    }
+    put(box.lastChild, value);
+  }
+}
+
+function alarms(rows) {
+  const words = rows.map((row) => {
+    const who = row.suspects.tenants.length ? ` Suspects: calls of ${row.suspects.tenants.join(", ")}.` : "";
+    return `${row.backend} is busy and too little comes of it (${row.signal}).${who}`;
+  });
+  fill($("alarms"), words, (text) => text, () => [], (text) => element("p", text));
+}
+
+function chart(history) {
+  const rows = history.slice(-180);
+  const draw = (kind, points) => element2("path", { class: kind, d: points });
+  const svg = $("chart");
+  if (rows.length < 2) { put($("chart-words"), "not enough looks yet"); return; }
+  const top = Math.max(1, ...rows.map((row) => Math.max(row[2] || 0, row[3]))) * 1.1;
+  const x = (at) => (at / (rows.length - 1)) * 1000;
+  const y = (value) => 215 - (value / top) * 205;
+  const line = (column) => rows.map((row, at) => `${at ? "L" : "M"}${x(at).toFixed(1)} ${y(row[column] ?? row[3]).toFixed(1)}`).join("");
+  const busy = rows.map((row, at) => `L${x(at).toFixed(1)} ${(215 - (row[1] || 0) * 205).toFixed(1)}`).join("");
+  const backwards = rows.map((_, at) => rows.length - 1 - at).map((at) => `L${x(at).toFixed(1)} ${y(rows[at][3]).toFixed(1)}`).join("");
+  svg.replaceChildren(
+    draw("busy", `M0 215${busy}L1000 215Z`), draw("gap", `${line(2)}${backwards}Z`), draw("computed", line(2)), draw("seen", line(3)),
+  );
+  const last = rows.at(-1);
+  const seconds = Math.round(last[0] - rows[0][0]);
+  const busyWords = last[1] === null ? "busy: not known" : `busy ${Math.round(last[1] * 100)} %`;
+  const computed = last[2] === null ? "an unknown number" : count(Math.round(last[2]));
+  put($("chart-words"), `Last ${seconds} s. Now: ${busyWords}, ${computed} tokens/s computed, ${count(Math.round(last[3]))} came.`);
+}
+
+function element2(name, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+function backends(rows) {
+  const cells = (row) => [
+    [row.name], [row.engine], [row.state, row.state === "up" ? "good" : "warm"], [count(row.in_flight), "number"],
+    [`${row.limit}${row.limit_learned ? " (learned)" : ""}`, "number"], [row.busy === null ? "–" : `${Math.round(row.busy * 100)} %`, "number"],
+    [row.tokens_computed === null ? "–" : count(row.tokens_computed), "number"], [row.alarm || "–", row.alarm ? "bad" : ""],
+  ];
+  fill($("backends"), rows, (row) => row.name, cells, (row) => doing("Drain", `Drain ${row.name}`, async (button) => {
+    const on = button.textContent === "Drain";
+    await ask(on ? "PUT" : "DELETE", `api/backends/${encodeURIComponent(row.name)}/drain`);
+    say(`${row.name} is ${on ? "drained: no new calls go there" : "taken back"}`);
+  }));
+  for (const row of rows) {
+    const button = $("backends").querySelector(`[data-key="${CSS.escape(row.name)}"] button`);
+    const word = row.state.startsWith("drain") ? "Undrain" : "Drain";
+    put(button, word);
+    button.setAttribute("aria-label", `${word} ${row.name}`);
+  }
+}
+
+function left(rows) {
+  const words = { true: ["has let go", "good"], false: ["still works on it", "bad"], null: ["was cut off; not verified", "warm"] };
+  fill($("left"), rows, (row) => row.id, (row) => [
+    [row.id], [shown(row.tenant)], [row.backend], [row.cause], [`${shown(row.ended_s_ago)} s`, "number"], [count(row.tokens_out), "number"],
+    words[row.engine_let_go],
+  ]);
+}
+
+// Live calls
+
+function query(extra) {
+  const given = Object.entries({ ...view.filter, ...extra }).filter(([, value]) => value !== "" && value !== undefined);
+  return new URLSearchParams(given).toString();
+}
+
+async function calls() {
+  if (view.asking) return;
+  view.asking = true;
+  try {
+    const page = await ask("GET", `api/calls?${query({ sort: view.sort, offset: view.offset, limit: PAGE })}`);
+    view.total = page.total;
+    put($("calls-count"), `(${count(page.total)}${page.total === page.live ? "" : ` of ${count(page.live)}`})`);
+    put($("page"), page.total ? `${page.offset + 1}–${Math.min(page.offset + PAGE, page.total)} of ${count(page.total)}` : "none");
+    $("back").disabled = view.offset === 0;
+    $("forth").disabled = view.offset + PAGE >= page.total;
+    const cells = (row) => COLUMNS.map(([key]) => [shown(row[key]), NUMBERS.has(key) ? "number" : ""]);
+    fill($("calls-body"), page.calls, (row) => row.id, cells, (row) => doing("Kill", `Kill ${row.id}`, async () => {
+      if (confirm(`End call ${row.id} of ${row.tenant}, in its engine too?`)) {
+        killed((await ask("DELETE", `api/calls/${encodeURIComponent(row.id)}`)).killed);
+      }
+    }));
+  } catch (error) {
+    say(error.message);
+  } finally {
+    view.asking = false;
+  }
+}
+
+function killed(rows) {
+  if (rows.length !== 1) { say(`${rows.length} calls ended`); return; }
+  const words = { true: "the engine let go", false: "the engine still works on it", null: "not verified by the engine" };
+  const [row] = rows;
+  say(`Call ${row.id} ended${row.connection_cut ? ", its engine's connection cut" : ""}${row.abort_sent ? ", abort sent" : ""}: ${words[row.verified]}`);
+}
+
+function doing(text, label, act) {
+  const cell = element("td");
+  const button = element("button", text, { "aria-label": label });
+  button.addEventListener("click", async () => {
+    try { await act(button); } catch (error) { say(error.message); }
+    calls();
+  });
+  cell.append(button);
+  return cell;
+}
+
+function say(text) { put($("done"), text); }
+
+async function money() {
+  try {
+    const made = await ask("GET", "api/report?by=cause");
+    put($("cost"), `Cost (${made.currency})`);
+    fill($("money"), [...made.rows, { cause: "total", ...made.total }], (row) => row.cause, (row) => [
+      [row.cause], [count(row.tokens_delivered), "number"], [count(row.tokens_wasted), "number"], [count(row.tokens_saved), "number"],
+      [row.engine_s.toFixed(1), "number"], [row.money.toFixed(4), "number"],
+      [row.money_wasted.toFixed(4), "number"], [row.money_saved.toFixed(4), "number"],
+    ]);
+  } catch { /* the connection's state is shown by the glances */ }
+  setTimeout(money, MONEY_MS);
+}
+
+function heads() {
+  for (const [key, title, sort] of COLUMNS) {
+    const head = element("th", sort ? undefined : title, { scope: "col", class: NUMBERS.has(key) ? "number" : "" });
+    if (sort) {
+      const button = element("button", title);
+      button.addEventListener("click", () => {
+        view.sort = view.sort === sort ? `-${sort}` : sort;
+        view.offset = 0;
+        mark();
+        calls();
+      });
+      head.dataset.sort = sort;
+      head.append(button);
+    }
+    $("calls-head").append(head);
+  }
+  $("calls-head").append(element("th", "Do", { scope: "col" }));
+  mark();
+}
+
+function mark() {
+  for (const head of $("calls-head").querySelectorAll("[data-sort]")) {
+    const direction = view.sort === head.dataset.sort ? "ascending" : view.sort === `-${head.dataset.sort}` ? "descending" : "none";
+    head.setAttribute("aria-sort", direction);
+  }
+}
+
+$("filter").addEventListener("submit", (event) => {
+  event.preventDefault();
+  view.filter = Object.fromEntries(new FormData($("filter")));
+  view.offset = 0;
+  calls();
+});
+$("kill-chosen").addEventListener("click", async () => {
+  view.filter = Object.fromEntries(new FormData($("filter")));
+  try {
+    const chosen = (await ask("DELETE", `api/calls?${query({ dry_run: 1 })}`)).would_kill.length;
+    if (chosen && confirm(`End ${chosen} calls, in their engines too?`)) killed((await ask("DELETE", `api/calls?${query({})}`)).killed);
+    else if (!chosen) say("no live call is meant by that");
+  } catch (error) {
+    say(error.message);
+  }
+  calls();
+});
+$("back").addEventListener("click", () => { view.offset = Math.max(view.offset - PAGE, 0); calls(); });
+$("forth").addEventListener("click", () => { view.offset += PAGE; calls(); });
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("token", $("token").value);
+  $("token").value = "";
+});
+heads();
+watch();
+money();

@@ -1,0 +1,210 @@
+"""The look at the engines from outside: their own counters beside what came to clients, and the alarm when these part.
+
+Once per `counters_interval_s` and per backend; nothing of it is on the data path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from hangup.app.gateway import Gateway
+from hangup.app.log import Log
+from hangup.config import Limits
+from hangup.core.account import nobodys
+from hangup.core.call import Call
+from hangup.core.divergence import Divergence, Finding, Sample, Terms
+from hangup.core.reasons import Outcome
+from hangup.engines import counters
+from hangup.engines.backend import Backend
+from hangup.engines.busy import busy
+
+HISTORY_MAX = 360  # looks that the dashboard's picture is made of
+_SUSPECTS_MAX = 5
+_ASK_AGAIN = 12  # looks before an engine without counters is asked again
+_WEBHOOK_S = 5.0
+_LEFT = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED])
+
+
+@dataclass(slots=True)
+class Watched:
+    """What is known of one backend."""
+
+    alarm: Divergence
+    counters: counters.Counters | None = None
+    busy: float | None = None
+    computed_first: int | None = None  # the engine's count when we first saw it
+    computed_before: int = 0  # counted by its former lives, which a restart made it forget
+    ask_in: int = 0  # looks to be left out
+    alone_since: float = -1.0  # the call-seconds of a backend without a call, when it was last asked; -1 with calls
+    settled: int = 0  # tokens booked as nobody's
+
+    @property
+    def computed(self) -> int | None:
+        """Tokens it says it has computed since we know it."""
+        if self.counters is None or self.counters.tokens is None or self.computed_first is None:
+            return None
+        return self.computed_before + self.counters.tokens - self.computed_first
+
+
+@dataclass
+class Monitor:
+    gateway: Gateway
+    log: Log
+    watched: dict[str, Watched] = field(default_factory=dict)
+    history: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    alarms_raised: int = 0
+    _webhooks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self.gateway.limits.counters_interval_s)
+
+    async def look(self) -> None:
+        """One look at every backend."""
+        backends = list(self.gateway.backends.values())
+        for gone in self.watched.keys() - {backend.name for backend in backends}:
+            del self.watched[gone]
+        await asyncio.gather(*(self._ask(backend) for backend in backends))
+        now = time.monotonic()
+        seen, unseen = self._tokens()
+        for backend in backends:
+            self._judge(backend, seen[backend.name], unseen[backend.name], now)
+            self._settle(backend, seen[backend.name])
+        self._remember(seen, now)
+
+    async def _ask(self, backend: Backend) -> None:
+        limits = self.gateway.limits
+        watched = self.watched.setdefault(backend.name, Watched(Divergence(_terms(limits))))
+        time_of = backend.seat.time
+        watched.alone_since = -1.0 if time_of.count else time_of.call_s
+        if watched.ask_in and watched.counters is None:
+            watched.ask_in -= 1
+        else:
+            found = await counters.ask(backend, limits)
+            watched.ask_in = 0 if found is not None else _ASK_AGAIN
+            self._note(backend.name, watched, found)
+        watched.busy = await busy(backend, watched.counters, limits.health_timeout_s)
+
+    def _note(self, name: str, watched: Watched, found: counters.Counters | None) -> None:
+        before = watched.computed
+        if found is None or found.tokens is None:
+            watched.counters = found
+            return
+        if watched.computed_first is None:
+            watched.computed_first = found.tokens
+        elif before is not None and watched.counters is not None and found.tokens < (watched.counters.tokens or 0):
+            watched.computed_before, watched.computed_first = before, 0  # it was started anew
+            watched.alarm.restarted(time.monotonic())
+        watched.counters = found
+        if self.gateway.store is not None and before is not None:
+            self.gateway.store.computed(name, (watched.computed or 0) - before)
+
+    def _tokens(self) -> tuple[Counter[str], Counter[str]]:
+        """Tokens that came, per backend; and those that live calls may have had without our seeing them."""
+        seen: Counter[str] = Counter()
+        unseen: Counter[str] = Counter()
+        for (_, backend, _), count in self.gateway.ledger.tokens.items():
+            seen[backend] += count
+        for exchange in self.gateway.calls.values():
+            seen[exchange.call.backend] += exchange.call.tokens_out
+            ticket = exchange.ticket
+            if ticket is not None and ticket.blind and ticket.seat is not None:
+                unseen[exchange.call.backend] += ticket.output_max * ticket.choices
+        return seen, unseen
+
+    def _judge(self, backend: Backend, seen: int, unseen: int, now: float) -> None:
+        watched = self.watched.get(backend.name)
+        if watched is None:
+            return
+        if not backend.seat.up:
+            watched.alarm.restarted(now)
+        time_of = backend.seat.time
+        time_of.pass_until(now)
+        sample = Sample(watched.computed, watched.busy, seen, unseen, time_of.call_s, time_of.busy_s)
+        change = watched.alarm.observe(sample, now)
+        if change is not None:
+            self._tell(backend.name, watched.alarm.finding)
+
+    def _settle(self, backend: Backend, seen: int) -> None:
+        """When neither side has anything at work, what the engine computed beyond what came was for nobody: book it so."""
+        watched = self.watched.get(backend.name)
+        if watched is None or watched.computed is None or watched.counters is None or watched.counters.running != 0:
+            return
+        if backend.seat.time.count or backend.seat.time.call_s != watched.alone_since:
+            return  # a call came and went while we asked
+        rest = watched.computed - seen - watched.settled
+        if rest > 0 and self.gateway.store is not None:
+            watched.settled += rest
+            self.gateway.store.add(nobodys(backend.name, rest))
+
+    def _tell(self, backend: str, finding: Finding | None) -> None:
+        told: dict[str, Any] = {"backend": backend, "state": "raised" if finding else "ended"}
+        if finding is not None:
+            self.alarms_raised += 1
+            told |= {"signal": finding.signal, "excess": round(finding.excess, 3), "suspects": self.suspects(backend)}
+        self.log.event("divergence", **told)
+        url = self.gateway.settings.alarm_webhook
+        if url:
+            task = asyncio.get_running_loop().create_task(self._send(url, {"event": "divergence", **told}))
+            self._webhooks.add(task)
+            task.add_done_callback(self._webhooks.discard)
+
+    async def _send(self, url: str, told: dict[str, Any]) -> None:
+        try:
+            await asyncio.to_thread(_post, url, orjson.dumps(told))
+        except (OSError, ValueError) as error:
+            self.log.event("webhook_failed", error=type(error).__name__)
+
+    def suspects(self, backend: str) -> dict[str, Any]:
+        """Whose work may still be running: calls that ended while the engine had them, and nobody saw it let go."""
+        left = [call for call in self.gateway.ended_calls if call.backend == backend and _may_be_zombie(call)]
+        tenants = Counter(call.tenant for call in left)
+        now = time.monotonic()
+        oldest = [
+            {"id": c.id, "tenant": c.tenant, "ended_s_ago": round(now - (c.ended_at or now), 1)} for c in left[:_SUSPECTS_MAX]
+        ]
+        return {"tenants": [name for name, _ in tenants.most_common(_SUSPECTS_MAX)], "calls": oldest}
+
+    def _remember(self, seen: Counter[str], now: float) -> None:
+        known = [watched.busy for watched in self.watched.values() if watched.busy is not None]
+        computed = [watched.computed for watched in self.watched.values() if watched.computed is not None]
+        self.history.append(
+            {
+                "at": round(time.time(), 1),
+                "monotonic": now,
+                "busy": sum(known) / len(known) if known else -1.0,
+                "computed": float(sum(computed)) if computed else -1.0,
+                "seen": float(sum(seen.values())),
+                "live": float(len(self.gateway.calls)),
+                "waiting": float(self.gateway.admission.queue.count),
+                "calls": float(self.gateway.ledger.calls.total()),
+            }
+        )
+
+    async def close(self) -> None:
+        for task in self._webhooks:
+            task.cancel()
+        await asyncio.gather(*self._webhooks, return_exceptions=True)
+
+
+def _terms(limits: Limits) -> Terms:
+    return Terms(limits.divergence_window_s, limits.divergence_hold_s, limits.divergence_share_max, limits.divergence_yield_min)
+
+
+def _may_be_zombie(call: Call) -> bool:
+    return call.outcome in _LEFT and call.tokens_after_end is None
+
+
+def _post(url: str, body: bytes) -> None:
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})  # noqa: S310 - from the configuration
+    with urllib.request.urlopen(request, timeout=_WEBHOOK_S):  # noqa: S310
+        pass

@@ -1,0 +1,193 @@
+"""The gateway as the admin port sees it: everything is read off what exists, when somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from hangup.admin.view import Killed
+from hangup.app.exchange import Exchange
+from hangup.app.gateway import Gateway
+from hangup.app.log import Log
+from hangup.app.monitor import Monitor, Watched
+from hangup.core import reasons
+from hangup.core.admission import Seat
+from hangup.core.call import Call, Phase
+from hangup.core.ledger import Histogram, Ledger
+from hangup.engines.backend import Backend
+from hangup.reaper import BackendView, Books
+from hangup.store.ledger import LedgerStore
+
+
+class AdminView:
+    def __init__(self, gateway: Gateway, log: Log, lag: Histogram, monitor: Monitor, store: LedgerStore) -> None:
+        self._gateway = gateway
+        self._log = log
+        self._lag = lag
+        self._monitor = monitor
+        self._store = store
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._gateway.ledger
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def ready(self) -> str | None:
+        if self._gateway.draining:
+            return "draining"
+        return None if any(seat.up and not seat.drained and not seat.closed for seat in self.seats()) else "no backend is up"
+
+    # Calls
+
+    def calls(self) -> Iterator[Call]:
+        return (exchange.call for exchange in self._gateway.calls.values())
+
+    def find(self, id: str) -> Call | None:
+        exchange = self._gateway.calls.get(id)
+        if exchange is not None:
+            return exchange.call
+        return next((call for call in reversed(self._gateway.ended_calls) if call.id == id), None)
+
+    def waits_for(self, call: Call) -> str:
+        exchange = self._gateway.calls.get(call.id)
+        return "" if exchange is None else _waits_for(exchange)
+
+    def engine_let_go(self, call: Call) -> bool | None:
+        """Known as soon as the engine finished or never had the call; otherwise it is for the engine to say."""
+        return self._gateway.reaper.let_go(call.backend, call.id) if call.tokens_after_end is None else True
+
+    def kill(self, id: str) -> Killed | None:
+        exchange = self._gateway.calls.get(id)
+        if exchange is None:
+            return None
+        call, backend = exchange.call, exchange.backend
+        works = backend is not None and not call.engine_finished
+        aborts = works and backend is not None and backend.adapter.abort(call.id) is not None
+        cut = works and exchange.engine is not None
+        exchange.end(reasons.KILLED)
+        self._log.event("killed", id=id, tenant=call.tenant, backend=call.backend)
+        return Killed(id, call.tenant, call.model, call.backend, call.tokens_out, cut, aborts, self.engine_let_go(call))
+
+    def phases(self) -> Iterable[Phase]:
+        return (exchange.call.phase for exchange in self._gateway.calls.values())
+
+    def queue_depth(self) -> int:
+        return self._gateway.admission.queue.count
+
+    # Backends
+
+    def seats(self) -> Iterable[Seat]:
+        return self._gateway.admission.fleet.seats
+
+    def backends(self) -> list[dict[str, Any]]:
+        stands = {view.name: view for view in self._gateway.reaper.view()}
+        watched = self._monitor.watched
+        return [_backend_row(b, watched.get(name), stands.get(name)) for name, b in self._gateway.backends.items()]
+
+    def drain(self, backend: str, on: bool) -> bool:
+        return self._gateway.drain_backend(backend, on)
+
+    # The books
+
+    async def report(self, since_s: float, by: str) -> dict[str, Any]:
+        """The ledger, with the engines' own counters as they are now beside it; the difference is shown, not hidden."""
+        await self._monitor.look()
+        live: Counter[str] = Counter()
+        for call in self.calls():
+            live[call.backend] += call.tokens_out
+        made = await asyncio.to_thread(self._store.report, since_s, by)
+        made["currency"] = self._gateway.settings.currency
+        for name, row in made["engines"].items():
+            row |= {"live": live[name], "difference": row["computed"] - row["booked"] - live[name]}
+        return made
+
+    def history(self) -> list[dict[str, float]]:
+        return list(self._monitor.history)
+
+    def alarms(self) -> list[dict[str, Any]]:
+        rows = []
+        for name, watched in self._monitor.watched.items():
+            finding = watched.alarm.finding
+            if finding is not None:
+                suspects = self._monitor.suspects(name)
+                rows.append({"backend": name, "signal": finding.signal, "excess": finding.excess, "suspects": suspects})
+        return rows
+
+    def ended(self, count: int) -> list[Call]:
+        """The calls that ended last, the latest first."""
+        return list(islice(reversed(self._gateway.ended_calls), count))
+
+    # The process
+
+    def connections(self) -> int:
+        return len(self._gateway.connections)
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "connections_refused": self._gateway.connections_refused,
+            "log_lines_dropped": self._log.dropped,
+            "ledger_entries_dropped": self._store.dropped,
+            "traces_dropped": self._gateway.tracer.dropped if self._gateway.tracer is not None else 0,
+            "divergence_alarms": self._monitor.alarms_raised,
+        }
+
+    def aborts(self) -> dict[str, int]:
+        aborts = self._gateway.aborts
+        return {"sent": aborts.sent, "failed": aborts.failed, "skipped": aborts.skipped}
+
+    def reaper(self) -> Books:
+        return self._gateway.reaper.books
+
+    def fault(self, error: Exception) -> None:
+        self._log.fault(error)
+
+    def loop_lag(self) -> Histogram:
+        return self._lag
+
+
+def _waits_for(exchange: Exchange) -> str:
+    call = exchange.call
+    match call.phase:
+        case Phase.RECEIVING:
+            return "the rest of the request"
+        case Phase.WAITING:
+            return "a free backend"
+        case Phase.SENT:
+            return "a connection to the engine" if exchange.engine is None else "the engine's answer"
+        case Phase.ANSWERING if exchange.client.stalled:
+            return "the client to read"
+        case Phase.ANSWERING:
+            return "the next token" if call.first_token_at is not None else "the first token"
+        case _:
+            return ""
+
+
+def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView | None) -> dict[str, Any]:
+    seat = backend.seat
+    return {
+        "name": backend.name,
+        "engine": backend.adapter.name,
+        "state": _state(seat),
+        "in_flight": seat.in_flight,
+        "limit": seat.limit,
+        "limit_learned": not seat.slots,
+        "failures": seat.failures,
+        "ladder": stands.rung if stands is not None else None,
+        "ladder_reason": stands.reason if stands is not None else "",
+        "zombies": [zombie.call_id for zombie in stands.zombies] if stands is not None else [],
+        "busy": watched.busy if watched is not None else None,
+        "tokens_computed": watched.computed if watched is not None else None,
+        "busy_s": round(seat.time.busy_s, 3),
+        "alarm": watched.alarm.finding.signal if watched is not None and watched.alarm.finding is not None else None,
+    }
+
+
+def _state(seat: Seat) -> str:
+    state = "quarantined" if seat.closed else "up" if seat.up else "down"
+    return f"draining, {state}" if seat.drained and seat.in_flight else f"drained, {state}" if seat.drained else state

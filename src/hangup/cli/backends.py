@@ -1,0 +1,61 @@
+"""`hangup backends`, `hangup drain` and `hangup undrain`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from hangup.cli import client
+from hangup.cli.table import table
+
+_EXAMPLES = """\
+examples:
+  hangup backends
+  hangup drain 10.0.0.1:8000       no new calls go there; those that run may finish
+  hangup undrain 10.0.0.1:8000
+"""
+
+
+def add_parser(commands: Any) -> None:
+    listing = commands.add_parser(
+        "backends", help="list the backends", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    client.add_flags(listing)
+    listing.set_defaults(run=run_list)
+    for name, method, help in (
+        ("drain", "PUT", "give a backend no new calls"),
+        ("undrain", "DELETE", "give a drained backend calls again"),
+    ):
+        parser = commands.add_parser(name, help=help, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("backend", metavar="BACKEND")
+        client.add_flags(parser)
+        parser.set_defaults(run=run_drain, method=method)
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    _show(client.Admin(arguments).get("/api/backends"), arguments.json)
+    return 0
+
+
+def run_drain(arguments: argparse.Namespace) -> int:
+    _show(client.Admin(arguments).ask(arguments.method, client.path_of("backends", arguments.backend, "drain")), arguments.json)
+    return 0
+
+
+def _show(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer, indent=2))
+        return
+    rows = [
+        [
+            row["name"],
+            row["engine"],
+            row["state"],
+            str(row["in_flight"]),
+            f"{row['limit']}{' (learned)' * row['limit_learned']}",
+        ]
+        for row in answer["backends"]
+    ]
+    for line in table(["BACKEND", "ENGINE", "STATE", "IN FLIGHT", "LIMIT"], rows, frozenset(["IN FLIGHT"])):
+        print(line)

@@ -1,0 +1,69 @@
+"""The way from the command line to a running gateway's admin port."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from hangup.errors import HangupError
+
+DEFAULT_URL = "http://127.0.0.1:8081"
+TOKEN_VARIABLE = "HANGUP_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
+_TIMEOUT_S = 10.0
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--admin", metavar="URL", help=f"the gateway's admin port (default: $HANGUP_ADMIN_URL or {DEFAULT_URL})"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.epilog = (parser.epilog or "") + f"\nan admin token is taken from ${TOKEN_VARIABLE}"
+
+
+class Admin:
+    """One gateway, by the address of its admin port."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.url = (arguments.admin or os.environ.get("HANGUP_ADMIN_URL") or DEFAULT_URL).rstrip("/")
+        if not self.url.startswith(("http://", "https://")):
+            raise HangupError(f"--admin: expected http://host:port, got {self.url!r}")
+        self._headers = {"x-hangup": "1"}
+        if token := os.environ.get(TOKEN_VARIABLE):
+            self._headers["authorization"] = f"Bearer {token}"
+
+    def get(self, path: str, **query: Any) -> Any:
+        return self.ask("GET", path, **query)
+
+    def ask(self, method: str, path: str, **query: Any) -> Any:
+        """The answer's JSON; HangupError says in words why there is none."""
+        given = {name: value for name, value in query.items() if value not in (None, "", False)}
+        url = self.url + path + (f"?{urlencode(given)}" if given else "")
+        request = urllib.request.Request(url, method=method, headers=self._headers)  # noqa: S310 - http(s), see above
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            raise HangupError(_said(error)) from None
+        except (OSError, ValueError) as error:
+            why = getattr(error, "reason", error)
+            raise HangupError(
+                f"there is no gateway at {self.url}: {why}\n"
+                "  hint: start one with `hangup serve`, or name its admin port with --admin"
+            ) from None
+
+
+def path_of(*parts: str) -> str:
+    return "/api/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    try:
+        said = str(json.loads(error.read())["error"])
+    except (ValueError, KeyError, TypeError):
+        said = f"the admin port answered {error.code}"
+    return said + (f"\n  hint: put it into ${TOKEN_VARIABLE}" if error.code == 401 else "")

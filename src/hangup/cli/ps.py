@@ -1,0 +1,77 @@
+"""`hangup ps`: the calls that are live now."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from hangup.admin.calls import SORTS
+from hangup.cli import client
+from hangup.cli.table import seconds, shown, table
+
+_EXAMPLES = """\
+examples:
+  hangup ps
+  hangup ps --tenant search --sort idle          whose engine has been silent longest
+  hangup ps --phase waiting --json
+"""
+COLUMNS = {
+    "ID": "id",
+    "TENANT": "tenant",
+    "CLIENT": "client",
+    "MODEL": "model",
+    "BACKEND": "backend",
+    "PHASE": "phase",
+    "AGE": "age_s",
+    "IN": "tokens_in",
+    "OUT": "tokens_out",
+    "TOK/S": "tokens_per_s",
+    "IDLE": "idle_s",
+    "LEFT": "deadline_left_s",
+    "WAITS FOR": "waits_for",
+}
+RIGHT = frozenset(["AGE", "IN", "OUT", "TOK/S", "IDLE", "LEFT"])
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    for name in ("tenant", "model", "backend", "route", "phase", "client"):
+        parser.add_argument(f"--{name}", metavar=name.upper(), help=f"only calls with this {name}")
+    parser.add_argument("--older-than", metavar="TIME", help="only calls older than this, such as 60s or 5m")
+
+
+def filters(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = {name: getattr(arguments, name) for name in ("tenant", "model", "backend", "route", "phase", "client")}
+    older = seconds(arguments.older_than) if arguments.older_than else None
+    return {**given, "older_than_s": older}
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "ps", help="list the live calls", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_filters(parser)
+    parser.add_argument(
+        "--sort", default="age", metavar="|".join(SORTS), help="with - before it: the other way round (--sort=-age)"
+    )
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="most calls shown (default: 100)")
+    client.add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    answer = client.Admin(arguments).get("/api/calls", sort=arguments.sort, limit=arguments.limit, **filters(arguments))
+    if arguments.json:
+        print(json.dumps(answer, indent=2))
+        return 0
+    for line in lines(answer["calls"]):
+        print(line)
+    if answer["total"] > len(answer["calls"]):
+        print(f"({len(answer['calls'])} of {answer['total']}; --limit shows more)")
+    return 0
+
+
+def lines(calls: list[dict[str, Any]]) -> list[str]:
+    if not calls:
+        return ["no live calls"]
+    return table(list(COLUMNS), [[shown(call[key]) for key in COLUMNS.values()] for call in calls], RIGHT)

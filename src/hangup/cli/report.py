@@ -1,0 +1,78 @@
+"""`hangup report`: where every token went, and what it cost."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from typing import Any
+
+from hangup.cli import client
+from hangup.cli.table import seconds, table
+from hangup.store.ledger import GROUPS
+
+_EXAMPLES = """\
+examples:
+  hangup report                                   the last 24 hours, by tenant
+  hangup report --since 7d --by cause
+  hangup report --since 30d --by model --csv > models.csv
+"""
+_COLUMNS = {
+    "CALLS": "calls",
+    "TOKENS IN": "tokens_in",
+    "DELIVERED": "tokens_delivered",
+    "WASTED": "tokens_wasted",
+    "SAVED ~": "tokens_saved",
+    "ENGINE S": "engine_s",
+    "IN VAIN S": "engine_wasted_s",
+    "COST": "money",
+    "WASTED COST": "money_wasted",
+    "SAVED COST ~": "money_saved",
+}
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="where every token went",
+        description="Sums of the ledger. What was saved by hanging up is an estimate (~), from how long such answers are.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--since", default="24h", metavar="TIME", help="how far back, such as 90m, 24h or 7d (default: 24h)")
+    parser.add_argument("--by", default="tenant", choices=GROUPS, help="default: tenant")
+    parser.add_argument("--csv", action="store_true", help="as CSV")
+    client.add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    made = client.Admin(arguments).get("/api/report", since_s=seconds(arguments.since), by=arguments.by)
+    if arguments.json:
+        print(json.dumps(made, indent=2))
+    elif arguments.csv:
+        writer = csv.DictWriter(sys.stdout, [arguments.by, *_COLUMNS.values()])
+        writer.writeheader()
+        writer.writerows(made["rows"])
+    else:
+        for line in lines(made):
+            print(line)
+    return 0
+
+
+def lines(made: dict[str, Any]) -> list[str]:
+    by = made["by"]
+    head = [by.upper(), *(f"{name} {made['currency']}" if "COST" in name else name for name in _COLUMNS)]
+    rows = [[str(row[by]) or "-", *map(_cell, (row[key] for key in _COLUMNS.values()))] for row in made["rows"]]
+    rows.append(["total", *map(_cell, (made["total"][key] for key in _COLUMNS.values()))])
+    shown = table(head, rows, frozenset(head[1:]))
+    if made["engines"]:
+        names = ["ENGINE", "COMPUTED", "BOOKED", "LIVE", "DIFFERENCE"]
+        engines = [[name, *(str(row[key.lower()]) for key in names[1:])] for name, row in made["engines"].items()]
+        shown += ["", *table(names, engines, frozenset(names[1:]))]
+    return shown
+
+
+def _cell(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4f}"

@@ -1,0 +1,41 @@
+"""Plain tables, and quantities as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hangup.errors import HangupError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
+    """Lines with columns as wide as they must be; the named ones stand to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for cell, width, name in zip(row, widths, head, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def shown(value: object) -> str:
+    """A value in a cell; what is not known is a dash."""
+    if value is None or value == "":
+        return "-"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def seconds(text: str) -> float:
+    """60, 60s, 5m, 24h or 7d."""
+    number, unit = (text[:-1], text[-1]) if text and text[-1] in _UNITS else (text, "s")
+    try:
+        value = float(number) * _UNITS[unit]
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e10:
+        raise HangupError(f"expected a time such as 60s, 5m, 24h or 7d, got {text!r}")
+    return value

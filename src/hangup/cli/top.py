@@ -1,0 +1,185 @@
+"""`hangup top`: the live calls, again and again, with keys to sort, filter and kill.
+
+What is shown and what a key does are plain functions; the terminal around them is at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import shutil
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hangup.admin.calls import SORTS
+from hangup.cli import client, kill, ps
+from hangup.cli.table import seconds
+from hangup.errors import HangupError
+
+_EXAMPLES = """\
+keys:
+  ↑ ↓ or j k   choose a call          x   kill it (y to confirm)
+  s            the next order         r   turn the order round
+  /            filter by tenant       q   leave
+
+examples:
+  hangup top
+  hangup top --every 5s --sort=-tokens
+"""
+_HELP = "q leave  s sort  r turn round  / tenant  ↑↓ choose  x kill"
+_CLEAR, _HOME, _REVERSE, _BOLD, _PLAIN = "\x1b[J", "\x1b[H", "\x1b[7m", "\x1b[1m", "\x1b[0m"
+_ALTERNATE, _NORMAL = "\x1b[?1049h\x1b[?25l", "\x1b[?1049l\x1b[?25h"
+_ARROWS = {b"\x1b[A": "k", b"\x1b[B": "j", b"\x1bOA": "k", b"\x1bOB": "j"}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the user has chosen."""
+
+    sort: str = "age"
+    tenant: str = ""
+    at: int = 0  # the chosen row
+    typing: bool = False  # a tenant's name is being typed
+    doomed: str = ""  # the call whose kill waits for a yes
+    kill: str = ""  # the call to be killed now
+    over: bool = False
+
+
+def press(state: State, key: str, ids: list[str]) -> State:
+    """What a key does, the calls on the screen being `ids`."""
+    if state.typing:
+        return _type(state, key)
+    if state.doomed:
+        return replace(state, doomed="", kill=state.doomed if key == "y" else "")
+    match key:
+        case "q" | "\x03":
+            return replace(state, over=True)
+        case "j":
+            return replace(state, at=min(state.at + 1, max(len(ids) - 1, 0)))
+        case "k":
+            return replace(state, at=max(state.at - 1, 0))
+        case "s":
+            names = list(SORTS)
+            return replace(state, sort=names[(names.index(state.sort.removeprefix("-")) + 1) % len(names)])
+        case "r":
+            return replace(state, sort=state.sort[1:] if state.sort.startswith("-") else f"-{state.sort}")
+        case "/":
+            return replace(state, typing=True, tenant="")
+        case "x" if state.at < len(ids):
+            return replace(state, doomed=ids[state.at])
+    return state
+
+
+def _type(state: State, key: str) -> State:
+    if key in ("\r", "\n", "\x1b"):
+        return replace(state, typing=False, at=0)
+    if key in ("\x7f", "\b"):
+        return replace(state, tenant=state.tenant[:-1])
+    return replace(state, tenant=state.tenant + key) if key.isprintable() else state
+
+
+def screen(listing: dict[str, Any], overview: dict[str, Any], state: State, said: str, width: int, height: int) -> list[str]:
+    """The lines of the screen, none longer than `width`."""
+    ready = overview["not_ready"] or "ready"
+    tokens = overview["tokens"]
+    lines = [
+        f"{_BOLD}hangup{_PLAIN}  {ready}, {overview['live']} live, {overview['waiting']} waiting,"
+        f" {tokens.get('delivered', 0)} tokens delivered, {tokens.get('wasted', 0)} wasted"
+    ]
+    lines += [
+        f"{_BOLD}! {row['backend']} is busy and too little comes of it ({row['signal']}){_PLAIN}" for row in overview["alarms"]
+    ]
+    lines.append(_prompt(state, said))
+    head, *rows = ps.lines(listing["calls"]) if listing["calls"] else ["", "no live calls"]
+    lines.append(_BOLD + head[:width] + _PLAIN)
+    room = max(height - len(lines) - 1, 1)
+    first = max(state.at - room + 1, 0)
+    for at, row in list(enumerate(rows))[first : first + room]:
+        lines.append(_REVERSE + row[:width] + _PLAIN if at == state.at and listing["calls"] else row[:width])
+    return lines
+
+
+def _prompt(state: State, said: str) -> str:
+    if state.typing:
+        return f"tenant: {state.tenant}_"
+    if state.doomed:
+        return f"kill {state.doomed}? y or any other key"
+    return said or f"sorted by {state.sort}" + (f", tenant {state.tenant}" if state.tenant else "") + f"   {_HELP}"
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "top", help="the live calls, again and again", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--every", default="1s", metavar="TIME", help="how often it is drawn anew (default: 1s)")
+    parser.add_argument("--sort", default="age", metavar="|".join(SORTS), help="with - before it: the other way round")
+    client.add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    admin = client.Admin(arguments)
+    if arguments.sort.removeprefix("-") not in SORTS:
+        raise HangupError(f"--sort: expected one of {', '.join(SORTS)}, got {arguments.sort!r}")
+    if arguments.json:
+        print(json.dumps({**admin.get("/api/overview"), **admin.get("/api/calls", sort=arguments.sort)}, indent=2))
+        return 0
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise HangupError("top needs a terminal\n  hint: `hangup ps` or `hangup top --json` do not")
+    with _terminal():
+        _loop(admin, State(sort=arguments.sort), max(seconds(arguments.every), 0.1))
+    return 0
+
+
+def _loop(admin: client.Admin, state: State, every_s: float) -> None:
+    said = ""
+    while not state.over:
+        listing = admin.get("/api/calls", sort=state.sort, tenant="" if state.typing else state.tenant)
+        overview = admin.get("/api/overview")
+        width, height = shutil.get_terminal_size()
+        lines = screen(listing, overview, state, said, width, height)
+        sys.stdout.write(_HOME + "".join(f"{line}\x1b[K\r\n" for line in lines) + _CLEAR)
+        sys.stdout.flush()
+        said = ""
+        for key in _keys(every_s):
+            state = press(state, key, [row["id"] for row in listing["calls"]])
+        if state.kill:
+            said = _kill(admin, state.kill)
+            state = replace(state, kill="")
+
+
+def _kill(admin: client.Admin, id: str) -> str:
+    try:
+        (row,) = admin.ask("DELETE", client.path_of("calls", id))["killed"]
+    except HangupError as error:
+        return str(error)
+    return f"killed {row['id']}: {kill.engine_side(row)}"
+
+
+def _keys(wait_s: float) -> list[str]:
+    """What was pressed within that time."""
+    if not select.select([sys.stdin], [], [], wait_s)[0]:
+        return []
+    data = os.read(sys.stdin.fileno(), 64)
+    return [_ARROWS[data]] if data in _ARROWS else list(data.decode("utf-8", "ignore"))
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[None]:
+    """Keys one by one and a screen of its own; as it was before, whatever happens."""
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    sys.stdout.write(_ALTERNATE)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        sys.stdout.write(_NORMAL)
+        sys.stdout.flush()

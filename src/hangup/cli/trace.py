@@ -1,0 +1,43 @@
+"""`hangup trace`: what happened to one call, from its first byte to the engine's release."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from hangup.cli import client
+from hangup.cli.table import shown
+
+_EXAMPLES = """\
+examples:
+  hangup trace hu-3f9c0a7be1d24c55a0e1b2c3      the id is in every answer's header x-request-id
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "trace",
+        help="the timeline of one call",
+        description="The timeline of a call that is live or ended lately (ended_calls_max).",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("id", metavar="ID")
+    client.add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    call = client.Admin(arguments).get(client.path_of("calls", arguments.id))
+    if arguments.json:
+        print(json.dumps(call, indent=2))
+        return 0
+    asked = "streaming" if call["stream"] else "whole answer"
+    print(f"{call['id']}  {call['route']} ({asked}), model {shown(call['model'])}")
+    print(f"tenant {shown(call['tenant'])}, client {shown(call['client'])}, backend {shown(call['backend'])}")
+    for step in call["timeline"]:
+        print(f"{step['at_s']:>12.6f} s  {step['what']}")
+    if call["waits_for"]:
+        print(f"{call['age_s']:>12.6f} s  now: waits for {call['waits_for']}")
+    return 0

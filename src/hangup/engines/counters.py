@@ -1,0 +1,69 @@
+"""What an engine says of itself on its page of metrics: tokens computed, calls running.
+
+The names are the engines' own; a page may have the same one for several models or ranks, and then they are added up.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from hangup.config import Limits
+from hangup.engines.backend import Backend
+from hangup.engines.fetch import fetch
+from hangup.errors import EngineFault
+
+PATH = "/metrics"
+_TOKENS = (
+    "vllm:generation_tokens_total",
+    "sglang:generation_tokens_total",
+    "llamacpp:tokens_predicted_total",
+    "tgi_request_generated_tokens_sum",
+    "hangup_engine_tokens_total",
+    "standin_tokens_total",
+)
+_RUNNING = (
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+    "llamacpp:requests_processing",
+    "tgi_batch_current_size",
+    "hangup_engine_running",
+    "standin_running",
+)
+_NUMBER = rb"([0-9.eE+-]+)"
+_LINE = rb"^(%b)(?:\{[^}]*\})? " + _NUMBER
+
+
+class Counters(NamedTuple):
+    """What an engine tells; None where it does not."""
+
+    tokens: int | None
+    running: float | None
+
+
+async def ask(backend: Backend, limits: Limits) -> Counters | None:
+    """The engine's counters, or None when it has no page that we can read."""
+    try:
+        answer = await fetch(backend, "GET", PATH, timeout_s=limits.health_timeout_s)
+    except EngineFault:
+        return None
+    found = read(answer.body) if answer.head.status == 200 else Counters(None, None)
+    return None if found == (None, None) else found
+
+
+def read(page: bytes) -> Counters:
+    tokens, running = _sum(page, _TOKENS), _sum(page, _RUNNING)
+    return Counters(None if tokens is None else int(tokens), running)
+
+
+def _sum(page: bytes, names: tuple[str, ...]) -> float | None:
+    pattern = _LINE % b"|".join(re.escape(name.encode()) for name in names)
+    values = [float(value) for _, value in re.findall(pattern, page, re.M)]
+    return sum(values) if values else None
+
+
+def gpu_use(page: bytes, gpus: frozenset[str] = frozenset()) -> float | None:
+    """Mean utilisation (0 to 1) on the page of a DCGM exporter, of the GPUs with these numbers, or of all."""
+    rows = re.findall(rb'^DCGM_FI_DEV_GPU_UTIL\{[^}]*gpu="(\w+)"[^}]*\} ' + _NUMBER, page, re.M)
+    values = [float(value) / 100 for gpu, value in rows if not gpus or gpu.decode() in gpus]
+    return sum(values) / len(values) if values else None

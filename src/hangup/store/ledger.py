@@ -1,0 +1,184 @@
+"""The ledger on disk: per minute, tenant, model, backend and cause, what was spent and what came of it.
+
+The data path appends an entry to a deque and is done. A thread sums up what has gathered and writes it, one transaction
+per batch (every `ledger_flush_s`): whoever kills the process loses that batch at most, and WAL keeps the file whole.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from hangup.core.account import Entry
+from hangup.errors import HangupError
+
+GROUPS = ("tenant", "model", "backend", "cause")
+SUMS = Entry._fields[len(GROUPS) :]
+_MODELS_MAX = 1000  # a model's name is the client's to choose: what comes beyond this is summed up as one
+_MODEL_CHARS_MAX = 200
+_OTHER = "(other)"
+_VERSION = 1
+_RETENTION_EVERY_S = 3600.0
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS spent (
+    minute INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in GROUPS)},
+    {", ".join(f"{name} REAL NOT NULL DEFAULT 0" for name in SUMS)},
+    PRIMARY KEY (minute, {", ".join(GROUPS)})
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS computed (
+    minute INTEGER NOT NULL, backend TEXT NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (minute, backend)
+) WITHOUT ROWID;
+"""
+_SPEND = (
+    f"INSERT INTO spent VALUES (?, {', '.join('?' * (len(GROUPS) + len(SUMS)))})"  # noqa: S608 - names of ours
+    f" ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
+)
+_COMPUTE = "INSERT INTO computed VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens"
+
+
+class LedgerStore:
+    """`path` empty: kept in memory, for as long as the process lives."""
+
+    def __init__(
+        self, path: str, *, flush_s: float, days: float, entries_max: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.dropped = 0
+        self.flush_s = flush_s
+        self._days = days
+        self._entries_max = entries_max
+        self._clock = clock
+        self._entries: deque[tuple[int, Entry]] = deque()
+        self._computed: deque[tuple[int, str, int]] = deque()
+        self._models: set[str] = set()
+        self._lock = threading.Lock()  # for the database: between this thread and those that ask, never on the data path
+        self._db = _open(path)
+        self._swept_at = 0.0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hangup-ledger", daemon=True)
+        self._thread.start()
+
+    # From the event loop
+
+    def add(self, entry: Entry) -> None:
+        if len(self._entries) >= self._entries_max:
+            self.dropped += 1
+            return
+        self._entries.append((int(self._clock() // 60), entry))
+
+    def computed(self, backend: str, tokens: int) -> None:
+        """What a backend itself says it has computed since the last time."""
+        if tokens:
+            self._computed.append((int(self._clock() // 60), backend, tokens))
+
+    # From any thread
+
+    def report(self, since_s: float, by: str) -> dict[str, Any]:
+        """Sums over the last `since_s` seconds, everything booked so far included."""
+        if by not in GROUPS:
+            raise HangupError(f"by: expected one of {', '.join(GROUPS)}, got {by!r}")
+        first = int((self._clock() - since_s) // 60)
+        sums = ", ".join(f"sum({name})" for name in SUMS)
+        with self._lock:
+            self._write()
+            rows = self._db.execute(
+                f"SELECT {by}, {sums} FROM spent WHERE minute >= ? GROUP BY {by} ORDER BY sum(engine_s) DESC",  # noqa: S608
+                (first,),
+            ).fetchall()
+            booked = dict(
+                self._db.execute(
+                    "SELECT backend, sum(tokens_delivered + tokens_wasted) FROM spent WHERE minute >= ? GROUP BY backend",
+                    (first,),
+                )
+            )
+            computed = dict(
+                self._db.execute("SELECT backend, sum(tokens) FROM computed WHERE minute >= ? GROUP BY backend", (first,))
+            )
+        named = [{by: row[0], **dict(zip(SUMS, map(_plain, SUMS, row[1:]), strict=True))} for row in rows]
+        total = {name: _plain(name, sum(row[at] for row in rows)) for at, name in enumerate(SUMS, 1)}
+        engines = {name: {"computed": tokens, "booked": int(booked.get(name, 0))} for name, tokens in computed.items()}
+        return {"by": by, "since_s": since_s, "rows": named, "total": total, "engines": engines}
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._closing.set()
+        self._thread.join(timeout=5)
+        with self._lock:
+            self._db.close()
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._closing.wait(self.flush_s):
+            with self._lock:
+                self._write()
+                self._forget()
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        sums: dict[tuple[Any, ...], list[float]] = {}
+        for minute, entry in _taken(self._entries):
+            tenant, model, backend, cause, *amounts = entry
+            key = (minute, tenant, self._known(model), backend, cause)
+            row = sums.get(key)
+            sums[key] = amounts if row is None else [a + b for a, b in zip(row, amounts, strict=True)]
+        computed = list(_taken(self._computed))
+        if not sums and not computed:
+            return
+        try:
+            with self._db:
+                self._db.executemany(_SPEND, [(*key, *amounts) for key, amounts in sums.items()])
+                self._db.executemany(_COMPUTE, computed)
+        except sqlite3.Error:  # a full disk must not stop the gateway; what is lost is counted
+            self.dropped += int(sum(amounts[0] for amounts in sums.values()))
+
+    def _known(self, model: str) -> str:
+        model = model[:_MODEL_CHARS_MAX]
+        if model not in self._models:
+            if len(self._models) >= _MODELS_MAX:
+                return _OTHER
+            self._models.add(model)
+        return model
+
+    def _forget(self) -> None:
+        now = self._clock()
+        if now - self._swept_at < _RETENTION_EVERY_S:
+            return
+        self._swept_at = now
+        oldest = int((now - self._days * 86400) // 60)
+        with self._db:
+            self._db.execute("DELETE FROM spent WHERE minute < ?", (oldest,))
+            self._db.execute("DELETE FROM computed WHERE minute < ?", (oldest,))
+
+
+def _open(path: str) -> sqlite3.Connection:
+    try:
+        if path:
+            Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(str(Path(path).expanduser()) if path else ":memory:", check_same_thread=False)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            raise HangupError(f"the ledger {path} was written by another version of hangup ({version})")
+        db.executescript(_SCHEMA)
+        db.execute(f"PRAGMA user_version = {_VERSION}")
+    except (OSError, sqlite3.Error) as error:
+        raise HangupError(f"cannot use the ledger {path}: {error}") from None
+    return db
+
+
+def _taken(entries: deque[Any]) -> Iterable[Any]:
+    """Empties a deque that another thread appends to."""
+    for _ in range(len(entries)):
+        yield entries.popleft()
+
+
+def _plain(name: str, value: float) -> float | int:
+    return int(value) if name.startswith(("calls", "tokens")) else round(value, 6)

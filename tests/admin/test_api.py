@@ -1,0 +1,139 @@
+"""The admin port over sockets: what is live, and ending it in the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.processes import Gateway, StandIn, gateway_and_engine
+from support.raw import Client
+from support.waiting import wait_until
+
+
+def admin(gateway: Gateway, method: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    request = urllib.request.Request(gateway.admin_url + path, method=method, headers={"x-hangup": "1", **(headers or {})})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+@contextlib.contextmanager
+def streaming(gateway: Gateway, id: str) -> Iterator[Client]:
+    """A client with a stream that would take minutes, past its first token."""
+    with Client(gateway.address) as client:
+        client.chat({"X-Request-Id": id}, stream=True, ignore_eos=True, max_tokens=20000)
+        client.read_until(b'"content":" ')
+        yield client
+
+
+def live(gateway: Gateway) -> list[str]:
+    return [row["id"] for row in admin(gateway, "GET", "/api/calls")[1]["calls"]]
+
+
+def test_a_live_call_is_shown_with_its_owner_and_its_progress(gateway: Gateway) -> None:
+    with streaming(gateway, "seen"):
+        status, answer = admin(gateway, "GET", "/api/calls?sort=-age")
+        assert status == 200
+        (row,) = [row for row in answer["calls"] if row["id"] == "seen"]
+        assert (row["tenant"], row["client"], row["phase"]) == ("default", "127.0.0.1", "answering")
+        assert row["tokens_out"] >= 1 and row["tokens_per_s"] > 0 and row["waits_for"] == "the next token"
+        assert 0 < row["deadline_left_s"] <= 600 and row["backend"]
+        status, one = admin(gateway, "GET", "/api/calls/seen")
+        assert status == 200 and one["timeline"][0]["at_s"] == 0 and one["outcome"] is None
+    wait_until(lambda: "seen" not in live(gateway))
+
+
+def test_an_ended_call_is_remembered(gateway: Gateway) -> None:
+    with streaming(gateway, "left"):
+        pass
+    gateway.call_log("left")
+    status, call = admin(gateway, "GET", "/api/calls/left")
+    assert (status, call["outcome"], call["cause"]) == (200, "client_gone", "fin")
+    assert "ended: client_gone (fin)" in call["timeline"][-2]["what"]
+    assert admin(gateway, "GET", "/api/calls/never-was")[0] == 404
+
+
+def test_a_kill_stops_the_engine(gateway: Gateway, engine: StandIn) -> None:
+    engine.wait_idle()
+    before = engine.stats()["aborted"]
+    with streaming(gateway, "doomed") as client:
+        status, answer = admin(gateway, "DELETE", "/api/calls/doomed")
+        assert status == 200
+        (killed,) = answer["killed"]
+        assert killed["id"] == "doomed" and killed["connection_cut"] and killed["verified"] in (None, True)
+        engine.wait_idle(2)
+        assert engine.stats()["aborted"] == before + 1
+        assert b'"killed"' in client.read_until(b'killed"')
+        assert client.closed_within(2)
+    assert gateway.call_log("doomed")["outcome"] == "killed"
+    assert admin(gateway, "DELETE", "/api/calls/doomed")[0] == 404
+
+
+def test_a_waiting_call_is_killed_without_an_engine() -> None:
+    with (
+        gateway_and_engine({"slots": 1}, token_s=0.01) as (gateway, engine),
+        streaming(gateway, "first"),
+        Client(gateway.address) as b,
+    ):
+        b.chat({"X-Request-Id": "second"}, stream=True)
+        wait_until(lambda: "second" in live(gateway))
+        assert admin(gateway, "GET", "/api/calls/second")[1]["waits_for"] == "a free backend"
+        (killed,) = admin(gateway, "DELETE", "/api/calls/second")[1]["killed"]
+        assert (killed["connection_cut"], killed["abort_sent"], killed["verified"]) == (False, False, True)
+        assert b.read_answer().headers["x-hangup-reason"] == "killed"
+        assert live(gateway) == ["first"] and engine.stats()["requests"] == 1
+
+
+def test_a_kill_by_filter_and_its_dry_run() -> None:
+    with gateway_and_engine() as (gateway, engine), contextlib.ExitStack() as stack:
+        for at in range(3):
+            stack.enter_context(streaming(gateway, f"many-{at}"))
+        assert admin(gateway, "DELETE", "/api/calls")[0] == 400
+        assert admin(gateway, "DELETE", "/api/calls?teannt=default")[0] == 400
+        assert admin(gateway, "DELETE", "/api/calls?tenant=other")[1] == {"killed": []}
+        dry = admin(gateway, "DELETE", "/api/calls?tenant=default&dry_run=1")[1]
+        assert len(dry["would_kill"]) == 3 and len(live(gateway)) == 3
+        assert len(admin(gateway, "DELETE", "/api/calls?tenant=default")[1]["killed"]) == 3
+        assert live(gateway) == []
+        assert engine.wait_idle(2)["aborted"] == 3
+
+
+def test_a_drained_backend_gets_no_new_calls_and_keeps_those_it_has() -> None:
+    with StandIn(slots=16) as one, StandIn(slots=16) as two, Gateway(one.url, two.url, slots=16) as gateway:
+        names = [row["name"] for row in admin(gateway, "GET", "/api/backends")[1]["backends"]]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(streaming(gateway, "old-1"))
+            stack.enter_context(streaming(gateway, "old-2"))
+            status, answer = admin(gateway, "PUT", f"/api/backends/{names[0]}/drain")
+            assert (status, answer["backends"][0]["state"]) == (200, "draining, up")
+            for at in range(4):
+                stack.enter_context(streaming(gateway, f"new-{at}"))
+            assert (one.stats()["running"], two.stats()["running"]) == (1, 5)
+            assert admin(gateway, "DELETE", f"/api/backends/{names[0]}/drain")[1]["backends"][0]["state"] == "up"
+            stack.enter_context(streaming(gateway, "again"))
+            assert one.stats()["running"] == 2
+        assert admin(gateway, "PUT", "/api/backends/nowhere/drain")[0] == 404
+
+
+def test_when_all_are_drained_the_gateway_is_not_ready() -> None:
+    with gateway_and_engine({"queue_s": 0.05}) as (gateway, _):
+        name = admin(gateway, "GET", "/api/backends")[1]["backends"][0]["name"]
+        admin(gateway, "PUT", f"/api/backends/{name}/drain")
+        assert gateway.ready() == 503
+        with Client(gateway.address) as client:
+            client.chat()
+            assert client.read_answer().status == 503
+
+
+@pytest.mark.parametrize("path", ["/api/calls?sort=price", "/api/calls?limit=-1"])
+def test_nonsense_is_answered_with_400(gateway: Gateway, path: str) -> None:
+    status, answer = admin(gateway, "GET", path)
+    assert status == 400 and answer["error"]

@@ -1,0 +1,123 @@
+"""Cases 26 and 27 of the admin port: no secrets anywhere, a token off loopback, and no way in for other sites."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from starlette.datastructures import Headers
+
+from admin.test_api import admin, streaming
+from hangup.admin.guard import Policy, is_loopback
+from support.processes import Gateway, Process, StandIn, get_json
+from support.raw import Client
+
+POLICY = Policy.of("", "ops.example", "127.0.0.1")
+SECRET = Policy.of("s3cret", "", "0.0.0.0")
+OURS = {"host": "127.0.0.1:8081", "x-hangup": "1"}
+
+
+def verdict(policy: Policy, method: str = "GET", path: str = "/api/calls", **headers: str) -> int:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    refused = policy.refuses(method, path, Headers(given))
+    return refused[0] if refused else 200
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8081", 200),
+        ("localhost:8081", 200),
+        ("[::1]:8081", 200),
+        ("ops.example", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example", 421),
+        ("evil@localhost", 421),
+        ("", 421),
+    ],
+)
+def test_only_our_names_are_answered_to(host: str, status: int) -> None:
+    """A page that points its own name at 127.0.0.1 (DNS rebinding) sends that name."""
+    assert verdict(POLICY, host=host) == status
+
+
+@pytest.mark.parametrize("method", ["DELETE", "PUT", "POST"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://127.0.0.1:8081", "sec_fetch_site": "same-origin"}, 200),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec_fetch_site": "cross-site"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
+    ],
+)
+def test_what_changes_something_refuses_other_sites(method: str, headers: dict[str, str], status: int) -> None:
+    assert verdict(POLICY, method, **OURS, **headers) == status
+
+
+def test_what_any_page_can_send_is_not_enough() -> None:
+    assert verdict(POLICY, "DELETE", host="127.0.0.1:8081") == 403
+
+
+def test_the_token_is_asked_for_everywhere_but_at_the_probes() -> None:
+    assert verdict(SECRET, **OURS) == 401
+    assert verdict(SECRET, **OURS, authorization="Bearer wrong") == 401
+    assert verdict(SECRET, **OURS, authorization="Basic s3cret") == 401
+    assert verdict(SECRET, **OURS, authorization="Bearer s3cret") == 200
+    assert verdict(SECRET, path="/metrics", **OURS) == 401
+    assert verdict(SECRET, path="/healthz", **OURS) == 200
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "example.com", ""]))
+
+
+def test_off_loopback_no_start_without_a_token() -> None:
+    with Process("serve", "--port", "0", "--admin-port", "0", "--admin-host", "0.0.0.0") as refused:
+        assert refused.wait() == 1
+        assert "needs a token" in "\n".join(refused.stderr_lines)
+    with Process("serve", "--port", "0", "--admin-port", "0", "--admin-token-env", "NO_SUCH") as refused:
+        assert refused.wait() == 1
+        assert "NO_SUCH" in "\n".join(refused.stderr_lines)
+
+
+def test_a_kill_from_another_site_is_refused_on_the_wire(gateway: Gateway) -> None:
+    with streaming(gateway, "target"):
+        assert admin(gateway, "DELETE", "/api/calls/target", {"origin": "https://evil.example"})[0] == 403
+        assert admin(gateway, "GET", "/api/calls", {"host": "evil.example"})[0] == 421
+        assert admin(gateway, "GET", "/api/calls/target")[1]["outcome"] is None
+
+
+def test_prompts_and_keys_are_shown_nowhere(engine: StandIn, tmp_path: Path) -> None:
+    """Case 26: a planted key, a planted prompt and a planted token."""
+    key, prompt, token = "sk-planted-key", "planted-prompt", "planted-token"
+    config = f"""
+    admin_token_env = "ADMIN_TOKEN"
+    [[backend]]
+    url = "{engine.url}"
+    [[tenant]]
+    name = "alice"
+    key_sha256 = ["{hashlib.sha256(key.encode()).hexdigest()}"]
+    """
+    mine = {"authorization": f"Bearer {token}"}
+    with Gateway(config=config, env={"ADMIN_TOKEN": token}) as gateway:
+        with Client(gateway.address) as client:
+            headers = {"X-Request-Id": "secretive", "Authorization": f"Bearer {key}"}
+            body = {"messages": [{"role": "user", "content": prompt}], "stream": True, "ignore_eos": True, "max_tokens": 9000}
+            client.post("/v1/chat/completions", body, headers)
+            client.read_until(b'"content":" ')
+            shown = [str(admin(gateway, "GET", path, mine)) for path in ("/api/calls", "/api/calls/secretive", "/api/backends")]
+        gateway.call_log("secretive")
+        shown.append(str(admin(gateway, "GET", "/api/calls/secretive", mine)))
+        assert "alice" in shown[0] and "secretive" in shown[0]
+        assert admin(gateway, "GET", "/api/calls")[0] == 401
+        shown.append("\n".join(gateway.stdout_lines + gateway.stderr_lines))
+    for secret in (key, prompt, token):
+        assert not any(secret in text for text in shown)
+        assert not any(secret.encode() in path.read_bytes() for path in tmp_path.iterdir())
+    assert get_json(f"{engine.url}/standin/stats")

@@ -1,0 +1,165 @@
+"""The divergence alarm in virtual time: quiet through a day of honest traffic, loud within a minute of a deaf engine."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from hangup.core.divergence import Divergence, Sample
+
+TICK_S = 5.0
+DAY_S = 86_400.0
+SLOTS = 32
+STEP_S, STEP_PER_CALL_S = 0.02, 0.0005  # a step of the engine, and what each call adds to it
+
+
+class Traffic:
+    """An engine that answers calls at the pace of its batch, and may go on for clients who left."""
+
+    def __init__(self, seed: int, *, counts: bool, late_counter: bool = False, blind: float = 0.0) -> None:
+        self.random = random.Random(seed)
+        self.counts, self.late_counter, self.blind = counts, late_counter, blind
+        self.now = 0.0
+        self.calls: list[list[float]] = []  # tokens left, tokens had, whether it is blind
+        self.zombies: list[float] = []  # tokens left
+        self.computed, self.seen, self.ended, self.call_s, self.served_s = 0.0, 0.0, 0.0, 0.0, 0.0
+        self.deaf = False
+        self.warming = False
+
+    def step(self, load: float, answer_tokens: float, leave: float = 0.1) -> Sample:
+        self.now += TICK_S
+        for _ in range(min(self._poisson(load * TICK_S), 2 * SLOTS - len(self.calls))):  # the gateway sheds the rest
+            self.calls.append([self.random.expovariate(1 / answer_tokens) + 1, 0.0, float(self.random.random() < self.blind)])
+        batch = min(len(self.calls) + len(self.zombies), SLOTS)
+        each = TICK_S / (STEP_S + STEP_PER_CALL_S * batch) if batch else 0.0
+        running = self.calls[: max(SLOTS - len(self.zombies), 0)]  # zombies were there before
+        parts = [min(left / each, 1.0) for left in (*self.zombies[:SLOTS], *(call[0] for call in running))]
+        own = parts[len(self.zombies) :] + [1.0] * (len(self.calls) - len(running))
+        self.call_s += sum(own) * TICK_S
+        self.served_s += max(own, default=0.0) * TICK_S
+        self._run_zombies(each)
+        for call in running:
+            self._run(call, each, leave)
+        busy = 1.0 if self.warming else max(parts, default=0.0)
+        noisy = min(max(busy * self.random.uniform(0.85, 1.0), 0.0), 1.0)
+        computed = self.ended if self.late_counter else self.computed
+        unseen = sum(1000 for call in self.calls if call[2])
+        return Sample(int(computed) if self.counts else None, noisy, int(self.seen), unseen, self.call_s, self.served_s)
+
+    def _run(self, call: list[float], each: float, leave: float) -> None:
+        done = min(call[0], each)
+        call[0] -= done
+        call[1] += done
+        self.computed += done
+        if not call[2]:
+            self.seen += done
+        if call[0] <= 0 or self.random.random() < leave:
+            self.calls.remove(call)
+            self.ended += call[1]
+            self.seen += call[1] if call[2] else 0.0
+            if call[0] > 0 and self.deaf:
+                self.zombies.append(call[0])
+
+    def _run_zombies(self, each: float) -> None:
+        left = []
+        for tokens in self.zombies[:SLOTS]:
+            self.computed += min(tokens, each)
+            self.ended += min(tokens, each)
+            if tokens > each:
+                left.append(tokens - each)
+        self.zombies = left
+
+    def _poisson(self, mean: float) -> int:
+        count, product = 0, self.random.random()
+        while product > math.exp(-mean):
+            count, product = count + 1, product * self.random.random()
+        return count
+
+
+def load_of_day(now: float) -> float:
+    """Calls per second: nothing at night, a swing over the day, and sudden bursts."""
+    hour = now / 3600 % 24
+    if hour < 6:
+        return 0.0 if hour < 5 else 0.02
+    swing = 1.2 + math.sin((hour - 9) / 24 * 2 * math.pi)
+    return swing * (3.0 if int(now / 300) % 7 == 0 else 1.0)
+
+
+def tokens_of_day(now: float) -> float:
+    return 2000.0 if 14 <= now / 3600 % 24 < 16 else 200.0  # the hours of long answers
+
+
+KINDS: dict[str, Callable[[int], Traffic]] = {
+    "the engine counts": lambda seed: Traffic(seed, counts=True),
+    "the engine counts at the end of calls": lambda seed: Traffic(seed, counts=True, late_counter=True),
+    "some answers come as a whole": lambda seed: Traffic(seed, counts=True, blind=0.3),
+    "only its use is known": lambda seed: Traffic(seed, counts=False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_day_without_a_false_alarm(kind: str, seed: int) -> None:
+    traffic, alarm = KINDS[kind](seed), Divergence()
+    alarm.restarted(0.0)
+    while traffic.now < DAY_S:
+        if 12 * 3600 <= traffic.now < 12 * 3600 + TICK_S:  # at noon it is started anew, and warms up for 100 s
+            traffic.computed = traffic.ended = 0.0
+            traffic.calls.clear()
+            traffic.warming = True
+            alarm.restarted(traffic.now)
+        if traffic.now > 12 * 3600 + 100:
+            traffic.warming = False
+        load = 0.0 if traffic.warming else load_of_day(traffic.now)
+        assert alarm.observe(traffic.step(load, tokens_of_day(traffic.now)), traffic.now) is None, f"at {traffic.now:.0f} s"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_deaf_engine_is_found_within_a_minute_and_forgiven(kind: str, seed: int) -> None:
+    """Clients leave, the engine goes on for them and has few slots left; then it is cured, and the alarm ends."""
+    traffic, alarm = KINDS[kind](seed), Divergence()
+    alarm.restarted(0.0)
+    while traffic.now < 4 * 3600:
+        assert alarm.observe(traffic.step(1.0, 400.0), traffic.now) is None
+    traffic.deaf, began = True, traffic.now
+    traffic.zombies, traffic.calls = [20_000.0] * 28, []
+    raised = None
+    while raised is None and traffic.now < began + 120:
+        if alarm.observe(traffic.step(1.0, 400.0, leave=0.5), traffic.now):
+            raised = traffic.now - began
+    assert raised is not None and raised <= 60, f"raised after {raised}"
+    assert alarm.finding is not None
+    traffic.deaf = False
+    traffic.zombies.clear()
+    cured = traffic.now
+    while alarm.finding is not None:
+        alarm.observe(traffic.step(1.0, 400.0), traffic.now)
+        assert traffic.now < cured + 120
+    assert alarm.finding is None
+
+
+def test_busy_with_no_call_of_ours_is_the_plainest_case() -> None:
+    traffic, alarm = Traffic(5, counts=False), Divergence()
+    while traffic.now < 3600:
+        assert alarm.observe(traffic.step(1.0, 400.0), traffic.now) is None
+    began, raised = traffic.now, False
+    traffic.calls, traffic.zombies = [], [1e9]
+    while not raised:
+        raised = alarm.observe(traffic.step(0.0, 1.0), traffic.now) is True
+        assert traffic.now <= began + 60
+    assert alarm.finding is not None and alarm.finding.signal == "statistical"
+
+
+def test_an_alarm_does_not_flutter() -> None:
+    """Divergence that comes and goes faster than `hold_s` raises no alarm, and ends none."""
+    alarm, now, seen, computed, changes = Divergence(), 0.0, 0, 0, []
+    for tick in range(600):
+        now += TICK_S
+        computed += 1000
+        seen += 0 if 200 <= tick < 400 and tick % 8 else 1000
+        changes.append(alarm.observe(Sample(computed, 1.0, seen, 0, 5 * now, now), now))
+    assert [change for change in changes if change is not None] == [True, False]

@@ -1,0 +1,50 @@
+"""The engine's time is split without a rest."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangup.core import reasons
+from hangup.core.account import Price, entry
+from hangup.core.call import Call
+from hangup.core.engine_time import EngineTime
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.booleans()), max_size=60))
+def test_the_shares_of_all_calls_are_the_time_the_engine_was_busy(events: list[tuple[float, bool]]) -> None:
+    time, now, used, busy = EngineTime(), 0.0, 0.0, 0.0
+    marks: list[float] = []
+    for wait, begins in events:
+        busy += wait if marks else 0.0
+        now += wait
+        if begins:
+            marks.append(time.enter(now))
+        elif marks:
+            used += time.leave(marks.pop(0), now)
+    busy += 1.0 if marks else 0.0
+    used += sum(time.leave(mark, now + 1.0) for mark in marks)
+    assert math.isclose(used, busy, abs_tol=1e-6) and math.isclose(time.busy_s, busy, abs_tol=1e-6)
+
+
+def call(reason: reasons.Reason, tokens: int, *, stream: bool) -> Call:
+    made = Call("x", 0.0)
+    made.tenant, made.model, made.stream = "alice", "m", stream
+    made.received(0.0)
+    made.sent("b", 0.0)
+    made.answered(1.0)
+    made.progressed(tokens, 1.0)
+    made.end(reason, 2.0)
+    return made
+
+
+def test_what_a_call_cost_and_what_came_of_it() -> None:
+    price = Price(per_hour=3.6, per_million_tokens=10)
+    left = entry(call(reasons.CLIENT_FIN, 40, stream=False), 2.0, 100.0, price)
+    assert (left.cause, left.tokens_delivered, left.tokens_wasted, left.tokens_saved) == ("client_gone", 0, 40, 60)
+    assert math.isclose(left.money, 0.002 + 0.0004) and left.money_wasted == left.money
+    assert math.isclose(left.money_saved, left.money / 40 * 60)
+    streamed = entry(call(reasons.CLIENT_FIN, 40, stream=True), 2.0, 30.0, price)
+    assert (streamed.tokens_delivered, streamed.tokens_wasted, streamed.tokens_saved, streamed.money_wasted) == (40, 0, 0, 0)

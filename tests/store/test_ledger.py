@@ -1,0 +1,130 @@
+"""The ledger on disk: sums, restarts, kills, retention, and a client who invents model names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangup.core.account import Entry
+from hangup.errors import HangupError
+from hangup.store.ledger import LedgerStore
+from support.waiting import wait_until
+
+
+def make(path: Path | str = "", **options: Any) -> LedgerStore:
+    return LedgerStore(str(path), **{"flush_s": 3600.0, "days": 30.0, "entries_max": 1000, **options})
+
+
+def entry(tenant: str = "a", model: str = "m", tokens: int = 10, cause: str = "completed") -> Entry:
+    return Entry(tenant, model, "b", cause, 1, 3, tokens, 0, 0, 0.5, 0.0, 0.25, 0.0, 0.0)
+
+
+def test_sums_by_each_group() -> None:
+    store = make()
+    for tenant, cause in (("a", "completed"), ("a", "client_gone"), ("b", "completed")):
+        store.add(entry(tenant, cause=cause))
+    store.computed("b", 31)
+    made = store.report(3600, "tenant")
+    assert [(row["tenant"], row["calls"], row["tokens_delivered"], row["engine_s"]) for row in made["rows"]] == [
+        ("a", 2, 20, 1.0),
+        ("b", 1, 10, 0.5),
+    ]
+    assert made["total"]["tokens_delivered"] == 30 and made["total"]["money"] == 0.75
+    assert made["engines"] == {"b": {"computed": 31, "booked": 30}}
+    assert [row["cause"] for row in store.report(3600, "cause")["rows"]] == ["completed", "client_gone"]
+    with pytest.raises(HangupError):
+        store.report(3600, "tenant; DROP TABLE spent")
+    store.close()
+
+
+def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
+    for _ in range(2):
+        store = make(tmp_path / "deep" / "ledger.db")
+        store.add(entry())
+        store.close()
+    store = make(tmp_path / "deep" / "ledger.db")
+    assert store.report(3600, "model")["total"]["calls"] == 2
+    store.close()
+
+
+def test_only_the_window_counts_and_what_is_old_is_forgotten(tmp_path: Path) -> None:
+    now = [1_000_000.0]
+    store = make(tmp_path / "l.db", clock=lambda: now[0], days=1.0)
+    store.add(entry())
+    now[0] += 7200
+    store.add(entry())
+    assert store.report(3600, "tenant")["total"]["calls"] == 1
+    assert store.report(86_400, "tenant")["total"]["calls"] == 2
+    now[0] += 86_400 - 3600
+    store._forget()
+    assert store.report(1e6, "tenant")["total"]["calls"] == 1
+    store.close()
+
+
+def test_invented_models_are_summed_up_as_one() -> None:
+    store = make(entries_max=5000)
+    for at in range(1500):
+        store.add(entry(model=f"m{at}" * 100))
+    rows = store.report(3600, "model")["rows"]
+    assert len(rows) == 1001 and max(len(row["model"]) for row in rows) <= 200
+    assert next(row["calls"] for row in rows if row["model"] == "(other)") == 500
+    store.close()
+
+
+def test_more_than_may_wait_is_counted() -> None:
+    store = make(entries_max=2)
+    for _ in range(5):
+        store.add(entry())
+    assert store.dropped == 3 and store.report(60, "tenant")["total"]["calls"] == 2
+    store.close()
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "l.db"
+    path.write_bytes(b"not a database, but long enough to be looked at" * 100)
+    with pytest.raises(HangupError, match="cannot use the ledger"):
+        make(path)
+
+
+_WRITER = """
+import sys, time
+from hangup.core.account import Entry
+from hangup.store.ledger import LedgerStore
+store = LedgerStore(sys.argv[1], flush_s=0.05, days=1, entries_max=10**6)
+n = 0
+while True:
+    store.add(Entry("a", "m", "b", "completed", 1, 0, 1, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    n += 1
+    if n % 100 == 0:
+        print(n, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_kill_9_loses_one_batch_at_most(tmp_path: Path) -> None:
+    """Entries come at no more than 10,000 a second and are written 20 times a second: some 500 may be lost, never the file."""
+    path = tmp_path / "ledger.db"
+    writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    with writer, sqlite3.connect(path) as reader:
+
+        def written() -> int:
+            try:
+                return int(reader.execute("SELECT coalesce(sum(calls), 0) FROM spent").fetchone()[0])
+            except sqlite3.OperationalError:
+                return 0
+
+        wait_until(lambda: written() > 1000)
+        os.kill(writer.pid, signal.SIGKILL)
+        told = [int(line) for line in writer.stdout.read().split()]
+    store = make(path)
+    kept = store.report(3600, "tenant")["total"]["calls"]
+    store.close()
+    assert told[-1] - kept <= 2000 and kept > 1000
