@@ -32,8 +32,8 @@ demo: setup  ## a crowd that hangs up, behind a plain proxy and behind hangup: o
 test: $(VENV)/.setup-test  ## all tests; ARGS="-k name" chooses
 	$(BIN)/python -m pytest $(ARGS)
 
-test-engines: $(VENV)/.setup-test  ## the tests with real engines; sets them up in HANGUP_ENGINES_DIR (5 GB, cached)
-	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR)
+test-engines: $(VENV)/.setup-test  ## the tests with real engines, set up in HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp: 130 MB
+	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR) $(ENGINES)
 	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m pytest tests/engines -s $(ARGS)
 
 # The browser itself is Debian's, installed once: apt-get install chromium

