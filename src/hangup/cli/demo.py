@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import socket
 import sys
 from typing import Any
 
@@ -36,10 +37,12 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     shown = _Screen()
+    admin_port = _free_port()
+    print(f"hangup: in the second half, open http://127.0.0.1:{admin_port}/ to look at it in a browser", file=sys.stderr)
     print("hangup: finding out what the engine can do on this machine …", file=sys.stderr, flush=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            outcomes = runner.run(_play(arguments, shown))
+            outcomes = runner.run(_play(arguments, shown, admin_port))
         except asyncio.CancelledError:
             return 143
     shown.clear()
@@ -47,12 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _play(arguments: argparse.Namespace, shown: _Screen) -> list[Outcome]:
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+async def _play(arguments: argparse.Namespace, shown: _Screen, admin_port: int) -> list[Outcome]:
     """Ends its processes when it is told to stop, too."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await play(arguments.seconds, arguments.slots, arguments.seed, shown.draw)
+    return await play(arguments.seconds, arguments.slots, arguments.seed, shown.draw, admin_port)
 
 
 class _Screen:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from hangup.demo.crowd import Crowd, Tally
 from hangup.errors import HangupError
@@ -37,11 +38,14 @@ class Outcome:
         return self.busy_s * self.wasted / self.computed if self.computed else 0.0
 
 
-async def play(seconds: float, slots: int, seed: int, show: Callable[[list[Outcome]], None]) -> list[Outcome]:
-    """Both phases at the same load; `show` is called again and again with what there is so far."""
+async def play(
+    seconds: float, slots: int, seed: int, show: Callable[[list[Outcome]], None], admin_port: int = 0
+) -> list[Outcome]:
+    """Both phases at the same load; `show` is called again and again with what there is so far. The gateway's dashboard
+    is on `admin_port`."""
     rate = await _calibrated_rate(slots)
     done: list[Outcome] = []
-    for name, front in (("without", _naive), ("with hangup", _gateway)):
+    for name, front in (("without", _naive), ("with hangup", partial(_gateway, admin_port=admin_port))):
         async with _engine(slots) as engine_port, front(engine_port) as port:
             crowd = Crowd(port, rate, ANSWER_TOKENS, seed)
             began = time.monotonic()
@@ -109,9 +113,11 @@ def _naive(engine_port: int) -> contextlib.AbstractAsyncContextManager[int]:
     return _process("hangup.demo.naive", str(engine_port), port=r"^(\d+)$")
 
 
-def _gateway(engine_port: int) -> contextlib.AbstractAsyncContextManager[int]:
-    flags = ("--port", "0", "--admin-port", "0", "--log", "none", "--upstream", f"http://127.0.0.1:{engine_port}")
-    return _process("hangup", "serve", *flags, port=r"serving http://127\.0\.0\.1:(\d+)")
+def _gateway(engine_port: int, admin_port: int) -> contextlib.AbstractAsyncContextManager[int]:
+    flags = ("--port", "0", "--admin-port", str(admin_port), "--log", "none")
+    return _process(
+        "hangup", "serve", *flags, "--upstream", f"http://127.0.0.1:{engine_port}", port=r"serving http://127\.0\.0\.1:(\d+)"
+    )
 
 
 async def _counters(port: int) -> dict[str, float]:
