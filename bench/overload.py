@@ -28,7 +28,7 @@ from hangup.sim.policies import hangup
 SLOTS, TOKEN_S, PREFILL_S = 8, 0.02, 0.02
 CROWDS = 2  # processes
 WARM_S, COUNTED_S = 10.0, 40.0
-GIVES_UP = {"first_token_s": 5.0, "whole_s": 5.0, "spread": 0.0, "retries": 2}  # the clients of the issue at hand
+GIVES_UP = {"first_token_s": 5.0, "whole_s": 5.0, "spread": 0.0, "retries": 2}
 MODEL = EngineModel(slots=SLOTS, prefill_tokens_s=crowd.PROMPT / PREFILL_S, chunk_tokens=0, step_s=TOKEN_S, step_per_call_s=0.0)
 
 
