@@ -305,7 +305,8 @@ class TestConnections:
         with gateway_and_engine({"health_interval_s": 3600, "engine_idle_s": 60}, token_s=0.001) as (gateway, engine):
             for _ in range(20):
                 assert ask(gateway.address, CHAT, {**BODY, "max_tokens": 1}).status == 200
-            assert engine.stats()["connections"] <= 3  # one for calls, one for checks, one for this question
+            # One for the calls; health, counters and the reaper may have one each, and so has this question.
+            assert engine.stats()["connections"] <= 5
 
     def test_idle_ones_are_dropped_in_time(self) -> None:
         with gateway_and_engine({"health_interval_s": 3600, "engine_idle_s": 0.3}, token_s=0.001) as (gateway, engine):
