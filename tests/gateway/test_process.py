@@ -7,6 +7,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -166,6 +167,12 @@ class TestDrain:
             assert elapsed(start) < 2
 
 
+def series_shown_twice(gateway: Gateway) -> list[str]:
+    text = urllib.request.urlopen(f"{gateway.admin_url}/metrics", timeout=5).read().decode()
+    names = Counter(line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#"))
+    return [name for name, count in names.items() if count > 1]
+
+
 class TestReload:
     def test_good(self, engine: StandIn) -> None:
         with StandIn() as other:
@@ -184,6 +191,27 @@ class TestReload:
                 wait_until(lambda: other.stats()["connections"] == 1, what="the old backend's connections to close")
                 up = [name for name in gateway.metrics() if name.startswith("hangup_backend_up")]
                 assert up == [f'hangup_backend_up{{backend="127.0.0.1:{engine.port}"}}']
+
+    def test_again_and_again_while_calls_run(self, engine: StandIn) -> None:
+        """Each reload makes the backend anew; those that were are gone with their last call, and none shows up twice."""
+        text = '[limits]\ngap_s = {}\n[[backend]]\nurl = "{}"\nname = "b"\n'
+        with Gateway(config=text.format(30, engine.url)) as gateway, contextlib.ExitStack() as stack:
+            assert gateway.config_path is not None
+            clients = []
+            for count in (1, 2, 3):
+                clients.append(stack.enter_context(Client(gateway.address)))
+                clients[-1].chat(stream=True, **LONG)
+                clients[-1].read_until(b'"content":" ')
+                gateway.config_path.write_text(text.format(30 + count, engine.url))
+                gateway.signal(signal.SIGHUP)
+                wait_until(lambda: [row["event"] for row in gateway.log()].count("reloaded") == len(clients))
+            assert series_shown_twice(gateway) == []
+            for client in clients:
+                client.fin()
+            engine.wait_idle()
+            wait_until(lambda: gateway.metrics()['hangup_unverified{backend="b"}'] == 0)
+            assert gateway.metrics()['hangup_releases_total{backend="b",result="verified"}'] == 3
+            assert series_shown_twice(gateway) == []
 
     def test_bad_keeps_the_old_one(self, engine: StandIn) -> None:
         with Gateway(config=f'[[backend]]\nurl = "{engine.url}"\n') as gateway:

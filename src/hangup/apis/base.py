@@ -56,6 +56,11 @@ class Ask:
         changes = {**self.caps, **self.to_stream, **more} if self.to_stream or more else self.caps
         return jsonbody.with_fields(body, value, changes)
 
+    @property
+    def streams(self) -> bool:
+        """Whether the engine is asked to stream, whatever the client gets."""
+        return self.stream or self.assembler is not None
+
     def ask_plainly(self, path: str) -> None:
         """The engine would not stream this: ask as the client did."""
         self.path, self.assembler, self.to_stream = path, None, {}

@@ -160,7 +160,7 @@ class Exchange:
         call.route = self.api.name
         call.model = ask.model
         call.stream = ask.stream
-        self._set_clock(to_client=ask.stream, from_engine=ask.stream or ask.assembler is not None)
+        self._set_clock(to_client=ask.stream, from_engine=ask.streams)
         if ask.stream and settings.heartbeat_s and self.api.format.data_prefix:
             self._heartbeat = self.gateway.loop.call_later(settings.heartbeat_s, self._beat)
 

@@ -76,7 +76,7 @@ class Gateway:
         self.calls: dict[str, Exchange] = {}
         self.ended_calls: deque[Call] = deque(maxlen=settings.limits.ended_calls_max)
         self.backends: dict[str, Backend] = {}
-        self._retired: dict[str, Backend] = {}  # out of the configuration, with calls that may finish
+        self._retired: set[Backend] = set()  # out of the configuration, with calls that may finish
         self._slots = settings.slots
         self.admission = Admission(settings.limits, [], random.random)
         self.aborts = Aborts(settings.limits)
@@ -136,7 +136,7 @@ class Gateway:
         backend.seat.retired = True
         backend.pool.close_idle()
         if backend.seat.in_flight:
-            self._retired[backend.name] = backend
+            self._retired.add(backend)
         else:
             self._forget(backend)
         task = self._watches.pop(backend.name, None)
@@ -145,8 +145,7 @@ class Gateway:
 
     def _backend_changed(self, backend: Backend, what: str) -> None:
         self.log.event("backend", backend=backend.name, change=what)
-        self.admission.fleet.refresh()
-        self._act(self.admission.dispatch(time.monotonic()))
+        self.seat_changed(backend)
 
     def drain_backend(self, name: str, on: bool) -> bool:
         """No new calls for a backend, until it is taken back; False when there is none of that name."""
@@ -279,14 +278,14 @@ class Gateway:
             queue_by=now + clock.queue_s,
             size=size,
             retry=head.fields.get(b"x-stainless-retry-count", b"0") != b"0",
-            blind=ask is None or not (ask.stream or ask.assembler is not None),
+            blind=ask is None or not ask.streams,
         )
 
     def place_again(self, exchange: Exchange) -> None:
         """Its backend failed it before the first byte."""
         ticket = exchange.ticket
         assert ticket is not None
-        ticket.blind = exchange.ask is None or not (exchange.ask.stream or exchange.ask.assembler is not None)
+        ticket.blind = exchange.ask is None or not exchange.ask.streams
         self._act(self.admission.fell_back(ticket, time.monotonic()))
 
     def first_token(self, exchange: Exchange) -> None:
@@ -416,13 +415,13 @@ class Gateway:
             completed=call.outcome is Outcome.COMPLETED,
             hold=hold,
         )
-        if seat is not None and seat.retired and seat.name in self._retired:
-            self._close_if_done(self._retired[seat.name])
+        for backend in [backend for backend in self._retired if backend.seat is seat]:
+            self._close_if_done(backend)
         self._act(actions)
 
     def _close_if_done(self, backend: Backend) -> None:
-        if backend.seat.retired and not backend.seat.in_flight and self._retired.get(backend.name) is backend:
-            del self._retired[backend.name]
+        if backend in self._retired and not backend.seat.in_flight:
+            self._retired.remove(backend)
             backend.pool.close()
             self._forget(backend)
 
@@ -474,7 +473,7 @@ class Gateway:
         await self.aborts.close()
         for connection in list(self.connections):
             connection.close_after_this()
-        for backend in self.backends.values():
+        for backend in (*self.backends.values(), *self._retired):
             backend.pool.close()
 
 

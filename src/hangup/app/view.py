@@ -88,7 +88,14 @@ class AdminView:
     def backends(self) -> list[dict[str, Any]]:
         stands = {view.name: view for view in self._gateway.reaper.view()}
         watched = self._monitor.watched
-        return [_backend_row(b, watched.get(name), stands.get(name)) for name, b in self._gateway.backends.items()]
+        zombies = list(self._gateway.reaper.zombies())
+        return [
+            {
+                **_backend_row(backend, watched.get(name), stands.get(name)),
+                "zombies": [zombie.call_id for zombie in zombies if zombie.backend == name],
+            }
+            for name, backend in self._gateway.backends.items()
+        ]
 
     def drain(self, backend: str, on: bool) -> bool:
         return self._gateway.drain_backend(backend, on)
@@ -180,7 +187,6 @@ def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView 
         "failures": seat.failures,
         "ladder": stands.rung if stands is not None else None,
         "ladder_reason": stands.reason if stands is not None else "",
-        "zombies": [zombie.call_id for zombie in stands.zombies] if stands is not None else [],
         "busy": watched.busy if watched is not None else None,
         "tokens_computed": watched.computed if watched is not None else None,
         "busy_s": round(seat.time.busy_s, 3),

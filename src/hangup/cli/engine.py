@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from dataclasses import fields
 from typing import Any
 
 import uvloop
 
+from hangup.cli.until_stopped import until_stopped
 from hangup.embedded.options import Options
 
 _EXAMPLES = """\
@@ -67,8 +67,5 @@ async def _serve(options: Options, host: str, port: int) -> None:
         file=sys.stderr,
         flush=True,
     )
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    await stopped.wait()
+    await until_stopped()
     await serving.close()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from dataclasses import fields
 from typing import Any
 
 import uvloop
 
+from hangup.cli.until_stopped import until_stopped
 from hangup.standin.engine import Behaviour
 from hangup.standin.server import start
 
@@ -56,8 +56,5 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(behaviour: Behaviour, host: str, port: int) -> None:
     running = await start(behaviour, host, port)
     print(f"hangup: stand-in engine on http://{host}:{running.port}", file=sys.stderr, flush=True)
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    await stopped.wait()
+    await until_stopped()
     await running.close()

@@ -72,12 +72,12 @@ class Reaper:
 
     def let_go(self, backend: str, call_id: str) -> bool | None:
         """Whether the engine has let go of a call that ended early; None while that is not known."""
-        watch = next((watch for watch in self._watches.values() if watch.backend.name == backend), None)
-        if watch is None or not watch.backend.can_tell:
-            return None
-        if any(zombie.call_id == call_id for zombie in watch.book.zombies):
+        # After a reload there may be two of a name: the one that was, with what it still holds, and the one that is.
+        watches = [watch for watch in self._watches.values() if watch.backend.name == backend]
+        if any(zombie.call_id == call_id for watch in watches for zombie in watch.book.zombies):
             return False
-        return None if any(leftover.call_id == call_id for leftover in watch.book.held) else True
+        known = any(watch.backend.can_tell for watch in watches)
+        return True if known and not any(left.call_id == call_id for watch in watches for left in watch.book.held) else None
 
     def zombies(self) -> Iterable[Zombie]:
         return (zombie for view in self.view() for zombie in view.zombies)

@@ -53,10 +53,15 @@ class Books:
 
     def standing(self) -> Iterable[tuple[str, int, int, int]]:
         """For each backend its name, and how many zombies, orphans and ended calls there are of which nothing is known yet."""
-        for watch in self._watches:
-            book = watch.book
-            zombies = len(book.zombies)
-            yield watch.backend.name, zombies, book.orphans, len(book.held) - zombies
+        zombies: Counter[str] = Counter()
+        orphans: Counter[str] = Counter()
+        held: Counter[str] = Counter()
+        for watch in self._watches:  # after a reload there may be two of a name
+            name, book = watch.backend.name, watch.book
+            zombies[name] += len(book.zombies)
+            orphans[name] += book.orphans
+            held[name] += len(book.held)
+        return [(name, zombies[name], orphans[name], held[name] - zombies[name]) for name in held]
 
 
 class Watch:

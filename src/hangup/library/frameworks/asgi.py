@@ -50,6 +50,16 @@ class StreamApp:
         await send_stream(self.call, scope, receive, send)
 
 
+class OverAsgi:
+    """What the adapters share whose requests hold ASGI's own two."""
+
+    def watch(self, request: Any, limits: Limits) -> Watch:
+        return Watch.over_asgi(request.scope, request.receive, limits.client_silence_s)
+
+    def descriptor(self, request: Any) -> int | None:
+        return of_asgi(request.scope, request.receive)
+
+
 class Asgi:
     def watch(self, request: Any, limits: Limits) -> Watch:
         scope, receive = request

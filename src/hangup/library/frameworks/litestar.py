@@ -9,11 +9,8 @@ from litestar.response import Response
 
 from hangup.core.reasons import Reason
 from hangup.library.ended import CallEnded
-from hangup.library.frameworks.asgi import StreamApp
-from hangup.library.limits import Limits
-from hangup.library.sockets import of_asgi
+from hangup.library.frameworks.asgi import OverAsgi, StreamApp
 from hangup.library.stream import StreamCall
-from hangup.library.watch import Watch
 
 
 class StreamResponse(Response[None]):
@@ -33,13 +30,7 @@ class LitestarCallEnded(CallEnded, HTTPException):  # in this order: Litestar ha
         self.ended, self.retry_after_s = ended.ended, ended.retry_after_s
 
 
-class Litestar:
-    def watch(self, request: Any, limits: Limits) -> Watch:
-        return Watch.over_asgi(request.scope, request.receive, limits.client_silence_s)
-
-    def descriptor(self, request: Any) -> int | None:
-        return of_asgi(request.scope, request.receive)
-
+class Litestar(OverAsgi):
     def response(self, request: Any, call: StreamCall) -> StreamResponse:
         return StreamResponse(call)
 

@@ -9,11 +9,9 @@ from starlette.responses import Response
 
 from hangup.core.reasons import Reason
 from hangup.library.ended import CallEnded
-from hangup.library.frameworks.asgi import Send, send_stream
-from hangup.library.limits import Limits
-from hangup.library.sockets import of_asgi
+from hangup.library.frameworks.asgi import OverAsgi, Send, send_stream
 from hangup.library.stream import StreamCall
-from hangup.library.watch import Receive, Watch
+from hangup.library.watch import Receive
 
 
 class StreamResponse(Response):
@@ -39,13 +37,7 @@ class StarletteCallEnded(HTTPException, CallEnded):
         HTTPException.__init__(self, reason.status, str(ended), ended.answer_headers)
 
 
-class Starlette:
-    def watch(self, request: Any, limits: Limits) -> Watch:
-        return Watch.over_asgi(request.scope, request.receive, limits.client_silence_s)
-
-    def descriptor(self, request: Any) -> int | None:
-        return of_asgi(request.scope, request.receive)
-
+class Starlette(OverAsgi):
     def response(self, request: Any, call: StreamCall) -> StreamResponse:
         return StreamResponse(call)
 
