@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hangup.admin import calls
+from hangup.admin import calls, jobs
 from hangup.admin.calls import BadQuery, Filter
 from hangup.admin.overview import Watchers
 from hangup.admin.view import View
@@ -34,6 +34,7 @@ def routes(view: View) -> list[Route]:
         Route("/api/report", partial(report, view), methods=["GET"]),
         Route("/api/backends", _answering(lambda request: (200, {"backends": view.backends()})), methods=["GET"]),
         Route("/api/backends/{name:path}/drain", _answering(lambda request: drain(view, request)), methods=["PUT", "DELETE"]),
+        *jobs.routes(view),
     ]
 
 

@@ -27,6 +27,7 @@ class GatewayCollector(Collector):
         yield from self._calls()
         yield from self._backends()
         yield from self._reaper()
+        yield from self._jobs()
         yield from self._process()
 
     def _calls(self) -> Iterator[Metric]:
@@ -124,6 +125,28 @@ class GatewayCollector(Collector):
                 steps.add_metric([backend, step], reaper.steps[backend, step])
         yield steps
         yield _histogram("hangup_release_seconds", "From a call's end to the engine's word that it is gone.", reaper.release_s)
+
+    def _jobs(self) -> Iterator[Metric]:
+        view = self._view.jobs()
+        if view is None:
+            return
+        counts = view.counts()
+        jobs = GaugeMetricFamily("hangup_jobs", "Jobs that have not ended.", labels=["kind", "status"])
+        for (kind, status), count in counts["jobs"].items():
+            jobs.add_metric([kind, status], count)
+        yield jobs
+        items = GaugeMetricFamily("hangup_job_items", "Items of jobs that have not ended.", labels=["state"])
+        items.add_metric(["queued"], counts["queued"])
+        items.add_metric(["running"], counts["running"])
+        yield items
+        ended = CounterMetricFamily("hangup_job_items_ended", "Items that ended here, by how.", labels=["result"])
+        for result, count in counts["ended"].items():
+            ended.add_metric([result], count)
+        yield ended
+        yield CounterMetricFamily(
+            "hangup_job_results_refused", "Results that came after their item was given to another worker.", counts["refused"]
+        )
+        yield GaugeMetricFamily("hangup_job_store_failing", "1 while the store of jobs cannot be written.", counts["failing"])
 
     def _process(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("hangup_connections", "Client connections open.", self._view.connections())

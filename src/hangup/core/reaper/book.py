@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hangup.core.reaper.status import Slot, Status
@@ -40,6 +40,7 @@ class Leftover:
         "task",
         "tokens",
         "tokens_now",
+        "when_gone",
         "zombie_since",
     )
 
@@ -59,6 +60,7 @@ class Leftover:
         self.task = ""
         self.zombie_since: float | None = None
         self.place: Any = None
+        self.when_gone: Callable[[], None] | None = None  # who waits for that
 
     def __repr__(self) -> str:
         return f"<leftover {self.call_id} slot={self.slot} {'zombie' if self.zombie_since is not None else 'held'}>"
