@@ -102,7 +102,7 @@ class Limits:
         "Jobs leave room for as many live calls as there were at a time within the last so many seconds (up to twice that).",
     )
     jobs_hold_back_share: float = limit(
-        0.25,
+        0.3,
         "Share of the capacity that jobs leave free while live calls come, since a full batch makes every call slower; "
         "when none has come for jobs_calm_s it is hold_back_share.",
         most=0.9,

@@ -164,7 +164,7 @@ class Admission:
         if not ticket.queued:
             return _NOTHING
         self._pass_time(now)
-        line = self._line_of(ticket)
+        line = self.jobs if ticket.job else self.queue
         was_aside = ticket is line.aside
         line.remove(ticket)
         return self.dispatch(now) if was_aside or self.jobs.count else _NOTHING
@@ -218,7 +218,7 @@ class Admission:
         self._stop(ticket, seat, tenant, now)
         self._settle(ticket, tenant, 0, 0)
         self._pass_time(now)
-        self._line_of(ticket).push(ticket, now, first=True)
+        (self.jobs if ticket.job else self.queue).push(ticket, now, first=True)
         return self.dispatch(now)
 
     # Who starts
@@ -306,7 +306,7 @@ class Admission:
         tenant = ticket.tenant
         assert tenant is not None
         ticket.charge = ticket.prompt + _OUTPUT_WEIGHT * tenant.predict(ticket.output_max) * ticket.choices
-        line = self._line_of(ticket)
+        line = self.jobs if ticket.job else self.queue
         line.went(tenant)
         line.charge(tenant, ticket.charge)
         if tenant.allowance is not None:
@@ -338,10 +338,7 @@ class Admission:
         if tenant.allowance is not None:
             predicted = (ticket.charge - ticket.prompt) / _OUTPUT_WEIGHT
             tenant.allowance.charge(prompt + tokens_out - ticket.prompt - predicted)
-        self._line_of(ticket).charge(tenant, true - ticket.charge)
-
-    def _line_of(self, ticket: Ticket) -> Queue:
-        return self.jobs if ticket.job else self.queue
+        (self.jobs if ticket.job else self.queue).charge(tenant, true - ticket.charge)
 
     # What stands in the way
 
@@ -349,7 +346,9 @@ class Admission:
         terms = tenant.terms
         if terms.concurrency_max and tenant.in_flight + tenant.waiting >= terms.concurrency_max:
             return reasons.TENANT_CONCURRENCY
-        return reasons.TENANT_TOKENS if tenant.spent(now) else None
+        if tenant.allowance is not None and tenant.allowance.left(now) <= 0:
+            return reasons.TENANT_TOKENS
+        return None
 
     def _held(self, tenant: Tenant) -> bool:
         """Whether what is free is held back for higher bands."""
