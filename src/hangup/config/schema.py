@@ -93,7 +93,19 @@ class Limits:
         2.0, "A tenant's calls go first come first served until its oldest has waited this long, then the newest goes first."
     )
     hold_back_share: float = limit(
-        0.1, "Share of the capacity kept free for each higher priority that some tenant has.", most=0.5
+        0.1,
+        "Share of the capacity kept free for each higher priority that some tenant has, and by jobs for live calls.",
+        most=0.5,
+    )
+    jobs_calm_s: float = limit(
+        5.0,
+        "Jobs leave room for as many live calls as there were at a time within the last so many seconds (up to twice that).",
+    )
+    jobs_hold_back_share: float = limit(
+        0.3,
+        "Share of the capacity that jobs leave free while live calls come, since a full batch makes every call slower; "
+        "when none has come for jobs_calm_s it is hold_back_share.",
+        most=0.9,
     )
     backfill_s: float = limit(
         1.0, "How long smaller calls may overtake one that fits into no backend's cache; then what gets free is kept for it."

@@ -108,5 +108,6 @@ NO_JOBS = _reason("no_jobs", Outcome.REFUSED, 503, "Jobs cannot be taken: their 
 BAD_DEADLINE = _reason("bad_deadline", Outcome.REFUSED, 400, "X-Request-Timeout must be a number of seconds.", False)
 
 KILLED = _reason("killed", Outcome.KILLED, 503, "An operator ended the call.", False)
+YIELDED = _reason("yielded", Outcome.KILLED, 503, "A live client needed the place of this item of a job; it will run again.")
 INTERNAL = _reason("internal_error", Outcome.KILLED, 500, "The gateway has a fault; it is in its log.", False)
 DRAINED = _reason("drain_s", Outcome.DRAINED, 503, "The gateway shut down before the answer was complete.")
