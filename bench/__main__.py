@@ -16,10 +16,23 @@ from typing import Any
 
 import uvloop
 
-from bench import embedded, overload, peers, policies, reaper, seeing, suites, targets
+from bench import embedded, jobs, overload, peers, policies, reaper, seeing, suites, targets
 from bench.load import CHAT, percentile
 
-SUITES = ["streams", "requests", "first-byte", "hang-up", "idle", "engine", "peers", "overload", "policies", "reaper", "seeing"]
+SUITES = [
+    "streams",
+    "requests",
+    "first-byte",
+    "hang-up",
+    "idle",
+    "engine",
+    "peers",
+    "overload",
+    "policies",
+    "reaper",
+    "seeing",
+    "jobs",
+]
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("passed through", "/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
@@ -69,6 +82,8 @@ async def _run(name: str, rounds: int) -> Any:
         return policies.run()
     if name == "reaper":
         return await reaper.run()
+    if name == "jobs":
+        return await jobs.run()
     if name == "seeing":
         return await seeing.run(rounds)
     if name == "overload":

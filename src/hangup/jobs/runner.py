@@ -208,18 +208,16 @@ class Runner:
         else:
             self._host.book(entry)
             if what is After.AGAIN and not self._stopped:
-                self._again(errand, line, call.reason)
+                self._again(errand, line)
             elif what is After.CANCELLED:
                 self._when_gone(errand, leftover)
             else:
                 self._give_back([errand])
         self._feed_soon(errand.tenant)
 
-    def _again(self, errand: Errand, line: _Line, reason: Reason) -> None:
+    def _again(self, errand: Errand, line: _Line) -> None:
+        """After a pause, also when it made room for a live client: where one comes, others do."""
         errand.body.clear()
-        if reason is reasons.YIELDED:  # it waits its turn in the gateway's line
-            line.of(errand).appendleft(errand)
-            return
         pause = min(_AGAIN_S * 2 ** min(errand.attempts - 1, 10), _AGAIN_MAX_S) * random.uniform(0.75, 1.25)  # noqa: S311
         self._pausing[errand] = self._loop.call_later(pause, self._paused, errand, line)
 
