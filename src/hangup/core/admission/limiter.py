@@ -75,6 +75,8 @@ class SlotLimiter:
 
     def runs(self, running: int, now: float) -> None:
         """So many calls have had their first token and not ended."""
+        if running <= self._ran.latest and now < self._ran.until:
+            return
         if running > self.ran:
             self._try_from, self._try_pause_s = now, _TRY_S[0]
         self.ran = self._ran.get(running, now)
