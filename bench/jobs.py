@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import statistics
 import tempfile
@@ -64,21 +63,10 @@ def _taken(store: Path) -> dict[str, float]:
         took, cpu = time.monotonic() - began, cpu_s(gateway) - cpu
         grown = memory_mb(gateway, "VmHWM") - before
         calls = _submit_calls(gateway, 2000)
-    rate = LINES / took
-    print(
-        f"  {LINES} lines ({len(content) / 1e6:.0f} MB): uploaded in {uploaded - began:.2f} s, taken in {took:.2f} s: {rate:.0f}/s"
-    )
-    print(
-        f"  {cpu / LINES * 1e6:.1f} µs of CPU a line; memory grew by {grown:.1f} MB at most; {calls:.0f} single calls/s taken"
-    )
-    return {
-        "lines": LINES,
-        "seconds": took,
-        "per_s": rate,
-        "cpu_us": cpu / LINES * 1e6,
-        "grown_mb": grown,
-        "calls_per_s": calls,
-    }
+    rate, cpu_us = LINES / took, cpu / LINES * 1e6
+    print(f"  {LINES} lines, {len(content) / 1e6:.0f} MB: up in {uploaded - began:.2f} s, taken in {took:.2f} s: {rate:.0f}/s")
+    print(f"  {cpu_us:.1f} µs of CPU a line; memory grew by {grown:.1f} MB at most; {calls:.0f} single calls/s taken")
+    return {"lines": LINES, "seconds": took, "per_s": rate, "cpu_us": cpu_us, "grown_mb": grown, "calls_per_s": calls}
 
 
 def _submit_calls(gateway: Gateway, count: int) -> float:
@@ -133,15 +121,15 @@ def _run_items() -> dict[str, float]:
 def _live() -> dict[str, Any]:
     """Time to the first token for live clients, alone and beside a batch without end, turn by turn."""
     results: dict[str, Any] = {}
-    with StandIn(slots=16, prefill_s=0.05, token_s=0.01, answer_tokens=100) as engine:
-        with Gateway(engine.url, slots=16, log="none") as gateway:
-            alone: list[float] = []
-            beside: list[float] = []
-            for _ in range(3):
-                alone += _first_tokens(gateway, 120)
-                with _batch(gateway) as done:
-                    beside += _first_tokens(gateway, 120)
-                    filled = engine.stats()["running"]
+    behaviour: Any = {"slots": 16, "prefill_s": 0.05, "token_s": 0.01, "answer_tokens": 100}
+    alone: list[float] = []
+    beside: list[float] = []
+    with StandIn(**behaviour) as engine, Gateway(engine.url, slots=16, log="none") as gateway:
+        for _ in range(3):
+            alone += _first_tokens(gateway, 120)
+            with _batch(gateway) as done:
+                beside += _first_tokens(gateway, 120)
+                filled = engine.stats()["running"]
                 results["items_done"] = done()
     for name, times in (("alone", alone), ("beside jobs", beside)):
         times.sort()
@@ -166,15 +154,13 @@ def _batch(gateway: Gateway) -> Iterator[Any]:
 def _first_tokens(gateway: Gateway, count: int, clients: int = 4) -> list[float]:
     """A few clients, each with a pause between two calls."""
     times: list[float] = []
-    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 10})
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 10}
 
     def one() -> None:
         with httpx.Client(timeout=30) as http:
             for _ in range(count // clients):
                 began = time.perf_counter()
-                with http.stream(
-                    "POST", gateway.url + CHAT, content=body, headers={"content-type": "application/json"}
-                ) as answer:
+                with http.stream("POST", gateway.url + CHAT, json=body) as answer:
                     pieces = answer.iter_raw()
                     while b'"content":"' not in (piece := next(pieces)) or b'"content":""' in piece:
                         pass
