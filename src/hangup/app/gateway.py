@@ -418,6 +418,9 @@ class Gateway:
     def told(self, event: str, **fields: Any) -> None:
         self.log.event(event, **fields)
 
+    def fault(self, error: Exception) -> None:
+        self.log.fault(error)
+
     def _look_at_paces(self) -> None:
         """How long a token takes just now, from a few of the calls that run: their ends would tell it late."""
         seen: dict[Exchange, tuple[int, float]] = {}

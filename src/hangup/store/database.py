@@ -101,7 +101,8 @@ def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None
 def _open(path: str, migrations: tuple[str, ...]) -> sqlite3.Connection:
     try:
         if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            Path(path).touch(mode=0o600)  # prompts and answers are nobody else's
         db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")

@@ -111,6 +111,7 @@ class JobTable:
         return self.get(key)
 
     def add_items(self, key: int, first: int, items: Iterable[Asked]) -> None:
+        """More of a job's items, from the `first`th on."""
         items = list(items)
         self._db.executemany(
             "INSERT INTO item (job, n, custom_id) VALUES (?, ?, ?)",
@@ -260,7 +261,7 @@ class JobTable:
 
     def _settle(self, key: int, now: float) -> None:
         job = self.get(key)
-        end = outcome(job.kind, job.status, job.tally)
+        end = outcome(job.kind, job.status, job.cause, job.tally)
         if end is None:
             return
         self._db.execute("UPDATE job SET status = ?, ended = ?, worker = NULL WHERE key = ?", (end, now, key))
