@@ -197,6 +197,8 @@ class Jobs(RuleBasedStateMachine):
             mine = [job for job in self.jobs.values() if job.tenant == tenant]
             assert used.jobs == sum(not job.status.ended for job in mine)
             assert used.items == sum(not state.ended for job in mine for state in job.items)
+            stored = self.db.execute("SELECT total(bytes) FROM job WHERE tenant = ?", (tenant,)).fetchone()[0]
+            assert used.bytes == stored
 
 
 Jobs.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -120,8 +120,12 @@ def _migrate(db: sqlite3.Connection, path: str, migrations: tuple[str, ...]) -> 
     if version > len(migrations):
         raise HangupError(f"{path} was written by a newer version of hangup ({version}; this one knows {len(migrations)})")
     for migration in migrations[version:]:
-        for statement in migration.split(";\n"):
-            if statement.strip():
+        statement = ""
+        for line in migration.splitlines(keepends=True):  # `executescript` would commit in between
+            statement += line
+            if sqlite3.complete_statement(statement):
                 db.execute(statement)
+                statement = ""
+        assert not statement.strip(), statement
     db.execute(f"PRAGMA user_version = {len(migrations)}")
     db.execute("COMMIT")

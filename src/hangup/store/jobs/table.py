@@ -56,12 +56,8 @@ class JobTable:
         )
 
     def used(self, tenant: str) -> Used:
-        row = self._db.execute(
-            "SELECT count(*) FILTER (WHERE ended IS NULL), total(queued + claimed), total(bytes) FROM job WHERE tenant = ?",
-            (tenant,),
-        ).fetchone()
-        (of_files,) = self._db.execute("SELECT total(bytes) FROM file WHERE tenant = ? AND job IS NULL", (tenant,)).fetchone()
-        return Used(row[0], int(row[1]), int(row[2] + of_files))
+        row = self._db.execute("SELECT jobs, items, bytes FROM used WHERE tenant = ?", (tenant,)).fetchone()
+        return Used(*row) if row is not None else Used(0, 0, 0)
 
     def results(self, key: int, start: int, count: int) -> list[Result]:
         """Ended items from the `start`th on, in the order of their lines."""
