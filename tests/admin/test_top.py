@@ -38,7 +38,7 @@ def test_keys() -> None:
 
 def test_the_screen_keeps_to_its_size_and_shows_the_chosen_call() -> None:
     row: dict[str, Any] = dict.fromkeys(
-        "id tenant client model backend phase age_s tokens_in tokens_out tokens_per_s idle_s deadline_left_s waits_for".split()
+        "id tenant client model backend phase age_s tokens_in tokens_out tokens_per_s idle_s deadline_left_s waits_for slot".split()
     )
     calls = [{**row, "id": f"call-{at:03d}" + "x" * 90} for at in range(100)]
     glance: dict[str, Any] = {

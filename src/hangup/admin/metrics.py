@@ -115,7 +115,7 @@ class GatewayCollector(Collector):
             "hangup_releases", "Ended calls that were let go, by what is known of them.", labels=["backend", "result"]
         )
         for backend, *_ in reaper.standing():
-            for result in ("verified", "unverified"):
+            for result in ("verified", "restarted", "unverified"):
                 releases.add_metric([backend, result], reaper.releases[backend, result])
         yield releases
         steps = CounterMetricFamily("hangup_ladder_steps", "Steps taken about zombies and wedges.", labels=["backend", "step"])

@@ -80,7 +80,8 @@ class Gateway:
         self._slots = settings.slots
         self.admission = Admission(settings.limits, [], random.random)
         self.aborts = Aborts(settings.limits)
-        self.reaper = Reaper(self.aborts, self)
+        self.reaper = Reaper(self.aborts, self, settings.limits.zombie_stories_max)
+        self.heard_of_release = asyncio.Event()  # wakes those who wait for one, and is never set for longer
         self.draining = False
         self.idle = asyncio.Event()  # set while no call is live
         self.idle.set()
@@ -335,6 +336,7 @@ class Gateway:
         self.aborts.stop(backend, key, connection)
         choices = exchange.ask.choices if exchange.ask is not None else 1
         leftover = Leftover(call.id, time.monotonic(), key=key, slot=slot, tokens=call.tokens_out, choices=choices)
+        call.leftovers += (leftover,)
         if slot is not None:
             backend.pinned -= 1
         if self.reaper.left(backend, leftover, first_token=call.first_token_at is not None):
@@ -345,6 +347,8 @@ class Gateway:
 
     def let_go(self, backend: Backend, leftover: Leftover) -> None:
         """The reaper is done with it: its place goes to the next call."""
+        self.heard_of_release.set()
+        self.heard_of_release.clear()
         if leftover.slot is not None:
             backend.slots_free.append(leftover.slot)
         kv, leftover.place = leftover.place, None

@@ -201,7 +201,7 @@ def _terms(limits: Limits) -> Terms:
 
 
 def _may_be_zombie(call: Call) -> bool:
-    return call.outcome in _LEFT and call.tokens_after_end is None
+    return call.outcome in _LEFT and not call.engine_let_go
 
 
 def _post(url: str, body: bytes) -> None:

@@ -132,6 +132,11 @@ class Limits:
     stop_s: float = limit(10.0, "A spawned engine is told to stop with SIGTERM, and killed after this.", least=0)
     canary_s: float = limit(30.0, "Longest time for the canary, a call of one token after a quarantine.", least=0.1)
 
+    zombie_stories_max: int = limit(100, "Zombies remembered with their story, those that are gone among them.", least=1)
+    kill_wait_s: float = limit(
+        5.0, "How long a kill waits for the engine's word that the work is gone; who kills may ask for less."
+    )
+
     # The books
     ledger_flush_s: float = limit(1.0, "How often the ledger is written: what a killed process loses at most.", least=0.05)
     ledger_entries_max: int = limit(100_000, "Ended calls that may wait to be written into the ledger; more are counted only.")
