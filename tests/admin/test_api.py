@@ -26,10 +26,10 @@ def admin(gateway: Gateway, method: str, path: str, headers: dict[str, str] | No
 
 
 @contextlib.contextmanager
-def streaming(gateway: Gateway, id: str) -> Iterator[Client]:
+def streaming(gateway: Gateway, id: str, key: str = "none") -> Iterator[Client]:
     """A client with a stream that would take minutes, past its first token."""
     with Client(gateway.address) as client:
-        client.chat({"X-Request-Id": id}, stream=True, ignore_eos=True, max_tokens=20000)
+        client.chat({"X-Request-Id": id, "Authorization": f"Bearer {key}"}, stream=True, ignore_eos=True, max_tokens=20000)
         client.read_until(b'"content":" ')
         yield client
 

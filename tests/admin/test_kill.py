@@ -61,7 +61,7 @@ def test_a_deaf_engine_is_not_called_verified() -> None:
 
 
 def test_who_does_not_want_to_wait_is_told_that_nothing_is_known_yet() -> None:
-    with gateway_and_engine(deaf=True) as (gateway, engine):
+    with gateway_and_engine(deaf=True) as (gateway, _):
         recognised(gateway, "standin")
         with streaming(gateway, "quick"):
             (killed,) = admin(gateway, "DELETE", "/api/calls/quick?wait_s=0")[1]["killed"]

@@ -51,6 +51,9 @@ def overview(view: View) -> dict[str, Any]:
         "outcomes": causes,
         "refusals": refusals,
         "tokens": fates,
+        "tokens_streaming": sum(
+            call.tokens_out for call in view.calls() if call.stream
+        ),  # their calls are not in the books yet
         "backends": view.backends(),
         "alarms": view.alarms(),
         "zombies": view.zombies()[:_ZOMBIES_SHOWN],

@@ -66,6 +66,7 @@ class Monitor:
         """Until cancelled."""
         while True:
             await self.look()
+            self._remember()
             await asyncio.sleep(self.gateway.limits.counters_interval_s)
 
     async def look(self) -> None:
@@ -79,7 +80,6 @@ class Monitor:
         for backend in backends:
             self._judge(backend, seen[backend.name], unseen[backend.name], now)
             self._settle(backend, seen[backend.name])
-        self._remember(seen, now)
 
     async def _ask(self, backend: Backend) -> None:
         limits = self.gateway.limits
@@ -174,16 +174,16 @@ class Monitor:
         ]
         return {"tenants": [name for name, _ in tenants.most_common(_SUSPECTS_MAX)], "calls": oldest}
 
-    def _remember(self, seen: Counter[str], now: float) -> None:
+    def _remember(self) -> None:
         known = [watched.busy for watched in self.watched.values() if watched.busy is not None]
         computed = [watched.computed for watched in self.watched.values() if watched.computed is not None]
         self.history.append(
             {
                 "at": round(time.time(), 1),
-                "monotonic": now,
+                "monotonic": time.monotonic(),
                 "busy": sum(known) / len(known) if known else -1.0,
                 "computed": float(sum(computed)) if computed else -1.0,
-                "seen": float(sum(seen.values())),
+                "seen": float(self._tokens()[0].total()),
                 "live": float(len(self.gateway.calls)),
                 "waiting": float(self.gateway.admission.queue.count),
                 "calls": float(self.gateway.ledger.calls.total()),

@@ -32,8 +32,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "kill",
         help="end calls, in the engine too",
-        description="Ends calls by id or by filter. Their clients get an error; their engines are stopped, and asked whether they\n"
-        "did. The exit status is 1 if one of the ids is not live, or an engine is known to work on.",
+        description="Ends calls by id or by filter. Their clients get an error; their engines are stopped, and asked\n"
+        "whether they did. The exit status is 1 if one of the ids is not live, or an engine is known to work on.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
