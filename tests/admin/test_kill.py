@@ -58,6 +58,7 @@ def test_a_deaf_engine_is_not_called_verified() -> None:
         wait_until(lambda: "quarantined" in hangup(gateway, "backends").stdout)
         (backend,) = as_json(gateway, "backends")["backends"]
         assert backend["zombies"] == ["deaf"] and "deaf still runs" in backend["ladder_reason"]
+        assert gateway.metrics()[f'hangup_backend_quarantined{{backend="{backend["name"]}"}}'] == 1
 
 
 def test_who_does_not_want_to_wait_is_told_that_nothing_is_known_yet() -> None:

@@ -80,6 +80,9 @@ class GatewayCollector(Collector):
         alarm = GaugeMetricFamily(
             "hangup_divergence_alarm", "1 while an engine is busy and too little comes of it.", labels=["backend"]
         )
+        quarantined = GaugeMetricFamily(
+            "hangup_backend_quarantined", "1 while the ladder keeps new calls away.", labels=["backend"]
+        )
         drained = GaugeMetricFamily("hangup_backend_drained", "1 while an operator keeps new calls away.", labels=["backend"])
         for row in self._view.backends():
             name = [row["name"]]
@@ -90,7 +93,8 @@ class GatewayCollector(Collector):
             used.add_metric(name, row["busy_s"])
             alarm.add_metric(name, row["alarm"] is not None)
             drained.add_metric(name, row["state"].startswith("drain"))
-        yield from (computed, busy, used, alarm, drained)
+            quarantined.add_metric(name, row["state"].endswith("quarantined"))
+        yield from (computed, busy, used, alarm, drained, quarantined)
         yield up
         yield in_flight
         yield limit
