@@ -30,14 +30,15 @@ def test_sums_by_each_group() -> None:
     store = make()
     for tenant, cause in (("a", "completed"), ("a", "client_gone"), ("b", "completed")):
         store.add(entry(tenant, cause=cause))
-    store.computed("b", 31)
+    store.computed("b", 28)
+    store.uncounted("b", 3)
     made = store.report(3600, "tenant")
     assert [(row["tenant"], row["calls"], row["tokens_delivered"], row["engine_s"]) for row in made["rows"]] == [
         ("a", 2, 20, 1.0),
         ("b", 1, 10, 0.5),
     ]
     assert made["total"]["tokens_delivered"] == 30 and made["total"]["money"] == 0.75
-    assert made["engines"] == {"b": {"computed": 31, "booked": 30}}
+    assert made["engines"] == {"b": {"computed": 28, "uncounted": 3, "booked": 30}}
     assert [row["cause"] for row in store.report(3600, "cause")["rows"]] == ["completed", "client_gone"]
     with pytest.raises(HangupError):
         store.report(3600, "tenant; DROP TABLE spent")
@@ -80,8 +81,8 @@ def test_invented_models_are_summed_up_as_one() -> None:
 
 def test_more_than_may_wait_is_counted() -> None:
     store = make(entries_max=2)
-    for _ in range(5):
-        store.add(entry())
+    for at in range(5):
+        store.add(entry(f"t{at}"))
     assert store.dropped == 3 and store.report(60, "tenant")["total"]["calls"] == 2
     store.close()
 

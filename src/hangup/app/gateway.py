@@ -403,7 +403,7 @@ class Gateway:
         """The call for the books, once its share of the engine's time is known."""
         if ticket is None or ticket.tenant is None:
             return entry(call, 0.0, 0.0, Price())
-        expected = ticket.tenant.predict(ticket.output_max) * ticket.choices
+        expected = 0.0 if call.engine_finished else ticket.tenant.predict(ticket.output_max) * ticket.choices
         return entry(call, ticket.engine_s, expected, self._prices.get(call.backend, Price()))
 
     def _free(self, ticket: Ticket, call: Call, leftover: Leftover | None) -> None:

@@ -20,6 +20,7 @@ from hangup.config import Limits
 from hangup.core.account import nobodys
 from hangup.core.call import Call
 from hangup.core.divergence import Divergence, Finding, Sample, Terms
+from hangup.core.engine_count import EngineCount
 from hangup.core.reasons import Outcome
 from hangup.engines import counters
 from hangup.engines.backend import Backend
@@ -37,20 +38,16 @@ class Watched:
     """What is known of one backend."""
 
     alarm: Divergence
+    count: EngineCount = field(default_factory=EngineCount)
     counters: counters.Counters | None = None
     busy: float | None = None
-    computed_first: int | None = None  # the engine's count when we first saw it
-    computed_before: int = 0  # counted by its former lives, which a restart made it forget
     ask_in: int = 0  # looks to be left out
     alone_since: float = -1.0  # the call-seconds of a backend without a call, when it was last asked; -1 with calls
-    settled: int = 0  # tokens booked as nobody's
 
     @property
     def computed(self) -> int | None:
-        """Tokens it says it has computed since we know it."""
-        if self.counters is None or self.counters.tokens is None or self.computed_first is None:
-            return None
-        return self.computed_before + self.counters.tokens - self.computed_first
+        """Tokens it says it has computed since we know it; None while it does not say."""
+        return self.count.computed if self.counters is not None and self.counters.tokens is not None else None
 
 
 @dataclass
@@ -95,18 +92,15 @@ class Monitor:
         watched.busy = await busy(backend, watched.counters, limits.health_timeout_s)
 
     def _note(self, name: str, watched: Watched, found: counters.Counters | None) -> None:
-        before = watched.computed
-        if found is None or found.tokens is None:
-            watched.counters = found
-            return
-        if watched.computed_first is None:
-            watched.computed_first = found.tokens
-        elif before is not None and watched.counters is not None and found.tokens < (watched.counters.tokens or 0):
-            watched.computed_before, watched.computed_first = before, 0  # it was started anew
-            watched.alarm.restarted(time.monotonic())
         watched.counters = found
+        if found is None or found.tokens is None:
+            watched.count.lost_sight()
+            return
+        before = watched.count.computed
+        if watched.count.note(found.tokens):
+            watched.alarm.restarted(time.monotonic())
         if self.gateway.store is not None and before is not None:
-            self.gateway.store.computed(name, (watched.computed or 0) - before)
+            self.gateway.store.computed(name, (watched.count.computed or 0) - before)
 
     def _tokens(self) -> tuple[Counter[str], Counter[str]]:
         """Tokens that came, per backend; and those that live calls may have had without our seeing them."""
@@ -135,16 +129,17 @@ class Monitor:
             self._tell(backend.name, watched.alarm.finding)
 
     def _settle(self, backend: Backend, seen: int) -> None:
-        """When neither side has anything at work, what the engine computed beyond what came was for nobody: book it so."""
+        """When neither side has anything at work, what the engine's count and the books differ by gets its name."""
         watched = self.watched.get(backend.name)
         if watched is None or watched.computed is None or watched.counters is None or watched.counters.running != 0:
             return
         if backend.seat.time.count or backend.seat.time.call_s != watched.alone_since:
             return  # a call came and went while we asked
-        rest = watched.computed - seen - watched.settled
-        if rest > 0 and self.gateway.store is not None:
-            watched.settled += rest
-            self.gateway.store.add(nobodys(backend.name, rest))
+        if self.gateway.store is not None:
+            found = watched.count.settle(seen)
+            if found.nobodys:
+                self.gateway.store.add(nobodys(backend.name, found.nobodys))
+            self.gateway.store.uncounted(backend.name, found.uncounted)
 
     def _tell(self, backend: str, finding: Finding | None) -> None:
         told: dict[str, Any] = {"backend": backend, "state": "raised" if finding else "ended"}

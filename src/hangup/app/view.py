@@ -131,7 +131,7 @@ class AdminView:
         made = await asyncio.to_thread(self._store.report, since_s, by)
         made["currency"] = self._gateway.settings.currency
         for name, row in made["engines"].items():
-            row |= {"live": live[name], "difference": row["computed"] - row["booked"] - live[name]}
+            row |= {"live": live[name], "difference": row["computed"] + row["uncounted"] - row["booked"] - live[name]}
         return made
 
     def history(self) -> list[dict[str, float]]:

@@ -139,7 +139,10 @@ class Limits:
 
     # The books
     ledger_flush_s: float = limit(1.0, "How often the ledger is written: what a killed process loses at most.", least=0.05)
-    ledger_entries_max: int = limit(100_000, "Ended calls that may wait to be written into the ledger; more are counted only.")
+    ledger_entries_max: int = limit(
+        100_000,
+        "Sums (tenant, model, backend, cause) that may wait to be written into the ledger; more are dropped and counted.",
+    )
     traced_calls_max: int = limit(10_000, "Ended calls that may wait to be sent as traces; more are dropped and counted.")
     counters_interval_s: float = limit(5.0, "Pause between two looks at an engine's own counters.", least=0.1)
     divergence_window_s: float = limit(20.0, "What the divergence alarm looks at.", least=1)
