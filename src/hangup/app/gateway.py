@@ -25,10 +25,10 @@ from typing import Any
 from hangup.apis.routes import Route, Router
 from hangup.app.exchange import Exchange
 from hangup.app.log import Log
-from hangup.app.tracing import Tracer
+from hangup.app.tracing import TRACEPARENT, Tracer
 from hangup.config import Limits, Settings
 from hangup.core import reasons
-from hangup.core.account import Entry, Price, entry
+from hangup.core.account import FREE, Price
 from hangup.core.admission import Action, Admission, Terms, Ticket
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
@@ -50,7 +50,6 @@ _ID_DIGITS = 24
 _PACE_S = 1.0  # between two looks at the pace of running calls,
 _PACE_CALLS_MAX = 64  # and at how many of them
 _CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 
 
@@ -195,8 +194,8 @@ class Gateway:
         call = Call(self._call_id(head), time.monotonic(), connection.peer)
         if head is not None:
             traceparent = head.fields.get(b"traceparent")
-            if traceparent is not None and (match := _TRACEPARENT.fullmatch(traceparent)):
-                call.trace_id = match[1].decode("ascii")
+            if traceparent is not None and (match := TRACEPARENT.fullmatch(traceparent)):
+                call.trace_id = match["trace"].decode("ascii")
             if self.tracer is not None:
                 self.tracer.begin(call, traceparent)
         exchange = Exchange(self, connection, call, head)
@@ -397,14 +396,15 @@ class Gateway:
         if ticket is not None:
             self._free(ticket, call, exchange.leftover)
         if self.store is not None:
-            self.store.add(self._entry(call, ticket))
+            self._book(self.store, call, ticket)
 
-    def _entry(self, call: Call, ticket: Ticket | None) -> Entry:
-        """The call for the books, once its share of the engine's time is known."""
+    def _book(self, store: LedgerStore, call: Call, ticket: Ticket | None) -> None:
+        """Now that the call's share of the engine's time is known."""
         if ticket is None or ticket.tenant is None:
-            return entry(call, 0.0, 0.0, Price())
+            store.book(call, 0.0, 0.0, FREE)
+            return
         expected = 0.0 if call.engine_finished else ticket.tenant.predict(ticket.output_max) * ticket.choices
-        return entry(call, ticket.engine_s, expected, self._prices.get(call.backend, Price()))
+        store.book(call, ticket.engine_s, expected, self._prices.get(call.backend, FREE))
 
     def _free(self, ticket: Ticket, call: Call, leftover: Leftover | None) -> None:
         """Whatever the call held goes to the next one, in this turn; but not its place in an engine that may go on."""

@@ -1,7 +1,7 @@
 """The ledger on disk: per minute, tenant, model, backend and cause, what was spent and what came of it.
 
-The data path adds an entry to the sum it belongs to and is done. A thread takes the sums away and writes them, one transaction
-per batch (every `ledger_flush_s`): whoever kills the process loses that batch at most, and WAL keeps the file whole.
+The data path adds a call to the account it belongs to and is done. A thread takes the accounts away and writes them, one
+transaction per batch (every `ledger_flush_s`): a killed process loses that batch at most, and WAL keeps the file whole.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from operator import add
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
-from hangup.core.account import Entry
+from hangup.core.account import ZOMBIE, Account, Price
+from hangup.core.call import Call
 from hangup.errors import HangupError
 
-_Sums = dict[tuple[int, str, str, str, str], list[float]]  # by minute and groups
+_Accounts = dict[tuple[int, str, str, str, str], Account]  # by minute and groups
 GROUPS = ("tenant", "model", "backend", "cause")
-SUMS = Entry._fields[len(GROUPS) :]
+SUMS = tuple(field.name for field in fields(Account))
 _MODELS_MAX = 1000  # a model's name is the client's to choose: what comes beyond this is summed up as one
 _MODEL_CHARS_MAX = 200
 _OTHER = "(other)"
@@ -56,15 +57,15 @@ class LedgerStore:
     """`path` empty: kept in memory, for as long as the process lives."""
 
     def __init__(
-        self, path: str, *, flush_s: float, days: float, entries_max: int, clock: Callable[[], float] = time.time
+        self, path: str, *, flush_s: float, days: float, accounts_max: int, clock: Callable[[], float] = time.time
     ) -> None:
         self.dropped = 0
         self.flush_s = flush_s
         self._days = days
-        self._entries_max = entries_max
+        self._accounts_max = accounts_max
         self._clock = clock
-        self._sums: _Sums = {}
-        self._adding = threading.Lock()  # for the sums: held for an addition, or to take them away
+        self._accounts: _Accounts = {}
+        self._booking = threading.Lock()  # for the accounts: held to book one call, or to take them away
         self._counts: dict[str, deque[tuple[int, str, int]]] = {table: deque() for table in _COUNTS}
         self._models: set[str] = set()
         self._lock = threading.Lock()  # for the database: between this thread and those that ask, never on the data path
@@ -76,18 +77,28 @@ class LedgerStore:
 
     # From the event loop
 
-    def add(self, entry: Entry) -> None:
-        tenant, model, backend, cause, *amounts = entry
-        key = (int(self._clock() // 60), tenant, self._known(model), backend, cause)
-        with self._adding:
-            sums = self._sums
-            row = sums.get(key)
-            if row is not None:
-                sums[key] = list(map(add, row, amounts))
-            elif len(sums) < self._entries_max:
-                sums[key] = amounts
-            else:
-                self.dropped += 1
+    def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
+        """A call that has ended, with its share of the engine's time."""
+        assert call.reason is not None
+        key = (int(self._clock() // 60), call.tenant, self._known(call.model), call.backend, call.reason.outcome.value)
+        with self._booking:
+            account = self._accounts.get(key) or self._open(key)
+            if account is not None:
+                account.book(call, engine_s, predicted_tokens, price)
+
+    def nobodys(self, backend: str, tokens: int) -> None:
+        """Tokens that an engine computed and that never came: for calls that had ended, whose share is not known."""
+        with self._booking:
+            account = self._open((int(self._clock() // 60), "", "", backend, ZOMBIE))
+            if account is not None:
+                account.tokens_wasted += tokens
+
+    def _open(self, key: tuple[int, str, str, str, str]) -> Account | None:
+        """The account of that name; None when there are too many."""
+        if len(self._accounts) >= self._accounts_max and key not in self._accounts:
+            self.dropped += 1
+            return None
+        return self._accounts.setdefault(key, Account())
 
     def _known(self, model: str) -> str:
         if model in self._models:
@@ -166,18 +177,18 @@ class LedgerStore:
             self._write()
 
     def _write(self) -> None:
-        with self._adding:
-            sums, self._sums = self._sums, {}
+        with self._booking:
+            accounts, self._accounts = self._accounts, {}
         counts = {table: list(_taken(waiting)) for table, waiting in self._counts.items()}
-        if not sums and not any(counts.values()):
+        if not accounts and not any(counts.values()):
             return
         try:
             with self._db:
-                self._db.executemany(_SPEND, [(*key, *amounts) for key, amounts in sums.items()])
+                self._db.executemany(_SPEND, [(*key, *astuple(account)) for key, account in accounts.items()])
                 for table, rows in counts.items():
                     self._db.executemany(_COUNT[table], rows)
         except sqlite3.Error:  # a full disk must not stop the gateway; what is lost is counted
-            self.dropped += int(sum(amounts[0] for amounts in sums.values()))
+            self.dropped += sum(account.calls for account in accounts.values())
 
     def _forget(self) -> None:
         now = self._clock()
