@@ -25,10 +25,8 @@ from hangup.engines import counters
 from hangup.engines.backend import Backend
 from hangup.engines.busy import busy
 
-HISTORY_MAX = 360  # looks that the dashboard's picture is made of
-_SUSPECTS_MAX = 5
+_SUSPECTS_MAX = 5  # tenants and calls named by an alarm
 _ASK_AGAIN = 12  # looks before an engine without counters is asked again
-_WEBHOOK_S = 5.0
 _LEFT = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED])
 
 
@@ -54,9 +52,12 @@ class Monitor:
     gateway: Gateway
     log: Log
     watched: dict[str, Watched] = field(default_factory=dict)
-    history: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    history: deque[dict[str, float]] = field(init=False)  # the looks that the dashboard's picture is made of
     alarms_raised: int = 0
     _webhooks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.history = deque(maxlen=self.gateway.limits.history_looks_max)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -154,7 +155,7 @@ class Monitor:
 
     async def _send(self, url: str, told: dict[str, Any]) -> None:
         try:
-            await asyncio.to_thread(_post, url, orjson.dumps(told))
+            await asyncio.to_thread(_post, url, orjson.dumps(told), self.gateway.limits.webhook_s)
         except (OSError, ValueError) as error:
             self.log.event("webhook_failed", error=type(error).__name__)
 
@@ -198,7 +199,7 @@ def _may_be_zombie(call: Call) -> bool:
     return call.outcome in _LEFT and not call.engine_let_go
 
 
-def _post(url: str, body: bytes) -> None:
+def _post(url: str, body: bytes, timeout_s: float) -> None:
     request = urllib.request.Request(url, body, {"content-type": "application/json"})  # noqa: S310 - from the configuration
-    with urllib.request.urlopen(request, timeout=_WEBHOOK_S):  # noqa: S310
+    with urllib.request.urlopen(request, timeout=timeout_s):  # noqa: S310
         pass

@@ -149,6 +149,8 @@ class Limits:
     )
     trace_send_s: float = limit(5.0, "Longest time for the collector to take a batch of traces.", least=0.1)
     counters_interval_s: float = limit(5.0, "Pause between two looks at an engine's own counters.", least=0.1)
+    history_looks_max: int = limit(360, "Such looks that are remembered, for the dashboard's picture.", least=2)
+    webhook_s: float = limit(5.0, "Longest time for alarm_webhook to take an alarm; it is sent once.", least=0.1)
     divergence_window_s: float = limit(20.0, "What the divergence alarm looks at.", least=1)
     divergence_hold_s: float = limit(20.0, "How long a divergence must last before the alarm, and be gone before its end.")
     divergence_share_max: float = limit(0.25, "Tokens for nobody, as a share of those that an engine computed.", most=1)
