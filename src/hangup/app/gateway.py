@@ -122,7 +122,8 @@ class Gateway:
             if backend not in backends:
                 self._retire(backend)
         self.backends = {backend.name: backend for backend in backends}
-        self._prices = {b.name: Price(b.settings.price_per_hour, b.settings.price_per_million_tokens) for b in backends}
+        prices = {b.name: Price(b.settings.price_per_hour, b.settings.price_per_million_tokens) for b in backends}
+        self._prices = {name: price for name, price in prices.items() if any(price)}
         self.admission.fleet.set(backend.seat for backend in backends)
         for backend in backends:
             if backend.name not in self._watches:

@@ -44,22 +44,25 @@ class Account:
 
     def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
         """`predicted_tokens` is how long such answers are on average. This is done at the end of every call."""
-        tokens, money = call.tokens_out, price.of(engine_s, call.tokens_out)
+        assert call.reason is not None
+        tokens, outcome = call.tokens_out, call.reason.outcome
+        money = price.of(engine_s, tokens) if price is not FREE else 0.0
         self.calls += 1
         self.tokens_in += call.tokens_in or 0
         self.engine_s += engine_s
         self.money += money
+        if outcome is Outcome.COMPLETED:
+            self.tokens_delivered += tokens
+            return
         got = delivered(call)
         if got:
             self.tokens_delivered += tokens
         else:
             self.tokens_wasted += tokens
-        if call.outcome is Outcome.COMPLETED:
-            return
         if not got or not tokens:
             self.engine_wasted_s += engine_s
             self.money_wasted += money
-        if call.outcome in _SPARING and call.sent_at is not None and not call.engine_finished:
+        if outcome in _SPARING and call.sent_at is not None and not call.engine_finished:
             saved = max(int(predicted_tokens) - tokens, 0)
             self.tokens_saved += saved
             self.money_saved += saved * money / tokens if tokens else 0.0
