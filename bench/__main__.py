@@ -16,10 +16,23 @@ from typing import Any
 
 import uvloop
 
-from bench import dashboard, embedded, overload, peers, policies, reaper, seeing, suites, targets
+from bench import dashboard, embedded, jobs, overload, peers, policies, reaper, seeing, suites, targets
 from bench.load import CHAT, percentile
 
-SUITES = ["streams", "requests", "first-byte", "hang-up", "idle", "engine", "peers", "overload", "policies", "reaper", "seeing"]
+SUITES = [
+    "streams",
+    "requests",
+    "first-byte",
+    "hang-up",
+    "idle",
+    "engine",
+    "peers",
+    "overload",
+    "policies",
+    "reaper",
+    "seeing",
+    "jobs",
+]
 APART = ["dashboard"]  # needs a browser
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
@@ -72,6 +85,8 @@ async def _run(name: str, rounds: int) -> Any:
         return await reaper.run()
     if name == "dashboard":
         return await dashboard.run()
+    if name == "jobs":
+        return await jobs.run()
     if name == "seeing":
         return await seeing.run(rounds)
     if name == "overload":

@@ -115,3 +115,22 @@ def test_the_real_configuration_decides(name: str) -> None:
     limits = replace(Limits(), **{name: 0})
     [plain], [changed] = rows(), rows(settings=Settings(limits=limits))
     assert facts(plain) != facts(changed)
+
+
+@pytest.mark.parametrize("slots", [16, 0])
+def test_jobs_fill_what_is_idle_and_clients_do_not_feel_it(slots: int) -> None:
+    """The first token comes as soon as without jobs, but for a tenth, at the median and in the tail."""
+    load = replace(LOAD, crowd=Crowd(stream_share=1.0))
+    for share in (0.3, 0.6, 0.9):
+        settings = Settings(slots=slots)
+        without, beside = rows(load=load, settings=settings, policies=["hangup", "jobs"], loads=[share], calls=6000)
+        assert beside.ttft_s_p50 < 1.1 * without.ttft_s_p50
+        assert beside.ttft_s_p99 < 1.1 * without.ttft_s_p99
+        assert beside.served_share > without.served_share - 0.01
+        if share == 0.3:
+            assert beside.jobs_fill_share > 0.4 and beside.waste_share < 0.1
+
+
+def test_jobs_alone_fill_an_engine_whose_slots_nobody_has_told() -> None:
+    [row] = rows(policies=["jobs"], loads=[0.001], settings=Settings(slots=0), calls=3000)
+    assert row.jobs_fill_share > 0.85

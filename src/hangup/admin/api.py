@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hangup.admin import calls
+from hangup.admin import calls, jobs
 from hangup.admin.calls import BadQuery, Filter
 from hangup.admin.overview import Watchers
 from hangup.admin.view import Killed, View
@@ -35,6 +35,7 @@ def routes(view: View) -> list[Route]:
         Route("/api/report", _answering(partial(report, view)), methods=["GET"]),
         Route("/api/backends", _answering(partial(list_backends, view)), methods=["GET"]),
         Route("/api/backends/{name:path}/drain", _answering(partial(drain, view)), methods=["PUT", "DELETE"]),
+        *jobs.routes(view),
     ]
 
 

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from hangup import __version__
 from hangup.admin.view import View
 from hangup.core.call import Phase
+from hangup.core.jobs import Item, Kind, Status
 from hangup.core.ledger import Histogram
 from hangup.core.reaper import Rung
 
@@ -27,6 +28,7 @@ class GatewayCollector(Collector):
         yield from self._calls()
         yield from self._backends()
         yield from self._reaper()
+        yield from self._jobs()
         yield from self._process()
 
     def _calls(self) -> Iterator[Metric]:
@@ -128,6 +130,31 @@ class GatewayCollector(Collector):
                 steps.add_metric([backend, step], reaper.steps[backend, step])
         yield steps
         yield _histogram("hangup_release_seconds", "From a call's end to the engine's word that it is gone.", reaper.release_s)
+
+    def _jobs(self) -> Iterator[Metric]:
+        view = self._view.jobs()
+        if view is None:
+            return
+        counts = view.counts()
+        jobs = GaugeMetricFamily("hangup_jobs", "Jobs that have not ended.", labels=["kind", "status"])
+        for kind in Kind:
+            for status in Status:
+                if not status.ended:
+                    jobs.add_metric([kind, status], counts["jobs"][kind, status])
+        yield jobs
+        items = GaugeMetricFamily("hangup_job_items", "Items of jobs that have not ended.", labels=["state"])
+        items.add_metric(["queued"], counts["queued"])
+        items.add_metric(["running"], counts["running"])
+        yield items
+        ended = CounterMetricFamily("hangup_job_items_ended", "Items that ended here, by how.", labels=["result"])
+        for state in Item:
+            if state.ended:
+                ended.add_metric([state.name.lower()], counts["ended"][state])
+        yield ended
+        yield CounterMetricFamily(
+            "hangup_job_results_refused", "Results that came after their item was given to another worker.", counts["refused"]
+        )
+        yield GaugeMetricFamily("hangup_job_store_failing", "1 while the store of jobs cannot be written.", counts["failing"])
 
     def _process(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("hangup_connections", "Client connections open.", self._view.connections())

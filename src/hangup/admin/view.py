@@ -32,6 +32,22 @@ class Killed:
     abort_sent: bool
 
 
+class Jobs(Protocol):
+    """Jobs of all tenants."""
+
+    async def page(self, tenant: str | None, kind: str | None, active: bool, before: str | None, count: int) -> dict[str, Any]:
+        """`jobs`, the newest first, and whether there are `more`."""
+
+    async def show(self, id: str) -> dict[str, Any] | None: ...
+
+    async def cancel(self, id: str) -> dict[str, Any] | None: ...
+
+    async def prune(self, older_than_s: float, tenant: str | None) -> int: ...
+
+    def counts(self) -> dict[str, Any]:
+        """Those under way, for the metrics."""
+
+
 class View(Protocol):
     @property
     def ledger(self) -> Ledger: ...
@@ -81,6 +97,9 @@ class View(Protocol):
 
     def ended(self, count: int) -> list[Call]:
         """The calls that ended last, the latest first."""
+
+    def jobs(self) -> Jobs | None:
+        """None where there are none."""
 
     def fault(self, error: Exception) -> None:
         """A bug of ours goes to the log."""

@@ -79,6 +79,7 @@ class Api:
 
     name = ""
     generates = False
+    local = False  # answered by the gateway itself
     format: Format = SSE
 
     # Errors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-from hangup.apis.anthropic import AnthropicCountTokens, AnthropicMessages
+from hangup.apis.anthropic import AnthropicCountTokens, AnthropicErrors, AnthropicMessages
 from hangup.apis.base import Api, Json
 from hangup.apis.llamacpp import LlamaCppCompletion
 from hangup.apis.ollama import OllamaChat, OllamaGenerate
@@ -23,6 +23,31 @@ class Embeddings(Api):
 
 class Models(Api):
     name = "openai.models"
+
+
+class Files(Api):
+    name = "openai.files"
+    local = True
+
+
+class Batches(Api):
+    name = "openai.batches"
+    local = True
+
+
+class StoredResponses(Api):
+    name = "openai.responses.stored"
+    local = True
+
+
+class MessageBatches(AnthropicErrors):
+    name = "anthropic.batches"
+    local = True
+
+
+class Jobs(Api):
+    name = "hangup.jobs"
+    local = True
 
 
 class PassThrough(Api):
@@ -67,6 +92,15 @@ BUILT_IN: dict[str, Route] = {
         Route("/generate_stream", ("POST",), TgiGenerate()),
         Route("/api/chat", ("POST",), OllamaChat()),
         Route("/api/generate", ("POST",), OllamaGenerate()),
+        Route("/v1/files", ("GET", "POST"), Files()),
+        Route("/v1/files/*", ("GET", "DELETE"), Files()),
+        Route("/v1/batches", ("GET", "POST"), Batches()),
+        Route("/v1/batches/*", ("GET", "POST"), Batches()),
+        Route("/v1/responses/*", ("GET", "POST", "DELETE"), StoredResponses()),
+        Route("/v1/messages/batches", ("GET", "POST"), MessageBatches()),
+        Route("/v1/messages/batches/*", ("GET", "POST", "DELETE"), MessageBatches()),
+        Route("/v1/jobs", ("GET",), Jobs()),
+        Route("/v1/jobs/*", ("GET", "DELETE"), Jobs()),
     )
 }
 
@@ -85,6 +119,10 @@ class Router:
                 self._prefixes.append(route)
             else:
                 self._exact[row.path] = route
+
+    def answering(self) -> list[str]:
+        """The paths on which an engine is asked something that may be a batch's item."""
+        return [path for path, route in self._exact.items() if route.api.generates or isinstance(route.api, Embeddings)]
 
     def find(self, path: str) -> Route | None:
         route = self._exact.get(path)

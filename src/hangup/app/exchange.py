@@ -34,10 +34,11 @@ from hangup.core.admission import Ticket
 from hangup.core.call import Call, Clock, Ending, Engine, Phase, Tell
 from hangup.core.reaper import Leftover
 from hangup.core.reasons import Reason
-from hangup.edge.connection import ClientConnection
+from hangup.edge.client import Client
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection, body_decoder
 from hangup.errors import EngineFault, Refusal, WireError
+from hangup.jobs.errand import Errand
 from hangup.wire import jsonbody
 from hangup.wire.head import Headers, RequestHead, ResponseHead
 
@@ -55,7 +56,6 @@ _CANNOT_STREAM = frozenset([400, 422, 501])
 class Exchange:
     __slots__ = (
         "_body",
-        "_connecting",
         "_engine_headers",
         "_heartbeat",
         "_relay",
@@ -65,11 +65,13 @@ class Exchange:
         "ask",
         "backend",
         "body_bytes_max",
+        "body_s",
         "call",
         "client",
         "client_read_s",
         "client_total_s",
         "engine",
+        "errand",
         "event_bytes_max",
         "gateway",
         "head",
@@ -77,12 +79,14 @@ class Exchange:
         "keyed",
         "leftover",
         "limits",
+        "listens",
         "route",
         "slot",
+        "task",
         "ticket",
     )
 
-    def __init__(self, gateway: Gateway, client: ClientConnection, call: Call, head: RequestHead | None) -> None:
+    def __init__(self, gateway: Gateway, client: Client, call: Call, head: RequestHead | None) -> None:
         self.gateway = gateway
         self.client = client
         self.call = call
@@ -91,7 +95,11 @@ class Exchange:
         self.api: Api = UNKNOWN
         self.limits: Limits = gateway.limits
         self.body_bytes_max = self.limits.body_bytes_max
+        self.body_s = self.limits.body_s
         self.event_bytes_max = self.limits.event_bytes_max
+        self.errand: Errand | None = None  # what it is made for, if its client is a job
+        self.listens = False  # its answer is a stream of a job's events
+        self.task: asyncio.Task[None] | None = None  # the one thing that it waits for: cancelled when the call ends
         self.keyed = False  # the client's key is one of ours: the engine must not see it
         self.client_total_s = math.inf  # how long the client says it waits: for all of it,
         self.client_read_s = math.inf  # and for the next byte
@@ -105,7 +113,6 @@ class Exchange:
         self._body = b""
         self._value = _NO_VALUE
         self._structure: jsonbody.Structure | None = None
-        self._connecting: asyncio.Task[None] | None = None
         self._relay: Relay | None = None
         self._engine_headers: Headers = []
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -123,7 +130,7 @@ class Exchange:
         self.body_bytes_max = limits.body_bytes_max
         self.event_bytes_max = limits.event_bytes_max
 
-    def body_piece(self, piece: bytes) -> None:
+    def body_piece(self, piece: bytes) -> bool:
         """A large body: counted as it comes, so that no one has to wait while it is looked at as a whole."""
         if self.api.generates:
             self._structure = self._structure or jsonbody.Structure(self.limits.json_elements_max)
@@ -131,6 +138,7 @@ class Exchange:
                 self._structure.feed(piece)
             except Refusal as refusal:
                 self.end(refusal.reason, refusal.detail)
+        return False
 
     def body_arrived(self, body: bytes) -> None:
         self._body = body
@@ -143,7 +151,9 @@ class Exchange:
             self.fault(error)
         else:
             self.call.received(time.monotonic())
-            self.find_place()
+            if self.ask is None or not self.gateway.defers(self, self.ask, body, self._value):
+                self._expect_heartbeat()
+                self.find_place()
 
     def _read_request(self) -> None:
         """What is asked for; caps are set here, and what cannot be is refused."""
@@ -161,18 +171,21 @@ class Exchange:
         call.model = ask.model
         call.stream = ask.stream
         self._set_clock(to_client=ask.stream, from_engine=ask.streams)
-        if ask.stream and settings.heartbeat_s and self.api.format.data_prefix:
-            self._heartbeat = self.gateway.loop.call_later(settings.heartbeat_s, self._beat)
+
+    def _expect_heartbeat(self) -> None:
+        every_s = self.gateway.settings.heartbeat_s
+        if every_s and self.ask is not None and self.ask.stream and self.errand is None and self.api.format.data_prefix:
+            self._heartbeat = self.gateway.loop.call_later(every_s, self._beat)
 
     def _set_clock(self, *, to_client: bool, from_engine: bool) -> None:
         """Which time limits hold, now that we know where the answer streams."""
-        limits, read_s = self.limits, self.client_read_s
+        limits, read_s, patient = self.limits, self.client_read_s, self.errand is not None
         self.call.clock = Clock(
-            limits.total_s,
+            math.inf if patient else limits.total_s,
             # Of an answer that comes as a whole nothing is seen before its end.
             limits.first_token_s if from_engine else math.inf,
             limits.gap_s if from_engine else math.inf,
-            limits.queue_s,
+            math.inf if patient else limits.queue_s,
             # A client's read timeout is for the next byte: of a whole answer, that is its end.
             self.client_total_s if to_client else min(self.client_total_s, read_s),
             read_s if to_client else math.inf,
@@ -184,6 +197,13 @@ class Exchange:
         if self.call.phase is Phase.WAITING:
             self.reset_timer()
 
+    def begin_job(self) -> None:
+        """A job's item may wait as long as it takes; its time begins now."""
+        assert self.errand is not None
+        waited = time.monotonic() - self.call.started_at
+        self.call.clock = self.call.clock._replace(total_s=waited + self.limits.total_s)
+        self.errand.started()
+
     def placed(self, backend: Backend) -> None:
         self.backend = backend
         self.call.sent(backend.name, time.monotonic())
@@ -192,17 +212,17 @@ class Exchange:
         if connection is not None:
             self.connected(connection)
         else:
-            self._connecting = self.gateway.loop.create_task(self._connect(backend))
+            self.task = self.gateway.loop.create_task(self._connect(backend))
 
     async def _connect(self, backend: Backend) -> None:
         """The only thing that is waited for; cancelled if the call ends meanwhile."""
         try:
             connection = await backend.pool.connect()
         except EngineFault as fault:
-            self._connecting = None
+            self.task = None
             self.attempt_failed(fault)
         else:
-            self._connecting = None
+            self.task = None
             self.connected(connection)
 
     def connected(self, connection: EngineConnection) -> None:
@@ -319,7 +339,7 @@ class Exchange:
         elif connection.reused:
             # It was closed by the engine as it lay idle; that says nothing about the engine.
             assert self.backend is not None
-            self._connecting = self.gateway.loop.create_task(self._connect(self.backend))
+            self.task = self.gateway.loop.create_task(self._connect(self.backend))
         else:
             self.attempt_failed(EngineFault(reasons.ENGINE_DIED, "The engine closed the connection without an answer."))
 
@@ -410,9 +430,9 @@ class Exchange:
         self.end(reasons.INTERNAL)
 
     def _stop_engine(self, ending: Ending) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
         connection, self.engine = self.engine, None
         backend, self.backend = self.backend, None
         if ending.engine is Engine.ABORT and backend is not None:

@@ -22,25 +22,31 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from hangup.apis.base import Ask, Json
 from hangup.apis.routes import Route, Router
 from hangup.app.exchange import Exchange
 from hangup.app.log import Log
 from hangup.app.tracing import TRACEPARENT, Tracer
+from hangup.app.visit import Visit
 from hangup.config import Limits, Settings
 from hangup.core import reasons
-from hangup.core.account import FREE, Price
+from hangup.core.account import FREE, Entry, Price, entry
 from hangup.core.admission import Action, Admission, Terms, Ticket
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
 from hangup.core.reaper import Leftover
 from hangup.core.reasons import Outcome, Reason
 from hangup.edge.connection import ClientConnection
+from hangup.edge.connection import Exchange as Carried
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection
 from hangup.engines.health import watch
 from hangup.engines.pool import Dial
 from hangup.errors import Refusal
+from hangup.jobs.calls import wants_async
+from hangup.jobs.desk import Desk
+from hangup.jobs.errand import Errand
 from hangup.reaper import Reaper
 from hangup.store.ledger import LedgerStore
 from hangup.wire.head import Headers, RequestHead
@@ -81,6 +87,7 @@ class Gateway:
         self.aborts = Aborts(settings.limits)
         self.reaper = Reaper(self.aborts, self, settings.limits.zombie_stories_max)
         self.heard_of_release = asyncio.Event()  # wakes those who wait for one, and is never set for longer
+        self.desk: Desk | None = None  # who answers for jobs, once their store is open
         self.draining = False
         self.idle = asyncio.Event()  # set while no call is live
         self.idle.set()
@@ -172,7 +179,7 @@ class Gateway:
 
     # Calls begin
 
-    def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | None:
+    def open(self, connection: ClientConnection, head: RequestHead) -> Carried | None:
         """A request's head: who asks for what, and may they? Nothing of the body is read before this."""
         exchange = self._new_exchange(connection, head)
         try:
@@ -185,7 +192,53 @@ class Gateway:
         exchange.client_total_s = deadline_s
         exchange.client_read_s = _sdk_read_timeout(head)
         exchange.start(route, limits)
+        if route.api.local:
+            return Visit.begin(exchange, connection, self.desk)
         return exchange
+
+    def defers(self, exchange: Exchange, ask: Ask, body: bytes, value: Json) -> bool:
+        """Whether the client will not wait for this call: then it is a job from here on."""
+        head = exchange.head
+        assert head is not None
+        if b"prefer" not in head.fields and "background" not in value:
+            return False
+        if self.desk is None or exchange.errand is not None:
+            return False
+        if not wants_async(head.fields) and not (value.get("background") and head.path == "/v1/responses"):
+            return False
+        Visit.defer(exchange, self.desk, ask, body, value)
+        return True
+
+    def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
+        """Makes a call for an item of a job; it goes the way of all calls."""
+        call = Call(id, time.monotonic(), errand.peer)
+        call.tenant = errand.tenant
+        path = errand.claim.path
+        exchange = Exchange(self, errand, call, _own_head(path, tuple(headers.items())))
+        exchange.errand = errand
+        exchange.keyed = bool(self._tenants)
+        errand.exchange = exchange
+        self.calls[call.id] = exchange
+        self.idle.clear()
+        if self.tracer is not None:
+            self.tracer.begin(call, None)
+        route = self.router.find(path)
+        if route is None:
+            exchange.end(reasons.NOT_FOUND)
+            return
+        call.route = route.api.name
+        exchange.start(route, self._limits_of(route.path, errand.tenant))
+        exchange.body_arrived(errand.claim.body)
+
+    def jobs_waiting(self, tenant: str) -> int:
+        return self.admission.jobs_waiting(tenant)
+
+    def limits_of_tenant(self, tenant: str) -> Limits:
+        return self._limits_of("", tenant)
+
+    def book(self, entry: Entry) -> None:
+        if self.store is not None:
+            self.store.add(entry)
 
     def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None:
         exchange = self._new_exchange(connection, None)
@@ -280,6 +333,7 @@ class Gateway:
             size=size,
             retry=head.fields.get(b"x-stainless-retry-count", b"0") != b"0",
             blind=ask is None or not ask.streams,
+            job=exchange.errand is not None,
         )
 
     def place_again(self, exchange: Exchange) -> None:
@@ -301,6 +355,8 @@ class Gateway:
             if reason is not None:
                 exchange.end(reason)
             elif seat is not None:
+                if ticket.job:
+                    exchange.begin_job()
                 if ticket.queued_at and exchange.client.left():
                     exchange.end(reasons.CLIENT_FIN)
                 else:
@@ -356,6 +412,8 @@ class Gateway:
             actions = self.admission.let_go(backend.seat, kv, time.monotonic())
             self._close_if_done(backend)
             self._act(actions)
+        if leftover.when_gone is not None:
+            leftover.when_gone()
 
     def seat_changed(self, backend: Backend) -> None:
         self.admission.fleet.refresh()
@@ -363,6 +421,9 @@ class Gateway:
 
     def told(self, event: str, **fields: Any) -> None:
         self.log.event(event, **fields)
+
+    def fault(self, error: Exception) -> None:
+        self.log.fault(error)
 
     def _look_at_paces(self) -> None:
         """How long a token takes just now, from a few of the calls that run: their ends would tell it late."""
@@ -378,6 +439,8 @@ class Gateway:
                 actions += self.admission.step(ticket.seat, (at - before) / (tokens - tokens_before), at)
         self._paces = seen
         self._pace_timer = self.loop.call_later(_PACE_S, self._look_at_paces)
+        if self.admission.jobs.count:
+            actions += self.admission.dispatch(time.monotonic())  # what was kept free for live calls may have become less
         self._act(actions)
 
     # Calls end
@@ -396,16 +459,17 @@ class Gateway:
             self.tracer.end(call)
         if ticket is not None:
             self._free(ticket, call, exchange.leftover)
-        if self.store is not None:
-            self._book(self.store, call, ticket)
+        if exchange.errand is not None:
+            exchange.errand.over(call, exchange.leftover, entry(call, *self._cost(call, ticket)))
+        elif self.store is not None:
+            self.store.book(call, *self._cost(call, ticket))
 
-    def _book(self, store: LedgerStore, call: Call, ticket: Ticket | None) -> None:
-        """Now that the call's share of the engine's time is known."""
+    def _cost(self, call: Call, ticket: Ticket | None) -> tuple[float, float, Price]:
+        """Its share of the engine's time, how long such answers are on average, and the price."""
         if ticket is None or ticket.tenant is None:
-            store.book(call, 0.0, 0.0, FREE)
-            return
+            return 0.0, 0.0, FREE
         expected = 0.0 if call.engine_finished else ticket.tenant.predict(ticket.output_max) * ticket.choices
-        store.book(call, ticket.engine_s, expected, self._prices.get(call.backend, FREE))
+        return ticket.engine_s, expected, self._prices.get(call.backend, FREE)
 
     def _free(self, ticket: Ticket, call: Call, leftover: Leftover | None) -> None:
         """Whatever the call held goes to the next one, in this turn; but not its place in an engine that may go on."""
@@ -457,6 +521,10 @@ class Gateway:
     def start_drain(self) -> None:
         """No new calls; idle connections close, busy ones after their answer."""
         self.draining = True
+        if self.desk is not None:
+            self.desk.board.stop()
+        for exchange in [exchange for exchange in self.calls.values() if exchange.listens]:
+            exchange.end(reasons.DRAINED)  # a stream of events goes on elsewhere, or later
         for connection in list(self.connections):
             connection.close_after_this()
 
@@ -480,6 +548,14 @@ class Gateway:
             connection.close_after_this()
         for backend in (*self.backends.values(), *self._retired):
             backend.pool.close()
+
+
+@lru_cache(maxsize=256)
+def _own_head(path: str, headers: tuple[tuple[str, str], ...]) -> RequestHead:
+    """The head of a call that no client made."""
+    lines = [f"POST {path} HTTP/1.1", "host: hangup", "content-type: application/json"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    return RequestHead("\r\n".join([*lines, "", ""]).encode("latin-1"), count_max=128, url_bytes_max=8192)
 
 
 def _is_json(head: RequestHead) -> bool:

@@ -17,6 +17,7 @@ import orjson
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.config import Limits
+from hangup.core.account import nobodys
 from hangup.core.call import Call
 from hangup.core.divergence import Divergence, Finding, Sample, Terms
 from hangup.core.engine_count import EngineCount
@@ -138,7 +139,7 @@ class Monitor:
         if self.gateway.store is not None:
             found = watched.count.settle(seen)
             if found.nobodys:
-                self.gateway.store.nobodys(backend.name, found.nobodys)
+                self.gateway.store.add(nobodys(backend.name, found.nobodys))
             self.gateway.store.uncounted(backend.name, found.uncounted)
 
     def _tell(self, backend: str, finding: Finding | None) -> None:

@@ -17,7 +17,7 @@ from hangup.apis.base import Api, Ask, Assembler, Json, Usage
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
-from hangup.edge.connection import ClientConnection
+from hangup.edge.client import Client
 from hangup.errors import WireError
 from hangup.wire.body import Chunked, Decoder, UntilClose, is_whole_chunks
 from hangup.wire.sse import Splitter
@@ -31,7 +31,7 @@ class Joint(Protocol):
     """What a relay sits in: the exchange between a client and an engine."""
 
     call: Call
-    client: ClientConnection
+    client: Client
     event_bytes_max: int
 
     def end(self, reason: Reason, detail: str = "") -> None: ...

@@ -51,6 +51,19 @@ def whole(exchange: Exchange, status: int, body: bytes, engine_headers: Headers)
     exchange.call.client_has_all = True
 
 
+def made(exchange: Exchange, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
+    """A complete answer of the gateway's own."""
+    own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
+    _write_head(exchange, status, own + headers, chunked=False)
+    exchange.client.send(body)
+    exchange.call.client_has_all = True
+
+
+def begin_made(exchange: Exchange, status: int, content_type: bytes, headers: Headers) -> None:
+    """Begins an answer of the gateway's own that is made while it is read."""
+    _write_open_head(exchange, status, [(b"content-type", content_type), *_STREAM_HEADERS, *headers])
+
+
 def error(exchange: Exchange, reason: Reason, detail: str) -> None:
     """A complete error answer."""
     body = orjson.dumps(exchange.api.error(reason.status, reason.code, detail or reason.message))

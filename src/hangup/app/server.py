@@ -12,6 +12,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from hangup.admin.guard import Policy, is_loopback
@@ -30,6 +31,9 @@ from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
 from hangup.engines.pool import Dial
 from hangup.errors import ConfigError, HangupError
+from hangup.jobs.board import Board
+from hangup.jobs.desk import Desk
+from hangup.store.jobs import JobStore
 from hangup.store.ledger import LedgerStore
 
 # What a reload cannot change, since it is bound to the process.
@@ -45,6 +49,8 @@ _FIXED = (
     "log",
     "ledger",
     "ledger_days",
+    "jobs",
+    "jobs_days",
     "otlp_endpoint",
     "otlp_protocol",
     "otlp_headers_env",
@@ -89,6 +95,7 @@ class Server:
         gateway.connections_allowed = _connections_allowed(settings.limits.connections_max)
         if gateway.connections_allowed < settings.limits.connections_max:
             self._log.event("few_file_descriptors", connections_max=gateway.connections_allowed)
+        gateway.desk = await self._open_jobs(settings, data_sock.getsockname()[1])
         listener = await loop.create_server(lambda: ClientConnection(gateway, loop), sock=data_sock, ssl=tls, backlog=4096)
         monitor = Monitor(gateway, self._log)
         monitor_task = loop.create_task(monitor.run())
@@ -109,6 +116,8 @@ class Server:
             monitor_task.cancel()
             for task in self._reload_tasks:
                 task.cancel()
+            if gateway.desk is not None:
+                await gateway.desk.board.close()
             await gateway.close()
             admin.stop()
             await asyncio.gather(
@@ -118,6 +127,23 @@ class Server:
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
             self._log.close()
+
+    async def _open_jobs(self, settings: Settings, port: int) -> Desk | None:
+        path = jobs_path(settings, port)
+        if path is None:
+            return None
+        try:
+            store = JobStore(path)
+        except HangupError as error:
+            if settings.jobs != "auto":
+                raise
+            # Whoever has no use for jobs need not have a place for them.
+            self._log.event("no_jobs", error=str(error))
+            return None
+        board = Board(store, self.gateway, self.gateway.loop, settings.jobs_days)
+        desk = Desk(board, lambda: self.gateway.router)
+        await board.open()
+        return desk
 
     def stop(self) -> None:
         """The first time: drain. The second time: now."""
@@ -179,6 +205,18 @@ class Server:
             before = loop.time()
             await asyncio.sleep(_LAG_PERIOD_S)
             self._lag.observe(max(0.0, loop.time() - before - _LAG_PERIOD_S))
+
+
+def jobs_path(settings: Settings, port: int) -> str | None:
+    """The store of jobs; empty for memory, None for no jobs at all."""
+    if settings.jobs == "none":
+        return None
+    if settings.jobs != "auto":
+        return str(Path(settings.jobs).expanduser())
+    if settings.port == 0:  # another one each time: nobody could find it again
+        return ""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return str(Path(state).expanduser() / "hangup" / f"jobs-{port}.sqlite")
 
 
 def _listen(what: str, host: str, port: int, settings: Settings) -> socket.socket:

@@ -22,6 +22,7 @@ from hangup.core.admission import Seat
 from hangup.core.call import Call, Phase
 from hangup.core.ledger import Histogram, Ledger
 from hangup.engines.backend import Backend
+from hangup.jobs.overview import Overview
 from hangup.reaper import BackendView, Books, Zombie
 from hangup.store.ledger import LedgerStore
 
@@ -170,6 +171,10 @@ class AdminView:
 
     def reaper(self) -> Books:
         return self._gateway.reaper.books
+
+    def jobs(self) -> Overview | None:
+        desk = self._gateway.desk
+        return Overview(desk.board, time.monotonic) if desk is not None else None
 
     def fault(self, error: Exception) -> None:
         self._log.fault(error)

@@ -15,6 +15,7 @@ from hangup.cli import (
     doctor,
     engine,
     engines,
+    jobs,
     keys,
     kill,
     lint,
@@ -71,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hangup {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    seeing = (ps, top, kill, trace, backends, report)
+    seeing = (ps, top, kill, trace, backends, jobs, report)
     for command in (serve, *seeing, engine, demo, simulate, lint, configs, engines, doctor, keys, standin):
         command.add_parser(commands)
     return parser

@@ -15,7 +15,7 @@ from hangup.errors import HangupError
 from hangup.sim import report, traces
 from hangup.sim.engine import EngineModel
 from hangup.sim.load import Arrivals, Crowd, Load
-from hangup.sim.policies import BASELINES, HANGUP
+from hangup.sim.policies import BASELINES, HANGUP, JOBS
 from hangup.sim.study import Plan, Row, study
 
 _EXAMPLES = """\
@@ -30,6 +30,8 @@ examples:
       which queue suits my traffic?
   hangup simulate --policy hangup,direct --hang-ups 0.5 --engine deaf=true
       what did zombies cost me?
+  hangup simulate --policy hangup,jobs --streams 1 --load 0.3,0.5,0.7,0.9
+      how much of what is idle can jobs fill, and do clients feel it?
 """
 
 
@@ -50,7 +52,7 @@ def add_parser(commands: Any) -> None:
     say(
         "--load", type=_numbers, default=[0.7, 0.9, 1, 1.5, 2, 3, 5, 10], metavar="X,…", help="against what the engines sustain"
     )
-    say("--policy", type=_names, default=[HANGUP], metavar="NAME,…", help=f"{HANGUP} or a baseline: " + _list_baselines())
+    say("--policy", type=_names, default=[HANGUP], metavar="NAME,…", help=_list_policies())
     say("--config", type=Path, metavar="FILE", help="the gateway's configuration, as for `hangup serve`")
     say("--set", type=_assignment, metavar="LIMIT=X,…", help="tries several values of one of its limits")
     say("--engine", type=_names, default=[], metavar="KEY=VALUE,…", help="the engine model: " + _list_engine())
@@ -88,8 +90,9 @@ _CROWD = {
 }
 
 
-def _list_baselines() -> str:
-    return "; ".join(f"{name} ({doc})" for name, (doc, _) in BASELINES.items())
+def _list_policies() -> str:
+    baselines = "; ".join(f"{name} ({doc})" for name, (doc, _) in BASELINES.items())
+    return f"{HANGUP}; {JOBS} (hangup, with items of jobs always at hand); or a baseline: {baselines}"
 
 
 def _list_engine() -> str:
@@ -117,9 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plans(arguments: argparse.Namespace) -> Any:
-    unknown = [name for name in arguments.policy if name != HANGUP and name not in BASELINES]
+    known = [HANGUP, JOBS, *BASELINES]
+    unknown = [name for name in arguments.policy if name not in known]
     if unknown:
-        raise HangupError(f"there is no policy named {unknown[0]}; there are {', '.join([HANGUP, *BASELINES])}")
+        raise HangupError(f"there is no policy named {unknown[0]}; there are {', '.join(known)}")
     requests = traces.read(arguments.trace, arguments.seed[0]) if arguments.trace else traces.synthetic(arguments.seed[0])
     crowd = Crowd(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Crowd)})
     simulated = Load(requests, crowd, Arrivals(arguments.arrivals, arguments.cv))

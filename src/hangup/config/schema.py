@@ -93,7 +93,19 @@ class Limits:
         2.0, "A tenant's calls go first come first served until its oldest has waited this long, then the newest goes first."
     )
     hold_back_share: float = limit(
-        0.1, "Share of the capacity kept free for each higher priority that some tenant has.", most=0.5
+        0.1,
+        "Share of the capacity kept free for each higher priority that some tenant has, and by jobs for live calls.",
+        most=0.5,
+    )
+    jobs_calm_s: float = limit(
+        5.0,
+        "Jobs leave room for as many live calls as there were at a time within the last so many seconds (up to twice that).",
+    )
+    jobs_hold_back_share: float = limit(
+        0.3,
+        "Share of the capacity that jobs leave free while live calls come, since a full batch makes every call slower; "
+        "when none has come for jobs_calm_s it is hold_back_share.",
+        most=0.9,
     )
     backfill_s: float = limit(
         1.0, "How long smaller calls may overtake one that fits into no backend's cache; then what gets free is kept for it."
@@ -106,6 +118,25 @@ class Limits:
         "Time per token that a backend with learned slots should keep; it gets fewer calls when it is slower than this "
         "and than twice its best.",
         least=0.001,
+    )
+
+    # Jobs
+    jobs_max: int = cap(1000, "Most jobs of a tenant that have not ended.", least=0)
+    job_items_max: int = cap(1_000_000, "Most items of a tenant's jobs that have not ended.", least=0)
+    job_bytes_max: int = cap(4 * 1024**3, "Most bytes of a tenant's jobs, their results and files.", least=0)
+    batch_items_max: int = cap(100_000, "Most requests in a batch.")
+    batch_window_max_s: float = cap(7 * 86_400.0, "Longest completion window of a batch.")
+    file_bytes_max: int = cap(512 * 1024 * 1024, "Largest file that may be uploaded.", least=1024)
+    job_lease_s: float = cap(
+        300.0, "How long a job lives that nobody asks for: renewed by polling, held by an open event stream.", least=1
+    )
+    job_lease_max_s: float = cap(86_400.0, "Longest lease that a client may ask for (x-hangup-lease).")
+    job_cancel_wait_s: float = cap(5.0, "How long a cancel may wait for the engine to let go before it is answered.", least=0)
+    upload_s: float = limit(600.0, "Longest time for a whole file to arrive.", least=1)
+    job_events_bytes_max: int = limit(4 * 1024 * 1024, "Events of a job that are kept, to be read again or later.", least=1024)
+    job_failures_max: int = limit(3, "How often engines may fail on an item before that is its result.", least=1)
+    job_worker_silence_s: float = limit(
+        15.0, "A gateway on the same store that shows no life for this long loses the items it had claimed.", least=5
     )
 
     # Health
@@ -250,6 +281,11 @@ class Settings:
     log: str = setting("-", "Where the line per call goes: - for stdout, a file path, or none.")
     ledger: str = setting("", "SQLite file for the ledger, which `hangup report` reads; empty keeps it in memory.")
     ledger_days: float = setting(90.0, "How long the ledger is kept.", least=0.01)
+    jobs: str = setting(
+        "auto",
+        "SQLite file for jobs and their files. auto: jobs-PORT.sqlite in the user's state folder; none turns jobs off.",
+    )
+    jobs_days: float = setting(30.0, "How long jobs that have ended, and files, are kept.", least=0.01)
     currency: str = setting("USD", "In which the backends' prices are.")
     otlp_endpoint: str = setting(
         "", "OpenTelemetry collector (OTLP/HTTP) for traces, such as http://127.0.0.1:4318; empty is off."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hangup.core.call import Call
@@ -66,3 +66,34 @@ class Account:
             saved = max(int(predicted_tokens) - tokens, 0)
             self.tokens_saved += saved
             self.money_saved += saved * money / tokens if tokens else 0.0
+
+    def add(self, other: Account) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def in_vain(self) -> Account:
+        """The same, had nobody got anything of it."""
+        wasted = self.tokens_wasted + self.tokens_delivered
+        return replace(self, tokens_delivered=0, tokens_wasted=wasted, engine_wasted_s=self.engine_s, money_wasted=self.money)
+
+
+class Entry(NamedTuple):
+    """What is booked apart from a call's end: a job's item, whose result must be kept first, or what no call explains."""
+
+    tenant: str
+    model: str
+    backend: str
+    cause: str  # the outcome
+    account: Account
+
+
+def entry(call: Call, engine_s: float, predicted_tokens: float, price: Price) -> Entry:
+    assert call.reason is not None
+    account = Account()
+    account.book(call, engine_s, predicted_tokens, price)
+    return Entry(call.tenant, call.model, call.backend, call.reason.outcome.value, account)
+
+
+def nobodys(backend: str, tokens: int) -> Entry:
+    """Tokens that an engine computed and that never came: for calls that had ended, whose share is not known."""
+    return Entry("", "", backend, ZOMBIE, Account(tokens_wasted=tokens))

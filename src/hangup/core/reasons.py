@@ -51,6 +51,11 @@ CLIENT_RESET = _reason("reset", Outcome.CLIENT_GONE, 499, "The client reset its 
 CLIENT_SILENT = _reason("silence", Outcome.CLIENT_GONE, 499, "The client's host stopped answering.")
 CLIENT_STALLED = _reason("write_stall", Outcome.CLIENT_GONE, 499, "The client stopped reading.")
 
+# A job's client is whoever owns it.
+JOB_CANCELLED = _reason("job_cancelled", Outcome.CLIENT_GONE, 499, "The job was cancelled.")
+LEASE_EXPIRED = _reason("lease_expired", Outcome.CLIENT_GONE, 499, "Nobody asked for the job any more.")
+WINDOW_PASSED = _reason("window_passed", Outcome.CLIENT_GONE, 499, "The batch's completion window passed.")
+
 CLIENT_DEADLINE = _reason("client_deadline", Outcome.DEADLINE, 504, "The client's own deadline passed.", False)
 
 OUTPUT_TOKENS = _reason("output_tokens_max", Outcome.CAP, 200, "The engine ran past the cap on output tokens.")
@@ -98,8 +103,11 @@ UNAUTHORIZED = _reason("unauthorized", Outcome.REFUSED, 401, "A valid API key is
 MEDIA_TYPE = _reason("media_type", Outcome.REFUSED, 415, "A page of another site must send application/json.", False)
 BAD_JSON = _reason("bad_json", Outcome.REFUSED, 400, "The request's body is not acceptable JSON.", False)
 BAD_FIELD = _reason("bad_field", Outcome.REFUSED, 400, "A field of the request has a wrong value.", False)
+JOB_QUOTA = _reason("job_quota", Outcome.REFUSED, 429, "This tenant has as many jobs, items or stored bytes as it may.")
+NO_JOBS = _reason("no_jobs", Outcome.REFUSED, 503, "Jobs cannot be taken: their store is off, full or out of reach.")
 BAD_DEADLINE = _reason("bad_deadline", Outcome.REFUSED, 400, "X-Request-Timeout must be a number of seconds.", False)
 
 KILLED = _reason("killed", Outcome.KILLED, 503, "An operator ended the call.", False)
+YIELDED = _reason("yielded", Outcome.KILLED, 503, "A live client needed the place of this item of a job; it will run again.")
 INTERNAL = _reason("internal_error", Outcome.KILLED, 500, "The gateway has a fault; it is in its log.", False)
 DRAINED = _reason("drain_s", Outcome.DRAINED, 503, "The gateway shut down before the answer was complete.")

@@ -39,9 +39,10 @@ class Exchange(Protocol):
     """The call that a connection is carrying, as the connection sees it."""
 
     body_bytes_max: int
+    body_s: float  # how long all of it may take
 
-    def body_piece(self, piece: bytes) -> None:
-        """Some of a body that does not come in one piece; may refuse the call."""
+    def body_piece(self, piece: bytes) -> bool:
+        """Some of a body that does not come in one piece; may refuse the call. True: it was taken, and need not be kept."""
 
     def body_arrived(self, body: bytes) -> None: ...
 
@@ -77,6 +78,7 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_body_began_at",
+        "_body_bytes",
         "_buffer",
         "_chunked_answer",
         "_close_after",
@@ -114,6 +116,7 @@ class ClientConnection(asyncio.Protocol):
         self._decoder: Decoder | None = None
         self._body = bytearray()
         self._body_began_at = 0.0
+        self._body_bytes = 0
         self._keep_alive = True
         self._close_after = False
         self._chunked_answer = False
@@ -263,6 +266,7 @@ class ClientConnection(asyncio.Protocol):
         if expect is not None and not self._buffer:
             self.write(_CONTINUE)
         self._body_began_at = self._loop.time()
+        self._body_bytes = 0
         data, self._buffer = self._buffer, b""
         if data:
             self._take_body(data)
@@ -276,10 +280,12 @@ class ClientConnection(asyncio.Protocol):
         except WireError as error:
             self._refuse_body(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
             return
-        if len(self._body) + len(payload) > self.exchange.body_bytes_max:
+        self._body_bytes += len(payload)
+        if self._body_bytes > self.exchange.body_bytes_max:
             self._refuse_body(reasons.BODY_TOO_LARGE)
             return
-        self.exchange.body_piece(payload)
+        if self.exchange.body_piece(payload):
+            payload = b""
         if self.state is not State.BODY:
             return  # refused
         if self._decoder.done:
@@ -411,8 +417,8 @@ class ClientConnection(asyncio.Protocol):
         self.set_due(self._loop.time() + seconds)
 
     def _set_body_due(self) -> None:
-        limits = self._owner.limits
-        self.set_due(min(self._loop.time() + limits.body_idle_s, self._body_began_at + limits.body_s))
+        assert self.exchange is not None
+        self.set_due(min(self._loop.time() + self._owner.limits.body_idle_s, self._body_began_at + self.exchange.body_s))
 
     def _on_timer(self) -> None:
         self._timer, self._timer_at = None, math.inf

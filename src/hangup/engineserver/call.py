@@ -32,6 +32,7 @@ class Call:
     def __init__(self, server: EngineServer, client: ClientConnection, id: str, kind: str) -> None:
         self.id = id
         self.body_bytes_max = server.limits.body_bytes_max
+        self.body_s = server.limits.body_s
         self._server = server
         self._client = client
         self._kind = kind
@@ -43,12 +44,13 @@ class Call:
 
     # The connection tells us
 
-    def body_piece(self, piece: bytes) -> None:
+    def body_piece(self, piece: bytes) -> bool:
         try:
             self._structure = self._structure or jsonbody.Structure(self._server.limits.json_elements_max)
             self._structure.feed(piece)
         except Refusal as refusal:
             self.refuse(refusal.reason, refusal.detail)
+        return False
 
     def body_arrived(self, body: bytes) -> None:
         try:

@@ -113,9 +113,11 @@ class _Page:
     body_bytes_max = 64 * 1024
 
     def __init__(self, server: EngineServer, client: ClientConnection, method: str, path: str, id: str) -> None:
+        self.body_s = server.limits.body_s
         self._server, self._client, self._method, self._path, self._id = server, client, method, path, id
 
-    def body_piece(self, piece: bytes) -> None: ...
+    def body_piece(self, piece: bytes) -> bool:
+        return False
 
     def body_arrived(self, body: bytes) -> None:
         status, kind, answer = self._server.page(self._method, self._path)

@@ -16,12 +16,22 @@ from hangup.core.reasons import Reason
 from hangup.sim.clients import Client, Gateway, People
 from hangup.sim.clock import Clock
 from hangup.sim.engine import Engine
+from hangup.sim.jobs import Supply
+from hangup.sim.load import Request
 
 
 class HangupGateway:
-    """The real admission, with the real configuration, on simulated engines."""
+    """The real admission, with the real configuration, on simulated engines; `items` of jobs are always at hand."""
 
-    def __init__(self, clock: Clock, people: People, engines: Sequence[Engine], rng: random.Random, settings: Settings) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        people: People,
+        engines: Sequence[Engine],
+        rng: random.Random,
+        settings: Settings,
+        items: Sequence[Request] = (),
+    ) -> None:
         self._clock = clock
         self._people = people
         self._queue_s = settings.limits.queue_s
@@ -33,6 +43,7 @@ class HangupGateway:
         self._engines = dict(zip(seats, engines, strict=True))
         self.admission = Admission(settings.limits, seats, rng.random)
         self.admission.configure(settings.limits, {tenant.name: Terms.of(tenant) for tenant in settings.tenant})
+        self._supply = Supply(clock, people.tally, self.admission, items, self._act) if items else None
 
     def arrive(self, client: Client) -> None:
         now, sample = self._clock.now, client.sample
@@ -75,7 +86,10 @@ class HangupGateway:
 
     def _act(self, actions: list[Action]) -> None:
         for ticket, seat, reason in actions:
-            if seat is not None:
+            if ticket.job:
+                assert self._supply is not None
+                self._supply.act(ticket, self._engines[seat] if seat is not None else None)
+            elif seat is not None:
                 self._people.started(ticket.key, self._engines[seat])
             elif reason is not None:
                 self._refuse(ticket.key, reason)
@@ -195,8 +209,8 @@ class LineGateway:
 GatewayMaker = Callable[[Clock, People, Sequence[Engine], random.Random], Gateway]
 
 
-def hangup(settings: Settings) -> GatewayMaker:
-    return lambda clock, people, engines, rng: HangupGateway(clock, people, engines, rng, settings)
+def hangup(settings: Settings, items: Sequence[Request] = ()) -> GatewayMaker:
+    return lambda clock, people, engines, rng: HangupGateway(clock, people, engines, rng, settings, items)
 
 
 def _direct(aborts: bool) -> GatewayMaker:
@@ -208,6 +222,7 @@ def _line(line: Line) -> GatewayMaker:
 
 
 HANGUP = "hangup"
+JOBS = "jobs"  # hangup, with jobs beside the clients
 BASELINES: dict[str, tuple[str, GatewayMaker]] = {
     "direct": ("straight to the engine; nothing is stopped when a client leaves", _direct(aborts=False)),
     "abort": ("straight to the engine, whose queue has no bound; stopped when a client leaves", _direct(aborts=True)),

@@ -30,19 +30,25 @@ _COLUMNS = (
     ("engine queue", "engine_queue_peak", "{}"),
 )
 
+_JOB_COLUMNS = (  # where jobs run
+    ("idle filled", "jobs_fill_share", "{:.2f}"),
+    ("yields/s", "jobs_yields_s", "{:.2f}"),
+)
 
-def headings() -> list[str]:
-    return [heading for heading, _, _ in _COLUMNS]
+
+def _columns(rows: Sequence[Row]) -> tuple[tuple[str, str, str], ...]:
+    return _COLUMNS + _JOB_COLUMNS if any(not math.isnan(row.jobs_fill_share) for row in rows) else _COLUMNS
 
 
-def cells(row: Row) -> list[str]:
-    values = ((form, getattr(row, name)) for _, name, form in _COLUMNS)
+def _cells(row: Row, columns: Sequence[tuple[str, str, str]]) -> list[str]:
+    values = ((form, getattr(row, name)) for _, name, form in columns)
     return ["–" if isinstance(value, float) and math.isnan(value) else form.format(value) for form, value in values]
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = [headings(), *map(cells, rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(_COLUMNS))]
+    columns = _columns(rows)
+    lines = [[heading for heading, _, _ in columns], *(_cells(row, columns) for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
@@ -135,8 +141,9 @@ def _html(rows: Sequence[Row]) -> str:
     colour = dict(zip(names, _COLOURS * 2, strict=False))
     drawings = "".join(_drawing(rows, title, name, colour) for title, name in _PANELS)
     legend = " ".join(f'<b style="color:{colour[name]}">● {name}</b>' for name in names)
-    heads = "".join(f"<th>{heading}</th>" for heading in headings())
-    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells(row)) + "</tr>" for row in rows)
+    columns = _columns(rows)
+    heads = "".join(f"<th>{heading}</th>" for heading, _, _ in columns)
+    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in _cells(row, columns)) + "</tr>" for row in rows)
     return (
         "<!doctype html><meta charset=utf-8><title>hangup simulate</title>"
         "<style>body{font:14px system-ui;margin:2em;color-scheme:light dark}td,th{padding:.2em .7em;text-align:right}"

@@ -12,7 +12,7 @@ from hangup.config import Settings
 from hangup.sim import policies
 from hangup.sim.engine import EngineModel
 from hangup.sim.load import Load
-from hangup.sim.policies import BASELINES, HANGUP, GatewayMaker
+from hangup.sim.policies import BASELINES, HANGUP, JOBS, GatewayMaker
 from hangup.sim.world import Capacity, Run, capacity, run
 
 Progress = Callable[[str, float], None]
@@ -44,7 +44,7 @@ class Row:
     backends: int
     goodput_ratio: float  # delivered tokens against the bound min(load, 1) · G*
     waste_share: float  # of the engines' work, for clients who were gone
-    idle_share: float  # of the capacity
+    idle_share: float  # of what was asked for, up to the capacity; with jobs, of all of it
     mix_shift: float  # 1 − ratio − idle − waste: what was served is not as costly as what was asked
     refused_share: float  # of attempts
     left_share: float  # of attempts: the client left the queue
@@ -59,6 +59,8 @@ class Row:
     calls: int
     attempts: int
     calls_per_cpu_s: float
+    jobs_fill_share: float = math.nan  # of what clients left idle, what went into items of jobs that were finished
+    jobs_yields_s: float = math.nan  # items a second that had to make way
 
 
 def study(plan: Plan, progress: Progress | None = None) -> Iterable[Row]:
@@ -84,7 +86,7 @@ def one(plan: Plan, found: Capacity, load: float, policy: str, seed: int, progre
     made = run(
         plan.load,
         [plan.model] * plan.backends,
-        maker(policy, plan.settings),
+        maker(policy, plan),
         rate=rate,
         seconds=seconds,
         warm_s=plan.warm_s,
@@ -95,8 +97,10 @@ def one(plan: Plan, found: Capacity, load: float, policy: str, seed: int, progre
     return row(plan, found, load, policy, made, time.process_time() - began)
 
 
-def maker(policy: str, settings: Settings) -> GatewayMaker:
-    return policies.hangup(settings) if policy == HANGUP else BASELINES[policy][1]
+def maker(policy: str, plan: Plan) -> GatewayMaker:
+    if policy in (HANGUP, JOBS):
+        return policies.hangup(plan.settings, plan.load.requests if policy == JOBS else ())
+    return BASELINES[policy][1]
 
 
 def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s: float) -> Row:
@@ -106,10 +110,14 @@ def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s:
     output_s = (model.step_s + model.step_per_call_s * model.slots) / model.slots
     done = made.read * prompt_s + made.written * output_s
     good = tally.good_prompt_tokens * prompt_s + tally.good_tokens * output_s
-    able = (found.prompt_s * prompt_s + found.output_s * output_s) * plan.backends * tally.seconds * min(load, 1.0)
+    jobs = tally.jobs_prompt_tokens * prompt_s + tally.jobs_tokens * output_s
+    with_jobs = policy == JOBS
+    able = (found.prompt_s * prompt_s + found.output_s * output_s) * plan.backends * tally.seconds
+    left = able - good  # by clients
+    able *= 1.0 if with_jobs else min(load, 1.0)
     bound = found.output_s * plan.backends * tally.seconds * min(load, 1.0)
     ratio = tally.good_tokens / bound
-    waste = max(1 - good / done, 0.0) if done else 0.0
+    waste = max(1 - (good + jobs) / done, 0.0) if done else 0.0
     idle = max(1 - done / able, 0.0)
     return Row(
         load=load,
@@ -118,7 +126,7 @@ def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s:
         goodput_ratio=ratio,
         waste_share=waste,
         idle_share=idle,
-        mix_shift=1 - ratio - idle - waste,
+        mix_shift=math.nan if with_jobs else 1 - ratio - idle - waste,
         refused_share=tally.refused / max(tally.attempts, 1),
         left_share=tally.left_queued / max(tally.attempts, 1),
         served_share=tally.served / max(tally.served + tally.given_up, 1),
@@ -132,6 +140,8 @@ def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s:
         calls=tally.calls,
         attempts=tally.attempts,
         calls_per_cpu_s=tally.attempts * (1 + plan.warm_s / tally.seconds) / cpu_s if cpu_s else math.inf,
+        jobs_fill_share=jobs / left if with_jobs and left > 0 else math.nan,
+        jobs_yields_s=tally.jobs_yielded / tally.seconds if with_jobs else math.nan,
     )
 
 

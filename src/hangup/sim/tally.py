@@ -48,6 +48,9 @@ class Tally:
         self.good_prompt_tokens = 0.0
         self.good_tokens = 0.0
         self.offered_tokens = 0.0
+        self.jobs_prompt_tokens = 0.0  # of items of jobs that were finished
+        self.jobs_tokens = 0.0
+        self.jobs_yielded = 0  # items that had to make way, as often as they had to
         self.ttft = Quantiles()  # of streams; of whole answers, the time to their end
         self.refusal_s = Quantiles()  # from an attempt to its refusal
         self.offered_by: Counter[str] = Counter()  # by prompt quartile, by stream or whole, by tenant

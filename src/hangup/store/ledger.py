@@ -15,7 +15,7 @@ from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
-from hangup.core.account import ZOMBIE, Account, Price
+from hangup.core.account import Account, Entry, Price
 from hangup.core.call import Call
 from hangup.errors import HangupError
 
@@ -86,12 +86,13 @@ class LedgerStore:
             if account is not None:
                 account.book(call, engine_s, predicted_tokens, price)
 
-    def nobodys(self, backend: str, tokens: int) -> None:
-        """Tokens that an engine computed and that never came: for calls that had ended, whose share is not known."""
+    def add(self, entry: Entry) -> None:
+        """What is not booked at a call's end."""
+        key = (int(self._clock() // 60), entry.tenant, self._known(entry.model), entry.backend, entry.cause)
         with self._booking:
-            account = self._open((int(self._clock() // 60), "", "", backend, ZOMBIE))
+            account = self._open(key)
             if account is not None:
-                account.tokens_wasted += tokens
+                account.add(entry.account)
 
     def _open(self, key: tuple[int, str, str, str, str]) -> Account | None:
         """The account of that name; None when there are too many."""

@@ -1,7 +1,8 @@
 """Who may start, where, and who waits or is refused: the decisions, without sockets, clocks or tasks.
 
 Start at `admission.py`; it asks `queue.py` who is next, `fleet.py` where there is room, and `estimates.py` whether a call
-can still reach its client in time. `limiter.py` learns how much an engine can run when nobody has said.
+can still reach its client in time. `jobs.py` is the second line, of work that no client waits for. `limiter.py` learns how
+much an engine can run when nobody has said.
 """
 
 from hangup.core.admission.admission import Action, Admission

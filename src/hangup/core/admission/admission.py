@@ -4,6 +4,9 @@
        │  └──▶ wait in the queue ──▶ start │ leave │ pushed out │ too late
        └─────▶ refused
 
+An item of a job goes the same way through a line of its own, when nobody live waits and enough stays free for those who may
+come. If they turn out to be more, jobs that run are told to yield: the caller ends them like any other call.
+
 Each method takes what happened and the time, and returns what follows from it: `Action`s to be carried out by the
 caller, in order. Budgets are charged in the same call that decides, so nothing can slip in between.
 """
@@ -18,6 +21,7 @@ from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.admission.estimates import Rate
 from hangup.core.admission.fleet import Fleet, Seat
+from hangup.core.admission.jobs import JobLine
 from hangup.core.admission.queue import Queue
 from hangup.core.admission.retries import RetryBudget
 from hangup.core.admission.tenants import Band, Tenant, Terms
@@ -33,7 +37,7 @@ _BYTES_PER_TOKEN = 4.0  # of a request's body, until engines have told how many 
 
 
 class Action(NamedTuple):
-    """`ticket` starts on `seat`, or is refused for `reason`."""
+    """`ticket` starts on `seat`, or is refused for `reason`; a job that runs is to be ended for it."""
 
     ticket: Ticket
     seat: Seat | None
@@ -43,10 +47,17 @@ class Action(NamedTuple):
 _NOTHING: list[Action] = []
 
 
+def _yielded(jobs: list[Ticket]) -> list[Action]:
+    return [Action(job, None, reasons.YIELDED) for job in jobs]
+
+
 class Admission:
     def __init__(self, limits: Limits, seats: Iterable[Seat], jitter: Callable[[], float]) -> None:
         self.fleet = Fleet(seats)
         self.queue = Queue(limits.lifo_after_s)
+        self.jobs = JobLine(self.fleet, limits)
+        self.live = 0  # calls in flight, without jobs
+        self._live_peak = self.jobs.live_peak
         self.retries = RetryBudget(limits.retry_share_max)
         self.tenants: dict[str, Tenant] = {}
         self._drain = Rate()  # calls per second that leave a standing queue
@@ -63,6 +74,7 @@ class Admission:
         self.limits = limits
         self.queue.lifo_after_s = limits.lifo_after_s
         self.retries.share_max = limits.retry_share_max
+        self.jobs.configure(limits)
         self._terms = terms
         bands = {granted.band for granted in terms.values()}
         self._held_back = [limits.hold_back_share * sum(band < own for band in bands) for own in Band]
@@ -70,6 +82,7 @@ class Admission:
             granted = terms.get(name, Terms())
             if tenant.terms != granted:
                 self.queue.change_terms(tenant, granted)
+                self.jobs.follow(tenant)
 
     def tenant(self, name: str) -> Tenant:
         found = self.tenants.get(name)
@@ -77,9 +90,20 @@ class Admission:
             found = self.tenants[name] = Tenant(name, self._terms.get(name, Terms()))
         return found
 
+    @property
+    def jobs_in_flight(self) -> int:
+        return self.jobs.in_flight
+
+    def jobs_waiting(self, tenant_name: str) -> int:
+        """How many items of this tenant's jobs are in line."""
+        tenant = self.jobs.tenants.get(tenant_name)
+        return tenant.waiting if tenant is not None else 0
+
     # What happens to a call
 
     def arrive(self, ticket: Ticket, tenant_name: str, now: float) -> list[Action]:
+        if ticket.job:
+            return self._arrive_job(ticket, tenant_name, now)
         tenant = ticket.tenant = self.tenants.get(tenant_name) or self.tenant(tenant_name)
         patience_s = ticket.patience_s = min(ticket.first_by, ticket.all_by) - now
         self._patience_s += (min(patience_s, self.limits.queue_s) - self._patience_s) * _PATIENCE_GAIN
@@ -95,8 +119,20 @@ class Admission:
                 if self._too_late(ticket, seat, 0.0, now):
                     return [Action(ticket, None, reasons.INFEASIBLE)]
                 self.queue.lift(tenant)
-                return [self._start(ticket, seat, now)]
+                actions = [self._start(ticket, seat, now)]
+                return actions + _yielded(self.jobs.make_way_on(seat)) if seat.jobs else actions
         return self._wait(ticket, tenant, now)
+
+    def _arrive_job(self, ticket: Ticket, tenant_name: str, now: float) -> list[Action]:
+        tenant = ticket.tenant = self.jobs.tenant(self.tenant(tenant_name))
+        if not self.fleet.seats:
+            return [Action(ticket, None, reasons.NO_BACKEND)]
+        if tenant.spent(now):
+            return [Action(ticket, None, reasons.TENANT_TOKENS)]
+        if self.fleet.has_kv:
+            ticket.kv = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
+        self.jobs.push(ticket, now)
+        return self.dispatch(now)
 
     def _wait(self, ticket: Ticket, tenant: Tenant, now: float) -> list[Action]:
         queue, limits = self.queue, self.limits
@@ -128,15 +164,16 @@ class Admission:
         if not ticket.queued:
             return _NOTHING
         self._pass_time(now)
-        was_aside = ticket is self.queue.aside
-        self.queue.remove(ticket)
-        return self.dispatch(now) if was_aside else _NOTHING
+        line = self.jobs if ticket.job else self.queue
+        was_aside = ticket is line.aside
+        line.remove(ticket)
+        return self.dispatch(now) if was_aside or self.jobs.count else _NOTHING
 
     def first_token(self, ticket: Ticket, now: float) -> list[Action]:
         if not ticket.reading:
             return _NOTHING
         self.fleet.first_token(ticket, now)
-        return self.dispatch(now) if self.queue.count else _NOTHING
+        return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 
     def step(self, seat: Seat, seconds: float, now: float) -> list[Action]:
         """How long a token takes on this seat just now."""
@@ -159,8 +196,7 @@ class Admission:
         tenant = ticket.tenant
         assert tenant is not None
         first = ticket.first_token_at
-        self.fleet.release(ticket, now, hold)
-        tenant.in_flight -= 1
+        self._stop(ticket, seat, tenant, now, hold)
         self._settle(ticket, tenant, tokens_out, tokens_in)
         if tokens_in and ticket.size:
             self._bytes_per_token += (ticket.size / tokens_in - self._bytes_per_token) * 0.05
@@ -168,31 +204,35 @@ class Admission:
         if completed and not ticket.blind:
             tenant.lengths(ticket.output_max).observe(each)
         actions = self.step(seat, (now - first) / (each - 1), now) if first and each > 4 else _NOTHING
-        return actions + self.dispatch(now) if self.queue.count else actions
+        return actions + self.dispatch(now) if self.queue.count or self.jobs.count else actions
 
     def let_go(self, seat: Seat, kv: int, now: float) -> list[Action]:
         """The engine has let go of a call whose place was held."""
         self.fleet.let_go(seat, kv)
-        return self.dispatch(now) if self.queue.count else _NOTHING
+        return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 
     def fell_back(self, ticket: Ticket, now: float) -> list[Action]:
         """Its seat failed before the first byte: it goes elsewhere, before all others of its tenant."""
         seat, tenant = ticket.seat, ticket.tenant
         assert seat is not None and tenant is not None
-        self.fleet.release(ticket, now)
-        tenant.in_flight -= 1
+        self._stop(ticket, seat, tenant, now)
         self._settle(ticket, tenant, 0, 0)
         self._pass_time(now)
-        self.queue.push(ticket, now, first=True)
+        (self.jobs if ticket.job else self.queue).push(ticket, now, first=True)
         return self.dispatch(now)
 
     # Who starts
 
     def dispatch(self, now: float) -> list[Action]:
-        """Lets those who wait go, as far as there is room."""
+        """Lets those who wait go, as far as there is room; jobs when nobody else waits."""
+        queue, jobs = self.queue, self.jobs
+        actions = self._dispatch_live(now) if queue.count and self.fleet.best() is not None else _NOTHING
+        if queue.count:
+            return actions + _yielded(jobs.make_way(queue)) if jobs.running else actions
+        return actions + self._dispatch_jobs(now) if jobs.count else actions
+
+    def _dispatch_live(self, now: float) -> list[Action]:
         queue, fleet = self.queue, self.fleet
-        if not queue.count or fleet.best() is None:
-            return _NOTHING
         self._pass_time(now)
         actions: list[Action] = []
         while queue.count:
@@ -218,6 +258,37 @@ class Admission:
                 break
         return actions
 
+    def _dispatch_jobs(self, now: float) -> list[Action]:
+        jobs = self.jobs
+        actions: list[Action] = []
+        while jobs.count:
+            if jobs.aside is not None:
+                aside, seat = jobs.aside, jobs.idle_seat(self.live, now, jobs.aside.kv, jobs.aside.tried)
+                if seat is not None:
+                    self._leave_job_line(aside, seat, now, actions)
+                    continue
+                if now - jobs.aside_at > self.limits.backfill_s:
+                    break
+            ticket = jobs.next(now)
+            if ticket is None:
+                break
+            seat = jobs.idle_seat(self.live, now, ticket.kv, ticket.tried)
+            if seat is not None:
+                self._leave_job_line(ticket, seat, now, actions)
+            elif jobs.aside is None and (ticket.kv or ticket.tried) and jobs.idle_seat(self.live, now) is not None:
+                jobs.set_aside(ticket, now)
+            else:
+                break
+        return actions
+
+    def _leave_job_line(self, ticket: Ticket, seat: Seat, now: float, actions: list[Action]) -> None:
+        assert ticket.tenant is not None
+        self.jobs.remove(ticket)
+        if ticket.tenant.spent(now):
+            actions.append(Action(ticket, None, reasons.TENANT_TOKENS))
+        else:
+            actions.append(self._start(ticket, seat, now))
+
     def _leave_line(self, ticket: Ticket, seat: Seat, now: float, actions: list[Action]) -> None:
         """Its turn: it starts, unless it would come too late."""
         self.queue.remove(ticket)
@@ -228,18 +299,37 @@ class Admission:
         else:
             self._drain.add()
             actions.append(self._start(ticket, seat, now))
+            if seat.jobs:
+                actions += _yielded(self.jobs.make_way_on(seat))
 
     def _start(self, ticket: Ticket, seat: Seat, now: float) -> Action:
         tenant = ticket.tenant
         assert tenant is not None
         ticket.charge = ticket.prompt + _OUTPUT_WEIGHT * tenant.predict(ticket.output_max) * ticket.choices
-        self.queue.went(tenant)
-        self.queue.charge(tenant, ticket.charge)
+        line = self.jobs if ticket.job else self.queue
+        line.went(tenant)
+        line.charge(tenant, ticket.charge)
         if tenant.allowance is not None:
             tenant.allowance.charge(ticket.prompt + tenant.predict(ticket.output_max) * ticket.choices)
         tenant.in_flight += 1
         self.fleet.take(seat, ticket, now)
+        if ticket.job:
+            self.jobs.on(seat, ticket)
+        else:
+            self.live += 1
+            if self.live > self._live_peak.latest or now >= self._live_peak.until:
+                self._live_peak.note(self.live, now)
         return Action(ticket, seat, None)
+
+    def _stop(self, ticket: Ticket, seat: Seat, tenant: Tenant, now: float, hold: bool = False) -> None:
+        if ticket.job:
+            self.jobs.off(seat, ticket)
+        else:
+            if now >= self._live_peak.until:
+                self._live_peak.note(self.live, now)
+            self.live -= 1
+        self.fleet.release(ticket, now, hold)
+        tenant.in_flight -= 1
 
     def _settle(self, ticket: Ticket, tenant: Tenant, tokens_out: int, tokens_in: int | None) -> None:
         """From what it was charged to what it cost."""
@@ -248,7 +338,7 @@ class Admission:
         if tenant.allowance is not None:
             predicted = (ticket.charge - ticket.prompt) / _OUTPUT_WEIGHT
             tenant.allowance.charge(prompt + tokens_out - ticket.prompt - predicted)
-        self.queue.charge(tenant, true - ticket.charge)
+        (self.jobs if ticket.job else self.queue).charge(tenant, true - ticket.charge)
 
     # What stands in the way
 
@@ -289,7 +379,7 @@ class Admission:
         lengths = tenant.lengths(ticket.output_max)
         if ticket.output_max <= room or not lengths.known:
             return False
-        busy = 1.0 if seat is None else min(seat.in_flight / seat.limit, 1.0)
+        busy = 1.0 if seat is None else min((seat.in_flight - seat.jobs) / seat.limit, 1.0)
         return lengths.share_within(room) < _SURE_IDLE + (_SURE_FULL - _SURE_IDLE) * busy
 
     # Time

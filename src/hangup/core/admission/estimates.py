@@ -151,6 +151,34 @@ class Rate:
         return self._count / self._seconds if self._seconds > 0.2 and self._count >= 1 else None
 
 
+class Peak:
+    """The most that something was of late: over `period_s` at least, twice that at most.
+
+    Told after each rise and before each fall, it knows what held in between.
+    """
+
+    __slots__ = ("_before", "latest", "period_s", "until")
+
+    def __init__(self, period_s: float) -> None:
+        self.period_s = period_s
+        self.latest = 0  # in the period that lasts
+        self.until = -math.inf  # when that ends
+        self._before = 0  # in the one before it
+
+    def note(self, value: int, now: float) -> None:
+        if now >= self.until:
+            self._before = self.latest if now < self.until + self.period_s else value
+            self.latest = value
+            self.until = now + self.period_s
+        elif value > self.latest:
+            self.latest = value
+
+    def get(self, value: int, now: float) -> int:
+        """With what it is now."""
+        self.note(value, now)
+        return max(self._before, self.latest)
+
+
 class Estimates:
     """What is known of one backend, or of all of them together."""
 

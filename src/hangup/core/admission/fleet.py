@@ -32,6 +32,7 @@ class Seat:
         "failures_max",
         "held",
         "in_flight",
+        "jobs",
         "kv_tokens",
         "kv_used",
         "limiter",
@@ -65,11 +66,12 @@ class Seat:
         self.estimates = Estimates()
         self.time = EngineTime()  # whose its time is
         self.in_flight = 0
+        self.jobs = 0  # of those, items of jobs
         self.held = 0  # of those, ended and not known to be gone from the engine
         self.choices = 0  # answers that the others are waiting for
         self.peak = 0  # the most of them since somebody looked
         self.unstarted = 0  # without a first token
-        self.reading = 0  # prompt tokens of those
+        self.reading = 0  # prompt tokens of those; not of jobs, which make way
         self.kv_used = 0
         self.failures = 0  # in a row
         self.up = True
@@ -90,6 +92,11 @@ class Seat:
         return 0 if self.closed or self.drained else self.slots or self.limiter.limit(self.in_flight, self.unstarted)
 
     @property
+    def known(self) -> int:
+        """How many calls it can run at a time, as far as that has been said or seen."""
+        return self.slots or int(min(self.limiter.ran, self.limiter.in_flight_max))
+
+    @property
     def well(self) -> bool:
         return self.up and not self.doubted and not self.closed and not self.drained
 
@@ -101,6 +108,16 @@ class Seat:
     @property
     def has_room(self) -> bool:
         return self.in_flight < self.limit
+
+    def has_room_without(self, ticket: Ticket) -> bool:
+        """Whether there would be room if this call of its own were gone."""
+        if self.slots:
+            return self.in_flight <= self.slots
+        # Its end makes room where the number counts; one more prompt can be read only if it was itself not read yet,
+        # or if prompts are not read because the engine has no slot for them.
+        limiter, unstarted = self.limiter, self.unstarted - ticket.reading
+        full = self.in_flight - self.unstarted >= limiter.ran
+        return self.in_flight <= limiter.in_flight_max and (unstarted < limiter.unstarted_max or full)
 
     def fits(self, kv: int) -> bool:
         """An empty engine takes anything: what is too large for it is its own to say."""
@@ -130,6 +147,7 @@ class Fleet:
         self._entries = 0
         self._turn = 0
         self._any_up = False
+        self._odd: list[Seat] = []  # their limit is not what jobs go by: learned, or out of use
         self._only: Seat | None = None
         self._together = Estimates()
         self.estimates = self._together  # over all seats
@@ -146,6 +164,7 @@ class Fleet:
         self._only = self.seats[0] if len(self.seats) == 1 else None
         self.estimates = self._only.estimates if self._only is not None else self._together
         self._any_up = any(seat.well for seat in self.seats)
+        self._odd = [seat for seat in self.seats if not seat.slots or not seat.well]
         self.has_kv = any(seat.kv_tokens for seat in self.seats)
         self._heap.clear()
         self.limit = 0
@@ -191,15 +210,15 @@ class Fleet:
                 return self._look_past(kv)
         return None
 
-    def _look_past(self, kv: int) -> Seat | None:
-        """The least loaded has no cache left for it; one of the next may have."""
+    def _look_past(self, kv: int, *, quiet: bool = False) -> Seat | None:
+        """The least loaded has no cache left for it, or is not quiet; one of the next may be better."""
         passed: list[tuple[float, int, int, Seat]] = []
         found = None
         while self._heap and found is None and len(passed) < _LOOK_PAST:
             item = heapq.heappop(self._heap)
             if item[2] == item[3].entry:
                 passed.append(item)
-                found = item[3] if item[3].fits(kv) else None
+                found = item[3] if item[3].fits(kv) and not (quiet and item[3].unstarted) else None
         for item in passed:
             heapq.heappush(self._heap, item)
         return found
@@ -209,6 +228,32 @@ class Fleet:
         left = [seat for seat in self.seats if seat.name not in tried]
         left = [seat for seat in left if seat.well] or left
         return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (s.in_flight / s.weight, s.turn), default=None)
+
+    def quiet(self, kv: int = 0, tried: frozenset[str] = NOBODY) -> Seat | None:
+        """The seat for the next item of a job: one where nobody waits for a first token, since prompts are read in turn."""
+        if tried:
+            left = [seat for seat in self.seats if seat.name not in tried and seat.has_room and seat.fits(kv)]
+            left = [seat for seat in left if seat.well and not seat.unstarted]
+            return min(left, key=lambda seat: (seat.in_flight / seat.weight, seat.turn), default=None)
+        best = self.best(kv)
+        if best is None or not best.unstarted:
+            return best if best is not None and best.well else None
+        return self._look_past(kv, quiet=True)
+
+    def places(self) -> tuple[int, int]:
+        """How many calls the seats in use can run, and how many they have."""
+        most, taken = self.limit, self.in_flight
+        for seat in self._odd:
+            most -= seat.counted
+            if seat.well:
+                most += seat.known
+            else:
+                taken -= seat.in_flight
+        return most, taken
+
+    def takes(self, seat: Seat, tried: frozenset[str]) -> bool:
+        """Whether such a call would be sent there if there were room."""
+        return not seat.retired and seat.name not in tried and (seat.well or not (self._any_up or seat.closed or seat.drained))
 
     def usable(self, tried: frozenset[str] = NOBODY) -> bool:
         """Whether there is any seat that such a call could wait for."""
@@ -230,7 +275,7 @@ class Fleet:
             ticket.reading = True
             ticket.lone = not seat.unstarted
             seat.unstarted += 1
-            seat.reading += ticket.prompt
+            seat.reading += ticket.ahead
             ticket.work = seat.reading
         self.changed(seat)
 
@@ -241,7 +286,12 @@ class Fleet:
         ticket.reading = False
         ticket.first_token_at = now
         seat.unstarted -= 1
-        seat.reading -= ticket.prompt
+        seat.reading -= ticket.ahead
+        if not seat.slots:
+            seat.limiter.runs(seat.in_flight - seat.held - seat.unstarted, now)
+        if ticket.job:  # it may have stood in the engine's queue, which no live call should: that teaches nothing
+            self.changed(seat)
+            return
         waited = now - ticket.sent_at
         seat.limiter.first_token(waited, ticket.lone, now)
         seat.estimates.first_token.observe(ticket.work, waited, now)
@@ -277,7 +327,7 @@ class Fleet:
         if ticket.reading:
             ticket.reading = False
             seat.unstarted -= 1
-            seat.reading -= ticket.prompt
+            seat.reading -= ticket.ahead
         ticket.first_token_at = 0.0
         self.changed(seat)
         return seat

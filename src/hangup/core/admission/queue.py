@@ -11,6 +11,7 @@ Every operation takes the same time however many wait; finding the least served 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 from hangup.core.admission.tenants import Band, Tenant, Terms
 from hangup.core.admission.ticket import Ticket
@@ -110,6 +111,15 @@ class Queue:
         tenant.set(terms)
         for ticket in waiting:
             self._link(ticket, tenant)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """All who wait, tenant by tenant."""
+        if self.aside is not None:
+            yield self.aside
+        for lane in self._lanes:
+            for _, _, version, tenant in lane.by_service:
+                if version == tenant.version:
+                    yield from tenant.line
 
     # Who is next
 

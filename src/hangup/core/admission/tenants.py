@@ -77,6 +77,16 @@ class Tenant:
         self.terms = terms
         self.allowance = Allowance(terms.tokens_per_minute) if terms.tokens_per_minute else None
 
+    def for_its_jobs(self) -> Tenant:
+        """A tenant beside it: jobs have its terms and its allowance, and nothing else that they do is counted against it."""
+        jobs = Tenant(self.name, self.terms)
+        jobs.allowance = self.allowance
+        return jobs
+
+    def spent(self, now: float) -> bool:
+        """Whether its tokens are used up for now."""
+        return self.allowance is not None and self.allowance.left(now) <= 0
+
     def lengths(self, output_max: int) -> Lengths:
         """Of its answers with about this maximum."""
         bucket = output_max.bit_length()

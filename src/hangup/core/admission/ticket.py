@@ -19,6 +19,7 @@ class Ticket:
     """
 
     __slots__ = (
+        "ahead",
         "all_by",
         "blind",
         "charge",
@@ -27,6 +28,7 @@ class Ticket:
         "engine_s",
         "first_by",
         "first_token_at",
+        "job",
         "key",
         "kv",
         "lone",
@@ -61,6 +63,7 @@ class Ticket:
         size: int = 0,
         retry: bool = False,
         blind: bool = False,
+        job: bool = False,
     ) -> None:
         self.key = key
         self.prompt = prompt  # tokens, as far as known
@@ -74,6 +77,8 @@ class Ticket:
         self.size = size  # bytes it holds while it waits
         self.retry = retry  # the client's SDK says that this is not its first attempt
         self.blind = blind  # nothing is seen of its answer before the end
+        self.job = job  # an item of a job: nobody waits at the other end, so it yields to those who have somebody
+        self.ahead = 0 if job else prompt  # tokens that others have to wait for while they are read
         self.tenant: Tenant | None = None
         self.tried = NOBODY  # seats that failed it
         self.queued = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -53,6 +53,7 @@ class Leftover:
         "task",
         "tokens",
         "tokens_now",
+        "when_gone",
         "zombie_since",
     )
 
@@ -74,6 +75,7 @@ class Leftover:
         self.released: Fate | None = None  # how, once it is no longer held
         self.released_at: float | None = None
         self.place: Any = None
+        self.when_gone: Callable[[], None] | None = None  # who waits for that
 
     def __repr__(self) -> str:
         return f"<leftover {self.call_id} slot={self.slot} {'zombie' if self.zombie_since is not None else 'held'}>"

@@ -1,0 +1,177 @@
+"""make bench ARGS=jobs: how fast jobs are taken, run and taken up again, and what they cost live clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvloop
+
+from bench import targets
+from bench.load import percentile
+from support.jobs import CHAT, client, line, start_batch, wait_batch
+from support.processes import Gateway, StandIn
+from support.waiting import wait_until
+
+LINES = 100_000
+RUN = 5_000
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+async def run() -> dict[str, Any]:
+    return await asyncio.to_thread(_run)
+
+
+def _run() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "jobs.sqlite"
+        results = {"taken": _taken(store), "taken up again": _again(store)}
+    results["run"] = _run_items()
+    results["live"] = _live()
+    return results
+
+
+def cpu_s(gateway: Gateway) -> float:
+    fields = Path(f"/proc/{gateway.popen.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def memory_mb(gateway: Gateway, which: str = "VmRSS") -> float:
+    status = Path(f"/proc/{gateway.popen.pid}/status").read_text()
+    return int(status.split(f"{which}:")[1].split()[0]) / 1024
+
+
+def _taken(store: Path) -> dict[str, float]:
+    """A file of 100,000 lines: uploaded, checked, queued; nothing of it can run yet. Then single calls, one after the other."""
+    content = "\n".join(line(f"r{n}") for n in range(LINES)).encode()
+    with StandIn(slots=1, prefill_s=600) as engine, Gateway(engine.url, slots=1, jobs=store, log="none") as gateway:
+        sdk = client(gateway.url)
+        before, began, cpu = memory_mb(gateway), time.monotonic(), cpu_s(gateway)
+        file = sdk.files.create(file=("in.jsonl", content), purpose="batch")
+        uploaded = time.monotonic()
+        id = sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id  # type: ignore[arg-type]
+        wait_batch(sdk, id, "in_progress", timeout_s=120)
+        took, cpu = time.monotonic() - began, cpu_s(gateway) - cpu
+        grown = memory_mb(gateway, "VmHWM") - before
+        calls = _submit_calls(gateway, 2000)
+    rate, cpu_us = LINES / took, cpu / LINES * 1e6
+    print(f"  {LINES} lines, {len(content) / 1e6:.0f} MB: up in {uploaded - began:.2f} s, taken in {took:.2f} s: {rate:.0f}/s")
+    print(f"  {cpu_us:.1f} µs of CPU a line; memory grew by {grown:.1f} MB at most; {calls:.0f} single calls/s taken")
+    return {"lines": LINES, "seconds": took, "per_s": rate, "cpu_us": cpu_us, "grown_mb": grown, "calls_per_s": calls}
+
+
+def _submit_calls(gateway: Gateway, count: int) -> float:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    headers = {"prefer": "respond-async", "x-hangup-lease": "3600"}
+
+    async def one(http: httpx.AsyncClient, left: Iterator[int]) -> None:
+        for _ in left:
+            answer = await http.post(gateway.url + CHAT, json=body, headers=headers)
+            assert answer.status_code in (202, 429), answer.text
+
+    async def all_of_them() -> float:
+        left = iter(range(count))
+        async with httpx.AsyncClient(timeout=60) as http:
+            began = time.monotonic()
+            await asyncio.gather(*(one(http, left) for _ in range(32)))
+            return count / (time.monotonic() - began)
+
+    return uvloop.run(all_of_them())
+
+
+def _again(store: Path) -> dict[str, float]:
+    """A gateway starts on what the one before left: 100,000 queued items."""
+    with StandIn(slots=64, prefill_s=0.001, token_s=0.0005) as engine:
+        began = time.monotonic()
+        with Gateway(engine.url, slots=64, jobs=store, log="none") as gateway:
+            live = httpx.post(gateway.url + CHAT, json={"messages": [], "max_tokens": 2})
+            served = time.monotonic() - began
+            assert live.status_code == 200
+            wait_until(lambda: gateway.metrics().get('hangup_job_items_ended_total{result="succeeded"}'), 30, "an item")
+            item = time.monotonic() - began
+    print(f"  restart with {LINES} queued items: first live answer after {served:.2f} s, first item after {item:.2f} s")
+    return {"live_s": served, "item_s": item}
+
+
+def _run_items() -> dict[str, float]:
+    """Items claimed, run and kept, as fast as they go, on an engine that takes no time."""
+    with targets.engine() as engine, tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "jobs.sqlite"
+        with Gateway(f"http://127.0.0.1:{engine.port}", slots=64, jobs=store, log="none") as gateway:
+            sdk = client(gateway.url)
+            id = start_batch(sdk, [line(f"r{n}", instant=True) for n in range(RUN)])
+            wait_batch(sdk, id, "in_progress", "completed", timeout_s=60)
+            began, cpu = time.monotonic(), cpu_s(gateway)
+            batch = wait_batch(sdk, id, timeout_s=120)
+            took, cpu = time.monotonic() - began, cpu_s(gateway) - cpu
+            assert batch.request_counts.completed == RUN
+    print(f"  {RUN} items in {took:.2f} s: {RUN / took:.0f}/s, {cpu / RUN * 1e6:.0f} µs of CPU each: {RUN / cpu:.0f}/s a core")
+    return {"items": RUN, "per_s": RUN / took, "per_core_s": RUN / cpu, "cpu_us": cpu / RUN * 1e6}
+
+
+def _live() -> dict[str, Any]:
+    """Time to the first token for live clients, alone and beside a batch without end, turn by turn."""
+    results: dict[str, Any] = {}
+    behaviour: Any = {"slots": 16, "prefill_s": 0.05, "token_s": 0.01, "answer_tokens": 100}
+    alone: list[float] = []
+    beside: list[float] = []
+    with StandIn(**behaviour) as engine, Gateway(engine.url, slots=16, log="none") as gateway:
+        for _ in range(3):
+            alone += _first_tokens(gateway, 120)
+            with _batch(gateway) as done:
+                beside += _first_tokens(gateway, 120)
+                filled = engine.stats()["running"]
+                results["items_done"] = done()
+    for name, times in (("alone", alone), ("beside jobs", beside)):
+        times.sort()
+        results[name] = {"p50_ms": percentile(times, 0.5) * 1e3, "p99_ms": percentile(times, 0.99) * 1e3}
+        print("  {}: first token p50 {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms".format(name, **results[name]))
+    results["slots_in_use_at_the_end"] = filled
+    results["mean_ratio"] = statistics.mean(beside) / statistics.mean(alone)
+    print(f"  mean {results['mean_ratio']:.3f} × of alone; {filled} of 16 slots in use beside jobs")
+    return results
+
+
+@contextmanager
+def _batch(gateway: Gateway) -> Iterator[Any]:
+    sdk = client(gateway.url)
+    id = start_batch(sdk, [line(f"r{n}", max_tokens=100) for n in range(3000)])
+    wait_until(lambda: sdk.batches.retrieve(id).request_counts.completed >= 5, 60, "the batch to run")  # type: ignore[union-attr]
+    yield lambda: sdk.batches.retrieve(id).request_counts.completed  # type: ignore[union-attr]
+    sdk.batches.cancel(id)
+    wait_batch(sdk, id, "cancelled", timeout_s=60)
+
+
+def _first_tokens(gateway: Gateway, count: int, clients: int = 4) -> list[float]:
+    """A few clients, each with a pause between two calls."""
+    times: list[float] = []
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 10}
+
+    def one() -> None:
+        with httpx.Client(timeout=30) as http:
+            for _ in range(count // clients):
+                began = time.perf_counter()
+                with http.stream("POST", gateway.url + CHAT, json=body) as answer:
+                    pieces = answer.iter_raw()
+                    while b'"content":"' not in (piece := next(pieces)) or b'"content":""' in piece:
+                        pass
+                    times.append(time.perf_counter() - began)
+                    for _ in pieces:
+                        pass
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=one) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return times

@@ -1,0 +1,141 @@
+"""`hangup jobs`: what runs with nobody on the line, and whose it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from hangup.cli import client, submit
+from hangup.cli.table import seconds, shown, table
+from hangup.errors import HangupError
+
+_EXAMPLES = """\
+examples:
+  hangup jobs ls                                  those under way; --all for those that have ended, too
+  hangup jobs show batch_3f9c0a7be1d24c55a0e1b2c3
+  hangup jobs cancel batch_3f9c0a7be1d24c55a0e1b2c3
+  hangup jobs submit requests.jsonl               runs a file of requests, and shows how far it is
+  hangup jobs prune --older-than 7d
+"""
+_ENDED = ("completed", "failed", "cancelled", "expired")
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "jobs",
+        help="batches, background responses and asynchronous calls",
+        description="Work that may outlive its connection, but never its owner: what there is, how far it is, and its end.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=lambda arguments: parser.print_help() or 2)
+    what = parser.add_subparsers(metavar="WHAT")
+    listing = _command(what, "ls", "list jobs, the newest first", run_ls)
+    listing.add_argument("--all", action="store_true", help="also those that have ended")
+    listing.add_argument("--tenant")
+    listing.add_argument("--kind", choices=("call", "response", "batch", "message_batch"))
+    listing.add_argument("--limit", type=int, default=100, metavar="N", help="default: 100")
+    _command(what, "show", "all that is known of a job", run_show).add_argument("id", metavar="ID")
+    _command(what, "cancel", "stop jobs, in their engines too", run_cancel).add_argument("id", nargs="+", metavar="ID")
+    pruning = _command(what, "prune", "forget jobs that have ended, with their results", run_prune)
+    pruning.add_argument("--older-than", default="30d", metavar="TIME", help="ended so long ago, such as 24h (default: 30d)")
+    pruning.add_argument("--tenant")
+    submit.add_parser(what)
+
+
+def _command(what: Any, name: str, help: str, run: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = what.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+    client.add_flags(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run_ls(arguments: argparse.Namespace) -> int:
+    page = client.Admin(arguments).get(
+        "/api/jobs", active="" if arguments.all else "1", tenant=arguments.tenant, kind=arguments.kind, limit=arguments.limit
+    )
+    if arguments.json:
+        print(json.dumps(page, indent=2))
+        return 0
+    for line in lines(page["jobs"]):
+        print(line)
+    if page["more"]:
+        print(f"… and more: --limit shows more than {arguments.limit}")
+    return 0
+
+
+def lines(jobs: list[dict[str, Any]]) -> list[str]:
+    head = ["ID", "TENANT", "STATUS", "DONE", "TOTAL", "RUNNING", "FAILED", "AGE", "LEFT", "MODEL", "WHAT"]
+    return table(head, [_row(job) for job in jobs], frozenset(["DONE", "TOTAL", "RUNNING", "FAILED", "AGE", "LEFT"]))
+
+
+def _row(job: dict[str, Any]) -> list[str]:
+    items = job["items"]
+    status = f"{job['status']} ({job['cause']})" if job["cause"] not in (None, "cancelled") else job["status"]
+    counts = [items["succeeded"], items["total"], items["running"], items["errored"]]
+    return [
+        job["id"],
+        job["tenant"],
+        status,
+        *map(str, counts),
+        f"{job['age_s']:.0f}s",
+        _left(job),
+        shown(job["model"]),
+        job["what"],
+    ]
+
+
+def _left(job: dict[str, Any]) -> str:
+    """Of its lease, or of its window."""
+    if job["status"] in _ENDED:
+        return "-"
+    if job["lease_left_s"] is not None:
+        return f"{job['lease_left_s']:.0f}s"
+    return "-" if job["expires_at"] is None else f"{job['expires_at'] - job['created_at'] - job['age_s']:.0f}s"
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    job = client.Admin(arguments).get(client.path_of("jobs", arguments.id))
+    if arguments.json:
+        print(json.dumps(job, indent=2))
+        return 0
+    items = job.pop("items")
+    problems = job.pop("problems") or []
+    for name, value in job.items():
+        print(f"{name.replace('_', ' '):<14} {shown(value)}")
+    print(f"{'items':<14} " + ", ".join(f"{count} {state}" for state, count in items.items() if count))
+    for problem in problems:
+        print(f"  line {shown(problem['line'])}: {problem['message']} ({problem['code']})")
+    return 0
+
+
+def run_cancel(arguments: argparse.Namespace) -> int:
+    admin = client.Admin(arguments)
+    jobs: list[dict[str, Any]] = []
+    missing = []
+    for id in arguments.id:
+        try:
+            jobs.append(admin.ask("DELETE", client.path_of("jobs", id)))
+        except HangupError as error:
+            if "there is no job" not in str(error):
+                raise
+            missing.append(id)
+    if arguments.json:
+        print(json.dumps({"jobs": jobs, "missing": missing}, indent=2))
+    else:
+        for job in jobs:
+            running = job["items"]["running"]
+            waits = f": {running} item{'s' * (running != 1)} not let go of by the engine yet" if running else ""
+            print(f"{job['id']} {job['status']}{waits}")
+        for id in missing:
+            print(f"no such job: {id}")
+    return 1 if missing else 0
+
+
+def run_prune(arguments: argparse.Namespace) -> int:
+    admin = client.Admin(arguments)
+    older_than = seconds(arguments.older_than)
+    pruned = admin.ask("DELETE", "/api/jobs", ended_before_s=str(older_than), tenant=arguments.tenant)
+    print(json.dumps(pruned) if arguments.json else f"{pruned['pruned']} jobs forgotten")
+    return 0

@@ -1,0 +1,222 @@
+"""`hangup jobs submit`: a file of requests becomes a batch, and its results a file again."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hangup.errors import HangupError
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+_KEYS = ("HANGUP_API_KEY", "OPENAI_API_KEY")
+_TIMEOUT_S = 60.0
+_PIECE_BYTES = 256 * 1024
+_POLL_S = (0.1, 2.0)  # how often it is asked for, at first and in the long run
+_BAR = 30
+_ENDED = ("completed", "failed", "cancelled", "expired")
+_EXAMPLES = """\
+examples:
+  hangup jobs submit requests.jsonl                      waits, and writes requests.results.jsonl
+  hangup jobs submit requests.jsonl -o out.jsonl --window 2h
+  hangup jobs submit requests.jsonl --detach             prints the id and leaves
+
+each line of the file is a request as OpenAI's batches have it:
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": [...]}}
+an API key is taken from $HANGUP_API_KEY or $OPENAI_API_KEY
+"""
+
+
+def add_parser(what: Any) -> None:
+    parser = what.add_parser(
+        "submit",
+        help="run a file of requests as a batch",
+        description="Uploads a file of requests, runs it as a batch and fetches the results, in the order of the requests.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE.jsonl", type=Path)
+    parser.add_argument("--url", metavar="URL", help=f"the gateway (default: $HANGUP_URL or {DEFAULT_URL})")
+    parser.add_argument("--window", default="24h", metavar="TIME", help="what is not done by then is given up (default: 24h)")
+    parser.add_argument("--detach", action="store_true", help="do not wait for the results")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="where results go (default: FILE.results.jsonl)")
+    parser.add_argument("--json", action="store_true", help="print the batch as JSON at the end")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    path: Path = arguments.file
+    endpoint = _endpoint(path)
+    gateway = _Gateway(arguments.url or os.environ.get("HANGUP_URL") or DEFAULT_URL)
+    file = gateway.upload(path)
+    asked = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": arguments.window}
+    batch = gateway.ask("POST", "/v1/batches", asked)
+    if arguments.detach:
+        print(json.dumps(batch, indent=2) if arguments.json else batch["id"])
+        return 0
+    try:
+        batch = _wait(gateway, batch)
+    except KeyboardInterrupt:
+        print(f"\n{batch['id']} runs on; to stop it: hangup jobs cancel {batch['id']}", file=sys.stderr)
+        return 130
+    output = arguments.output or path.with_suffix(".results.jsonl")
+    count = _fetch(gateway, batch, output)
+    if arguments.json:
+        print(json.dumps(batch, indent=2))
+    else:
+        _tell(batch, output, count)
+    return 0 if batch["status"] == "completed" and not batch["request_counts"]["failed"] else 1
+
+
+def _endpoint(path: Path) -> str:
+    """The first request's; the gateway checks that all have the same."""
+    try:
+        with path.open("rb") as file:
+            first = next((line for line in file if line.strip()), b"")
+    except OSError as error:
+        raise HangupError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return str(json.loads(first)["url"])
+    except (ValueError, KeyError, TypeError):
+        raise HangupError(f'{path}: the first line is no request with a "url"; see `hangup jobs submit --help`') from None
+
+
+def _wait(gateway: _Gateway, batch: dict[str, Any]) -> dict[str, Any]:
+    began, pause = time.monotonic(), _POLL_S[0]
+    with _Bar() as bar:
+        while batch["status"] not in _ENDED:
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL_S[1])
+            batch = gateway.ask("GET", f"/v1/batches/{batch['id']}")
+            bar.show(batch, time.monotonic() - began)
+    return batch
+
+
+def _fetch(gateway: _Gateway, batch: dict[str, Any], output: Path) -> int:
+    """Answers and errors in one file, answers first."""
+    ids = [batch[name] for name in ("output_file_id", "error_file_id") if batch[name]]
+    if not ids:
+        return 0
+    count = 0
+    with output.open("wb") as file:
+        for id in ids:
+            for piece in gateway.content(id):
+                file.write(piece)
+                count += piece.count(b"\n")
+    return count
+
+
+def _tell(batch: dict[str, Any], output: Path, count: int) -> None:
+    counts = batch["request_counts"]
+    print(f"{batch['id']} {batch['status']}: {counts['completed']} of {counts['total']} answered, {counts['failed']} failed")
+    for problem in (batch["errors"] or {}).get("data", ()):
+        where = f"line {problem['line']}: " if problem["line"] else ""
+        print(f"  {where}{problem['message']}")
+    if count:
+        print(f"{count} results in {output}")
+
+
+class _Bar:
+    """How far it is, on one line of a terminal; elsewhere nothing."""
+
+    def __init__(self) -> None:
+        self._out = sys.stderr
+        self._on = self._out.isatty()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+
+    def show(self, batch: dict[str, Any], spent_s: float) -> None:
+        if not self._on:
+            return
+        counts = batch["request_counts"]
+        done, total = counts["completed"] + counts["failed"], counts["total"]
+        share = done / total if total and batch["status"] != "validating" else 0.0
+        bar = "█" * round(share * _BAR) + "░" * (_BAR - round(share * _BAR))
+        left = f"{spent_s / share - spent_s:.0f} s left" if share else ""
+        self._out.write(f"\r\x1b[K{bar} {done}/{total} {batch['status']} {left}")
+        self._out.flush()
+
+
+class _Gateway:
+    """The data port, as any client sees it."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise HangupError(f"--url: expected http://host:port, got {url!r}")
+        self._url = f"{parts.scheme}://{parts.netloc}"
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+        key = next((os.environ[name] for name in _KEYS if os.environ.get(name)), "")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+
+    def ask(self, method: str, path: str, value: dict[str, Any] | None = None) -> dict[str, Any]:
+        body = json.dumps(value).encode() if value is not None else None
+        answer: dict[str, Any] = json.loads(self._send(method, path, body, {"content-type": "application/json"}).read())
+        return answer
+
+    def upload(self, path: Path) -> dict[str, Any]:
+        boundary = secrets.token_hex(16)
+        before = (
+            f'--{boundary}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="{_quoted(path.name)}"\r\n\r\n'
+        ).encode()
+        behind = f"\r\n--{boundary}--\r\n".encode()
+        size = path.stat().st_size
+        headers = {
+            "content-type": f"multipart/form-data; boundary={boundary}",
+            "content-length": str(len(before) + size + len(behind)),
+        }
+
+        def pieces() -> Iterator[bytes]:
+            yield before
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE_BYTES):
+                    yield piece
+            yield behind
+
+        answer: dict[str, Any] = json.loads(self._send("POST", "/v1/files", pieces(), headers).read())
+        return answer
+
+    def content(self, id: str) -> Iterator[bytes]:
+        answer = self._send("GET", f"/v1/files/{id}/content", None, {})
+        while piece := answer.read(_PIECE_BYTES):
+            yield piece
+
+    def _send(self, method: str, path: str, body: Any, headers: dict[str, str]) -> http.client.HTTPResponse:
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has read all
+                self._connection.request(method, path, body, {**self._headers, **headers})
+            answer = self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            hint = "\n  hint: start one with `hangup serve`, or name it with --url"
+            raise HangupError(f"there is no gateway at {self._url}: {error}{hint}") from None
+        if answer.status >= 400:
+            raise HangupError(_said(answer))
+        return answer
+
+
+def _said(answer: http.client.HTTPResponse) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
+        return str(json.loads(answer.read())["error"]["message"])
+    return f"the gateway answered {answer.status}"
+
+
+def _quoted(name: str) -> str:
+    return name.replace('"', "%22").replace("\r", " ").replace("\n", " ")

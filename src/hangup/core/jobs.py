@@ -1,0 +1,164 @@
+"""Jobs: work that may outlive its connection, but never its owner. Here is what states there are and what follows from what.
+
+    job    VALIDATING ──▶ RUNNING ──▶ COMPLETED │ FAILED
+                │            └──────▶ CANCELLING ──▶ CANCELLED │ EXPIRED │ COMPLETED, if the end was quicker
+                └──▶ FAILED
+    item   QUEUED ──▶ CLAIMED ──▶ SUCCEEDED │ ERRORED │ CANCELLED │ EXPIRED
+              ▲          │
+              └──────────┘ its worker is gone: it runs again
+
+A job has one item (a call) or many (a batch). It ends with its last item, and that it was cancelled is said only when no
+item is claimed any more: the one who claimed an item gives it back when the engine has let go of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from hangup.core import reasons
+from hangup.core.reasons import Outcome, Reason
+
+
+class Kind(StrEnum):
+    CALL = "call"  # `Prefer: respond-async`
+    RESPONSE = "response"  # OpenAI, `background: true`
+    BATCH = "batch"  # OpenAI
+    MESSAGES = "message_batch"  # Anthropic
+
+    @property
+    def single(self) -> bool:
+        """One item, whose outcome is the job's."""
+        return self in (Kind.CALL, Kind.RESPONSE)
+
+
+class Item(IntEnum):
+    QUEUED = 0
+    CLAIMED = 1
+    SUCCEEDED = 2
+    ERRORED = 3
+    CANCELLED = 4
+    EXPIRED = 5  # the batch's window passed before its turn came
+
+    @property
+    def ended(self) -> bool:
+        return self > Item.CLAIMED
+
+
+class Status(StrEnum):
+    VALIDATING = "validating"
+    RUNNING = "running"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def ended(self) -> bool:
+        return self not in (Status.VALIDATING, Status.RUNNING, Status.CANCELLING)
+
+
+class Cause(StrEnum):
+    """Why a job is cancelled."""
+
+    NONE = ""
+    ASKED = "cancelled"
+    LEASE = "lease_expired"
+    WINDOW = "window_passed"
+    KILLED = "killed"
+
+    @property
+    def of_items(self) -> Item:
+        """What becomes of the items that have not ended."""
+        return Item.EXPIRED if self is Cause.WINDOW else Item.CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many of a job's items are in which state; the order is that of `Item`."""
+
+    queued: int = 0
+    claimed: int = 0
+    succeeded: int = 0
+    errored: int = 0
+    cancelled: int = 0
+    expired: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.queued + self.claimed + self.ended
+
+    @property
+    def ended(self) -> int:
+        return self.succeeded + self.errored + self.cancelled + self.expired
+
+
+def outcome(kind: Kind, status: Status, cause: Cause, tally: Tally) -> Status | None:
+    """The status in which a job ends, if it has come to its end."""
+    if status.ended or status is Status.VALIDATING or tally.queued or tally.claimed:
+        return None
+    if tally.expired or tally.cancelled or not tally.total:  # with no items at all it was cancelled before they were known
+        return Status.EXPIRED if cause is Cause.WINDOW else Status.CANCELLED
+    return Status.FAILED if kind.single and tally.errored else Status.COMPLETED
+
+
+class After(IntEnum):
+    """What follows from the end of an item's call."""
+
+    SUCCEEDED = Item.SUCCEEDED
+    ERRORED = Item.ERRORED
+    CANCELLED = Item.CANCELLED  # when the engine has let go of it
+    AGAIN = -1
+    GIVEN_BACK = -2  # somebody else may run it, or we, another day
+
+
+def after(reason: Reason, status: int, *, stopping: bool, failures: int, failures_max: int) -> After:
+    """`status` is that of the answer, if there was one; `stopping` that its job is being cancelled; `failures` of engines."""
+    if reason is reasons.YIELDED:
+        return After.CANCELLED if stopping else After.AGAIN
+    match reason.outcome:
+        case Outcome.COMPLETED:
+            return After.SUCCEEDED if 200 <= status < 300 else After.ERRORED
+        case Outcome.CLIENT_GONE:
+            return After.CANCELLED
+        case Outcome.KILLED:
+            return After.ERRORED if reason is reasons.INTERNAL else After.CANCELLED
+        case Outcome.DRAINED:
+            return After.GIVEN_BACK
+        case Outcome.SHED:
+            return After.CANCELLED if stopping else After.AGAIN
+        case Outcome.ENGINE_FAILED if failures < failures_max:
+            return After.CANCELLED if stopping else After.AGAIN
+        case _:
+            return After.SUCCEEDED if reason is reasons.OUTPUT_TOKENS else After.ERRORED
+
+
+class Lease:
+    """Somebody cares, or the job ends: renewed by whoever looks after it, and held while one is listening.
+
+    Time is the process's own, so that a clock which is set cannot end a job.
+    """
+
+    __slots__ = ("_listeners", "_renewed_at", "lease_s")
+
+    def __init__(self, lease_s: float, now: float) -> None:
+        self.lease_s = lease_s
+        self._renewed_at = now
+        self._listeners = 0
+
+    def renew(self, now: float) -> None:
+        self._renewed_at = now
+
+    def listen(self) -> None:
+        self._listeners += 1
+
+    def stop_listening(self, now: float) -> None:
+        self._listeners -= 1
+        self._renewed_at = now
+
+    def left_s(self, now: float) -> float:
+        return self.lease_s if self._listeners else self._renewed_at + self.lease_s - now
+
+    def expired(self, now: float) -> bool:
+        return self.left_s(now) <= 0

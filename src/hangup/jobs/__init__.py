@@ -1,0 +1,12 @@
+"""Jobs: batches, background responses and asynchronous calls, in front of any engine.
+
+    desk ──▶ files, batches, responses, messages, calls      an API each: what is asked for, what is shown
+      │          ▼
+      │        board       which jobs there are, who cares for them, when their time is up
+      │          ▼
+      │        runner      claims items from the store and runs each as a call of the gateway's
+      │          ▼
+      └──────  errand      the client of such a call: takes the answer, and hangs up when nobody cares any more
+
+What was promised is in the store (`hangup.store.jobs`); what is here can be lost with the process.
+"""

@@ -1,0 +1,390 @@
+"""Which jobs there are, who cares for them, and when their time is up.
+
+The store has the last word; here is what this process knows of the jobs that have not ended: their leases, their windows, and
+the events of those that run here. Other processes may work on the same store: what they change is noticed within a tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import orjson
+
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.jobs import Cause, Kind, Lease, Status
+from hangup.errors import Refusal
+from hangup.jobs import presence
+from hangup.jobs.errand import Errand
+from hangup.jobs.feed import Feed
+from hangup.jobs.runner import Host, Runner
+from hangup.store.database import StoreFailed
+from hangup.store.jobs import Asked, Job, JobStore
+
+_TICK_S = 0.5
+_BEAT_EVERY_S = 2.0
+_PRUNE_EVERY_S = 600.0
+_DAY_S = 86_400.0
+_ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # numbers kept free for the attempts of a claim, and for an attempt's events
+_REASON_OF = {
+    Cause.ASKED: reasons.JOB_CANCELLED,
+    Cause.LEASE: reasons.LEASE_EXPIRED,
+    Cause.WINDOW: reasons.WINDOW_PASSED,
+    Cause.KILLED: reasons.KILLED,
+}
+
+
+class Shape(Protocol):
+    """What an API makes of its items."""
+
+    def result(self, job: Job, errand: Errand, call: Call) -> bytes:
+        """What is kept of an answer."""
+
+    def listen(self, job: Job, errand: Errand, feed: Feed) -> Callable[[bytes], None] | None:
+        """Who turns the pieces of a stream into events."""
+
+
+class Care:
+    """What we know of a job that has not ended."""
+
+    __slots__ = ("changed", "ends_at", "feed", "fresh", "job", "lease", "touched")
+
+    def __init__(self, job: Job, now: float, now_of_day: float) -> None:
+        self.job = job
+        self.lease = Lease(job.lease_s, now) if job.lease_s is not None else None
+        self.ends_at = now + job.expires - now_of_day if job.expires is not None else None
+        self.feed: Feed | None = None
+        self.fresh = False  # submitted to this process: nobody has heard of an earlier attempt
+        self.touched = False  # and the store does not know it yet
+        self.changed = asyncio.Event()  # a new one each time
+
+    def note(self, job: Job) -> None:
+        self.job = job
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def due(self, now: float) -> Cause | None:
+        if self.ends_at is not None and now >= self.ends_at:
+            return Cause.WINDOW
+        return Cause.LEASE if self.lease is not None and self.lease.expired(now) else None
+
+
+class Board:
+    def __init__(self, store: JobStore, host: Host, loop: asyncio.AbstractEventLoop, keep_days: float) -> None:
+        self.store = store
+        self._host = host
+        self._loop = loop
+        self._keep_s = keep_days * _DAY_S
+        self._cares: dict[int, Care] = {}
+        self.shapes: dict[Kind, Shape] = {}
+        self._closing = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._version = -1
+
+    async def open(self) -> None:
+        """Takes up what an earlier process left, and whatever others have on the store."""
+        store = self.store
+        self._worker = await store.do(lambda: store.workers.enter(presence.this_host(), presence.this_process()))
+        self._absences = presence.Absences(self._host.limits.job_worker_silence_s)
+        self._runner = Runner(store, self._worker, self._host, self, self._loop)
+        self._beaten_at = self._pruned_at = time.monotonic()
+        await self._bury()
+        await self._refresh()
+        self.own(self._tick_for_ever())
+
+    @property
+    def worker(self) -> int:
+        return self._worker
+
+    @property
+    def runner(self) -> Runner:
+        return self._runner
+
+    def cares(self) -> Iterable[Care]:
+        return self._cares.values()
+
+    # What clients want
+
+    async def submit(
+        self,
+        id: str,
+        kind: Kind,
+        tenant: str,
+        about: dict[str, Any],
+        items: list[Asked] | None,
+        *,
+        window_s: float | None = None,
+        lease_s: float | None = None,
+    ) -> Job:
+        """Promises to run a job; when this returns, it is on the disk."""
+        store, now = self.store, time.time()
+        self._may_write()
+        worker = self._worker if items is None else None
+        size = sum(len(item.body) for item in items or ())
+
+        def work() -> Job:
+            self.check_quota(tenant, jobs=1, items=len(items or ()), size=size)
+            expires = now + window_s if window_s is not None else None
+            return store.jobs.submit(id, kind, tenant, now, about, items, expires=expires, lease_s=lease_s, worker=worker)
+
+        job = await store.do(work)
+        self.changed(job)
+        care = self._cares.get(job.key)
+        if care is not None:
+            care.fresh = True
+        self._runner.wake(tenant, urgent=kind.single)
+        return job
+
+    def check_quota(self, tenant: str, *, jobs: int = 0, items: int = 0, size: int = 0) -> None:
+        """Whether a tenant may have so much more; runs in the store's thread."""
+        limits, used = self._host.limits_of_tenant(tenant), self.store.jobs.used(tenant)
+        for what, count, most in (
+            ("jobs", used.jobs + jobs, limits.jobs_max),
+            ("items", used.items + items, limits.job_items_max),
+            ("bytes", used.bytes + size, limits.job_bytes_max),
+        ):
+            if count > most:
+                raise Refusal(reasons.JOB_QUOTA, f"That would make {count} {what} of jobs; at most {most} are allowed.")
+
+    def _may_write(self) -> None:
+        if self._runner.failing or self._closing.is_set():
+            raise Refusal(reasons.NO_JOBS)
+
+    async def find(self, id: str, tenant: str | None, kind: Kind | None) -> Job:
+        """Looks at a job, which is how its owner says that the result is still wanted."""
+        job = await self.store.do(lambda: self.store.jobs.find(id, tenant, kind))
+        if job is None:
+            raise Refusal(reasons.NOT_FOUND, f"There is no {id[:80]!r}.")
+        care = self._cares.get(job.key)
+        if care is not None and tenant is not None:
+            self._renew(care)
+        return job
+
+    async def cancel(self, job: Job, cause: Cause, wait_s: float = 0.0) -> Job:
+        """What waits is gone, what runs is stopped; waits a while for the engines to let go."""
+        store = self.store
+        job = await store.do(lambda: store.jobs.cancel(job.key, cause, time.time()))
+        self.changed(job)
+        self._runner.hang_up(job.key, _REASON_OF[cause])
+        return await self.ended_within(job, wait_s)
+
+    async def ended_within(self, job: Job, wait_s: float) -> Job:
+        care = self._cares.get(job.key)
+        deadline = self._loop.time() + wait_s
+        while care is not None and not care.job.status.ended:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await care.changed.wait()
+            except TimeoutError:
+                break
+        return care.job if care is not None else job
+
+    def care_for(self, job: Job) -> Care | None:
+        return self._cares.get(job.key)
+
+    def listen(self, job: Job) -> Feed | None:
+        """The events of a job that has not ended; its lease holds until `stop_listening`."""
+        care = self._cares.get(job.key)
+        if care is None:
+            return None
+        if care.lease is not None:
+            care.lease.listen()
+        return self._feed_of(care)
+
+    def feed(self, job: Job) -> Feed | None:
+        care = self._cares.get(job.key)
+        return self._feed_of(care) if care is not None else None
+
+    def stop_listening(self, job: Job) -> None:
+        care = self._cares.get(job.key)
+        if care is not None and care.lease is not None:
+            care.lease.stop_listening(self._loop.time())
+
+    def _renew(self, care: Care) -> None:
+        if care.lease is not None:
+            care.lease.renew(self._loop.time())
+            care.touched = True
+
+    # What becomes of items
+
+    def sending(self, errand: Errand) -> dict[str, str]:
+        care = self._cares.get(errand.claim.key)
+        if care is None:
+            return {}
+        job = care.job
+        if job.kind.single:
+            feed = self._feed_of(care)
+            if not care.fresh or errand.attempts > 1:
+                # Whoever heard of an earlier attempt hears all of this one, and nothing has a number that was used before.
+                feed.skip_to((errand.claim.fence * _ATTEMPTS_MAX + errand.attempts) * _EVENTS_MAX)
+            errand.listener = self.shapes[job.kind].listen(job, errand, feed)
+        headers: dict[str, str] = job.about.get("headers") or {}
+        return headers
+
+    def _feed_of(self, care: Care) -> Feed:
+        if care.feed is None:
+            care.feed = Feed(self._host.limits.job_events_bytes_max)
+        return care.feed
+
+    def limits_of(self, tenant: str) -> Limits:
+        return self._host.limits_of_tenant(tenant)
+
+    def result(self, errand: Errand, call: Call) -> tuple[bytes, bytes | None]:
+        care = self._cares.get(errand.claim.key)
+        if care is None:  # somebody else has ended it: what we have will be refused
+            return bytes(errand.body), None
+        try:
+            body = self.shapes[care.job.kind].result(care.job, errand, call)
+        except Exception as error:  # an engine's answer can have any shape
+            self._host.fault(error)
+            body = orjson.dumps({"error": {"message": "The engine's answer has a shape that is not known."}}) + b"\n"
+        return body, care.feed.dump() if care.feed is not None else None
+
+    def changed(self, job: Job) -> None:
+        """The store says how a job stands now."""
+        care = self._cares.get(job.key)
+        if care is None and not job.status.ended:
+            care = self._cares[job.key] = Care(job, self._loop.time(), time.time())
+        if care is None:
+            return
+        care.note(job)
+        if job.status.ended:
+            del self._cares[job.key]
+            if care.feed is not None:
+                care.feed.close()
+            self._host.told("job", id=job.id, kind=job.kind, tenant=job.tenant, status=job.status, cause=job.cause or None)
+
+    # Time
+
+    async def _tick_for_ever(self) -> None:
+        while not self._closing.is_set():
+            try:
+                await self._tick(self._loop.time())
+            except StoreFailed as failure:
+                self._host.told("job_store_failed", error=str(failure))
+            try:
+                async with asyncio.timeout(_TICK_S):
+                    await self._closing.wait()
+            except TimeoutError:
+                continue
+
+    async def _tick(self, now: float) -> None:
+        if now - self._beaten_at >= _BEAT_EVERY_S:
+            self._beaten_at = now
+            await self._beat()
+        version = await self.store.do(self.store.jobs.changed_elsewhere)
+        if version != self._version:
+            self._version = version
+            await self._refresh()
+        for care in list(self._cares.values()):
+            cause = care.due(now)
+            if cause is not None and care.job.status is not Status.CANCELLING:
+                await self.cancel(care.job, cause)
+        if now - self._pruned_at >= _PRUNE_EVERY_S:
+            self._pruned_at = now
+            await self.prune(self._keep_s)
+
+    async def _beat(self) -> None:
+        store = self.store
+        touched = [care.job.key for care in self._cares.values() if care.touched]
+        for care in self._cares.values():
+            care.touched = False
+
+        def work() -> bool:
+            store.jobs.touch(touched)
+            return store.workers.beat(self._worker)
+
+        if not await store.do(work):
+            self._worker = await store.do(lambda: store.workers.enter(presence.this_host(), presence.this_process()))
+            self._host.told("job_worker_was_given_up")
+            self._runner.drop_all(self._worker)
+        await self._bury()
+
+    async def _bury(self) -> None:
+        """What workers that are gone had claimed is given back."""
+        store = self.store
+        workers = await store.do(store.workers.all)
+        for gone in self._absences.gone(workers, self._worker, self._loop.time()):
+            await store.do(partial(self._give_back, gone))
+            self._host.told("job_worker_gone", worker=gone)
+            await self._refresh()
+
+    def _give_back(self, worker: int) -> None:
+        self.store.jobs.give_back_all(worker, time.time())
+        self.store.workers.leave(worker)
+
+    async def _refresh(self) -> None:
+        """Reads which jobs have not ended, for what others have changed."""
+        store = self.store
+        active, workers = await store.do(lambda: (store.jobs.active(), {worker.id for worker in store.workers.all()}))
+        known = set(self._cares)
+        for job in active:
+            known.discard(job.key)
+            care = self._cares.get(job.key)
+            if care is not None and care.job.touched != job.touched and care.lease is not None:
+                care.lease.renew(self._loop.time())
+            if care is not None and job.status is Status.CANCELLING and care.job.status is not Status.CANCELLING:
+                self._runner.hang_up(job.key, _REASON_OF[job.cause])
+            self.changed(job)
+            if job.tally.queued and job.status is Status.RUNNING:
+                self._runner.wake(job.tenant)
+            if job.status is Status.VALIDATING and job.worker not in workers:
+                self._adopt(job)
+        for key in known:
+            ended = await store.do(partial(store.jobs.look, key))
+            if ended is not None:
+                self.changed(ended)
+            else:
+                del self._cares[key]
+
+    def _adopt(self, job: Job) -> None:
+        """Its lines were being checked by one who is gone."""
+        check = self.check_lines
+        if check is not None:
+            self.own(check(job))
+
+    check_lines: Callable[[Job], Any] | None = None  # how the lines of a batch are checked
+
+    async def prune(self, older_than_s: float, tenant: str | None = None) -> int:
+        """Deletes jobs that ended long ago, and files past their time."""
+        store, now = self.store, time.time()
+        count = 0
+        while pruned := await store.do(lambda: store.jobs.prune(now - older_than_s, tenant)):
+            count += pruned
+        if tenant is None:
+            unready = max(self._host.limits.upload_s * 2, _DAY_S)
+            while await store.do(lambda: store.files.prune(now, now - max(older_than_s, self._keep_s), now - unready)):
+                pass
+        return count
+
+    # The end
+
+    def stop(self) -> None:
+        """No new jobs and no new items; those that run may finish."""
+        self._closing.set()
+        self._runner.stop()
+
+    async def close(self) -> None:
+        """Every call has ended."""
+        self.stop()
+        await self._runner.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        store, worker = self.store, self._worker
+        try:
+            await store.do(lambda: self._give_back(worker))
+        except StoreFailed as failure:
+            self._host.told("job_store_failed", error=str(failure))
+        await asyncio.to_thread(store.close)
+
+    def own(self, work: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

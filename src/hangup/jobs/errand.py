@@ -1,0 +1,117 @@
+"""The client of a job's item: takes the answer in, and hangs up when nobody cares for it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from hangup.core.account import Entry
+from hangup.core.call import Call
+from hangup.core.reaper import Leftover
+from hangup.core.reasons import Reason
+from hangup.store.jobs import Claim
+
+
+class Exchange(Protocol):
+    """The call that runs an errand."""
+
+    @property
+    def call(self) -> Call: ...
+
+    def end(self, reason: Reason, detail: str = "") -> None: ...
+
+    def on_due(self) -> None: ...
+
+
+class Errand:
+    """To an exchange it is a client that reads all it is sent at once."""
+
+    http11 = False  # so that payloads come without framing
+    will_close = False
+    stalled = False
+    peer = "job"
+
+    def __init__(self, claim: Claim, tenant: str, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
+        self.claim = claim
+        self.tenant = tenant
+        self.failures = 0  # of engines that had it
+        self.attempts = 0  # calls made for it, so that each has a name of its own
+        self.body = bytearray()
+        self.exchange: Exchange | None = None
+        self.stopping: Reason | None = None  # why it is to end, if it is
+        self.listener: Callable[[bytes], None] | None = None  # gets the pieces of a stream as they come
+        self._loop = loop
+        self._owner = owner
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<errand {self.claim.job} {self.claim.n}>"
+
+    @property
+    def single(self) -> bool:
+        """All of its job."""
+        return self.claim.single
+
+    def hang_up(self, reason: Reason) -> None:
+        """Nobody wants it any more; `Owner.errand_over` follows at once, if a call is under way."""
+        self.stopping = self.stopping or reason
+        if self.exchange is not None:
+            self.exchange.end(reason)
+
+    # From the gateway
+
+    def started(self) -> None:
+        self._owner.errand_started(self)
+
+    def over(self, call: Call, leftover: Leftover | None, entry: Entry) -> None:
+        """The call has ended, and everything it held is let go of but for what is left in the engine."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.exchange = None
+        self._owner.errand_over(self, call, leftover, entry)
+
+    # A client's part
+
+    def begin(self, head: bytes, *, chunked: bool) -> None:
+        self.body.clear()
+
+    def send(self, payload: bytes) -> None:
+        self.body += payload
+        if self.listener is not None:
+            self.listener(payload)
+
+    write = send
+
+    def flush(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def break_off(self) -> None: ...
+
+    def drop(self) -> None: ...
+
+    def close_after_this(self) -> None: ...
+
+    def left(self) -> bool:
+        return self.stopping is not None
+
+    def set_due(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._on_timer) if due < math.inf else None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self.exchange is not None:
+            self.exchange.on_due()
+
+
+class Owner(Protocol):
+    """Who sends errands."""
+
+    def errand_started(self, errand: Errand) -> None: ...
+
+    def errand_over(self, errand: Errand, call: Call, leftover: Leftover | None, entry: Entry) -> None: ...

@@ -1,0 +1,124 @@
+"""The lines of a batch's input: each is checked before the first one runs, and what is wrong is told with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import orjson
+
+from hangup.apis.base import Api
+from hangup.apis.routes import Router
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.errors import Refusal
+from hangup.jobs.http import Json
+from hangup.store.jobs import Asked
+from hangup.wire import jsonbody
+
+_PROBLEMS_MAX = 50  # told of one file
+_ID_CHARS_MAX = 512
+
+
+class Problem(Exception):
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class Lines:
+    """Takes a file piece by piece and gives its lines as items."""
+
+    def __init__(self, endpoint: str, router: Router, limits: Limits) -> None:
+        self.problems: list[Json] = []
+        self.count = 0  # lines that are no blank ones
+        self._endpoint = endpoint
+        self._limits = limits
+        self._rest = b""
+        self._number = 0
+        self._seen: set[int] = set()  # of custom ids; their hashes, which are small
+        route = router.find(endpoint)
+        self._api = route.api if route is not None and "POST" in route.methods else None
+
+    def feed(self, piece: bytes) -> list[Asked]:
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > self._limits.body_bytes_max:
+            self._number += 1
+            self._note(Problem("line_too_long", f"The line is longer than {self._limits.body_bytes_max} bytes."))
+            raise StopReading
+        return list(self._items(lines))
+
+    def finish(self) -> list[Asked]:
+        items = list(self._items([self._rest]))
+        if not self.count and not self.problems:
+            self.problems.append({"code": "empty_file", "message": "The file has no requests.", "line": None, "param": None})
+        return items
+
+    def _items(self, lines: list[bytes]) -> Iterator[Asked]:
+        for line in lines:
+            self._number += 1
+            if not line.strip():
+                continue
+            self.count += 1
+            if self.count > self._limits.batch_items_max:
+                self._note(Problem("too_many_requests", f"A batch has at most {self._limits.batch_items_max} requests."))
+                raise StopReading
+            try:
+                yield self._item(line)
+            except Problem as problem:
+                self._note(problem)
+
+    def _item(self, line: bytes) -> Asked:
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise Problem("invalid_json_line", f"This line is not valid JSON: {error}.") from None
+        if type(value) is not dict:
+            raise Problem("invalid_json_line", "This line is not a JSON object.")
+        custom_id, url, body = value.get("custom_id"), value.get("url"), value.get("body")
+        if type(custom_id) is not str or not 0 < len(custom_id) <= _ID_CHARS_MAX:
+            text = f"'custom_id' must be a string of 1 to {_ID_CHARS_MAX} characters."
+            raise Problem("missing_required_parameter", text, "custom_id")
+        if value.get("method") != "POST":
+            raise Problem("invalid_method", "'method' must be POST.", "method")
+        if url != self._endpoint:
+            raise Problem("mismatched_endpoint", f"'url' must be the batch's endpoint, {self._endpoint}.", "url")
+        if type(body) is not dict:
+            raise Problem("missing_required_parameter", "'body' must be an object.", "body")
+        if hash(custom_id) in self._seen:
+            raise Problem("duplicate_custom_id", f"The custom_id {custom_id[:80]!r} was used before.", "custom_id")
+        self._seen.add(hash(custom_id))
+        return Asked(custom_id, self._endpoint, self._checked(body))
+
+    def _checked(self, body: Json) -> bytes:
+        if body.get("stream"):
+            raise Problem("invalid_request", "A batch's answers do not stream.", "body.stream")
+        if body.get("background"):
+            raise Problem("invalid_request", "A batch's requests are in the background anyhow.", "body.background")
+        written = orjson.dumps(body)
+        try:
+            check(self._api, self._endpoint, written, body, self._limits)
+        except Refusal as refusal:
+            raise Problem("invalid_request", str(refusal), "body") from None
+        return written
+
+    def _note(self, problem: Problem) -> None:
+        self.problems.append({"code": problem.code, "message": str(problem), "line": self._number, "param": problem.param})
+        if len(self.problems) >= _PROBLEMS_MAX:
+            raise StopReading
+
+
+class StopReading(Exception):
+    """Enough is known."""
+
+
+def check(api: Api | None, path: str, written: bytes, value: Json, limits: Limits) -> None:
+    """Refuses now what would be refused when the item's turn comes."""
+    if api is None:
+        raise Refusal(reasons.BAD_FIELD, f"There is no {path}.")
+    if len(written) > limits.body_bytes_max:
+        raise Refusal(reasons.BODY_TOO_LARGE)
+    if len(written) > limits.json_elements_max:
+        jsonbody.counted(written, limits.json_elements_max)
+    if api.generates:
+        api.read(path, value, limits, assemble=True)

@@ -1,0 +1,71 @@
+"""Which worker we are, and which of the others are gone.
+
+Claims belong to a worker for as long as it lives. One of this machine is gone when its process is; one of another machine, or
+one that hangs, when its beat has not moved for a while by our own clock: a clock that is set harms nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from hangup.store.jobs import Worker
+
+
+def this_host() -> str:
+    """This machine, since it was started; a container counts as one, since it numbers its processes itself."""
+    marks = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        marks.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        marks.append(str(Path("/proc/self/ns/pid").stat().st_ino))
+    return "/".join(marks)
+
+
+def this_process() -> str:
+    return _process(os.getpid()) or str(os.getpid())
+
+
+def _process(pid: int) -> str | None:
+    """A name that no later process of the same number has; None if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+        return str(pid)
+    state, *rest = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else f"{pid}-{rest[18]}"
+
+
+class Absences:
+    """Others' beats, and since when they have not moved."""
+
+    def __init__(self, silent_max_s: float) -> None:
+        self._silent_max_s = silent_max_s
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def gone(self, workers: list[Worker], own: int, now: float) -> list[int]:
+        others = [worker for worker in workers if worker.id != own]
+        seen = self._seen
+        self._seen = {}
+        gone = []
+        for worker in others:
+            beats, since = seen.get(worker.id, (worker.beats, now))
+            since = since if beats == worker.beats else now
+            self._seen[worker.id] = (worker.beats, since)
+            if now - since >= self._silent_max_s or _is_dead_here(worker):
+                gone.append(worker.id)
+        return gone
+
+
+def _is_dead_here(worker: Worker) -> bool:
+    if worker.host != this_host():
+        return False
+    pid = worker.process.partition("-")[0]
+    return pid.isdigit() and _process(int(pid)) != worker.process

@@ -1,0 +1,364 @@
+"""Runs items: claims them from the store a handful at a time, sends each as a call of the gateway's, keeps what came of it.
+
+    claim ──▶ hand ──▶ the gateway's line for jobs ──▶ call ──▶ result ──▶ store ──▶ ledger
+               ▲  └── at most a few of a tenant's wait there: who is next is the admission's to say
+               └───── again: it made room for a live client, or its engine failed
+
+The books get a result's entry when the store has it, so that an item which runs again after a crash is not billed twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.core.account import Entry
+from hangup.core.call import Call
+from hangup.core.jobs import After, Item, after
+from hangup.core.reaper import Leftover
+from hangup.core.reasons import Outcome, Reason
+from hangup.jobs.errand import Errand
+from hangup.store.database import StoreFailed
+from hangup.store.jobs import Claim, Job, JobStore
+
+_IN_LINE = 2  # of a tenant's items in the gateway's line: enough that a free place never waits for us
+_HAND_MIN, _HAND_MAX = 8, 256  # items claimed and not sent
+_HAND_BYTES_MAX = 8 * 1024 * 1024
+_AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0  # pause before an item is tried again; it doubles
+_STORE_PAUSE_S = 1.0  # before a store that failed is tried again
+
+
+class Host(Protocol):
+    """The gateway, as the runner sees it."""
+
+    limits: Limits
+
+    def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
+        """Makes a call for it; `errand.over` follows, maybe at once."""
+
+    def jobs_waiting(self, tenant: str) -> int: ...
+
+    def limits_of_tenant(self, tenant: str) -> Limits: ...
+
+    def book(self, entry: Entry) -> None: ...
+
+    def told(self, event: str, **fields: Any) -> None: ...
+
+    def fault(self, error: Exception) -> None:
+        """A bug of ours goes to the log."""
+
+
+class Ears(Protocol):
+    """Who is told what became of items."""
+
+    def sending(self, errand: Errand) -> dict[str, str]:
+        """It is about to be sent; the headers that its call shall have."""
+
+    def result(self, errand: Errand, call: Call) -> tuple[bytes, bytes | None]:
+        """What is kept of an answer: the result, and the events on the way to it."""
+
+    def changed(self, job: Job) -> None: ...
+
+
+class _Ended(NamedTuple):
+    claim: Claim
+    state: Item
+    body: bytes | None
+    events: bytes | None
+    entry: Entry | None  # not booked yet
+
+
+@dataclass(slots=True)
+class _Line:
+    """A tenant's items, on their way from the store to the gateway."""
+
+    calls: deque[Errand] = field(default_factory=deque)  # the hand: those of single calls go first,
+    hand: deque[Errand] = field(default_factory=deque)  # then those of batches
+    sent: int = 0
+    more: bool = True  # there may be some in the store
+    urgent: bool = False  # and a single call among them
+    claiming: bool = False
+    feeding: bool = False
+
+    def __len__(self) -> int:
+        return len(self.calls) + len(self.hand)
+
+    def of(self, errand: Errand) -> deque[Errand]:
+        return self.calls if errand.single else self.hand
+
+    def next(self) -> Errand:
+        return (self.calls or self.hand).popleft()
+
+
+class Runner:
+    def __init__(self, store: JobStore, worker: int, host: Host, ears: Ears, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._worker = worker
+        self._host = host
+        self._ears = ears
+        self._loop = loop
+        self._lines: dict[str, _Line] = {}
+        self._errands: dict[tuple[int, int], Errand] = {}  # all that we have claimed, by job and item
+        self._pausing: dict[Errand, asyncio.TimerHandle] = {}
+        self._ended: list[_Ended] = []
+        self._given_back: list[Claim] = []
+        self._something_ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        self.failing = False  # the store cannot be written
+        self.refused = 0  # results that came too late
+        self.ended: Counter[Item] = Counter()  # items, by how
+        self._keeper = loop.create_task(self._keep_results())
+
+    @property
+    def running(self) -> int:
+        return sum(errand.exchange is not None for errand in self._errands.values())
+
+    def wake(self, tenant: str, *, urgent: bool = False) -> None:
+        """There may be items of this tenant to run; `urgent` if one of them does not wait behind batches."""
+        line = self._lines.setdefault(tenant, _Line())
+        line.more = True
+        line.urgent = line.urgent or urgent
+        self._feed_soon(tenant)
+
+    def hang_up(self, key: int, reason: Reason) -> None:
+        """All items of a job: those that run are stopped in their engines, the others end here."""
+        for errand in [errand for (job, _), errand in self._errands.items() if job == key]:
+            idle = errand.exchange is None and errand.stopping is None
+            errand.hang_up(reason)
+            if idle:
+                self._withdraw(errand)
+                self._finish(errand, _stopped_state(errand))
+
+    def errand(self, key: int, n: int) -> Errand | None:
+        return self._errands.get((key, n))
+
+    # From the store to the gateway
+
+    def _feed_soon(self, tenant: str) -> None:
+        line = self._lines[tenant]
+        if not line.feeding:
+            line.feeding = True
+            self._loop.call_soon(self._feed, tenant, line)
+
+    def _feed(self, tenant: str, line: _Line) -> None:
+        line.feeding = False
+        if self._stopped:
+            return
+        while len(line) and self._host.jobs_waiting(tenant) < _IN_LINE:
+            self._send(line.next(), line)
+        wanted = min(max(_HAND_MIN, 2 * line.sent), _HAND_MAX)
+        wants = line.more and (line.urgent or len(line) <= wanted // 2)
+        if wants and not line.claiming and not self.failing:
+            line.claiming, line.urgent = True, False
+            self._own(self._claim(tenant, line, max(wanted - len(line), 1)))
+
+    def _send(self, errand: Errand, line: _Line) -> None:
+        line.sent += 1
+        errand.attempts += 1
+        claim = errand.claim
+        again = f"-{errand.attempts}" if errand.attempts > 1 else ""
+        self._host.undertake(errand, f"{claim.job}.{claim.n}{again}", self._ears.sending(errand))
+
+    async def _claim(self, tenant: str, line: _Line, count: int) -> None:
+        store, worker = self._store, self._worker
+        try:
+            claims = await store.do(lambda: store.jobs.claim(worker, tenant, count, _HAND_BYTES_MAX, time.time()))
+        except StoreFailed as failure:
+            self._store_failed(failure)
+            return
+        finally:
+            line.claiming = False
+        line.more = bool(claims)
+        for claim in claims:
+            errand = self._errands[claim.key, claim.n] = Errand(claim, tenant, self._loop, self)
+            line.of(errand).append(errand)
+        if self._stopped:
+            self._give_back([*line.calls, *line.hand])
+            line.calls.clear()
+            line.hand.clear()
+        elif claims:
+            self._feed_soon(tenant)
+
+    # From the gateway
+
+    def errand_started(self, errand: Errand) -> None:
+        self._feed_soon(errand.tenant)
+
+    def errand_over(self, errand: Errand, call: Call, leftover: Leftover | None, entry: Entry) -> None:
+        assert call.reason is not None
+        line = self._lines[errand.tenant]
+        line.sent -= 1
+        errand.failures += call.reason.outcome is Outcome.ENGINE_FAILED
+        stopping = errand.stopping is not None
+        what = after(
+            call.reason,
+            call.status,
+            stopping=stopping,
+            failures=errand.failures,
+            failures_max=self._host.limits.job_failures_max,
+        )
+        if what in (After.SUCCEEDED, After.ERRORED):
+            body, events = self._ears.result(errand, call)
+            self._finish(errand, Item(what), body, events, entry)
+        else:
+            self._host.book(entry)
+            if what is After.AGAIN and not self._stopped:
+                self._again(errand, line)
+            elif what is After.CANCELLED:
+                self._when_gone(errand, leftover)
+            else:
+                self._give_back([errand])
+        self._feed_soon(errand.tenant)
+
+    def _again(self, errand: Errand, line: _Line) -> None:
+        """After a pause, also when it made room for a live client: where one comes, others do."""
+        errand.body.clear()
+        pause = min(_AGAIN_S * 2 ** min(errand.attempts - 1, 10), _AGAIN_MAX_S) * random.uniform(0.75, 1.25)  # noqa: S311
+        self._pausing[errand] = self._loop.call_later(pause, self._paused, errand, line)
+
+    def _paused(self, errand: Errand, line: _Line) -> None:
+        del self._pausing[errand]
+        line.of(errand).append(errand)
+        self._feed_soon(errand.tenant)
+
+    def _when_gone(self, errand: Errand, leftover: Leftover | None) -> None:
+        """It is cancelled when its engine has let go of it, and not before."""
+        state = _stopped_state(errand)
+        if leftover is None:
+            self._finish(errand, state)
+        else:
+            leftover.when_gone = partial(self._finish, errand, state)
+
+    def _withdraw(self, errand: Errand) -> None:
+        """It is not sent, whatever it waits for."""
+        timer = self._pausing.pop(errand, None)
+        if timer is not None:
+            timer.cancel()
+        hand = self._lines[errand.tenant].of(errand)
+        if errand in hand:
+            hand.remove(errand)
+
+    # Back into the store
+
+    def _finish(
+        self,
+        errand: Errand,
+        state: Item,
+        body: bytes | None = None,
+        events: bytes | None = None,
+        entry: Entry | None = None,
+    ) -> None:
+        if self._errands.pop((errand.claim.key, errand.claim.n), None) is not None:  # else it is not ours any more
+            self._ended.append(_Ended(errand.claim, state, body, events, entry))
+            self._something_ended.set()
+
+    def _give_back(self, errands: list[Errand]) -> None:
+        for errand in errands:
+            if self._errands.pop((errand.claim.key, errand.claim.n), None) is not None:
+                self._given_back.append(errand.claim)
+        self._something_ended.set()
+
+    async def _keep_results(self) -> None:
+        while not (self._stopped and not self._errands and not self._ended and not self._given_back):
+            await self._something_ended.wait()
+            self._something_ended.clear()
+            ended, self._ended = self._ended, []
+            given_back, self._given_back = self._given_back, []
+            try:
+                jobs = await self._store.do(partial(self._write, ended, given_back))
+            except StoreFailed as failure:
+                # Nothing is lost but time: what ran is held here until the store takes it.
+                self._ended, self._given_back = ended + self._ended, given_back + self._given_back
+                self._store_failed(failure)
+                if self._stopped:
+                    return
+                await asyncio.sleep(_STORE_PAUSE_S)
+                self._something_ended.set()
+                continue
+            self._store_works()
+            for one, job in zip(ended, jobs, strict=True):
+                self._kept(one, job)
+
+    def _write(self, ended: list[_Ended], given_back: list[Claim]) -> list[Job | None]:
+        jobs, now = self._store.jobs, time.time()
+        jobs.give_back(given_back, now)
+        return [jobs.finish(one.claim, one.state, now, one.body, one.events) for one in ended]
+
+    def _kept(self, one: _Ended, job: Job | None) -> None:
+        if job is None:
+            self.refused += 1
+            self._host.told("job_result_refused", job=one.claim.job, item=one.claim.n)
+        if one.entry is not None:
+            self._host.book(one.entry if job is not None else _in_vain(one.entry))
+        if job is not None:
+            self.ended[one.state] += 1
+            self._ears.changed(job)
+
+    def _store_failed(self, failure: StoreFailed) -> None:
+        if not self.failing:
+            self.failing = True
+            self._host.told("job_store_failed", error=str(failure))
+        self._something_ended.set()
+
+    def _store_works(self) -> None:
+        if self.failing:
+            self.failing = False
+            self._host.told("job_store_works")
+            for tenant in self._lines:
+                self.wake(tenant)
+
+    # The end
+
+    def stop(self) -> None:
+        """No new items: those that do not run are given back, those that run may finish."""
+        self._stopped = True
+        for line in self._lines.values():
+            line.calls.clear()
+            line.hand.clear()
+        for timer in self._pausing.values():
+            timer.cancel()
+        self._pausing.clear()
+        waiting = [errand for errand in self._errands.values() if errand.exchange is None and errand.stopping is None]
+        self._give_back(waiting)
+        for errand in [e for e in self._errands.values() if e.exchange is not None and e.exchange.call.sent_at is None]:
+            assert errand.exchange is not None
+            errand.exchange.end(reasons.DRAINED)
+
+    def drop_all(self, worker: int) -> None:
+        """We were taken for dead, and what we had is somebody else's now: it is stopped, and we begin anew as `worker`."""
+        self._worker = worker
+        for errand in list(self._errands.values()):
+            if errand.exchange is None and errand.stopping is None:
+                self._withdraw(errand)
+                del self._errands[errand.claim.key, errand.claim.n]
+            else:
+                errand.hang_up(reasons.JOB_CANCELLED)
+
+    async def close(self) -> None:
+        """Every call has ended; what is not yet in the store goes there."""
+        self._stopped = True
+        self._errands.clear()  # of those left the engines have not let go: a restart settles them
+        self._something_ended.set()
+        await asyncio.gather(*self._tasks, self._keeper, return_exceptions=True)
+
+    def _own(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _stopped_state(errand: Errand) -> Item:
+    return Item.EXPIRED if errand.stopping is reasons.WINDOW_PASSED else Item.CANCELLED
+
+
+def _in_vain(entry: Entry) -> Entry:
+    """Of a result that came too late: another one counts."""
+    return entry._replace(cause="fenced", account=entry.account.in_vain())

@@ -1,0 +1,127 @@
+"""One SQLite file, one thread, one connection: whatever is asked of it runs there, in order.
+
+What has gathered while the last transaction was on its way to the disk is done together in the next one, each piece of work
+behind a savepoint of its own. An answer comes when its transaction is on the disk: who got one need not fear a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hangup.errors import HangupError
+
+R = TypeVar("R")
+_TOGETHER_MAX = 512  # pieces of work in a transaction
+_BUSY_S = 5.0  # how long another process may hold the file
+
+
+class StoreFailed(HangupError):
+    """The disk is full, or the file cannot be written: nothing of what was asked has happened."""
+
+
+class Database:
+    """`path` empty: in memory, for as long as the process lives."""
+
+    def __init__(self, path: str, migrations: tuple[str, ...]) -> None:
+        self.db = _open(path, migrations)
+        self._work: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="hangup-store", daemon=True)
+        self._thread.start()
+
+    async def do(self, work: Callable[[], R]) -> R:
+        """Runs `work` in the store's thread; the answer comes when what it wrote is safe."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._work.append((work, future))
+        self._wake.set()
+        return await future
+
+    def close(self) -> None:
+        """Does what is left."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout=10)
+        self.db.close()
+
+    # The thread
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._work:
+                self._do_together([self._work.popleft() for _ in range(min(len(self._work), _TOGETHER_MAX))])
+            if self._closing:
+                return
+
+    def _do_together(self, batch: list[tuple[Callable[[], Any], asyncio.Future[Any]]]) -> None:
+        outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+            for work, future in batch:
+                if future.cancelled():
+                    continue
+                self.db.execute("SAVEPOINT work")
+                try:
+                    outcomes.append((future, work(), None))
+                except sqlite3.Error:
+                    raise
+                except Exception as error:
+                    self.db.execute("ROLLBACK TO work")
+                    outcomes.append((future, None, error))
+                self.db.execute("RELEASE work")
+            self.db.execute("COMMIT")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                self.db.execute("ROLLBACK")
+            failure = StoreFailed(f"the store cannot be written: {error}")
+            outcomes = [(future, None, failure) for _, future in batch]
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and everyone who waited with it
+            batch[0][1].get_loop().call_soon_threadsafe(_resolve, outcomes)
+
+
+def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for future, result, error in outcomes:
+        if future.done():
+            continue
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+def _open(path: str, migrations: tuple[str, ...]) -> sqlite3.Connection:
+    try:
+        if path:
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            Path(path).touch(mode=0o600)  # prompts and answers are nobody else's
+        db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        _migrate(db, path, migrations)
+    except (OSError, sqlite3.Error) as error:
+        raise HangupError(f"cannot use {path}: {error}") from None
+    return db
+
+
+def _migrate(db: sqlite3.Connection, path: str, migrations: tuple[str, ...]) -> None:
+    """Brings the file up to the newest version, one step after the other, in one transaction."""
+    db.execute("BEGIN IMMEDIATE")
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > len(migrations):
+        raise HangupError(f"{path} was written by a newer version of hangup ({version}; this one knows {len(migrations)})")
+    for migration in migrations[version:]:
+        for statement in migration.split(";\n"):
+            if statement.strip():
+                db.execute(statement)
+    db.execute(f"PRAGMA user_version = {len(migrations)}")
+    db.execute("COMMIT")

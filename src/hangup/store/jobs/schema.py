@@ -1,0 +1,87 @@
+"""The tables, as steps from version to version: a step that was released is never changed, a new one is added."""
+
+from __future__ import annotations
+
+# No key is ever used again (AUTOINCREMENT): a late result must not find another job in the place of its own.
+# What an item asks for and what it was answered stand apart from its state, which changes often and must stay small.
+_FIRST = """
+CREATE TABLE job (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    status TEXT NOT NULL,
+    cause TEXT NOT NULL DEFAULT '',
+    single INTEGER NOT NULL,
+    created REAL NOT NULL,
+    begun REAL,
+    cancelling REAL,
+    ended REAL,
+    expires REAL,
+    lease_s REAL,
+    touched INTEGER NOT NULL DEFAULT 0,
+    worker INTEGER,
+    queued INTEGER NOT NULL DEFAULT 0,
+    claimed INTEGER NOT NULL DEFAULT 0,
+    succeeded INTEGER NOT NULL DEFAULT 0,
+    errored INTEGER NOT NULL DEFAULT 0,
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    expired INTEGER NOT NULL DEFAULT 0,
+    bytes INTEGER NOT NULL DEFAULT 0,
+    about BLOB NOT NULL
+);
+CREATE INDEX job_active ON job (tenant, single DESC, key) WHERE ended IS NULL;
+CREATE INDEX job_of_tenant ON job (tenant, kind, key);
+CREATE TABLE item (
+    job INTEGER NOT NULL REFERENCES job ON DELETE CASCADE,
+    n INTEGER NOT NULL,
+    state INTEGER NOT NULL DEFAULT 0,
+    fence INTEGER NOT NULL DEFAULT 0,
+    worker INTEGER,
+    custom_id TEXT NOT NULL,
+    PRIMARY KEY (job, n)
+) WITHOUT ROWID;
+CREATE INDEX item_queued ON item (job, n) WHERE state = 0;
+CREATE INDEX item_claimed ON item (worker) WHERE state = 1;
+CREATE TABLE ask (
+    job INTEGER NOT NULL REFERENCES job ON DELETE CASCADE,
+    n INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (job, n)
+);
+CREATE TABLE answer (
+    job INTEGER NOT NULL REFERENCES job ON DELETE CASCADE,
+    n INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    events BLOB,
+    PRIMARY KEY (job, n)
+);
+CREATE TABLE file (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    created REAL NOT NULL,
+    expires REAL,
+    bytes INTEGER,
+    ready INTEGER NOT NULL DEFAULT 0,
+    job INTEGER REFERENCES job ON DELETE CASCADE
+);
+CREATE INDEX file_of_tenant ON file (tenant, key);
+CREATE TABLE part (
+    file INTEGER NOT NULL REFERENCES file ON DELETE CASCADE,
+    n INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (file, n)
+);
+CREATE TABLE worker (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    host TEXT NOT NULL,
+    process TEXT NOT NULL,
+    beats INTEGER NOT NULL DEFAULT 0
+);
+"""
+
+MIGRATIONS = (_FIRST,)

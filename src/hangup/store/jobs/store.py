@@ -1,0 +1,30 @@
+"""The store of jobs, as those who use it see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from hangup.store.database import Database
+from hangup.store.jobs.files import FileTable
+from hangup.store.jobs.schema import MIGRATIONS
+from hangup.store.jobs.table import JobTable
+from hangup.store.jobs.workers import WorkerTable
+
+R = TypeVar("R")
+
+
+class JobStore:
+    """The tables may be touched in what is handed to `do`, and nowhere else."""
+
+    def __init__(self, path: str) -> None:
+        self._database = Database(path, MIGRATIONS)
+        self.jobs = JobTable(self._database.db)
+        self.files = FileTable(self._database.db)
+        self.workers = WorkerTable(self._database.db)
+
+    async def do(self, work: Callable[[], R]) -> R:
+        return await self._database.do(work)
+
+    def close(self) -> None:
+        self._database.close()

@@ -1,0 +1,292 @@
+"""Jobs and their items. Whatever changes an item changes its job's tally with it, and ends the job if it was the last."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from hangup.core.jobs import Cause, Item, Kind, Status, outcome
+from hangup.store.jobs.rows import JOB_COLUMNS, Asked, Claim, Job, Result, Used
+
+_STATES = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # columns of the tally, in the order of Item
+_PRUNED_TOGETHER = 100  # jobs per transaction
+
+
+class JobTable:
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    # Looking
+
+    def find(self, id: str, tenant: str | None = None, kind: Kind | None = None) -> Job | None:
+        """A job; `tenant` None is for operators, who see all."""
+        return self._one("id = ? AND (?2 IS NULL OR tenant = ?2) AND (?3 IS NULL OR kind = ?3)", id, tenant, kind)
+
+    def look(self, key: int) -> Job | None:
+        return self._one("key = ?", key)
+
+    def get(self, key: int) -> Job:
+        """One that is known to be there."""
+        job = self.look(key)
+        assert job is not None
+        return job
+
+    def active(self) -> list[Job]:
+        return self._many("ended IS NULL ORDER BY key")
+
+    def page(
+        self,
+        tenant: str | None,
+        kind: Kind | None,
+        before: int | None,
+        after: int | None,
+        count: int,
+        *,
+        active: bool = False,
+    ) -> list[Job]:
+        """The newest first: those older than `before`, or, newest last, those newer than `after`."""
+        where = "(?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR kind = ?2) AND key < ?3 AND key > ?4"
+        where += " AND ended IS NULL" if active else ""
+        order = "ASC" if after is not None else "DESC"
+        return self._many(
+            f"{where} ORDER BY key {order} LIMIT ?5", tenant, kind, before if before is not None else 1 << 62, after or 0, count
+        )
+
+    def used(self, tenant: str) -> Used:
+        row = self._db.execute(
+            "SELECT count(*) FILTER (WHERE ended IS NULL), total(queued + claimed), total(bytes) FROM job WHERE tenant = ?",
+            (tenant,),
+        ).fetchone()
+        (of_files,) = self._db.execute("SELECT total(bytes) FROM file WHERE tenant = ? AND job IS NULL", (tenant,)).fetchone()
+        return Used(row[0], int(row[1]), int(row[2] + of_files))
+
+    def results(self, key: int, start: int, count: int) -> list[Result]:
+        """Ended items from the `start`th on, in the order of their lines."""
+        rows = self._db.execute(
+            "SELECT item.n, custom_id, state, body FROM item LEFT JOIN answer USING (job, n)"
+            " WHERE job = ? AND item.n >= ? ORDER BY item.n LIMIT ?",
+            (key, start, count),
+        )
+        return [Result(n, custom_id, Item(state), body) for n, custom_id, state, body in rows]
+
+    def events(self, key: int) -> bytes | None:
+        row = self._db.execute("SELECT events FROM answer WHERE job = ? AND n = 0", (key,)).fetchone()
+        return row[0] if row is not None else None
+
+    def changed_elsewhere(self) -> int:
+        """A number that is another one when another process has written."""
+        (version,) = self._db.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    # Submitting
+
+    def submit(
+        self,
+        id: str,
+        kind: Kind,
+        tenant: str,
+        now: float,
+        about: dict[str, Any],
+        items: Iterable[Asked] | None,
+        *,
+        expires: float | None = None,
+        lease_s: float | None = None,
+        worker: int | None = None,
+    ) -> Job:
+        """A new job. Without items its lines are yet to be checked, by `worker`."""
+        status = Status.VALIDATING if items is None else Status.RUNNING
+        cursor = self._db.execute(
+            "INSERT INTO job (id, kind, tenant, status, single, created, begun, expires, lease_s, worker, about)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (id, kind, tenant, status, kind.single, now, None, expires, lease_s, worker, orjson.dumps(about)),
+        )
+        key = cursor.lastrowid
+        assert key is not None
+        if items is not None:
+            self.add_items(key, 0, items)
+            self._settle(key, now)
+        return self.get(key)
+
+    def add_items(self, key: int, first: int, items: Iterable[Asked]) -> None:
+        """More of a job's items, from the `first`th on."""
+        items = list(items)
+        self._db.executemany(
+            "INSERT INTO item (job, n, custom_id) VALUES (?, ?, ?)",
+            [(key, n, item.custom_id) for n, item in enumerate(items, first)],
+        )
+        self._db.executemany(
+            "INSERT INTO ask VALUES (?, ?, ?, ?)", [(key, n, item.path, item.body) for n, item in enumerate(items, first)]
+        )
+        size = sum(len(item.body) for item in items)
+        self._db.execute("UPDATE job SET queued = queued + ?, bytes = bytes + ? WHERE key = ?", (len(items), size, key))
+
+    def start_checking(self, key: int, worker: int) -> bool:
+        """Takes over the check of a job's lines from its beginning; False if there is none to be made."""
+        changed = self._db.execute(
+            "UPDATE job SET worker = ?, queued = 0, bytes = 0 WHERE key = ? AND status = ?", (worker, key, Status.VALIDATING)
+        ).rowcount
+        if changed:
+            self._db.execute("DELETE FROM ask WHERE job = ?", (key,))
+            self._db.execute("DELETE FROM item WHERE job = ?", (key,))
+        return bool(changed)
+
+    def checked(self, key: int, now: float, problems: list[dict[str, Any]]) -> Job:
+        """All its lines were looked at: it runs, or it failed for what was found."""
+        job = self.get(key)
+        if job.status is Status.VALIDATING and problems:
+            self._db.execute("DELETE FROM ask WHERE job = ?", (key,))
+            self._db.execute("DELETE FROM item WHERE job = ?", (key,))
+            about = orjson.dumps({**job.about, "problems": problems})
+            self._db.execute(
+                "UPDATE job SET status = ?, ended = ?, queued = 0, bytes = 0, about = ? WHERE key = ?",
+                (Status.FAILED, now, about, key),
+            )
+        elif job.status is Status.VALIDATING:
+            self._db.execute("UPDATE job SET status = ?, begun = ? WHERE key = ?", (Status.RUNNING, now, key))
+            self._settle(key, now)
+        return self.get(key)
+
+    # Running
+
+    def claim(self, worker: int, tenant: str, count: int, bytes_max: int, now: float) -> list[Claim]:
+        """The next items of a tenant, single ones first, then batch by batch; at least one, however large."""
+        jobs = self._db.execute(
+            "SELECT key, id, single FROM job WHERE tenant = ? AND ended IS NULL AND status = ? AND queued > 0"
+            " ORDER BY single DESC, key LIMIT ?",
+            (tenant, Status.RUNNING, count),
+        ).fetchall()
+        claims: list[Claim] = []
+        for key, id, single in jobs:
+            rows = self._db.execute(
+                "SELECT item.n, fence + 1, custom_id, path, body FROM item JOIN ask USING (job, n)"
+                " WHERE job = ? AND state = 0 ORDER BY item.n LIMIT ?",
+                (key, count - len(claims)),
+            )
+            taken: list[Claim] = []
+            for row in rows:
+                taken.append(Claim(id, key, bool(single), *row))
+                bytes_max -= len(taken[-1].body)
+                if bytes_max <= 0:
+                    break
+            rows.close()
+            self._db.executemany(
+                "UPDATE item SET state = 1, fence = ?, worker = ? WHERE job = ? AND n = ?",
+                [(claim.fence, worker, key, claim.n) for claim in taken],
+            )
+            self._move(key, Item.QUEUED, Item.CLAIMED, len(taken))
+            self._db.execute("UPDATE job SET begun = ? WHERE key = ? AND begun IS NULL", (now, key))
+            claims += taken
+            if bytes_max <= 0 or len(claims) >= count:
+                break
+        return claims
+
+    def finish(
+        self, claim: Claim, state: Item, now: float, body: bytes | None = None, events: bytes | None = None
+    ) -> Job | None:
+        """An item's end, its result with it; None if it is no longer the claimer's to end."""
+        changed = self._db.execute(
+            "UPDATE item SET state = ?, worker = NULL WHERE job = ? AND n = ? AND fence = ? AND state = 1",
+            (state, claim.key, claim.n, claim.fence),
+        ).rowcount
+        if not changed:
+            return None
+        self._move(claim.key, Item.CLAIMED, state, 1)
+        if body is not None:
+            size = len(body) + len(events or b"")
+            self._db.execute("INSERT INTO answer VALUES (?, ?, ?, ?)", (claim.key, claim.n, body, events))
+            self._db.execute("UPDATE job SET bytes = bytes + ? WHERE key = ?", (size, claim.key))
+        self._settle(claim.key, now)
+        return self.get(claim.key)
+
+    def give_back(self, claims: Iterable[Claim], now: float) -> None:
+        """Items that were claimed and not run."""
+        for claim in claims:
+            self._requeue(claim.key, "n = ? AND fence = ? AND state = 1", (claim.n, claim.fence), now)
+
+    def give_back_all(self, worker: int, now: float) -> None:
+        """What a worker had claimed runs again, but for what is to be cancelled anyhow."""
+        keys = self._db.execute("SELECT DISTINCT job FROM item WHERE worker = ? AND state = 1", (worker,)).fetchall()
+        for (key,) in keys:
+            self._requeue(key, "worker = ? AND state = 1", (worker,), now)
+
+    def _requeue(self, key: int, where: str, values: tuple[Any, ...], now: float) -> None:
+        job = self.get(key)
+        state = job.cause.of_items if job.status is Status.CANCELLING else Item.QUEUED
+        changed = self._db.execute(
+            f"UPDATE item SET state = ?, worker = NULL WHERE job = ? AND {where}",  # noqa: S608 - ours
+            (state, key, *values),
+        ).rowcount
+        self._move(key, Item.CLAIMED, state, changed)
+        self._settle(key, now)
+
+    # Ending
+
+    def cancel(self, key: int, cause: Cause, now: float) -> Job:
+        """What waits is gone at once; what runs is for its workers to stop. Harmless when it was cancelled or has ended."""
+        job = self.get(key)
+        if job.status.ended or job.status is Status.CANCELLING:
+            return job
+        changed = self._db.execute("UPDATE item SET state = ? WHERE job = ? AND state = 0", (cause.of_items, key)).rowcount
+        self._move(key, Item.QUEUED, cause.of_items, changed)
+        self._db.execute(
+            "UPDATE job SET status = ?, cause = ?, cancelling = ? WHERE key = ?", (Status.CANCELLING, cause, now, key)
+        )
+        self._settle(key, now)
+        return self.get(key)
+
+    def touch(self, keys: Iterable[int]) -> None:
+        """Somebody cares, which other processes have to know."""
+        self._db.executemany("UPDATE job SET touched = touched + 1 WHERE key = ?", [(key,) for key in keys])
+
+    def delete(self, key: int) -> None:
+        """A job that has ended, with all that it left."""
+        self._db.execute("DELETE FROM job WHERE key = ? AND ended IS NOT NULL", (key,))
+
+    def prune(self, ended_before: float, tenant: str | None = None) -> int:
+        """Deletes old jobs, the oldest first; fewer than there are, so that nobody waits: call it until it says 0."""
+        return self._db.execute(
+            "DELETE FROM job WHERE key IN (SELECT key FROM job WHERE ended < ?1 AND (?2 IS NULL OR tenant = ?2) LIMIT ?3)",
+            (ended_before, tenant, _PRUNED_TOGETHER),
+        ).rowcount
+
+    # The tally
+
+    def _move(self, key: int, from_: Item, to: Item, count: int) -> None:
+        if count and from_ is not to:
+            a, b = _STATES[from_], _STATES[to]
+            self._db.execute(f"UPDATE job SET {a} = {a} - ?1, {b} = {b} + ?1 WHERE key = ?2", (count, key))  # noqa: S608 - ours
+
+    def _settle(self, key: int, now: float) -> None:
+        job = self.get(key)
+        end = outcome(job.kind, job.status, job.cause, job.tally)
+        if end is None:
+            return
+        self._db.execute("UPDATE job SET status = ?, ended = ?, worker = NULL WHERE key = ?", (end, now, key))
+        if job.kind is Kind.BATCH:
+            self._offer_results(job, now)
+
+    def _offer_results(self, job: Job, now: float) -> None:
+        """A batch's results are files, too: views on what its items were answered."""
+        tally = job.tally
+        for part, count in (("output", tally.succeeded), ("error", tally.ended - tally.succeeded)):
+            if count:
+                id = result_file(job.id, part)
+                self._db.execute(
+                    "INSERT INTO file (id, tenant, purpose, filename, created, ready, job) VALUES (?, ?, ?, ?, ?, 1, ?)",
+                    (id, job.tenant, "batch_output", f"{job.id}_{part}.jsonl", now, job.key),
+                )
+
+    def _one(self, where: str, *values: Any) -> Job | None:
+        row = self._db.execute(f"SELECT {JOB_COLUMNS} FROM job WHERE {where}", values).fetchone()  # noqa: S608 - ours
+        return Job.read(row) if row is not None else None
+
+    def _many(self, where: str, *values: Any) -> list[Job]:
+        return [Job.read(row) for row in self._db.execute(f"SELECT {JOB_COLUMNS} FROM job WHERE {where}", values)]  # noqa: S608
+
+
+def result_file(job: str, part: str) -> str:
+    """The id of the file with a batch's results."""
+    return f"file-{job.removeprefix('batch_')}-{part}"

@@ -1,0 +1,365 @@
+"""What jobs may have, and when they make way, rule by rule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.core.admission import Action, Admission, Band, Seat, Terms, Ticket
+from hangup.core.admission.estimates import Peak
+
+LIMITS = Limits(queue_depth_max=6, queue_s=1e6, jobs_calm_s=5.0, hold_back_share=0.1, jobs_hold_back_share=0.25)
+
+
+def admission(slots: int = 4, seats: int = 1, limits: Limits = LIMITS, kv_tokens: int = 0, **terms: Terms) -> Admission:
+    made = Admission(limits, [Seat(f"s{at}", slots, kv_tokens=kv_tokens) for at in range(seats)], lambda: 0.5)
+    made.configure(limits, terms)
+    return made
+
+
+def started(actions: list[Action]) -> list[object]:
+    return [action.ticket.key for action in actions if action.seat is not None]
+
+
+def ended(actions: list[Action]) -> list[tuple[object, str]]:
+    return [(action.ticket.key, action.reason.code) for action in actions if action.reason is not None]
+
+
+def put_in_line(made: Admission, count: int, name: str = "a", now: float = 0.0) -> list[Ticket]:
+    """Items of jobs, each with its first token as soon as it starts, so that the next may."""
+    items = [Ticket(f"{name}-job{at}", prompt=10, output_max=10, job=True) for at in range(count)]
+    for item in items:
+        actions = made.arrive(item, name, now)
+        while actions:
+            actions = [more for action in actions for more in made.first_token(action.ticket, now)]
+    return items
+
+
+def call(made: Admission, key: object, now: float = 0.0, name: str = "a") -> tuple[Ticket, list[Action]]:
+    ticket = Ticket(key, prompt=10, output_max=10)
+    return ticket, made.arrive(ticket, name, now)
+
+
+def in_flight(tickets: list[Ticket]) -> int:
+    return sum(ticket.seat is not None for ticket in tickets)
+
+
+# What is idle
+
+
+@pytest.mark.parametrize(("slots", "jobs"), [(1, 1), (2, 1), (4, 3), (20, 18)])
+def test_without_live_calls_jobs_leave_a_share_and_one_place_at_least(slots: int, jobs: int) -> None:
+    made = admission(slots)
+    items = put_in_line(made, slots + 2)
+    assert in_flight(items) == made.jobs_in_flight == jobs
+    assert made.jobs_waiting("a") == slots + 2 - jobs and made.jobs_waiting("b") == 0
+
+
+def test_while_live_calls_come_jobs_leave_more() -> None:
+    made = admission(20)
+    made.first_token(call(made, "live")[0], 0.0)
+    assert in_flight(put_in_line(made, 20)) == 20 - 1 - 5
+
+
+def test_jobs_leave_room_for_as_many_live_calls_as_there_were_of_late() -> None:
+    made = admission(20)
+    live = [call(made, at)[0] for at in range(12)]
+    made.first_token(live[0], 0.5)
+    for ticket in live[1:]:
+        made.end(ticket, 1.0)
+    items = put_in_line(made, 20, now=1.0)
+    assert made.live == 1 and in_flight(items) == 20 - 12
+    made.dispatch(7.0)
+    assert in_flight(items) == 20 - 12  # up to twice the time
+    actions = made.dispatch(12.0)
+    while actions:
+        actions = made.first_token(actions[0].ticket, 12.0)
+    assert in_flight(items) == 20 - 1 - 5
+
+
+def test_an_engine_with_one_slot_runs_a_job_when_no_live_call_was_there_for_a_moment() -> None:
+    made = admission(1)
+    live, _ = call(made, "live")
+    [item] = put_in_line(made, 1)
+    assert made.end(live, 1.0) == [] and made.dispatch(5.9) == [] and not made.dispatch(7.0)
+    assert started(made.dispatch(12.0)) == [item.key]
+
+
+def test_a_job_starts_only_where_nobody_waits_for_a_first_token() -> None:
+    made = admission(8, seats=2)
+    live, _ = call(made, "live")
+    items = [Ticket(f"job{at}", prompt=10, job=True) for at in range(3)]
+    assert started(made.arrive(items[0], "a", 0.0)) == ["job0"] and items[0].seat is not live.seat
+    assert made.arrive(items[1], "a", 0.0) == made.arrive(items[2], "a", 0.0) == []
+    assert started(made.first_token(live, 0.1)) == ["job1"] and items[1].seat is live.seat
+    assert started(made.first_token(items[0], 0.2)) == ["job2"]
+
+
+def test_seats_that_are_down_are_no_room() -> None:
+    made = admission(4, seats=2)
+    down = made.fleet.seats[0]
+    down.up = False
+    made.fleet.refresh()
+    items = put_in_line(made, 8)
+    assert in_flight(items) == 3 and not down.in_flight
+    down.up = True
+    made.fleet.refresh()
+    assert started(made.dispatch(1.0)) == ["a-job3", "a-job4"]
+
+
+def test_jobs_are_not_seen_in_the_first_line() -> None:
+    made = admission(1, a=Terms(concurrency_max=2))
+    items = put_in_line(made, 50)  # more than the queue holds, and than the tenant may have
+    assert made.queue.count == made.queue.bytes == 0 and made.jobs.count == 49
+    assert made.tenant("a").in_flight == made.tenant("a").waiting == 0
+    _, actions = call(made, "live")
+    assert ended(actions) == [("a-job0", "yielded")]
+    made.leave(items[7], 1.0)
+    assert made.jobs_waiting("a") == 48 and made.queue.count == 1
+
+
+def test_jobs_share_among_tenants_by_weight_and_in_order() -> None:
+    made = admission(2, b=Terms(weight=3.0))
+    [running] = put_in_line(made, 1, "x")
+    put_in_line(made, 40, "a")
+    put_in_line(made, 40, "b")
+    order: list[str] = []
+    for turn in range(40):
+        [action] = made.end(running, 100.0 + turn, 10, 10, completed=True)
+        running = action.ticket
+        made.first_token(running, 100.0 + turn)
+        order.append(str(running.key))
+    assert 29 <= sum(key[0] == "b" for key in order) <= 31
+    assert [key for key in order if key[0] == "b"][:3] == ["b-job0", "b-job1", "b-job2"]  # they never stand for too long
+
+
+def test_the_allowance_is_one_for_both() -> None:
+    made = admission(4, a=Terms(tokens_per_minute=100))
+    big = Ticket("big", prompt=500, job=True)
+    made.arrive(big, "a", 0.0)
+    assert ended(call(made, "live")[1]) == [("live", "tokens_per_minute")]
+    assert ended(made.arrive(Ticket("next", job=True), "a", 0.0)) == [("next", "tokens_per_minute")]
+    made.configure(LIMITS, {"a": Terms(tokens_per_minute=200)})
+    assert made.jobs.tenants["a"].allowance is made.tenant("a").allowance
+
+
+def test_one_in_line_is_told_when_its_turn_comes_that_the_allowance_is_spent() -> None:
+    made = admission(1, a=Terms(tokens_per_minute=100))
+    [other] = put_in_line(made, 1, "b")
+    first, second = Ticket("first", prompt=500, job=True), Ticket("second", prompt=500, job=True)
+    assert made.arrive(first, "a", 0.0) == made.arrive(second, "a", 0.0) == []
+    assert started(made.end(other, 0.5)) == ["first"]
+    assert ended(made.end(first, 1.0, 10, 500)) == [("second", "tokens_per_minute")]
+    assert made.jobs.count == 0
+
+
+def test_without_backends_a_job_is_refused() -> None:
+    assert ended(admission(seats=0).arrive(Ticket("job", job=True), "a", 0.0)) == [("job", "no_backend")]
+
+
+def test_one_that_fits_no_cache_steps_aside_and_is_not_forgotten() -> None:
+    made = admission(8, kv_tokens=1000)
+    small, large = [Ticket(at, prompt=400, job=True) for at in range(2)], Ticket("large", prompt=900, job=True)
+    made.arrive(small[0], "a", 0.0)
+    made.first_token(small[0], 0.0)
+    assert made.arrive(large, "a", 0.0) == [] and made.jobs.aside is large
+    assert started(made.arrive(small[1], "a", 0.1)) == [1]
+    made.first_token(small[1], 0.2)
+    assert made.end(small[0], 2.0, 1, 400) == [] and started(made.end(small[1], 2.1, 1, 400)) == ["large"]
+
+
+# Making way
+
+
+def test_live_calls_go_before_jobs() -> None:
+    made = admission(2, vip=Terms(band=Band.HIGH))
+    running, *_ = put_in_line(made, 3, "vip")
+    one, _ = call(made, "one")
+    made.first_token(one, 0.0)
+    _, actions = call(made, "two")
+    assert ended(actions) == [("vip-job0", "yielded")]
+    assert started(made.end(running, 0.1)) == ["two"]  # and not the next item, however high its tenant stands
+
+
+def test_the_one_that_started_last_makes_way_and_once_for_each_who_waits() -> None:
+    made = admission(4)
+    items = put_in_line(made, 3)
+    call(made, 0)
+    assert ended(call(made, 1)[1]) == [("a-job2", "yielded")]
+    assert made.dispatch(0.1) == []  # it has been told
+    assert ended(call(made, 2)[1]) == [("a-job1", "yielded")]
+    assert made.jobs_in_flight == 3
+    assert started(made.end(items[2], 0.2)) == [1] and started(made.end(items[1], 0.2)) == [2]
+    assert made.jobs_in_flight == 1 and made.queue.count == 0
+
+
+def test_a_place_that_is_held_is_waited_for() -> None:
+    made = admission(4)
+    items = put_in_line(made, 3)
+    call(made, 0)
+    call(made, 1)
+    seat = items[2].seat
+    assert seat is not None
+    assert made.end(items[2], 0.2, hold=True) == []  # its engine may still be at work: nobody else need go for that
+    assert started(made.let_go(seat, items[2].kv, 0.3)) == [1]
+
+
+def test_a_job_whose_prompt_is_being_read_makes_way_for_a_live_call_on_its_seat() -> None:
+    made = admission(8)
+    item = Ticket("job", prompt=1000, job=True)
+    made.arrive(item, "a", 0.0)
+    live, actions = call(made, "live")
+    assert started(actions) == ["live"] and ended(actions) == [("job", "yielded")]
+    made.end(item, 0.1)
+    made.first_token(live, 0.1)
+    [running] = put_in_line(made, 1, now=0.2)
+    _, actions = call(made, "later", 0.3)
+    assert ended(actions) == [] and running.seat is not None  # it has its first token: nobody waits for it
+
+
+def test_no_job_makes_way_where_the_live_call_cannot_go() -> None:
+    made = admission(1, seats=2)
+    put_in_line(made, 1)
+    live, _ = call(made, "live")
+    assert live.seat is not None
+    live.tried |= {seat.name for seat in made.fleet.seats if seat.jobs}
+    live.tried |= {live.seat.name}
+    assert made.fell_back(live, 0.1) == [] and live.queued
+    live.tried = frozenset()
+    job_seat = next(seat for seat in made.fleet.seats if seat.jobs)
+    job_seat.closed = True
+    made.fleet.refresh()
+    assert started(made.dispatch(0.2)) == ["live"]
+    _, actions = call(made, "another", 0.3)
+    assert actions == []
+    job_seat.closed = False
+    made.fleet.refresh()
+    assert ended(made.dispatch(0.4)) == [("a-job0", "yielded")]
+
+
+def test_an_item_that_fell_back_goes_first_in_its_own_line() -> None:
+    made = admission(1, seats=2)
+    items = put_in_line(made, 3)
+    live, _ = call(made, "live")
+    made.first_token(live, 0.0)
+    seat = items[0].seat
+    assert seat is not None
+    items[0].tried |= {seat.name}
+    assert made.fell_back(items[0], 0.1) == [] and items[0].queued
+    assert (made.queue.count, made.jobs_waiting("a"), made.jobs_in_flight, made.tenant("a").waiting) == (0, 3, 0, 0)
+    assert started(made.end(live, 0.2)) == ["a-job0"] and items[0].seat is not seat
+
+
+def test_yielded_is_a_reason_of_its_own() -> None:
+    assert reasons.YIELDED.status == 503 and reasons.YIELDED.outcome is reasons.Outcome.KILLED
+
+
+# Learned slots
+
+
+def test_alone_jobs_find_out_how_much_an_engine_runs() -> None:
+    """Here it is 5: the sixth gets its first token only when another ends."""
+    made = admission(slots=0)
+    seat = made.fleet.seats[0]
+    runs: list[Ticket] = []
+    now = 0.0
+    waits: list[Ticket] = []
+
+    def carry_out(actions: list[Action]) -> None:
+        for ticket, where, _ in actions:
+            assert where is seat
+            waits.append(ticket)
+
+    most = 0
+    for at in range(400):
+        now += 0.1
+        carry_out(made.arrive(Ticket(at, prompt=10, job=True), "a", now))
+        while waits and len(runs) < 5:
+            runs.append(waits.pop())
+            carry_out(made.first_token(runs[-1], now))
+        if at % 5 == 4:
+            carry_out(made.end(runs.pop(0), now, 20, 10, completed=True))
+        assert len(waits) <= 1
+        most = max(most, seat.in_flight)
+    assert seat.limiter.ran == 5 and most == 6
+
+
+def test_with_live_calls_jobs_keep_within_what_an_engine_was_seen_to_run() -> None:
+    made = admission(slots=0)
+    live = []
+    for at in range(8):
+        ticket, actions = call(made, at)
+        assert started(actions) == [at]
+        made.first_token(ticket, 0.1 * at)
+        live.append(ticket)
+    for ticket in live[1:]:
+        made.end(ticket, 1.0)
+    assert in_flight(put_in_line(made, 8, now=12.0)) == 8 - 1 - 2
+
+
+def test_a_live_call_beyond_what_was_seen_sends_a_job_away() -> None:
+    made = admission(slots=0)
+    items = put_in_line(made, 6)
+    assert in_flight(items) == 6 == made.fleet.seats[0].limiter.ran
+    _, actions = call(made, "live", 1.0)
+    assert started(actions) == ["live"] and ended(actions) == [("a-job5", "yielded")]
+
+
+def test_jobs_teach_nothing_about_first_tokens() -> None:
+    made = admission(slots=0)
+    seat = made.fleet.seats[0]
+    item = Ticket("job", prompt=10, job=True)
+    made.arrive(item, "a", 0.0)
+    made.first_token(item, 60.0)
+    assert seat.estimates.first_token.seen == 0 and seat.limiter.unstarted_max == 3
+
+
+def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -> None:
+    made = admission(slots=0)
+    for at in range(12):
+        ticket, _ = call(made, at)
+        made.first_token(ticket, 0.0)
+        made.end(ticket, 0.0)
+    live = [call(made, f"early{at}")[0] for at in range(3)]
+    for ticket in live:
+        made.first_token(ticket, 1.0)
+    for ticket in live[1:]:
+        made.end(ticket, 1.0)
+    put_in_line(made, 1, now=12.0)
+    made.fleet.seats[0].limiter.ran = 20
+    burst = [call(made, f"burst{at}", 13.0) for at in range(6)]
+    assert any(ticket.queued for ticket, _ in burst)
+    assert [pair for _, actions in burst for pair in ended(actions)] == []
+
+
+# The peak
+
+
+def test_the_peak_is_that_of_the_last_period_at_least() -> None:
+    peak = Peak(5.0)
+    for value, now in ((1, 0.0), (9, 1.0), (8, 2.0)):
+        peak.note(value, now)
+    assert peak.get(0, 5.9) == 9 and peak.get(3, 7.0) == 9
+    assert peak.get(3, 11.0) == 3 and peak.get(0, 1000.0) == 0
+
+
+def test_what_held_for_long_is_the_peak_when_it_falls() -> None:
+    peak = Peak(5.0)
+    peak.note(4, 0.0)
+    peak.note(4, 100.0)  # right before it falls
+    assert peak.get(0, 104.0) == 4 and peak.get(0, 106.0) == 4 and peak.get(0, 120.0) == 0
+
+
+def test_no_calm_needed() -> None:
+    limits = replace(LIMITS, jobs_calm_s=0.0)
+    made = admission(1, limits=limits)
+    live, _ = call(made, "live")
+    [item] = put_in_line(made, 1)
+    made.end(live, 1.0)
+    made.dispatch(1.1)
+    assert item.seat is not None
+    assert math.isinf(item.queue_by)

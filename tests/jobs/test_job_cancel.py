@@ -1,0 +1,261 @@
+"""A job that nobody wants any more stops in the engine: cancelled, left alone, or out of time."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from support.jobs import ENDED, client, get_job, line, results, start_batch, start_job, wait_batch, wait_job
+from support.processes import Gateway, StandIn, gateway_and_engine
+from support.waiting import wait_until
+
+
+@contextmanager
+def slow(settings: dict[str, Any] | None = None, **behaviour: Any) -> Iterator[tuple[Gateway, StandIn]]:
+    """An engine that would take minutes."""
+    with gateway_and_engine({"slots": 4, **(settings or {})}, **{"token_s": 0.05, "answer_tokens": 2000, **behaviour}) as pair:
+        yield pair
+
+
+def decoding(engine: StandIn, tokens: int = 3) -> None:
+    wait_until(lambda: engine.stats()["tokens"] >= tokens, 10, "tokens")
+
+
+class TestCancel:
+    def test_while_it_decodes(self) -> None:
+        with slow() as (gateway, engine):
+            id = start_job(gateway.url, stream=True)["id"]
+            decoding(engine)
+            answer = httpx.delete(f"{gateway.url}/v1/jobs/{id}", timeout=20)
+            assert answer.status_code == 200 and answer.json()["status"] == "cancelled"
+            assert engine.stats()["running"] == 0, "it says so when the engine has let go, not before"
+            row = gateway.call_log(f"{id}.0")
+            assert (row["outcome"], row["cause"], row["client"]) == ("client_gone", "job_cancelled", "job")
+            assert get_job(gateway.url, id)["cause"] == "cancelled"
+
+    def test_while_its_prompt_is_read(self) -> None:
+        with slow(prefill_s=60) as (gateway, engine):
+            id = start_job(gateway.url)["id"]
+            wait_until(lambda: engine.stats()["running"] == 1, 10, "the prefill")
+            assert httpx.delete(f"{gateway.url}/v1/jobs/{id}", timeout=20).json()["status"] == "cancelled"
+            assert engine.wait_idle()["tokens"] == 0
+
+    def test_what_waits_vanishes_what_is_done_stays(self) -> None:
+        with slow(answer_tokens=5) as (gateway, engine):
+            sdk = client(gateway.url)
+            count = 60
+            id = start_batch(sdk, [line(f"r{n}", max_tokens=5) for n in range(count)])
+            wait_until(lambda: sdk.batches.retrieve(id).request_counts.completed >= 3, 20, "a few results")  # type: ignore[union-attr]
+            first = sdk.batches.cancel(id)
+            assert first.status in ("cancelling", "cancelled")
+            assert sdk.batches.cancel(id).status in ("cancelling", "cancelled"), "as often as one likes"
+            batch = wait_batch(sdk, id)
+            assert batch.status == "cancelled" and batch.cancelling_at <= batch.cancelled_at
+            assert engine.stats()["running"] == 0
+            done, rest = results(sdk, batch.output_file_id), results(sdk, batch.error_file_id)
+            assert len(done) == batch.request_counts.completed and len(done) + len(rest) == count
+            assert {row["error"]["code"] for row in rest} == {"batch_cancelled"}
+            assert len(engine.past()) < count, "those that waited never reached the engine"
+
+    def test_while_its_lines_are_checked(self) -> None:
+        with slow() as (gateway, engine):
+            sdk = client(gateway.url)
+            id = start_batch(sdk, [line(f"r{n}") for n in range(20_000)])
+            assert sdk.batches.cancel(id).status == "cancelled"
+            batch = wait_batch(sdk, id)
+            assert batch.status == "cancelled" and engine.stats()["started"] == 0
+            assert sdk.batches.cancel(id) == batch
+
+    def test_a_message_batch(self) -> None:
+        with slow() as (gateway, engine):
+            claude = anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
+            params: Any = {"model": "m", "max_tokens": 500, "messages": [{"role": "user", "content": "x"}]}
+            id = claude.messages.batches.create(requests=[{"custom_id": f"r{n}", "params": params} for n in range(9)]).id
+            decoding(engine)
+            assert claude.messages.batches.cancel(id).processing_status in ("canceling", "ended")
+            wait_until(lambda: claude.messages.batches.retrieve(id).processing_status == "ended", 10, "the end")
+            assert engine.stats()["running"] == 0
+            assert {row.result.type for row in claude.messages.batches.results(id)} == {"canceled"}
+            assert claude.messages.batches.retrieve(id).cancel_initiated_at is not None
+
+    def test_a_response_streamed_or_not(self) -> None:
+        with slow() as (gateway, engine):
+            sdk = client(gateway.url)
+            id = sdk.responses.create(model="m", input="x", background=True).id
+            decoding(engine)
+            assert sdk.responses.cancel(id).status == "cancelled"
+            assert engine.stats()["running"] == 0
+            stream = sdk.responses.create(model="m", input="x", background=True, stream=True)
+            types: list[str] = []
+            for event in stream:
+                types.append(event.type)
+                if types.count("response.output_text.delta") == 2:
+                    sdk.responses.cancel(id)
+                elif event.type == "response.created":
+                    id = event.response.id
+            assert types[-1] == "response.cancelled", "whoever listens is told"
+            assert engine.wait_idle()["running"] == 0
+
+    def test_an_engine_that_does_not_listen(self) -> None:
+        """It is `cancelling` for as long as the engine goes on, whatever anyone asks."""
+        with slow({"job_cancel_wait_s": 0.5, "release_grace_s": 0.5}, deaf=True, like="vllm") as (gateway, engine):
+            sdk = client(gateway.url)
+            backends = f"{gateway.admin_url}/api/backends"
+            wait_until(lambda: httpx.get(backends).json()["backends"][0]["engine"] == "vllm", 10, "vLLM to be recognised")
+            id = start_job(gateway.url, max_tokens=2000)["id"]
+            batch = start_batch(sdk, [line("a", max_tokens=2000)])
+            response = sdk.responses.create(model="m", input="x", background=True).id
+            wait_until(lambda: engine.stats()["running"] == 3, 10, "three that run")
+            answer = httpx.delete(f"{gateway.url}/v1/jobs/{id}", timeout=20)
+            assert answer.status_code == 202 and answer.json()["status"] == "cancelling"
+            assert sdk.batches.cancel(batch).status == "cancelling"
+            shown = sdk.responses.cancel(response)
+            assert shown.status == "in_progress" and shown.hangup["status"] == "cancelling"  # type: ignore[attr-defined]
+            wait_until(lambda: len(httpx.get(backends).json()["backends"][0]["zombies"]) == 3, 20, "zombies")
+            assert get_job(gateway.url, id)["status"] == "cancelling"
+            assert sdk.batches.retrieve(batch).status == "cancelling"
+            engine.behave(deaf=False, token_s=0.0001)  # the answers come to their end
+            assert wait_job(gateway.url, id)["status"] == "cancelled"
+            assert wait_batch(sdk, batch).status == "cancelled"
+            wait_until(lambda: sdk.responses.retrieve(response).status == "cancelled", 10, "the response")
+
+    def test_killed_by_an_operator(self) -> None:
+        with slow() as (gateway, engine):
+            id = start_job(gateway.url)["id"]
+            decoding(engine)
+            assert (
+                httpx.delete(f"{gateway.admin_url}/api/calls/{id}.0", headers={"x-hangup": "1"}, timeout=20).status_code == 200
+            )
+            assert wait_job(gateway.url, id)["status"] == "cancelled"
+            assert engine.wait_idle()["running"] == 0
+
+    def test_a_race_with_the_end_has_one_outcome(self) -> None:
+        with slow(answer_tokens=3, token_s=0.01, prefill_s=0.01) as (gateway, engine), httpx.Client(timeout=20) as http:
+            outcomes = set()
+            for n in range(60):
+                id = start_job(gateway.url, max_tokens=3)["id"]
+                threading.Event().wait(0.001 * n)
+                cancelled = http.delete(f"{gateway.url}/v1/jobs/{id}").json()
+                job = get_job(gateway.url, id)
+                assert job["status"] == cancelled["status"] and job["status"] in ENDED, "what was told stays true"
+                assert (job["result"] is not None) == (job["status"] == "completed")
+                outcomes.add(job["status"])
+            assert outcomes == {"completed", "cancelled"}, "the race was run from both sides"
+            engine.wait_idle()
+
+
+class TestLease:
+    def test_nobody_asks_and_it_stops_in_the_engine(self) -> None:
+        with slow() as (gateway, engine):
+            id = start_job(gateway.url, lease_s=1)["id"]
+            decoding(engine)
+            row = gateway.call_log(f"{id}.0")
+            assert (row["outcome"], row["cause"]) == ("client_gone", "lease_expired")
+            assert engine.wait_idle()["running"] == 0
+            job = wait_job(gateway.url, id)
+            assert (job["status"], job["cause"]) == ("cancelled", "lease_expired")
+
+    def test_whoever_polls_keeps_it_alive(self) -> None:
+        with slow(answer_tokens=60) as (gateway, _):
+            id = start_job(gateway.url, lease_s=1)["id"]
+            job = wait_job(gateway.url, id)
+            assert job["status"] == "completed" and job["ended_at"] - job["started_at"] > 2, "longer than its lease"
+
+    def test_whoever_listens_keeps_it_alive(self) -> None:
+        with slow(answer_tokens=60) as (gateway, _):
+            id = start_job(gateway.url, lease_s=1)["id"]
+            told = httpx.get(f"{gateway.url}/v1/jobs/{id}/events", timeout=30).text
+            assert '"status":"completed"' in told and "event: progress" in told
+
+    def test_a_listener_that_leaves_lets_it_go(self) -> None:
+        with slow() as (gateway, engine):
+            id = start_job(gateway.url, lease_s=1, stream=True)["id"]
+            with httpx.stream("GET", f"{gateway.url}/v1/jobs/{id}/events", timeout=30) as stream:
+                lines = stream.iter_lines()
+                for _ in range(200):
+                    next(lines)
+            assert gateway.call_log(f"{id}.0")["cause"] == "lease_expired"
+            assert engine.wait_idle()["running"] == 0
+
+    def test_a_background_response_too(self) -> None:
+        with slow({"job_lease_s": 1}) as (gateway, engine):
+            id = client(gateway.url).responses.create(model="m", input="x", background=True).id
+            decoding(engine)
+            assert gateway.call_log(f"{id}.0")["cause"] == "lease_expired"
+            assert engine.wait_idle()["running"] == 0
+
+    def test_a_batch_has_its_window_instead(self) -> None:
+        with slow({"job_lease_s": 1}) as (gateway, engine):
+            sdk = client(gateway.url)
+            id = start_batch(sdk, [line(f"r{n}", max_tokens=2000) for n in range(9)], window="3s")
+            decoding(engine, 4)
+            batch = wait_batch(sdk, id)
+            assert batch.status == "expired" and batch.expired_at >= batch.expires_at
+            assert {row["error"]["code"] for row in results(sdk, batch.error_file_id)} == {"batch_expired"}
+            assert engine.wait_idle()["running"] == 0
+            assert gateway.call_log(f"{id}.0")["cause"] == "window_passed"
+
+
+class TestWhoMay:
+    CONFIG = """
+        [[tenant]]
+        name = "ann"
+        key_sha256 = ["{ann}"]
+        [tenant.limits]
+        jobs_max = 2
+        job_bytes_max = 20000
+        file_bytes_max = 10000
+        [[tenant]]
+        name = "bob"
+        key_sha256 = ["{bob}"]
+    """
+
+    @pytest.fixture
+    def gateway(self) -> Iterator[Gateway]:
+        keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("ann", "bob")}
+        with StandIn(token_s=0.2) as engine, Gateway(engine.url, config=self.CONFIG.format(**keys), slots=4) as gateway:
+            yield gateway
+
+    def test_a_tenant_sees_its_own_only(self, gateway: Gateway) -> None:
+        ann, bob = client(gateway.url, "ann"), client(gateway.url, "bob")
+        id = start_batch(ann, [line("a")])
+        file = ann.batches.retrieve(id).input_file_id
+        for peek in (
+            lambda: bob.batches.retrieve(id),
+            lambda: bob.batches.cancel(id),
+            lambda: bob.files.retrieve(file),
+            lambda: bob.files.delete(file),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                peek()
+        with pytest.raises(openai.BadRequestError, match="no file"):
+            bob.batches.create(input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h")
+        assert not bob.batches.list().data and not bob.files.list().data
+        with pytest.raises(openai.AuthenticationError):
+            client(gateway.url, "carl").batches.list()
+
+    def test_quotas(self, gateway: Gateway) -> None:
+        ann = client(gateway.url, "ann")
+        with pytest.raises(openai.APIStatusError) as too_large:
+            ann.files.create(file=("f", b"x" * 200_000), purpose="batch")
+        assert too_large.value.status_code == 413
+        for _ in range(2):
+            ann.files.create(file=("f", b"x" * 9000), purpose="user_data")
+        with pytest.raises(openai.RateLimitError, match="at most 20000"):
+            ann.files.create(file=("f", b"x" * 9000), purpose="user_data")
+        for file in ann.files.list():
+            ann.files.delete(file.id)
+        first = ann.responses.create(model="m", input="x", background=True, max_output_tokens=400)
+        ann.responses.create(model="m", input="x", background=True, max_output_tokens=400)
+        with pytest.raises(openai.RateLimitError, match="at most 2 "):
+            ann.responses.create(model="m", input="x", background=True)
+        ann.responses.cancel(first.id)
+        ann.responses.create(model="m", input="x", background=True)

@@ -1,0 +1,86 @@
+"""What follows from what in the life of a job: no store, no clock."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangup.core import reasons
+from hangup.core.jobs import After, Cause, Item, Kind, Lease, Status, Tally, after, outcome
+from hangup.core.reasons import REASONS, Outcome
+
+counts = st.integers(0, 3)
+tallies = st.builds(Tally, counts, counts, counts, counts, counts, counts)
+
+
+@given(st.sampled_from(Kind), st.sampled_from(Status), st.sampled_from(Cause), tallies)
+def test_a_job_ends_with_its_last_item_and_not_before(kind: Kind, status: Status, cause: Cause, tally: Tally) -> None:
+    end = outcome(kind, status, cause, tally)
+    if tally.queued or tally.claimed or status.ended or status is Status.VALIDATING:
+        assert end is None
+    else:
+        assert end is not None and end.ended
+        stopped = bool(tally.cancelled or tally.expired or not tally.total)
+        assert (end in (Status.CANCELLED, Status.EXPIRED)) == stopped
+        assert end is not Status.EXPIRED or cause is Cause.WINDOW
+        assert end is not Status.FAILED or kind.single
+
+
+def test_a_cancel_that_came_too_late_changes_nothing() -> None:
+    assert outcome(Kind.CALL, Status.CANCELLING, Cause.ASKED, Tally(succeeded=1)) is Status.COMPLETED
+    assert outcome(Kind.CALL, Status.CANCELLING, Cause.ASKED, Tally(errored=1)) is Status.FAILED
+    assert outcome(Kind.BATCH, Status.CANCELLING, Cause.ASKED, Tally(succeeded=2, cancelled=1)) is Status.CANCELLED
+
+
+@given(
+    st.sampled_from(sorted(REASONS)),
+    st.sampled_from([0, 200, 400, 429, 499, 500, 502, 503, 504]),
+    st.booleans(),
+    st.integers(0, 5),
+)
+def test_every_end_of_a_call_means_something_for_its_item(code: str, status: int, stopping: bool, failures: int) -> None:
+    reason = REASONS[code]
+    what = after(reason, status, stopping=stopping, failures=failures, failures_max=3)
+    if what is After.AGAIN:
+        assert not stopping, "a job that is being cancelled starts nothing anew"
+        assert reason.outcome in (Outcome.SHED, Outcome.ENGINE_FAILED) or reason is reasons.YIELDED
+    if what is After.SUCCEEDED:
+        assert 200 <= status < 300 or reason is reasons.OUTPUT_TOKENS
+    if reason.outcome is Outcome.CLIENT_GONE:
+        assert what is After.CANCELLED
+    if reason.outcome is Outcome.ENGINE_FAILED and failures >= 3:
+        assert what is After.ERRORED, "engines have had their chances"
+
+
+@pytest.mark.parametrize("what", [After.SUCCEEDED, After.ERRORED, After.CANCELLED])
+def test_what_ends_an_item_is_a_state_of_items(what: After) -> None:
+    assert Item(what).ended
+
+
+def test_what_a_cancel_makes_of_the_rest() -> None:
+    assert Cause.WINDOW.of_items is Item.EXPIRED
+    assert Cause.LEASE.of_items is Cause.ASKED.of_items is Cause.KILLED.of_items is Item.CANCELLED
+
+
+class TestLease:
+    def test_it_runs_out_when_nobody_cares(self) -> None:
+        lease = Lease(10, now=100)
+        assert not lease.expired(109.9) and lease.expired(110)
+
+    def test_whoever_asks_renews_it(self) -> None:
+        lease = Lease(10, now=100)
+        lease.renew(109)
+        assert not lease.expired(118.9) and lease.expired(119)
+
+    def test_a_listener_holds_it_and_it_begins_anew_behind_the_last(self) -> None:
+        lease = Lease(10, now=100)
+        lease.listen()
+        lease.listen()
+        assert not lease.expired(math.inf)
+        lease.stop_listening(500)
+        assert not lease.expired(10_000)
+        lease.stop_listening(600)
+        assert not lease.expired(609.9) and lease.expired(610)

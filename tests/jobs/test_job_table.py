@@ -1,0 +1,245 @@
+"""The job table against a model of plain Python: whatever workers, owners and crashes do to it, in any order."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
+
+from hangup.core.jobs import Cause, Item, Kind, Status, outcome
+from hangup.core.jobs import Tally as JobTally
+from hangup.errors import HangupError
+from hangup.store.database import _migrate, _open
+from hangup.store.jobs import Asked, Claim, JobStore
+from hangup.store.jobs.schema import MIGRATIONS
+from hangup.store.jobs.table import JobTable
+from hangup.store.jobs.workers import WorkerTable
+
+TENANTS = ("ann", "bob")
+
+
+@dataclass
+class ModelJob:
+    id: str
+    kind: Kind
+    tenant: str
+    status: Status
+    cause: Cause = Cause.NONE
+    items: list[Item] = field(default_factory=list)
+    owners: list[tuple[int, int] | None] = field(default_factory=list)  # worker and fence of who claimed it
+    fences: list[int] = field(default_factory=list)
+    answers: dict[int, bytes] = field(default_factory=dict)
+
+    def settle(self) -> None:
+        tally = JobTally(*(self.items.count(state) for state in Item))
+        end = outcome(self.kind, self.status, self.cause, tally)
+        if end is not None:
+            self.status = end
+
+
+class Jobs(RuleBasedStateMachine):
+    """Two workers, of which either may be given up; each remembers claims that may no longer be its own."""
+
+    claims = Bundle("claims")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.db = _open("", MIGRATIONS)
+        self.table = JobTable(self.db)
+        self.workers_table = WorkerTable(self.db)
+        self.jobs: dict[int, ModelJob] = {}
+        self.workers = [self.workers_table.enter("here", str(n)) for n in range(2)]
+        self.now = 1000.0
+        self.submitted = 0
+
+    def teardown(self) -> None:
+        self.db.close()
+
+    @rule(kind=st.sampled_from(Kind), tenant=st.sampled_from(TENANTS), count=st.integers(1, 5))
+    def submit(self, kind: Kind, tenant: str, count: int) -> None:
+        count = 1 if kind.single else count
+        self.submitted += 1
+        id = f"job{self.submitted}"
+        items = [Asked(f"c{n}", "/v1/x", b"%d" % n) for n in range(count)]
+        job = self.table.submit(id, kind, tenant, self.now, {"a": 1}, items)
+        self.jobs[job.key] = ModelJob(
+            id, kind, tenant, Status.RUNNING, items=[Item.QUEUED] * count, owners=[None] * count, fences=[0] * count
+        )
+
+    @rule(tenant=st.sampled_from(TENANTS), who=st.integers(0, 1))
+    def submit_unchecked(self, tenant: str, who: int) -> None:
+        self.submitted += 1
+        id = f"job{self.submitted}"
+        job = self.table.submit(id, Kind.BATCH, tenant, self.now, {}, None, worker=self.workers[who])
+        self.jobs[job.key] = ModelJob(id, Kind.BATCH, tenant, Status.VALIDATING)
+
+    @precondition(lambda self: any(job.status is Status.VALIDATING for job in self.jobs.values()))
+    @rule(data=st.data(), what=st.sampled_from(["lines", "lines", "good", "bad", "anew"]), count=st.integers(1, 3))
+    def check(self, data: st.DataObject, what: str, count: int) -> None:
+        """Lines are looked at piece by piece, by one worker and then another; at the end the job runs, or it failed."""
+        key = data.draw(st.sampled_from([key for key, job in self.jobs.items() if job.status is Status.VALIDATING]))
+        job = self.jobs[key]
+        if what == "lines":
+            first = len(job.items)
+            self.table.add_items(key, first, [Asked(f"c{n}", "/v1/x", b"%d" % n) for n in range(first, first + count)])
+            job.items += [Item.QUEUED] * count
+            job.owners += [None] * count
+            job.fences += [0] * count
+        elif what == "anew" or not job.items:
+            assert self.table.start_checking(key, self.workers[0])
+            job.items, job.owners, job.fences = [], [], []
+        else:
+            problems = [{"line": 1}] if what == "bad" else []
+            self.table.checked(key, self.now, problems)
+            if problems:
+                job.items, job.owners, job.fences, job.status = [], [], [], Status.FAILED
+            else:
+                job.status = Status.RUNNING
+
+    @rule(target=claims, who=st.integers(0, 1), tenant=st.sampled_from(TENANTS), count=st.integers(1, 4))
+    def claim(self, who: int, tenant: str, count: int) -> object:
+        claimed = self.table.claim(self.workers[who], tenant, count, 1 << 20, self.now)
+        expected = [
+            (key, n)
+            for key, job in sorted(self.jobs.items(), key=lambda pair: (not pair[1].kind.single, pair[0]))
+            if job.tenant == tenant and job.status is Status.RUNNING
+            for n, state in enumerate(job.items)
+            if state is Item.QUEUED
+        ]
+        assert [(c.key, c.n) for c in claimed] == expected[:count], "single ones first, then in order"
+        for c in claimed:
+            job = self.jobs[c.key]
+            job.fences[c.n] += 1
+            assert c.fence == job.fences[c.n] and c.body == b"%d" % c.n and c.job == job.id
+            job.items[c.n] = Item.CLAIMED
+            job.owners[c.n] = (self.workers[who], c.fence)
+        return multiple(*claimed)
+
+    @rule(claim=claims, state=st.sampled_from([Item.SUCCEEDED, Item.ERRORED, Item.CANCELLED, Item.EXPIRED]))
+    def finish(self, claim: Claim, state: Item) -> None:
+        """By whoever claimed it once, whether it is still theirs or not; it may come twice."""
+        job = self.jobs.get(claim.key)
+        ours = job is not None and job.items[claim.n] is Item.CLAIMED and job.fences[claim.n] == claim.fence
+        body = b"answer %d" % claim.fence if state in (Item.SUCCEEDED, Item.ERRORED) else None
+        done = self.table.finish(claim, state, self.now, body)
+        assert (done is not None) == ours, "a late result is refused, a timely one is taken"
+        if ours and job is not None:
+            job.items[claim.n] = state
+            if body is not None:
+                job.answers[claim.n] = body
+            job.settle()
+
+    @rule(claim=consumes(claims))
+    def give_back(self, claim: Claim) -> None:
+        job = self.jobs.get(claim.key)
+        if job is None:
+            return
+        if job.items[claim.n] is Item.CLAIMED and job.fences[claim.n] == claim.fence:
+            job.items[claim.n] = job.cause.of_items if job.status is Status.CANCELLING else Item.QUEUED
+            job.settle()
+        self.table.give_back([claim], self.now)
+
+    @rule(who=st.integers(0, 1))
+    def worker_dies(self, who: int) -> None:
+        gone = self.workers[who]
+        for job in self.jobs.values():
+            for n, owner in enumerate(job.owners):
+                if job.items[n] is Item.CLAIMED and owner is not None and owner[0] == gone:
+                    job.items[n] = job.cause.of_items if job.status is Status.CANCELLING else Item.QUEUED
+            job.settle()
+        self.table.give_back_all(gone, self.now)
+        self.workers_table.leave(gone)
+        assert not self.workers_table.beat(gone)
+        self.workers[who] = self.workers_table.enter("here", "again")
+        assert self.workers[who] != gone, "a worker's number is never used again"
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), cause=st.sampled_from([Cause.ASKED, Cause.LEASE, Cause.WINDOW]))
+    def cancel(self, data: st.DataObject, cause: Cause) -> None:
+        key = data.draw(st.sampled_from(sorted(self.jobs)))
+        job = self.jobs[key]
+        self.table.cancel(key, cause, self.now)
+        if job.status in (Status.RUNNING, Status.VALIDATING):
+            job.status, job.cause = Status.CANCELLING, cause
+            job.items = [cause.of_items if state is Item.QUEUED else state for state in job.items]
+            job.settle()
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.jobs)))
+        self.table.delete(key)
+        if self.jobs[key].status.ended:
+            del self.jobs[key]
+
+    @rule()
+    def time_passes(self) -> None:
+        self.now += 10
+
+    @invariant()
+    def the_table_is_as_the_model(self) -> None:
+        for key, model in self.jobs.items():
+            job = self.table.get(key)
+            assert (job.status, job.cause) == (model.status, model.cause)
+            assert job.tally == JobTally(*(model.items.count(state) for state in Item)), "the tally adds up"
+            assert (job.ended is not None) == model.status.ended
+            rows = self.table.results(key, 0, 100)
+            assert [row.state for row in rows] == model.items, "complete, and in order"
+            assert {row.n: row.body for row in rows if row.body is not None} == model.answers
+        assert [job.key for job in self.table.active()] == [k for k, m in sorted(self.jobs.items()) if not m.status.ended]
+        for tenant in TENANTS:
+            used = self.table.used(tenant)
+            mine = [job for job in self.jobs.values() if job.tenant == tenant]
+            assert used.jobs == sum(not job.status.ended for job in mine)
+            assert used.items == sum(not state.ended for job in mine for state in job.items)
+
+
+Jobs.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestJobs = Jobs.TestCase
+
+
+class TestPages:
+    def test_jobs_and_their_neighbours(self) -> None:
+        store = JobStore("")
+        table = store.jobs
+        keys = [table.submit(f"j{n}", Kind.BATCH, "ann", n, {}, [Asked("", "/", b"")]).key for n in range(5)]
+        table.submit("other", Kind.BATCH, "bob", 9, {}, [Asked("", "/", b"")])
+        ids = [job.id for job in table.page("ann", Kind.BATCH, None, None, 3)]
+        assert ids == ["j4", "j3", "j2"], "the newest first"
+        assert [job.id for job in table.page("ann", Kind.BATCH, keys[2], None, 3)] == ["j1", "j0"]
+        assert [job.id for job in table.page("ann", Kind.BATCH, None, keys[2], 3)] == ["j3", "j4"]
+        assert table.find("j1", "bob") is None, "another tenant's jobs do not exist"
+        assert table.find("j1", None) is not None
+        store.close()
+
+
+class TestVersions:
+    def test_a_file_is_brought_up_to_date_step_by_step(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "jobs.sqlite")
+        db = _open(path, ("CREATE TABLE one (x);\n",))
+        db.execute("INSERT INTO one VALUES (7)")
+        db.close()
+        db = _open(path, ("CREATE TABLE one (x);\n", "ALTER TABLE one ADD y DEFAULT 3;\n"))
+        assert db.execute("SELECT x, y FROM one").fetchall() == [(7, 3)]
+        db.close()
+
+    def test_one_from_the_future_is_left_alone(self, tmp_path: Path) -> None:
+        path = str(tmp_path / "jobs.sqlite")
+        db = sqlite3.connect(path)
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+        db.close()
+        with pytest.raises(HangupError, match="newer version"):
+            _open(path, MIGRATIONS)
+
+    def test_a_step_that_fails_leaves_nothing_behind(self, tmp_path: Path) -> None:
+        db = sqlite3.connect(tmp_path / "x.sqlite", isolation_level=None)
+        with pytest.raises(sqlite3.OperationalError):
+            _migrate(db, "x", ("CREATE TABLE one (x);\nNONSENSE;\n",))
+        db.execute("ROLLBACK")
+        assert db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+        db.close()
