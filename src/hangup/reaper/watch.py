@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from hangup.config import Limits
 from hangup.core.ledger import Histogram
-from hangup.core.reaper import Book, Ladder, Leftover, Rung, Status, Step, Terms
+from hangup.core.reaper import Book, Fate, Ladder, Leftover, Rung, Status, Step, Terms
 from hangup.engines.aborts import Aborts
 from hangup.engines.adapters import Adapter, Seen
 from hangup.engines.backend import Backend
@@ -45,11 +45,17 @@ class Host(Protocol):
 class Books:
     """What is counted over all backends."""
 
-    def __init__(self, watches: Iterable[Watch]) -> None:
+    def __init__(self, watches: Iterable[Watch], stories_max: int) -> None:
         self._watches = watches
         self.release_s = Histogram()
-        self.releases: Counter[tuple[str, str]] = Counter()  # backend, verified | unverified
+        self.releases: Counter[tuple[str, str]] = Counter()  # backend, verified | restarted | unverified
+        self.zombies: deque[tuple[str, Leftover]] = deque(maxlen=stories_max)  # backend and what was left, newest last
         self.steps: Counter[tuple[str, str]] = Counter()  # backend, step
+
+    def remember(self, backend: str, left: Leftover) -> None:
+        """A zombie; one that was thought gone and was not has its old place in the memory."""
+        if all(known is not left for _, known in self.zombies):
+            self.zombies.append((backend, left))
 
     def standing(self) -> Iterable[tuple[str, int, int, int]]:
         """For each backend its name, and how many zombies, orphans and ended calls there are of which nothing is known yet."""
@@ -232,7 +238,7 @@ class Watch:
     async def _restart(self) -> None:
         why = await self._start_anew()
         if not why:
-            self._let_go(self.book.reset(), "verified")
+            self._let_go(self.book.reset(), Fate.RESTARTED)
             self.backend.learned = False
         for step in self.ladder.restarted(not why, time.monotonic(), why):
             await self._take(step)
@@ -262,6 +268,7 @@ class Watch:
     def _let_go(self, lefts: Iterable[Leftover], how: str) -> None:
         for left in lefts:
             now = time.monotonic()
+            left.let_go(Fate(how), now)
             self._books.releases[self.backend.name, how] += 1
             if how == "verified":
                 self._books.release_s.observe(now - left.at)
@@ -274,6 +281,7 @@ class Watch:
         self._named = {left.call_id for left in self.book.zombies}
         for left in self.book.zombies:
             if left.call_id not in known:
+                self._books.remember(self.backend.name, left)
                 since_s = round(time.monotonic() - left.at, 3)
                 self._tell("zombie", id=left.call_id, slot=left.slot, since_s=since_s, tokens=left.tokens_since)
 

@@ -17,11 +17,22 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import Any
 
 from hangup.core.reaper.status import Slot, Status
 
 REMEMBERED = 256  # ended calls of which one may turn out to be what still runs
+
+
+class Fate(StrEnum):
+    """What is known of the work that an ended call left behind, from the best to the worst."""
+
+    VERIFIED = "verified"  # gone, by the engine's own word
+    RESTARTED = "restarted"  # gone with the process that had it
+    UNVERIFIED = "unverified"  # nothing could be learned
+    PENDING = "pending"  # nothing is known yet
+    ZOMBIE = "zombie"  # it runs on
 
 
 class Leftover:
@@ -35,6 +46,8 @@ class Leftover:
         "grace_s",
         "key",
         "place",
+        "released",
+        "released_at",
         "silent",
         "slot",
         "task",
@@ -59,6 +72,8 @@ class Leftover:
         self.aborts = 0  # sent after the first
         self.task = ""
         self.zombie_since: float | None = None
+        self.released: Fate | None = None  # how, once it is no longer held
+        self.released_at: float | None = None
         self.place: Any = None
         self.when_gone: Callable[[], None] | None = None  # who waits for that
 
@@ -69,6 +84,13 @@ class Leftover:
     def due(self) -> float:
         """When its grace is over."""
         return self.at + self.grace_s
+
+    @property
+    def fate(self) -> Fate:
+        return self.released or (Fate.PENDING if self.zombie_since is None else Fate.ZOMBIE)
+
+    def let_go(self, how: Fate, now: float) -> None:
+        self.released, self.released_at = how, now
 
     @property
     def tokens_since(self) -> int | None:
@@ -206,7 +228,7 @@ class Book:
                 continue
             if now > left.due + self.lag_s:
                 self._recent.remove(left)
-                left.zombie_since = now
+                left.zombie_since, left.released, left.released_at = now, None, None
                 self.held.append(left)
                 sure -= left.choices
         self.orphans = max(0, sure)

@@ -95,6 +95,9 @@ class Adapter:
     # Calls can be given a slot of their own.
     pins_slots = False
 
+    # Where it says which call is in which slot, if it chooses that by itself; "" if nowhere.
+    slots_path = ""
+
     def recognises(self, models: Seen) -> bool:
         """Whether a backend is of this kind for sure, from its answer to GET /v1/models."""
         return False
@@ -117,6 +120,10 @@ class Adapter:
     def read_status(self, answer: Seen) -> Status | None:
         """What it runs, from its answer to GET `status_path`; None if that cannot be read."""
         return None
+
+    def read_slots(self, answer: Seen) -> dict[str, int]:
+        """The slot of each call that has one, by the engine's name for the call, from its answer to GET `slots_path`."""
+        return {}
 
 
 def gauges(body: bytes) -> dict[str, float]:
