@@ -131,8 +131,12 @@ class Watch:
                     await self._wake.wait()
             except TimeoutError:
                 return
-            await asyncio.sleep(_FIRST_LOOK_S)
+            await asyncio.sleep(self._first_look_s())
         await asyncio.sleep(max(0.0, self._asked_at + self._pace_s() - time.monotonic()))
+
+    def _first_look_s(self) -> float:
+        adapter = self.backend.adapter
+        return adapter.poll_s if adapter.disturbed and any(left.silent for left in self.book.held) else _FIRST_LOOK_S
 
     def _pace_s(self) -> float:
         adapter, now = self.backend.adapter, time.monotonic()

@@ -9,7 +9,8 @@ A socket that was closed, or an abort that was answered with 200, is no evidence
 - Slots. A call that was pinned to a slot is gone when the slot is free or does something else: exact.
 - Counts. Whatever an engine runs beyond our own calls, and beyond those that ended within the grace, is work that nobody
   waits for. That is exact only in number: the name is that of the ended call which it most probably is. It needs an
-  engine that serves nobody else (`shared = false`), and allows for figures that come late (`lag_s`).
+  engine that serves nobody else (`shared = false`), and allows for figures that come late (`lag_s`). A call without a first
+  token may not have come into them yet: vLLM tells of nothing but steps that are over, and a prefill is a step of seconds.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Leftover:
         "at",
         "call_id",
         "choices",
+        "figures",
         "grace_s",
         "key",
         "place",
@@ -55,6 +57,7 @@ class Leftover:
         self.at = at
         self.grace_s = 0.0
         self.silent = False  # it had sent nothing yet
+        self.figures: tuple[object, ...] | None = None  # the engine's first ones after its end
         self.aborts = 0  # sent after the first
         self.task = ""
         self.zombie_since: float | None = None
@@ -183,12 +186,22 @@ class Book:
         released, rest = [], sum(left.choices for left in lefts)
         # Those that have been at it for long are kept longest: the usual time to stop is much shorter than the grace.
         for left in sorted(lefts, key=lambda left: (now - left.at > left.grace_s / 2, left.at)):
-            if left.at < asked_at and rest - left.choices >= max(beyond, 0):
+            if self._tell_of(left, status, asked_at) and rest - left.choices >= max(beyond, 0):
                 released.append(left)
                 rest -= left.choices
         gone = set(released)
         self._convict([left for left in lefts if left not in gone], status.work - most - slots_taken, now)
         return released
+
+    def _tell_of(self, left: Leftover, status: Status, asked_at: float) -> bool:
+        """Whether the call would be in these counts if it still ran."""
+        if asked_at <= left.at:
+            return False
+        if not left.silent or asked_at - self.lag_s >= left.at:
+            return True
+        if left.figures is None:
+            left.figures = status.progress
+        return status.progress != left.figures  # a step has ended since
 
     def _convict(self, lefts: list[Leftover], beyond: int, now: float) -> None:
         """`beyond` what was ours at any time that the figures may be from: the young among the ended may still be in it."""
