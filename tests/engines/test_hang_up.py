@@ -35,7 +35,7 @@ def leave(real: Engine, address: tuple[str, int], mode: str) -> Idle:
     words = LONG_PROMPT[real.name] if mode == "before the first token" else 1
     client.post(CHAT, real.body(stream=mode != "non-streaming", words=words))
     if mode == "mid-stream":
-        client.read_until(b"content")
+        client.read_until(b'"content"')
         client.read_some()
     else:
         wait_busy(real)
@@ -64,16 +64,19 @@ def leave_queued(real: Engine, address: tuple[str, int], gateway: Gateway | None
     stays, *others = [Client(address) for _ in range(RUNNERS)]
     for client in (stays, *others):
         client.post(CHAT, real.body(stream=True))
-        client.read_until(b"content")
+        client.read_until(b'"content"')
     waiter = Client(address)
     waiter.post(CHAT, real.body(stream=False), {"X-Request-Id": "waiter"})
-    waiting = (lambda: gateway.metrics()["hangup_queue_depth"]) if gateway else lambda: 0.0
-    wait_until(lambda: real.taken() - before + waiting() == RUNNERS + 1, 20, "all five")
+    wait_until(lambda: real.taken() - before + _queued(gateway) == RUNNERS + 1, 20, "all five")
     for client in (waiter, *others):
         client.fin()
     beside_s = NEVER if real.at_work_on() is None else read_until_at_work_on(real, 1, stays, 4.0)
     stays.fin()
     return beside_s, until_idle(real, 4.0)
+
+
+def _queued(gateway: Gateway | None) -> float:
+    return gateway.metrics()["hangup_queue_depth"] if gateway is not None else 0.0
 
 
 def test_one_who_left_while_queued_is_never_computed_for(real: Engine) -> None:
@@ -104,7 +107,7 @@ def test_llama_server_with_other_traffic(llama_server: Engine) -> None:
             settle(real)
             other = Client(address)
             other.post(CHAT, real.body(stream=True))
-            other.read_until(b"content")
+            other.read_until(b'"content"')
             lost = Client(address)
             lost.post(CHAT, real.body(stream=False))
             wait_until(lambda: real.at_work_on() == 2, 5, "both at work")
@@ -121,7 +124,7 @@ def test_a_slot_is_seen_free_by_the_engines_own_word(llama_server: Engine) -> No
     settle(llama_server)
     client = Client(llama_server.address)
     client.post(CHAT, llama_server.body(stream=True))
-    client.read_until(b"content")
+    client.read_until(b'"content"')
     busy = [row["is_processing"] for row in json.loads(llama_server.get("/slots"))]
     assert sum(busy) == llama_server.at_work_on() == 1
     client.fin()

@@ -52,8 +52,7 @@ def test_no_call_is_sent_to_a_place_on_the_word_of_the_socket(slow_reader: Engin
         served_s = time.monotonic() - left_at
         following.fin()
         assert released(gateway) == 1 and not accused(gateway)
-    print(
-        f"\n| {real.name} | in a prefill of {WORDS[real.name]} words | {direct} | {busy_s:.1f} s, next call done {served_s:.1f} s |"
-    )
+    words = WORDS[real.name]
+    print(f"\n| {real.name} | in a prefill of {words} words | {direct} | {busy_s:.1f} s, next call done {served_s:.1f} s |")
     assert busy_s > 1.0, "the prefill was too short to prove anything"
     assert busy_s <= direct.cpu_s * 2 + 1.0

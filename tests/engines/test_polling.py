@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from typing import Any
 
 from engines.real import CHAT, NEVER, Engine, settle, shown
 from support.processes import Gateway
@@ -41,7 +42,7 @@ def ask_often(real: Engine) -> None:
 def test_the_reapers_questions_make_no_release_later(llama_server: Engine) -> None:
     """The same departures with and without it; and with somebody who asks three times a second: that is what harm is."""
     real, found = llama_server, {}
-    not_asked = {"engine": "openai", "counters_interval_s": 1000}
+    not_asked: dict[str, Any] = {"engine": "openai", "counters_interval_s": 1000}
     for way, settings in (("not asked", not_asked), ("asked by the reaper", {"engine": "llamacpp"})):
         with Gateway(real.url, assemble="false", **settings) as gateway:
             found[way] = max(leave_silent(real, gateway, lambda: time.sleep(0.01)) for _ in range(TIMES))

@@ -30,7 +30,7 @@ def test_the_wire_is_as_captured(real: Engine) -> None:
         captured["idle"] = real.get(adapter.status_path)
         client = Client(real.address)
         client.post(CHAT, real.body(stream=True))
-        client.read_until(b"content")
+        client.read_until(b'"content"')
         time.sleep(1.1)
         captured |= {"busy": real.get(adapter.status_path), "running": 1}
         client.fin()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,27 +69,53 @@ def test_trouble_that_ends_leads_back_by_the_canary_without_a_restart() -> None:
         assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 1}).status == 200
 
 
-def test_others_are_served_elsewhere_while_one_backend_is_wedged() -> None:
-    """The slot of the seed: busy for ever, spinning on cancels. Other clients do not notice."""
-    grace_s = 0.5
-    with (
-        StandIn(like="vllm", wedge=True, **SLOW) as stuck,
-        StandIn(like="vllm", **SLOW | {"answer_tokens": 3}) as good,
-    ):
-        config = (
-            f'[[backend]]\nurl = "{stuck.url}"\nname = "stuck"\nweight = 100\n[[backend]]\nurl = "{good.url}"\nname = "good"\n'
+@pytest.mark.parametrize(("like", "grace_s"), [("vllm", 2.0), ("llamacpp", 3.0)])
+def test_others_are_served_elsewhere_while_one_backend_is_wedged(like: str, grace_s: float) -> None:
+    """The slot of the seed: busy for ever, spinning on cancels, and with it the whole engine; every limit by default, and a
+    balance that prefers the wedged one. From the grace on no new client notices anything."""
+    wide = SLOW | {"slots": 64}  # so that there is always room for one more in the wedged one
+    with StandIn(like=like, wedge=True, **wide) as stuck, StandIn(like=like, **wide) as good:
+        config = "".join(
+            f'[[backend]]\nurl = "{engine.url}"\nname = "{name}"\nweight = {weight}\nslots = 64\n'
+            for engine, name, weight in ((stuck, "stuck", 100), (good, "good", 1))
         )
-        with Gateway(config=config, **QUICK) as gateway:
+        with Gateway(config=config) as gateway, ThreadPoolExecutor(100) as pool:
             known(gateway, 2)
+            _drain(gateway, "stuck", "PUT")
+            stays = Client(gateway.address)  # with one call the good one has more to do than the other with many
+            stays.chat(stream=True)
+            stays.read_until(b"data:")
+            _drain(gateway, "stuck", "DELETE")
             hang_up_mid_stream(gateway)
             assert len(stuck.seen()) == 1
             left_at = time.monotonic()
-            lag_s = 6.0  # of the figures that a vLLM gives
-            wait_until(lambda: events(gateway, "zombie"), lag_s + grace_s + 1, "the zombie")
-            assert time.monotonic() - left_at < lag_s + grace_s + 1
-            for _ in range(5):
-                assert ask(gateway.address, CHAT, {"messages": []}).status == 200
-            assert len([row for row in stuck.seen() if row["method"] == "POST" and row["path"] == CHAT]) == 1
+            asking = []
+            while time.monotonic() - left_at < grace_s + 3:
+                asking.append(pool.submit(_served, gateway, time.monotonic() - left_at))
+                assert stays.read_some()
+                time.sleep(0.1)
+            asked = [one.result(10) for one in asking]
+            stays.fin()
+    missed = [at_s for at_s, served in asked if not served]
+    print(
+        f"\n{like}: {len(missed)} of {len(asked)} were sent to the wedged one, the last {max(missed):.2f} s after the hang-up"
+    )
+    assert max(missed) < grace_s + 1.0
+
+
+def _drain(gateway: Gateway, name: str, method: str) -> None:
+    request = urllib.request.Request(f"{gateway.admin_url}/api/backends/{name}/drain", headers={"x-hangup": "1"}, method=method)
+    urllib.request.urlopen(request, timeout=5).close()
+
+
+def _served(gateway: Gateway, at_s: float) -> tuple[float, bool]:
+    with Client(gateway.address) as client:
+        client.sock.settimeout(2)
+        client.chat(max_tokens=3)
+        try:
+            return at_s, client.read_answer().status == 200
+        except TimeoutError:
+            return at_s, False
 
 
 def test_a_wedged_engine_of_our_own_is_restarted_and_serves_again(tmp_path: Path) -> None:
@@ -103,7 +131,7 @@ def test_a_wedged_engine_of_our_own_is_restarted_and_serves_again(tmp_path: Path
         wait_until(lambda: steps(gateway)[-1:] == ["well"], 20, "the way back")
         assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}).status == 200
         took_s = time.monotonic() - left_at
-        assert steps(gateway) == ["doubted", *["abort"] * 3, "quarantined", "restarting", "canary", "well"]
+        assert steps(gateway) == ["doubted", *["wait"] * 3, "quarantined", "restarting", "canary", "well"]
         assert took_s < 15
         pids = [row["pid"] for row in events(gateway, "spawned")]
         assert len(set(pids)) == 2 and not Path(f"/proc/{pids[0]}").exists()

@@ -7,6 +7,7 @@ for, to find work of nobody's and an engine that is stuck. Never more than one q
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -29,6 +30,7 @@ _FRESH_S = 0.5  # so long after a call was left it is worth asking at the quicke
 _BLIND_PACE_S = 0.05  # of looking at what is held for an engine that cannot be asked
 _AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has died of it, probably
 _HEALTH_PAUSE_S = 0.2
+_JUST_AFTER_S = 0.001
 
 
 class Host(Protocol):
@@ -89,10 +91,13 @@ class Watch:
         self._books = books
         self._adapter: Adapter | None = None
         self._can_tell = False
+        self._judged = False  # by what it tells
         self._asked_at = time.monotonic()
         self._answered_at = self._asked_at
         self._aborted_at = 0.0
         self._wake = asyncio.Event()
+        self._due = math.inf  # the next grace's end,
+        self._due_timer: asyncio.TimerHandle | None = None  # and what looks at it
         self._spawned = Spawned(settings, limits, self._tell) if settings.spawn else None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -105,8 +110,11 @@ class Watch:
         self.book.left(leftover, first_token=first_token or not self._can_tell)
         self._aborted_at = leftover.at
         self._wake.set()
+        if leftover.due < self._due:
+            self._look_again_at(leftover.due)
 
     async def close(self) -> None:
+        self._look_again_at(math.inf)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._spawned is not None:
@@ -159,6 +167,7 @@ class Watch:
         for step in self.ladder.advance(now, self.book.zombies, self._trouble(now), live):
             await self._take(step)
         self._doubt(self.ladder.rung is not Rung.WELL or (self._answered_at < asked_at and self.book.overdue(now)))
+        self._suspect()
 
     async def _ask(self, asked_at: float) -> None:
         backend, book = self.backend, self.book
@@ -190,10 +199,11 @@ class Watch:
     def _learn(self) -> None:
         """The backend may have been recognised since."""
         backend = self.backend
+        self.ladder.can_abort = backend.facts.can_abort
         if backend.adapter is self._adapter and backend.can_tell == self._can_tell:
             return
         self._adapter, self._can_tell = backend.adapter, backend.can_tell
-        judged = self._can_tell and not backend.settings.shared
+        self._judged = judged = self._can_tell and not backend.settings.shared
         usual = self._limits.release_grace_s or backend.adapter.grace_s
         self.book.grace_s = usual if judged else backend.adapter.blind_hold_s
         self.book.lag_s = backend.adapter.lag_s if judged else 0.0
@@ -292,6 +302,24 @@ class Watch:
         if self.backend.seat.doubted != doubted:
             self.backend.seat.doubted = doubted
             self._host.seat_changed(self.backend)
+
+    def _suspect(self) -> None:
+        """A grace that is over needs no answer to make other backends the better choice. Figures that come late, or not at all,
+        convict later; until then a healthy engine loses nothing by this but its turn."""
+        now = time.monotonic()
+        suspected = self._judged and self.book.late(now)
+        self._look_again_at(self.book.next_due(now))
+        if self.backend.seat.suspected != suspected:
+            self.backend.seat.suspected = suspected
+            self._host.seat_changed(self.backend)
+
+    def _look_again_at(self, due: float) -> None:
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+        self._due, self._due_timer = due, None
+        if due < math.inf:
+            delay_s = max(0.0, due - time.monotonic()) + _JUST_AFTER_S
+            self._due_timer = asyncio.get_running_loop().call_later(delay_s, self._suspect)
 
     def _tell(self, event: str, **fields: Any) -> None:
         self._host.told(event, backend=self.backend.name, **fields)

@@ -150,6 +150,14 @@ class Book:
             if left.at < asked_at and late and left.zombie_since is None:
                 left.zombie_since = now
 
+    def late(self, now: float) -> bool:
+        """Whether anything is held beyond its grace, as the clock alone tells."""
+        return any(now > left.due for left in self.held)
+
+    def next_due(self, now: float) -> float:
+        """When the next grace is over."""
+        return min((left.due for left in self.held if left.due >= now), default=math.inf)
+
     def overdue(self, now: float) -> bool:
         """Whether anything is held beyond its grace, convicted or not."""
         return any(now > left.due + self.lag_s for left in self.held)
