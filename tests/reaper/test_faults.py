@@ -153,6 +153,34 @@ def test_a_spawned_engine_that_dies_is_started_again_and_one_that_cannot_live_is
         assert [row["again_in_s"] for row in events(gateway, "spawn_died")] == [1.0, 2.0]
 
 
+def test_a_reload_that_changes_limits_leaves_a_spawned_engine_alone_and_one_that_changes_its_settings_does_not() -> None:
+    command = f"{HANGUP} standin --port {{{{port}}}} --deaf --slots 4 --answer-tokens 5000 --token-s 0.02"
+    text = "[limits]\nrelease_grace_s = 0.5\nabort_backoff_s = 0.1\nabort_again_max = {}\n"
+    text += f'[[backend]]\nurl = "http://127.0.0.1:{_free_port()}"\nspawn = "{command}"\nweight = {{}}\n'
+    with Gateway(config=text.format(3, 1)) as gateway:
+        known(gateway)
+        client = Client(gateway.address)
+        client.chat(stream=True)
+        client.read_until(b"data:")
+        _reload(gateway, text.format(1, 1))
+        assert client.read_some() and len(events(gateway, "spawned")) == 1
+        hang_up_mid_stream(gateway)
+        wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+        assert steps(gateway) == ["doubted", "abort", "quarantined"]  # by the new limits
+        client.fin()
+        wait_until(lambda: steps(gateway)[-1:] == ["well"], 20, "the way back")
+        _reload(gateway, text.format(1, 2))
+        wait_until(lambda: len(events(gateway, "spawned")) == 3, what="another process")
+
+
+def _reload(gateway: Gateway, config: str) -> None:
+    assert gateway.config_path is not None
+    before = len(events(gateway, "reloaded"))
+    gateway.config_path.write_text(config)
+    gateway.signal(signal.SIGHUP)
+    wait_until(lambda: len(events(gateway, "reloaded")) > before, what="the reload")
+
+
 def test_a_restart_command_is_run_with_what_it_needs_to_know(tmp_path: Path) -> None:
     """And no live client is harmed: it waits for the last one."""
     note = tmp_path / "note"

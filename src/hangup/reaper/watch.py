@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from hangup.config import Limits
 from hangup.core.ledger import Histogram
 from hangup.core.reaper import Book, Ladder, Leftover, Rung, Status, Step, Terms
 from hangup.engines.aborts import Aborts
@@ -67,25 +66,11 @@ class Books:
 
 
 class Watch:
-    def __init__(self, backend: Backend, limits: Limits, aborts: Aborts, host: Host, books: Books) -> None:
-        settings = backend.settings
+    def __init__(self, backend: Backend, aborts: Aborts, host: Host, books: Books) -> None:
         self.backend = backend
-        self.ladder = Ladder(
-            Terms(
-                aborts_max=limits.abort_again_max if settings.abort_again else 0,
-                abort_backoff_s=limits.abort_backoff_s,
-                quarantine=settings.quarantine,
-                restart=bool(settings.restart_command or settings.spawn),
-                force=settings.restart_force,
-                restart_wait_s=limits.restart_wait_s,
-                restarts_per_hour=limits.restarts_per_hour_max,
-                canary=settings.canary,
-                wedge_s=limits.wedge_s,
-            )
-        )
-        self.book = Book(0.0, prefill_grace_s=limits.prefill_grace_s, shared=settings.shared)
+        self.ladder = Ladder(_terms(backend))
+        self.book = Book(0.0, prefill_grace_s=backend.limits.prefill_grace_s, shared=backend.settings.shared)
         self.status: Status | None = None  # the last one
-        self._limits = limits
         self._aborts = aborts
         self._host = host
         self._books = books
@@ -98,7 +83,7 @@ class Watch:
         self._wake = asyncio.Event()
         self._due = math.inf  # the next grace's end,
         self._due_timer: asyncio.TimerHandle | None = None  # and what looks at it
-        self._spawned = Spawned(settings, limits, self._tell) if settings.spawn else None
+        self._spawned = Spawned(backend, self._tell) if backend.settings.spawn else None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def __repr__(self) -> str:
@@ -112,6 +97,13 @@ class Watch:
         self._wake.set()
         if leftover.due < self._due:
             self._look_again_at(leftover.due)
+
+    def take_limits(self) -> None:
+        """The backend has new ones."""
+        self.ladder.terms = _terms(self.backend)
+        self.book.prefill_grace_s = self.backend.limits.prefill_grace_s
+        self._adapter = None  # the grace is looked up anew
+        self._learn()
 
     async def close(self) -> None:
         self._look_again_at(math.inf)
@@ -135,7 +127,7 @@ class Watch:
         if not self.book.held and self.ladder.rung is Rung.WELL:
             self._wake.clear()
             try:
-                async with asyncio.timeout(max(self._limits.health_interval_s, self.backend.adapter.poll_s)):
+                async with asyncio.timeout(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s)):
                     await self._wake.wait()
             except TimeoutError:
                 return
@@ -172,7 +164,7 @@ class Watch:
     async def _ask(self, asked_at: float) -> None:
         backend, book = self.backend, self.book
         try:
-            answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self._limits.status_timeout_s)
+            answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self.backend.limits.status_timeout_s)
         except EngineSilent:
             book.unanswered(asked_at, time.monotonic())
             self._name_zombies()
@@ -204,16 +196,16 @@ class Watch:
             return
         self._adapter, self._can_tell = backend.adapter, backend.can_tell
         self._judged = judged = self._can_tell and not backend.settings.shared
-        usual = self._limits.release_grace_s or backend.adapter.grace_s
+        usual = self.backend.limits.release_grace_s or backend.adapter.grace_s
         self.book.grace_s = usual if judged else backend.adapter.blind_hold_s
         self.book.lag_s = backend.adapter.lag_s if judged else 0.0
 
     def _trouble(self, now: float) -> str:
         """What is wrong besides zombies."""
         silent_s = now - self._answered_at
-        if silent_s >= self._limits.wedge_s and self.backend.seat.up:
+        if silent_s >= self.backend.limits.wedge_s and self.backend.seat.up:
             return f"it has not said what it runs for {silent_s:.0f} s"
-        if self.book.frozen_s(now) >= self._limits.wedge_s:
+        if self.book.frozen_s(now) >= self.backend.limits.wedge_s:
             return f"busy for {self.book.frozen_s(now):.0f} s with nothing done"
         return ""
 
@@ -252,7 +244,7 @@ class Watch:
             await self._take(step)
 
     async def _start_anew(self) -> str:
-        settings, limits = self.backend.settings, self._limits
+        settings, limits = self.backend.settings, self.backend.limits
         if self._spawned is not None:
             why = await self._spawned.restart()
         else:
@@ -262,14 +254,14 @@ class Watch:
         fault: str | None = ""
         try:
             async with asyncio.timeout(limits.restart_s):
-                while fault := await check(self.backend, limits):  # noqa: ASYNC110 (nobody will tell)
+                while fault := await check(self.backend):  # noqa: ASYNC110 (nobody will tell)
                     await asyncio.sleep(_HEALTH_PAUSE_S)
         except TimeoutError:
             return f"not healthy within {limits.restart_s:g} s: {fault}"
         return ""
 
     async def _canary(self) -> None:
-        why = await canary.sing(self.backend, self._limits.canary_s) if self.backend.settings.canary else ""
+        why = await canary.sing(self.backend, self.backend.limits.canary_s) if self.backend.settings.canary else ""
         for step in self.ladder.canary(not why, time.monotonic(), why):
             await self._take(step)
 
@@ -323,3 +315,18 @@ class Watch:
 
     def _tell(self, event: str, **fields: Any) -> None:
         self._host.told(event, backend=self.backend.name, **fields)
+
+
+def _terms(backend: Backend) -> Terms:
+    settings, limits = backend.settings, backend.limits
+    return Terms(
+        aborts_max=limits.abort_again_max if settings.abort_again else 0,
+        abort_backoff_s=limits.abort_backoff_s,
+        quarantine=settings.quarantine,
+        restart=bool(settings.restart_command or settings.spawn),
+        force=settings.restart_force,
+        restart_wait_s=limits.restart_wait_s,
+        restarts_per_hour=limits.restarts_per_hour_max,
+        canary=settings.canary,
+        wedge_s=limits.wedge_s,
+    )
