@@ -153,6 +153,27 @@ def test_a_spawned_engine_that_dies_is_started_again_and_one_that_cannot_live_is
         assert [row["again_in_s"] for row in events(gateway, "spawn_died")] == [1.0, 2.0]
 
 
+def test_a_spawned_engine_that_ignores_sigterm_is_killed_with_all_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = tmp_path / "engine.sh"
+    script.write_text(f"trap '' TERM\nsleep 1000 &\necho $$ $! > {pids}.new\nmv {pids}.new {pids}\nwait\n")
+    with Gateway(spawn=f"/bin/sh {script}", **QUICK, stop_s=0.5) as gateway:
+        wait_until(pids.exists, what="the engine and its child")
+        own, child = pids.read_text().split()
+        assert Path(f"/proc/{own}").exists() and Path(f"/proc/{child}").exists()
+        told_at = time.monotonic()
+        gateway.signal(signal.SIGTERM)
+        gateway.wait()
+        assert 0.5 <= time.monotonic() - told_at < 5
+        wait_until(lambda: not Path(f"/proc/{own}").exists() and not _lives(child), what="their end")
+
+
+def _lives(pid: str) -> bool:
+    """A process that nobody has reaped yet is dead all the same."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
 def test_a_reload_that_changes_limits_leaves_a_spawned_engine_alone_and_one_that_changes_its_settings_does_not() -> None:
     command = f"{HANGUP} standin --port {{{{port}}}} --deaf --slots 4 --answer-tokens 5000 --token-s 0.02"
     text = "[limits]\nrelease_grace_s = 0.5\nabort_backoff_s = 0.1\nabort_again_max = {}\n"
@@ -251,6 +272,20 @@ def test_an_engine_killed_or_dying_of_an_abort_holds_no_place() -> None:
         wait_until(lambda: events(gateway, "died_on_abort"), what="the death")
         wait_until(lambda: sum(v for k, v in gateway.metrics().items() if k.startswith("hangup_backend_in_flight")) == 0)
         assert not events(gateway, "zombie")
+
+
+def test_a_zombie_ends_with_its_engine_and_what_comes_in_its_place_is_taken_back() -> None:
+    """kill -9 on an engine that somebody else starts again."""
+    with StandIn(deaf=True, **SLOW) as engine, Gateway(engine.url, **QUICK) as gateway:
+        known(gateway)
+        hang_up_mid_stream(gateway)
+        wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+        engine.signal(signal.SIGKILL)
+        engine.wait()
+        with StandIn(port=engine.port, **SLOW):
+            wait_until(lambda: steps(gateway)[-1] == "well", 20, "the way back")
+            assert [row["id"] for row in events(gateway, "zombie_gone")] == ["left-behind"]
+            assert _answers(gateway)
 
 
 def test_figures_that_lag_six_seconds_convict_nobody() -> None:
