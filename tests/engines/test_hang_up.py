@@ -26,6 +26,7 @@ from support.raw import Client
 from support.waiting import wait_until
 
 LONG_PROMPT = {"llamacpp": 1500, "transformers": 300, "vllm": 1500}  # words; a prefill that takes a moment
+ITS_OWN_PACE_S = 2.0  # llama-server looks after silent connections every second, and a machine may have more to do
 RUNNERS = 4  # as many as llama-server has slots here, and vLLM sequences
 
 
@@ -52,8 +53,8 @@ def test_an_engine_stops_when_its_client_hangs_up(real: Engine, mode: str) -> No
         wait_until(lambda: released(gateway) == 1, 8, "the release")
         assert not accused(gateway)
     print(f"\n| {real.name} | {mode} | {direct} | {through} |")
-    assert through.cpu_s <= max(1.0, direct.cpu_s * 1.5)
-    assert through.word_s is None or through.word_s <= max(1.0, (direct.word_s or 0.0) * 1.5)
+    assert through.cpu_s <= max(ITS_OWN_PACE_S, direct.cpu_s * 1.5)
+    assert through.word_s is None or through.word_s <= max(ITS_OWN_PACE_S, (direct.word_s or 0.0) * 1.5)
 
 
 def leave_queued(real: Engine, address: tuple[str, int], gateway: Gateway | None) -> tuple[float, Idle]:
