@@ -218,7 +218,7 @@ def test_a_restart_command_is_run_with_what_it_needs_to_know(tmp_path: Path) -> 
             assert other.read_some() and "restarting" not in steps(gateway)
             other.fin()
             wait_until(lambda: "restarting" in steps(gateway), what="the restart")
-            wait_until(note.exists, what="the command's note")
+            wait_until(lambda: note.exists() and note.read_text(), what="the command's note")
             assert note.read_text() == f"deaf {engine.port}"
 
 
