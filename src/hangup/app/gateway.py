@@ -84,7 +84,7 @@ class Gateway:
         self._retired: set[Backend] = set()  # out of the configuration, with calls that may finish
         self._slots = settings.slots
         self.admission = Admission(settings.limits, [], random.random)
-        self.aborts = Aborts(settings.limits)
+        self.aborts = Aborts()
         self.reaper = Reaper(self.aborts, self, settings.limits.zombie_stories_max)
         self.heard_of_release = asyncio.Event()  # wakes those who wait for one, and is never set for longer
         self.desk: Desk | None = None  # who answers for jobs, once their store is open
@@ -119,7 +119,8 @@ class Gateway:
 
     def _configure_backends(self, settings: Settings) -> None:
         old = list(self.backends.values())
-        kept = {b.settings: b for b in old if b.pool.limits == settings.limits and self._slots == settings.slots}
+        # Limits can change under a backend; were it made anew, an engine that is a process of ours would be started anew.
+        kept = {b.settings: b for b in old if b.settings.slots or self._slots == settings.slots}
         self._slots = settings.slots
         backends = [
             kept.get(s) or Backend(s, settings.limits, self.loop, settings.slots, self._dials.get(s.name))
@@ -133,10 +134,10 @@ class Gateway:
         self._prices = {name: price for name, price in prices.items() if any(price)}
         self.admission.fleet.set(backend.seat for backend in backends)
         for backend in backends:
+            backend.take_limits(settings.limits)
             if backend.name not in self._watches:
-                task = self.loop.create_task(watch(backend, settings.limits, self._backend_changed))
-                self._watches[backend.name] = task
-            self.reaper.watch(backend, settings.limits)
+                self._watches[backend.name] = self.loop.create_task(watch(backend, self._backend_changed))
+            self.reaper.watch(backend)
         self._act(self.admission.dispatch(time.monotonic()))
 
     def _retire(self, backend: Backend) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hangup.config import Limits
 from hangup.core.reaper import Fate, Leftover
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
@@ -48,9 +47,13 @@ class Reaper:
         self._watches: dict[Backend, Watch] = {}
         self.books = Books(self._watches.values(), stories_max)
 
-    def watch(self, backend: Backend, limits: Limits) -> None:
-        if backend not in self._watches:
-            self._watches[backend] = Watch(backend, limits, self._aborts, self._host, self.books)
+    def watch(self, backend: Backend) -> None:
+        """A backend of the configuration, which may be known already and have new limits."""
+        watch = self._watches.get(backend)
+        if watch is None:
+            self._watches[backend] = Watch(backend, self._aborts, self._host, self.books)
+        else:
+            watch.take_limits()
 
     def left(self, backend: Backend, leftover: Leftover, *, first_token: bool) -> bool:
         """A call ended while its engine was at work on it; whether its place is to be held until it is known to be gone."""

@@ -9,7 +9,8 @@ A socket that was closed, or an abort that was answered with 200, is no evidence
 - Slots. A call that was pinned to a slot is gone when the slot is free or does something else: exact.
 - Counts. Whatever an engine runs beyond our own calls, and beyond those that ended within the grace, is work that nobody
   waits for. That is exact only in number: the name is that of the ended call which it most probably is. It needs an
-  engine that serves nobody else (`shared = false`), and allows for figures that come late (`lag_s`).
+  engine that serves nobody else (`shared = false`), and allows for figures that come late (`lag_s`). A call without a first
+  token may not have come into them yet: vLLM tells of nothing but steps that are over, and a prefill is a step of seconds.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Leftover:
         "at",
         "call_id",
         "choices",
+        "figures",
         "grace_s",
         "key",
         "place",
@@ -69,6 +71,7 @@ class Leftover:
         self.at = at
         self.grace_s = 0.0
         self.silent = False  # it had sent nothing yet
+        self.figures: tuple[object, ...] | None = None  # the engine's first ones after its end
         self.aborts = 0  # sent after the first
         self.task = ""
         self.zombie_since: float | None = None
@@ -137,11 +140,12 @@ class Book:
     # Evidence
 
     def observe(
-        self, status: Status, asked_at: float, now: float, live: int, peak: int, *, pinned: bool = True
+        self, status: Status, asked_at: float, now: float, live: int, peak: int, *, unseen: int = 0, pinned: bool = True
     ) -> list[Leftover]:
         """What the engine answered to a question of `asked_at`; returns what it has let go of.
 
-        `live` counts the answers that our calls are waiting for there now, `peak` the most since the last look;
+        `live` counts the answers that our calls are waiting for there now, `peak` the most since the last look, `unseen`
+        those that were begun since it was asked: what the engine counts in their stead is somebody else's;
         `pinned` says that each of our calls has its own slot.
         """
         self._watch_progress(status, now)
@@ -153,7 +157,7 @@ class Book:
         released = self._by_slot([left for left in self.held if exact and left.slot is not None], status, asked_at, now, pinned)
         if not self.shared:
             rest = [left for left in self.held if not exact or left.slot is None]
-            released += self._by_count(rest, status, asked_at, now, live, most)
+            released += self._by_count(rest, status, asked_at, now, max(live - unseen, 0), most)
         self._forget(released)
         return released
 
@@ -170,6 +174,14 @@ class Book:
             late = now > left.due + self.lag_s + self.prefill_grace_s
             if left.at < asked_at and late and left.zombie_since is None:
                 left.zombie_since = now
+
+    def late(self, now: float) -> bool:
+        """Whether anything is held beyond its grace, as the clock alone tells."""
+        return any(now > left.due for left in self.held)
+
+    def next_due(self, now: float) -> float:
+        """When the next grace is over."""
+        return min((left.due for left in self.held if left.due >= now), default=math.inf)
 
     def overdue(self, now: float) -> bool:
         """Whether anything is held beyond its grace, convicted or not."""
@@ -207,12 +219,22 @@ class Book:
         released, rest = [], sum(left.choices for left in lefts)
         # Those that have been at it for long are kept longest: the usual time to stop is much shorter than the grace.
         for left in sorted(lefts, key=lambda left: (now - left.at > left.grace_s / 2, left.at)):
-            if left.at < asked_at and rest - left.choices >= max(beyond, 0):
+            if self._tell_of(left, status, asked_at) and rest - left.choices >= max(beyond, 0):
                 released.append(left)
                 rest -= left.choices
         gone = set(released)
         self._convict([left for left in lefts if left not in gone], status.work - most - slots_taken, now)
         return released
+
+    def _tell_of(self, left: Leftover, status: Status, asked_at: float) -> bool:
+        """Whether the call would be in these counts if it still ran."""
+        if asked_at <= left.at:
+            return False
+        if not left.silent or asked_at - self.lag_s >= left.at:
+            return True
+        if left.figures is None:
+            left.figures = status.progress
+        return status.progress != left.figures  # a step has ended since
 
     def _convict(self, lefts: list[Leftover], beyond: int, now: float) -> None:
         """`beyond` what was ours at any time that the figures may be from: the young among the ended may still be in it."""

@@ -84,6 +84,8 @@ class Adapter:
     poll_s = 0.25
     # The same while it is only about calls that were streaming, which some engines let go of whatever they are asked.
     quick_poll_s: float | None = None
+    # Questions keep it from noticing that a silent client has left: it gets `poll_s` to do so before the first one.
+    disturbed = False
     # Where it cannot be asked: how long a place is kept after a hang-up.
     blind_hold_s = 0.25
     # Where it is asked; "" if it cannot be.
