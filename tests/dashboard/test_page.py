@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from admin.test_api import admin, live, streaming
+from support import jobs
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.waiting import wait_until
 
@@ -60,6 +61,23 @@ def opened(browser: Any, gateway: Gateway, **options: Any) -> Iterator[Page]:
 
 def words(page: Page, selector: str) -> str:
     return str(page.locator(selector).inner_text())
+
+
+def test_a_job_is_shown_followed_and_cancelled_in_the_engine(browser: Any) -> None:
+    with gateway_and_engine({"slots": 8}, slots=8, token_s=0.05, answer_tokens=5) as (gateway, engine):
+        sdk = jobs.client(gateway.url)
+        id = jobs.start_batch(sdk, [jobs.line(f"r{n}", max_tokens=5) for n in range(400)])
+        with opened(browser, gateway) as page:
+            row = page.locator(f'#jobs [data-key="{id}"]')
+            row.filter(has_text="running").wait_for()
+            wait_until(lambda: page.wait_for_timeout(50) or not row.locator("td").nth(3).inner_text().startswith("0 %"), 20)
+            assert "/v1/chat/completions" in row.inner_text() and "400" in row.inner_text()
+            page.on("dialog", lambda dialog: dialog.accept())
+            row.get_by_role("button").click()
+            page.locator("#done").filter(has_text=f"{id} is cancelled").wait_for()
+            row.wait_for(state="detached")
+        assert engine.wait_idle()["running"] == 0
+        assert sdk.batches.retrieve(id).status == "cancelled"
 
 
 @pytest.fixture(scope="module")
