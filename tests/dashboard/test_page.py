@@ -279,15 +279,15 @@ def test_a_picture_for_the_readme(browser: Any, tmp_path: Path) -> None:
     """`make dashboard-picture` takes it anew; here it only has to come out."""
     target = Path(os.environ.get("DASHBOARD_PICTURE") or tmp_path / "dashboard.png")
     scheme = os.environ.get("DASHBOARD_SCHEME", "light")
-    look = {"viewport": {"width": 1240, "height": 1290}, "color_scheme": scheme}
+    look = {"viewport": {"width": 1240, "height": 1430}, "color_scheme": scheme}
     with (
-        StandIn(slots=4, token_s=0.02, like="llamacpp") as first,
-        StandIn(slots=4, token_s=0.02, like="llamacpp") as second,
+        StandIn(slots=8, token_s=0.02, like="llamacpp") as first,
+        StandIn(slots=8, token_s=0.02, like="llamacpp") as second,
         Gateway(config=_for_the_picture(first, second)) as gateway,
         contextlib.ExitStack() as stack,
         opened(browser, gateway, **look) as page,
     ):
-        wait_until(lambda: {row["limit"] for row in admin(gateway, "GET", "/api/backends")[1]["backends"]} == {4})
+        wait_until(lambda: {row["limit"] for row in admin(gateway, "GET", "/api/backends")[1]["backends"]} == {8})
         for at in range(4):
             stack.enter_context(streaming(gateway, f"hu-{at}f3a9c07be1d24c55", "search" if at % 2 else "chat"))
         page.wait_for_timeout(4000)
@@ -297,6 +297,8 @@ def test_a_picture_for_the_readme(browser: Any, tmp_path: Path) -> None:
                 pass
         page.locator("#alarms p").wait_for(timeout=20_000)
         page.locator("#backends td.ladder.quarantined").wait_for()
-        page.wait_for_timeout(2000)
+        page.wait_for_timeout(8000)
+        jobs.start_batch(jobs.client(gateway.url, "batch"), [jobs.line(f"r{n}", max_tokens=12) for n in range(40)])
+        page.locator("#jobs td.share:not(.p0)").wait_for(timeout=20_000)
         page.screenshot(path=target)
     assert target.stat().st_size > 20_000

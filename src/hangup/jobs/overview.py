@@ -84,7 +84,8 @@ class Overview:
             "items": {
                 "total": tally.total,
                 "queued": tally.queued,
-                "running": tally.claimed,
+                "claimed": tally.claimed,
+                "running": self._board.runner.running_of(job.key),
                 "succeeded": tally.succeeded,
                 "errored": tally.errored,
                 "cancelled": tally.cancelled,

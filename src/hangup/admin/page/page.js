@@ -223,7 +223,7 @@ function jobs(known) {
   put($("jobs-count"), known.total > known.rows.length ? `(the newest ${known.rows.length} of ${count(known.total)})` : `(${count(known.total)})`);
   const left = (row) => (row.lease_left_s !== null ? lasting(row.lease_left_s) : row.expires_at ? lasting(row.expires_at - row.created_at - row.age_s) : "–");
   const cells = (row) => {
-    const ended = row.items.total - row.items.queued - row.items.running;
+    const ended = row.items.total - row.items.queued - row.items.claimed;
     const share = row.items.total ? Math.floor((ended / row.items.total) * 100) : 0;
     return [
       [row.id], [row.tenant], [row.status, row.status === "running" ? "good" : "warm"], [`${share} %`, `share p${Math.round(share / 10) * 10}`],
@@ -234,7 +234,7 @@ function jobs(known) {
   fill($("jobs"), known.rows, (row) => row.id, cells, (row) => doing("Cancel", `Cancel ${row.id}`, async () => {
     if (confirm(`Cancel ${row.id} of ${row.tenant}, in its engines too?`)) {
       const job = await ask("DELETE", `api/jobs/${encodeURIComponent(row.id)}`);
-      say(`${job.id} is ${job.status}${job.items.running ? `: ${count(job.items.running)} items not let go of by their engines yet` : ""}`);
+      say(`${job.id} is ${job.status}${job.items.claimed ? `: ${count(job.items.claimed)} items not let go of by their engines yet` : ""}`);
     }
   }));
 }
