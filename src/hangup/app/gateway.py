@@ -30,7 +30,7 @@ from hangup.app.tracing import TRACEPARENT, Tracer
 from hangup.app.visit import Visit
 from hangup.config import Limits, Settings
 from hangup.core import reasons
-from hangup.core.account import FREE, Entry, Price, entry
+from hangup.core.account import FREE, Price, entry
 from hangup.core.admission import Action, Admission, Terms, Ticket
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
@@ -46,7 +46,6 @@ from hangup.engines.pool import Dial
 from hangup.errors import Refusal
 from hangup.jobs.calls import wants_async
 from hangup.jobs.desk import Desk
-from hangup.jobs.errand import Errand
 from hangup.reaper import Reaper
 from hangup.store.ledger import LedgerStore
 from hangup.wire.head import Headers, RequestHead
@@ -109,7 +108,7 @@ class Gateway:
         self._tenants = {digest: tenant for tenant in settings.tenant for digest in tenant.key_sha256}
         self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
         self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
-        self._limits_of = lru_cache(maxsize=4096)(self._merge_limits)
+        self.limits_of = lru_cache(maxsize=4096)(self._merge_limits)
         self.admission.configure(settings.limits, {tenant.name: Terms.of(tenant) for tenant in settings.tenant})
         self._configure_backends(settings)
 
@@ -189,7 +188,7 @@ class Gateway:
         except Refusal as refusal:
             exchange.refuse(refusal.reason, refusal.detail)
             return None
-        limits = self._limits_of(route.path, tenant)
+        limits = self.limits_of(route.path, tenant)
         exchange.client_total_s = deadline_s
         exchange.client_read_s = _sdk_read_timeout(head)
         exchange.start(route, limits)
@@ -210,36 +209,10 @@ class Gateway:
         Visit.defer(exchange, self.desk, ask, body, value)
         return True
 
-    def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
-        """Makes a call for an item of a job; it goes the way of all calls."""
-        call = Call(id, time.monotonic(), errand.peer)
-        call.tenant = errand.tenant
-        path = errand.claim.path
-        exchange = Exchange(self, errand, call, _own_head(path, tuple(headers.items())))
-        exchange.errand = errand
-        exchange.keyed = bool(self._tenants)
-        errand.exchange = exchange
-        self.calls[call.id] = exchange
+    def enter(self, exchange: Exchange) -> None:
+        """A call is live from here on."""
+        self.calls[exchange.call.id] = exchange
         self.idle.clear()
-        if self.tracer is not None:
-            self.tracer.begin(call, None)
-        route = self.router.find(path)
-        if route is None:
-            exchange.end(reasons.NOT_FOUND)
-            return
-        call.route = route.api.name
-        exchange.start(route, self._limits_of(route.path, errand.tenant))
-        exchange.body_arrived(errand.claim.body)
-
-    def jobs_waiting(self, tenant: str) -> int:
-        return self.admission.jobs_waiting(tenant)
-
-    def limits_of_tenant(self, tenant: str) -> Limits:
-        return self._limits_of("", tenant)
-
-    def book(self, entry: Entry) -> None:
-        if self.store is not None:
-            self.store.add(entry)
 
     def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None:
         exchange = self._new_exchange(connection, None)
@@ -254,8 +227,7 @@ class Gateway:
             if self.tracer is not None:
                 self.tracer.begin(call, traceparent)
         exchange = Exchange(self, connection, call, head)
-        self.calls[call.id] = exchange
-        self.idle.clear()
+        self.enter(exchange)
         return exchange
 
     def _call_id(self, head: RequestHead | None) -> str:
@@ -423,9 +395,6 @@ class Gateway:
     def told(self, event: str, **fields: Any) -> None:
         self.log.event(event, **fields)
 
-    def fault(self, error: Exception) -> None:
-        self.log.fault(error)
-
     def _look_at_paces(self) -> None:
         """How long a token takes just now, from a few of the calls that run: their ends would tell it late."""
         seen: dict[Exchange, tuple[int, float]] = {}
@@ -549,14 +518,6 @@ class Gateway:
             connection.close_after_this()
         for backend in (*self.backends.values(), *self._retired):
             backend.pool.close()
-
-
-@lru_cache(maxsize=256)
-def _own_head(path: str, headers: tuple[tuple[str, str], ...]) -> RequestHead:
-    """The head of a call that no client made."""
-    lines = [f"POST {path} HTTP/1.1", "host: hangup", "content-type: application/json"]
-    lines += [f"{name}: {value}" for name, value in headers]
-    return RequestHead("\r\n".join([*lines, "", ""]).encode("latin-1"), count_max=128, url_bytes_max=8192)
 
 
 def _is_json(head: RequestHead) -> bool:

@@ -22,6 +22,7 @@ from hangup.app.log import Log
 from hangup.app.monitor import Monitor
 from hangup.app.otlp import Exporter
 from hangup.app.tracing import Tracer
+from hangup.app.undertaking import Undertaking
 from hangup.app.view import AdminView
 from hangup.config import Settings
 from hangup.config.load import Configuration
@@ -140,7 +141,7 @@ class Server:
             # Whoever has no use for jobs need not have a place for them.
             self._log.event("no_jobs", error=str(error))
             return None
-        board = Board(store, self.gateway, self.gateway.loop, settings.jobs_days)
+        board = Board(store, Undertaking(self.gateway), self.gateway.loop, settings.jobs_days)
         desk = Desk(board, lambda: self.gateway.router)
         await board.open()
         return desk

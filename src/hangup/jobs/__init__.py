@@ -4,7 +4,7 @@
       │          ▼
       │        board       which jobs there are, who cares for them, when their time is up
       │          ▼
-      │        runner      claims items from the store and runs each as a call of the gateway's
+      │        runner      claims items from the store and runs each as a call of the gateway's; keeper takes back what comes
       │          ▼
       └──────  errand      the client of such a call: takes the answer, and hangs up when nobody cares any more
 

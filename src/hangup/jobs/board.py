@@ -153,7 +153,7 @@ class Board:
                 raise Refusal(reasons.JOB_QUOTA, f"That would make {count} {what} of jobs; at most {most} are allowed.")
 
     def _may_write(self) -> None:
-        if self._runner.failing or self._closing.is_set():
+        if self._runner.keeper.failing or self._closing.is_set():
             raise Refusal(reasons.NO_JOBS)
 
     async def find(self, id: str, tenant: str | None, kind: Kind | None) -> Job:

@@ -59,9 +59,9 @@ class Overview:
             "jobs": Counter((care.job.kind, care.job.status) for care in cares),
             "queued": sum(care.job.tally.queued for care in cares),
             "running": runner.running,
-            "ended": runner.ended,
-            "refused": runner.refused,
-            "failing": runner.failing,
+            "ended": runner.keeper.ended,
+            "refused": runner.keeper.refused,
+            "failing": runner.keeper.failing,
         }
 
     def _shown(self, job: Job) -> dict[str, Any]:

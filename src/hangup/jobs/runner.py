@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from hangup.config import Limits
 from hangup.core import reasons
@@ -25,20 +25,21 @@ from hangup.core.jobs import After, Item, after
 from hangup.core.reaper import Leftover
 from hangup.core.reasons import Outcome, Reason
 from hangup.jobs.errand import Errand
+from hangup.jobs.keeper import Ended, Keeper
 from hangup.store.database import StoreFailed
-from hangup.store.jobs import Claim, Job, JobStore
+from hangup.store.jobs import Job, JobStore
 
 _IN_LINE = 2  # of a tenant's items in the gateway's line: enough that a free place never waits for us
 _HAND_MIN, _HAND_MAX = 8, 256  # items claimed and not sent
 _HAND_BYTES_MAX = 8 * 1024 * 1024
 _AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0  # pause before an item is tried again; it doubles
-_STORE_PAUSE_S = 1.0  # before a store that failed is tried again
 
 
 class Host(Protocol):
     """The gateway, as the runner sees it."""
 
-    limits: Limits
+    @property
+    def limits(self) -> Limits: ...
 
     def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
         """Makes a call for it; `errand.over` follows, maybe at once."""
@@ -65,14 +66,6 @@ class Ears(Protocol):
         """What is kept of an answer: the result, and the events on the way to it."""
 
     def changed(self, job: Job) -> None: ...
-
-
-class _Ended(NamedTuple):
-    claim: Claim
-    state: Item
-    body: bytes | None
-    events: bytes | None
-    entry: Entry | None  # not booked yet
 
 
 @dataclass(slots=True)
@@ -107,15 +100,9 @@ class Runner:
         self._lines: dict[str, _Line] = {}
         self._errands: dict[tuple[int, int], Errand] = {}  # all that we have claimed, by job and item
         self._pausing: dict[Errand, asyncio.TimerHandle] = {}
-        self._ended: list[_Ended] = []
-        self._given_back: list[Claim] = []
-        self._something_ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
-        self.failing = False  # the store cannot be written
-        self.refused = 0  # results that came too late
-        self.ended: Counter[Item] = Counter()  # items, by how
-        self._keeper = loop.create_task(self._keep_results())
+        self.keeper = Keeper(store, host, ears.changed, self._store_works, loop)
 
     @property
     def running(self) -> int:
@@ -160,7 +147,7 @@ class Runner:
             self._send(line.next(), line)
         wanted = min(max(_HAND_MIN, 2 * line.sent), _HAND_MAX)
         wants = line.more and (line.urgent or len(line) <= wanted // 2)
-        if wants and not line.claiming and not self.failing:
+        if wants and not line.claiming and not self.keeper.failing:
             line.claiming, line.urgent = True, False
             self._own(self._claim(tenant, line, max(wanted - len(line), 1)))
 
@@ -176,7 +163,7 @@ class Runner:
         try:
             claims = await store.do(lambda: store.jobs.claim(worker, tenant, count, _HAND_BYTES_MAX, time.time()))
         except StoreFailed as failure:
-            self._store_failed(failure)
+            self.keeper.failed(failure)
             return
         finally:
             line.claiming = False
@@ -261,63 +248,16 @@ class Runner:
         entry: Entry | None = None,
     ) -> None:
         if self._errands.pop((errand.claim.key, errand.claim.n), None) is not None:  # else it is not ours any more
-            self._ended.append(_Ended(errand.claim, state, body, events, entry))
-            self._something_ended.set()
+            self.keeper.finish(Ended(errand.claim, state, body, events, entry))
 
     def _give_back(self, errands: list[Errand]) -> None:
         for errand in errands:
             if self._errands.pop((errand.claim.key, errand.claim.n), None) is not None:
-                self._given_back.append(errand.claim)
-        self._something_ended.set()
-
-    async def _keep_results(self) -> None:
-        while not (self._stopped and not self._errands and not self._ended and not self._given_back):
-            await self._something_ended.wait()
-            self._something_ended.clear()
-            ended, self._ended = self._ended, []
-            given_back, self._given_back = self._given_back, []
-            try:
-                jobs = await self._store.do(partial(self._write, ended, given_back))
-            except StoreFailed as failure:
-                # Nothing is lost but time: what ran is held here until the store takes it.
-                self._ended, self._given_back = ended + self._ended, given_back + self._given_back
-                self._store_failed(failure)
-                if self._stopped:
-                    return
-                await asyncio.sleep(_STORE_PAUSE_S)
-                self._something_ended.set()
-                continue
-            self._store_works()
-            for one, job in zip(ended, jobs, strict=True):
-                self._kept(one, job)
-
-    def _write(self, ended: list[_Ended], given_back: list[Claim]) -> list[Job | None]:
-        jobs, now = self._store.jobs, time.time()
-        jobs.give_back(given_back, now)
-        return [jobs.finish(one.claim, one.state, now, one.body, one.events) for one in ended]
-
-    def _kept(self, one: _Ended, job: Job | None) -> None:
-        if job is None:
-            self.refused += 1
-            self._host.told("job_result_refused", job=one.claim.job, item=one.claim.n)
-        if one.entry is not None:
-            self._host.book(one.entry if job is not None else _in_vain(one.entry))
-        if job is not None:
-            self.ended[one.state] += 1
-            self._ears.changed(job)
-
-    def _store_failed(self, failure: StoreFailed) -> None:
-        if not self.failing:
-            self.failing = True
-            self._host.told("job_store_failed", error=str(failure))
-        self._something_ended.set()
+                self.keeper.give_back(errand.claim)
 
     def _store_works(self) -> None:
-        if self.failing:
-            self.failing = False
-            self._host.told("job_store_works")
-            for tenant in self._lines:
-                self.wake(tenant)
+        for tenant in self._lines:
+            self.wake(tenant)
 
     # The end
 
@@ -350,8 +290,8 @@ class Runner:
         """Every call has ended; what is not yet in the store goes there."""
         self._stopped = True
         self._errands.clear()  # of those left the engines have not let go: a restart settles them
-        self._something_ended.set()
-        await asyncio.gather(*self._tasks, self._keeper, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.keeper.close()
 
     def _own(self, work: Any) -> None:
         task = self._loop.create_task(work)
@@ -361,8 +301,3 @@ class Runner:
 
 def _stopped_state(errand: Errand) -> Item:
     return Item.EXPIRED if errand.stopping is reasons.WINDOW_PASSED else Item.CANCELLED
-
-
-def _in_vain(entry: Entry) -> Entry:
-    """Of a result that came too late: another one counts."""
-    return entry._replace(cause="fenced", account=entry.account.in_vain())
