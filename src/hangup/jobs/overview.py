@@ -56,6 +56,8 @@ class Overview:
             "ended": dict(runner.ended),
             "refused": runner.refused,
             "failing": runner.failing,
+            "not_stopped": 0,
+            "not_followed": 0,
         }
 
     def _shown(self, job: Job) -> dict[str, Any]:
