@@ -51,6 +51,22 @@ def in_flight(tickets: list[Ticket]) -> int:
 # What is idle
 
 
+@pytest.mark.parametrize(("slots", "read"), [(1, 1), (8, 1), (16, 2), (64, 8)])
+def test_alone_a_few_are_read_at_a_time_and_all_of_those_make_way(slots: int, read: int) -> None:
+    made = admission(slots)
+    items = [Ticket(f"job{at}", prompt=10, output_max=10, job=True) for at in range(slots)]
+    for item in items:
+        made.arrive(item, "a", 0.0)
+    assert in_flight(items) == read, "one for eight slots"
+    _, actions = call(made, "live")
+    if slots > 1:
+        assert started(actions) == ["live"]
+    assert sorted(ended(actions)) == sorted((item.key, "yielded") for item in items[:read])
+    for item in items[:read]:
+        made.end(item, 0.0)
+    assert in_flight(items) == 0, "beside a live call that is read none is"
+
+
 @pytest.mark.parametrize(("slots", "jobs"), [(1, 1), (2, 1), (4, 3), (20, 18)])
 def test_without_live_calls_jobs_leave_a_share_and_one_place_at_least(slots: int, jobs: int) -> None:
     made = admission(slots)

@@ -65,6 +65,15 @@ class TestCancel:
             assert {row["error"]["code"] for row in rest} == {"batch_cancelled"}
             assert len(engine.past()) < count, "those that waited never reached the engine"
 
+    def test_while_its_lines_are_checked(self) -> None:
+        with slow() as (gateway, engine):
+            sdk = client(gateway.url)
+            id = start_batch(sdk, [line(f"r{n}") for n in range(20_000)])
+            assert sdk.batches.cancel(id).status == "cancelled"
+            batch = wait_batch(sdk, id)
+            assert batch.status == "cancelled" and engine.stats()["started"] == 0
+            assert sdk.batches.cancel(id) == batch
+
     def test_a_message_batch(self) -> None:
         with slow() as (gateway, engine):
             claude = anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0)

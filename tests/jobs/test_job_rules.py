@@ -16,21 +16,23 @@ counts = st.integers(0, 3)
 tallies = st.builds(Tally, counts, counts, counts, counts, counts, counts)
 
 
-@given(st.sampled_from(Kind), st.sampled_from(Status), tallies)
-def test_a_job_ends_with_its_last_item_and_not_before(kind: Kind, status: Status, tally: Tally) -> None:
-    end = outcome(kind, status, tally)
+@given(st.sampled_from(Kind), st.sampled_from(Status), st.sampled_from(Cause), tallies)
+def test_a_job_ends_with_its_last_item_and_not_before(kind: Kind, status: Status, cause: Cause, tally: Tally) -> None:
+    end = outcome(kind, status, cause, tally)
     if tally.queued or tally.claimed or status.ended or status is Status.VALIDATING:
         assert end is None
     else:
         assert end is not None and end.ended
-        assert (end is Status.CANCELLED) == bool(tally.cancelled and not tally.expired)
+        stopped = bool(tally.cancelled or tally.expired or not tally.total)
+        assert (end in (Status.CANCELLED, Status.EXPIRED)) == stopped
+        assert end is not Status.EXPIRED or cause is Cause.WINDOW
         assert end is not Status.FAILED or kind.single
 
 
 def test_a_cancel_that_came_too_late_changes_nothing() -> None:
-    assert outcome(Kind.CALL, Status.CANCELLING, Tally(succeeded=1)) is Status.COMPLETED
-    assert outcome(Kind.CALL, Status.CANCELLING, Tally(errored=1)) is Status.FAILED
-    assert outcome(Kind.BATCH, Status.CANCELLING, Tally(succeeded=2, cancelled=1)) is Status.CANCELLED
+    assert outcome(Kind.CALL, Status.CANCELLING, Cause.ASKED, Tally(succeeded=1)) is Status.COMPLETED
+    assert outcome(Kind.CALL, Status.CANCELLING, Cause.ASKED, Tally(errored=1)) is Status.FAILED
+    assert outcome(Kind.BATCH, Status.CANCELLING, Cause.ASKED, Tally(succeeded=2, cancelled=1)) is Status.CANCELLED
 
 
 @given(

@@ -37,7 +37,7 @@ class ModelJob:
 
     def settle(self) -> None:
         tally = JobTally(*(self.items.count(state) for state in Item))
-        end = outcome(self.kind, self.status, tally)
+        end = outcome(self.kind, self.status, self.cause, tally)
         if end is not None:
             self.status = end
 
@@ -70,6 +70,36 @@ class Jobs(RuleBasedStateMachine):
         self.jobs[job.key] = ModelJob(
             id, kind, tenant, Status.RUNNING, items=[Item.QUEUED] * count, owners=[None] * count, fences=[0] * count
         )
+
+    @rule(tenant=st.sampled_from(TENANTS), who=st.integers(0, 1))
+    def submit_unchecked(self, tenant: str, who: int) -> None:
+        self.submitted += 1
+        id = f"job{self.submitted}"
+        job = self.table.submit(id, Kind.BATCH, tenant, self.now, {}, None, worker=self.workers[who])
+        self.jobs[job.key] = ModelJob(id, Kind.BATCH, tenant, Status.VALIDATING)
+
+    @precondition(lambda self: any(job.status is Status.VALIDATING for job in self.jobs.values()))
+    @rule(data=st.data(), what=st.sampled_from(["lines", "lines", "good", "bad", "anew"]), count=st.integers(1, 3))
+    def check(self, data: st.DataObject, what: str, count: int) -> None:
+        """Lines are looked at piece by piece, by one worker and then another; at the end the job runs, or it failed."""
+        key = data.draw(st.sampled_from([key for key, job in self.jobs.items() if job.status is Status.VALIDATING]))
+        job = self.jobs[key]
+        if what == "lines":
+            first = len(job.items)
+            self.table.add_items(key, first, [Asked(f"c{n}", "/v1/x", b"%d" % n) for n in range(first, first + count)])
+            job.items += [Item.QUEUED] * count
+            job.owners += [None] * count
+            job.fences += [0] * count
+        elif what == "anew" or not job.items:
+            assert self.table.start_checking(key, self.workers[0])
+            job.items, job.owners, job.fences = [], [], []
+        else:
+            problems = [{"line": 1}] if what == "bad" else []
+            self.table.checked(key, self.now, problems)
+            if problems:
+                job.items, job.owners, job.fences, job.status = [], [], [], Status.FAILED
+            else:
+                job.status = Status.RUNNING
 
     @rule(target=claims, who=st.integers(0, 1), tenant=st.sampled_from(TENANTS), count=st.integers(1, 4))
     def claim(self, who: int, tenant: str, count: int) -> object:
@@ -134,7 +164,7 @@ class Jobs(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.jobs)))
         job = self.jobs[key]
         self.table.cancel(key, cause, self.now)
-        if job.status is Status.RUNNING:
+        if job.status in (Status.RUNNING, Status.VALIDATING):
             job.status, job.cause = Status.CANCELLING, cause
             job.items = [cause.of_items if state is Item.QUEUED else state for state in job.items]
             job.settle()
@@ -167,6 +197,8 @@ class Jobs(RuleBasedStateMachine):
             mine = [job for job in self.jobs.values() if job.tenant == tenant]
             assert used.jobs == sum(not job.status.ended for job in mine)
             assert used.items == sum(not state.ended for job in mine for state in job.items)
+            stored = self.db.execute("SELECT total(bytes) FROM job WHERE tenant = ?", (tenant,)).fetchone()[0]
+            assert used.bytes == stored
 
 
 Jobs.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

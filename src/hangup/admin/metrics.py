@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from hangup import __version__
 from hangup.admin.view import View
 from hangup.core.call import Phase
+from hangup.core.jobs import Item, Kind, Status
 from hangup.core.ledger import Histogram
 from hangup.core.reaper import Rung
 
@@ -132,16 +133,19 @@ class GatewayCollector(Collector):
             return
         counts = view.counts()
         jobs = GaugeMetricFamily("hangup_jobs", "Jobs that have not ended.", labels=["kind", "status"])
-        for (kind, status), count in counts["jobs"].items():
-            jobs.add_metric([kind, status], count)
+        for kind in Kind:
+            for status in Status:
+                if not status.ended:
+                    jobs.add_metric([kind, status], counts["jobs"][kind, status])
         yield jobs
         items = GaugeMetricFamily("hangup_job_items", "Items of jobs that have not ended.", labels=["state"])
         items.add_metric(["queued"], counts["queued"])
         items.add_metric(["running"], counts["running"])
         yield items
         ended = CounterMetricFamily("hangup_job_items_ended", "Items that ended here, by how.", labels=["result"])
-        for result, count in counts["ended"].items():
-            ended.add_metric([result], count)
+        for state in Item:
+            if state.ended:
+                ended.add_metric([state.name.lower()], counts["ended"][state])
         yield ended
         yield CounterMetricFamily(
             "hangup_job_results_refused", "Results that came after their item was given to another worker.", counts["refused"]

@@ -155,6 +155,7 @@ class Exchange:
         else:
             self.call.received(time.monotonic())
             if self.ask is None or not self.gateway.defers(self, self.ask, body, self._value):
+                self._expect_heartbeat()
                 self.find_place()
 
     def _read_request(self) -> None:
@@ -173,8 +174,11 @@ class Exchange:
         call.model = ask.model
         call.stream = ask.stream
         self._set_clock(to_client=ask.stream, from_engine=ask.streams)
-        if ask.stream and settings.heartbeat_s and self.api.format.data_prefix:
-            self._heartbeat = self.gateway.loop.call_later(settings.heartbeat_s, self._beat)
+
+    def _expect_heartbeat(self) -> None:
+        every_s = self.gateway.settings.heartbeat_s
+        if every_s and self.ask is not None and self.ask.stream and self.errand is None and self.api.format.data_prefix:
+            self._heartbeat = self.gateway.loop.call_later(every_s, self._beat)
 
     def _set_clock(self, *, to_client: bool, from_engine: bool) -> None:
         """Which time limits hold, now that we know where the answer streams."""

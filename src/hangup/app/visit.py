@@ -93,7 +93,7 @@ class Visit:
         try:
             upload.feed(piece)
         except (Refusal, StoreFailed) as error:
-            self._refuse(error)
+            self._exchange.end(*_reason(error))
         return True
 
     def body_arrived(self, body: bytes) -> None:
@@ -139,7 +139,8 @@ class Visit:
             answer = await (self._desk.answer(asked) if ask is None else self._desk.defer(asked, ask, value))
             await self._give(answer)
         except (Refusal, StoreFailed) as error:
-            self._refuse(error)
+            exchange.task = None  # it ends with the call
+            exchange.end(*_reason(error))
         except Exception as error:
             exchange.task = None
             exchange.fault(error)
@@ -162,12 +163,9 @@ class Visit:
                 await self._writable.wait()
                 self._connection.send(piece)
             exchange.call.client_has_all = True
-        exchange.task = None  # it ends with the call
+        exchange.task = None
         exchange.end(reasons.COMPLETED)
 
-    def _refuse(self, error: Refusal | StoreFailed) -> None:
-        self._exchange.task = None
-        if isinstance(error, Refusal):
-            self._exchange.end(error.reason, error.detail)
-        else:
-            self._exchange.end(reasons.NO_JOBS, str(error))
+
+def _reason(error: Refusal | StoreFailed) -> tuple[Reason, str]:
+    return (error.reason, error.detail) if isinstance(error, Refusal) else (reasons.NO_JOBS, str(error))

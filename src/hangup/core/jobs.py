@@ -95,14 +95,12 @@ class Tally:
         return self.succeeded + self.errored + self.cancelled + self.expired
 
 
-def outcome(kind: Kind, status: Status, tally: Tally) -> Status | None:
+def outcome(kind: Kind, status: Status, cause: Cause, tally: Tally) -> Status | None:
     """The status in which a job ends, if it has come to its end."""
     if status.ended or status is Status.VALIDATING or tally.queued or tally.claimed:
         return None
-    if tally.expired:
-        return Status.EXPIRED
-    if tally.cancelled:
-        return Status.CANCELLED
+    if tally.expired or tally.cancelled or not tally.total:  # with no items at all it was cancelled before they were known
+        return Status.EXPIRED if cause is Cause.WINDOW else Status.CANCELLED
     return Status.FAILED if kind.single and tally.errored else Status.COMPLETED
 
 

@@ -99,10 +99,13 @@ class Batches:
 
     def _add(self, job: Job, first: int, lines: Lines, piece: bytes | None) -> int:
         """In the store's thread: the lines that `piece` completes, or the last one."""
+        jobs = self._board.store.jobs
+        if jobs.get(job.key).status is not Status.VALIDATING:
+            raise StopReading  # it was cancelled meanwhile
         items = lines.feed(piece) if piece is not None else lines.finish()
-        if not lines.problems:  # nothing of it will run anyhow
+        if not lines.problems:  # else nothing of it will run
             self._board.check_quota(job.tenant, items=len(items), size=sum(len(item.body) for item in items))
-            self._board.store.jobs.add_items(job.key, first, items)
+            jobs.add_items(job.key, first, items)
         return len(items)
 
     async def list(self, asked: Asked) -> Answer:

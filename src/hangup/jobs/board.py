@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
+import orjson
+
 from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.call import Call
@@ -233,8 +235,14 @@ class Board:
         return self._host.limits_of_tenant(tenant)
 
     def result(self, errand: Errand, call: Call) -> tuple[bytes, bytes | None]:
-        care = self._cares[errand.claim.key]
-        body = self.shapes[care.job.kind].result(care.job, errand, call)
+        care = self._cares.get(errand.claim.key)
+        if care is None:  # somebody else has ended it: what we have will be refused
+            return bytes(errand.body), None
+        try:
+            body = self.shapes[care.job.kind].result(care.job, errand, call)
+        except Exception as error:  # an engine's answer can have any shape
+            self._host.fault(error)
+            body = orjson.dumps({"error": {"message": "The engine's answer has a shape that is not known."}}) + b"\n"
         return body, care.feed.dump() if care.feed is not None else None
 
     def changed(self, job: Job) -> None:

@@ -216,21 +216,22 @@ class Upload:
         try:
             while self._unwritten and self._failure is None:
                 data = self._unwritten.popleft()
-                await self._board.store.do(partial(self._write_part, data))
+                self._key = await self._board.store.do(partial(self._write_part, self._key, self._written, data))
+                self._written += 1
         except Exception as error:
             self._failure = error
         if self._paused:
             self._paused = False
             self._pause(False)
 
-    def _write_part(self, data: bytes) -> None:
+    def _write_part(self, key: int | None, n: int, data: bytes) -> int:
         """In the store's thread."""
         files = self._board.store.files
         self._board.check_quota(self._tenant, size=len(data))
-        if self._key is None:
-            self._key = files.begin(f"file-{secrets.token_hex(12)}", self._tenant, time.time())
-        files.add(self._key, self._written, data)
-        self._written += 1
+        if key is None:
+            key = files.begin(f"file-{secrets.token_hex(12)}", self._tenant, time.time())
+        files.add(key, n, data)
+        return key
 
     # From the parser
 

@@ -50,10 +50,10 @@ class Overview:
         cares = list(self._board.cares())
         runner = self._board.runner
         return {
-            "jobs": Counter((care.job.kind.value, care.job.status.value) for care in cares),
+            "jobs": Counter((care.job.kind, care.job.status) for care in cares),
             "queued": sum(care.job.tally.queued for care in cares),
             "running": runner.running,
-            "ended": dict(runner.ended),
+            "ended": runner.ended,
             "refused": runner.refused,
             "failing": runner.failing,
             "not_stopped": 0,

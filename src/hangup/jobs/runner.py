@@ -51,6 +51,9 @@ class Host(Protocol):
 
     def told(self, event: str, **fields: Any) -> None: ...
 
+    def fault(self, error: Exception) -> None:
+        """A bug of ours goes to the log."""
+
 
 class Ears(Protocol):
     """Who is told what became of items."""
@@ -111,7 +114,7 @@ class Runner:
         self._stopped = False
         self.failing = False  # the store cannot be written
         self.refused = 0  # results that came too late
-        self.ended: Counter[str] = Counter()  # items, by how
+        self.ended: Counter[Item] = Counter()  # items, by how
         self._keeper = loop.create_task(self._keep_results())
 
     @property
@@ -253,14 +256,14 @@ class Runner:
         events: bytes | None = None,
         entry: Entry | None = None,
     ) -> None:
-        del self._errands[errand.claim.key, errand.claim.n]
-        self._ended.append(_Ended(errand.claim, state, body, events, entry))
-        self._something_ended.set()
+        if self._errands.pop((errand.claim.key, errand.claim.n), None) is not None:  # else it is not ours any more
+            self._ended.append(_Ended(errand.claim, state, body, events, entry))
+            self._something_ended.set()
 
     def _give_back(self, errands: list[Errand]) -> None:
         for errand in errands:
-            del self._errands[errand.claim.key, errand.claim.n]
-            self._given_back.append(errand.claim)
+            if self._errands.pop((errand.claim.key, errand.claim.n), None) is not None:
+                self._given_back.append(errand.claim)
         self._something_ended.set()
 
     async def _keep_results(self) -> None:
@@ -296,7 +299,7 @@ class Runner:
         if one.entry is not None:
             self._host.book(one.entry if job is not None else _in_vain(one.entry))
         if job is not None:
-            self.ended[one.state.name.lower()] += 1
+            self.ended[one.state] += 1
             self._ears.changed(job)
 
     def _store_failed(self, failure: StoreFailed) -> None:
@@ -342,8 +345,7 @@ class Runner:
     async def close(self) -> None:
         """Every call has ended; what is not yet in the store goes there."""
         self._stopped = True
-        for errand in list(self._errands.values()):  # their engines have not let go: a restart settles them
-            del self._errands[errand.claim.key, errand.claim.n]
+        self._errands.clear()  # of those left the engines have not let go: a restart settles them
         self._something_ended.set()
         await asyncio.gather(*self._tasks, self._keeper, return_exceptions=True)
 

@@ -101,7 +101,8 @@ def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None
 def _open(path: str, migrations: tuple[str, ...]) -> sqlite3.Connection:
     try:
         if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            Path(path).touch(mode=0o600)  # prompts and answers are nobody else's
         db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
@@ -119,8 +120,12 @@ def _migrate(db: sqlite3.Connection, path: str, migrations: tuple[str, ...]) -> 
     if version > len(migrations):
         raise HangupError(f"{path} was written by a newer version of hangup ({version}; this one knows {len(migrations)})")
     for migration in migrations[version:]:
-        for statement in migration.split(";\n"):
-            if statement.strip():
+        statement = ""
+        for line in migration.splitlines(keepends=True):  # `executescript` would commit in between
+            statement += line
+            if sqlite3.complete_statement(statement):
                 db.execute(statement)
+                statement = ""
+        assert not statement.strip(), statement
     db.execute(f"PRAGMA user_version = {len(migrations)}")
     db.execute("COMMIT")

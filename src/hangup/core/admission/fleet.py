@@ -14,6 +14,7 @@ from hangup.core.admission.limiter import SlotLimiter
 from hangup.core.admission.ticket import NOBODY, Ticket
 from hangup.core.engine_time import EngineTime
 
+_SLOTS_PER_READER = 8  # items of jobs without a first token, when they are alone: one for so many slots
 _LOOK_PAST = 4  # seats without enough cache that are looked past
 
 
@@ -119,6 +120,13 @@ class Seat:
         full = self.in_flight - self.unstarted >= limiter.ran
         return self.in_flight <= limiter.in_flight_max and (unstarted < limiter.unstarted_max or full)
 
+    def quiet(self, alone: bool) -> bool:
+        """Whether an item of a job may be sent there: prompts are read in turn, so a live call would wait for its own.
+
+        Without live calls a few are read at a time, which keeps the engine full; they all make way for one that comes.
+        """
+        return self.unstarted < (max(1, self.slots // _SLOTS_PER_READER) if alone else 1)
+
     def fits(self, kv: int) -> bool:
         """An empty engine takes anything: what is too large for it is its own to say."""
         return not self.kv_tokens or not self.in_flight or self.kv_used + kv <= self.kv_tokens
@@ -210,7 +218,7 @@ class Fleet:
                 return self._look_past(kv)
         return None
 
-    def _look_past(self, kv: int, *, quiet: bool = False) -> Seat | None:
+    def _look_past(self, kv: int, alone: bool | None = None) -> Seat | None:
         """The least loaded has no cache left for it, or is not quiet; one of the next may be better."""
         passed: list[tuple[float, int, int, Seat]] = []
         found = None
@@ -218,7 +226,8 @@ class Fleet:
             item = heapq.heappop(self._heap)
             if item[2] == item[3].entry:
                 passed.append(item)
-                found = item[3] if item[3].fits(kv) and not (quiet and item[3].unstarted) else None
+                fits = item[3].fits(kv) and (alone is None or item[3].quiet(alone))
+                found = item[3] if fits else None
         for item in passed:
             heapq.heappush(self._heap, item)
         return found
@@ -229,16 +238,16 @@ class Fleet:
         left = [seat for seat in left if seat.well] or left
         return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (s.in_flight / s.weight, s.turn), default=None)
 
-    def quiet(self, kv: int = 0, tried: frozenset[str] = NOBODY) -> Seat | None:
-        """The seat for the next item of a job: one where nobody waits for a first token, since prompts are read in turn."""
+    def quiet(self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY) -> Seat | None:
+        """The seat for the next item of a job; `alone` when there are no live calls."""
         if tried:
             left = [seat for seat in self.seats if seat.name not in tried and seat.has_room and seat.fits(kv)]
-            left = [seat for seat in left if seat.well and not seat.unstarted]
+            left = [seat for seat in left if seat.well and seat.quiet(alone)]
             return min(left, key=lambda seat: (seat.in_flight / seat.weight, seat.turn), default=None)
         best = self.best(kv)
-        if best is None or not best.unstarted:
+        if best is None or best.quiet(alone):
             return best if best is not None and best.well else None
-        return self._look_past(kv, quiet=True)
+        return self._look_past(kv, alone)
 
     def places(self) -> tuple[int, int]:
         """How many calls the seats in use can run, and how many they have."""

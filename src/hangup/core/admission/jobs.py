@@ -67,10 +67,10 @@ class JobLine(Queue):
 
     def idle_seat(self, live: int, now: float, kv: int = 0, tried: frozenset[str] = NOBODY) -> Seat | None:
         """Where an item may start, if enough stays free for live calls, of which `live` are in flight."""
-        seat = self._fleet.quiet(kv, tried)
+        peak = self.live_peak.get(live, now)
+        seat = self._fleet.quiet(not peak, kv, tried)
         if seat is None:
             return None
-        peak = self.live_peak.get(live, now)
         if not seat.slots and not peak:  # jobs alone show what the engine can do; for a live call that comes one makes way
             return seat if seat.in_flight < seat.known or seat.limiter.one_more(seat.in_flight, now) else None
         most, taken = self._fleet.places()
@@ -101,11 +101,11 @@ class JobLine(Queue):
         return self._tell(told)
 
     def make_way_on(self, seat: Seat) -> list[Ticket]:
-        """A live call was sent where a job's prompt is being read, which it would have to wait for; or where there may be
+        """A live call was sent where prompts of jobs are being read, which it would have to wait for; or where there may be
         no slot left, as far as has been seen."""
         full = not seat.slots and seat.in_flight - sum(job.seat is seat for job in self.yielding) > seat.limiter.ran
-        here = [job for job in reversed(self.running) if job.seat is seat and (full or job.reading)]
-        return self._tell(here[:1])
+        here = [job for job in reversed(self.running) if job.seat is seat]
+        return self._tell([job for job in here if job.reading] or here[:full])
 
     def _tell(self, jobs: list[Ticket]) -> list[Ticket]:
         for job in jobs:

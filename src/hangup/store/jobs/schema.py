@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # No key is ever used again (AUTOINCREMENT): a late result must not find another job in the place of its own.
+# What a tenant uses is counted as it changes: asking for it must not take longer the more there is.
 # What an item asks for and what it was answered stand apart from its state, which changes often and must stay small.
 _FIRST = """
 CREATE TABLE job (
@@ -76,6 +77,36 @@ CREATE TABLE part (
     data BLOB NOT NULL,
     PRIMARY KEY (file, n)
 );
+CREATE TABLE used (
+    tenant TEXT PRIMARY KEY,
+    jobs INTEGER NOT NULL,
+    items INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TRIGGER job_added AFTER INSERT ON job BEGIN
+    INSERT INTO used VALUES (new.tenant, new.ended IS NULL, new.queued + new.claimed, new.bytes)
+    ON CONFLICT DO UPDATE SET jobs = jobs + excluded.jobs, items = items + excluded.items, bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER job_changed AFTER UPDATE OF ended, queued, claimed, bytes ON job BEGIN
+    UPDATE used SET
+        jobs = jobs + (new.ended IS NULL) - (old.ended IS NULL),
+        items = items + new.queued + new.claimed - old.queued - old.claimed,
+        bytes = bytes + new.bytes - old.bytes
+    WHERE tenant = new.tenant;
+END;
+CREATE TRIGGER job_deleted AFTER DELETE ON job BEGIN
+    UPDATE used SET jobs = jobs - (old.ended IS NULL), items = items - old.queued - old.claimed, bytes = bytes - old.bytes
+    WHERE tenant = old.tenant;
+END;
+CREATE TRIGGER file_added AFTER INSERT ON file WHEN new.job IS NULL BEGIN
+    INSERT INTO used VALUES (new.tenant, 0, 0, new.bytes) ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes;
+END;
+CREATE TRIGGER file_changed AFTER UPDATE OF bytes ON file WHEN new.job IS NULL BEGIN
+    UPDATE used SET bytes = bytes + new.bytes - old.bytes WHERE tenant = new.tenant;
+END;
+CREATE TRIGGER file_deleted AFTER DELETE ON file WHEN old.job IS NULL BEGIN
+    UPDATE used SET bytes = bytes - old.bytes WHERE tenant = old.tenant;
+END;
 CREATE TABLE worker (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     host TEXT NOT NULL,

@@ -56,12 +56,8 @@ class JobTable:
         )
 
     def used(self, tenant: str) -> Used:
-        row = self._db.execute(
-            "SELECT count(*) FILTER (WHERE ended IS NULL), total(queued + claimed), total(bytes) FROM job WHERE tenant = ?",
-            (tenant,),
-        ).fetchone()
-        (of_files,) = self._db.execute("SELECT total(bytes) FROM file WHERE tenant = ? AND job IS NULL", (tenant,)).fetchone()
-        return Used(row[0], int(row[1]), int(row[2] + of_files))
+        row = self._db.execute("SELECT jobs, items, bytes FROM used WHERE tenant = ?", (tenant,)).fetchone()
+        return Used(*row) if row is not None else Used(0, 0, 0)
 
     def results(self, key: int, start: int, count: int) -> list[Result]:
         """Ended items from the `start`th on, in the order of their lines."""
@@ -111,6 +107,7 @@ class JobTable:
         return self.get(key)
 
     def add_items(self, key: int, first: int, items: Iterable[Asked]) -> None:
+        """More of a job's items, from the `first`th on."""
         items = list(items)
         self._db.executemany(
             "INSERT INTO item (job, n, custom_id) VALUES (?, ?, ?)",
@@ -260,7 +257,7 @@ class JobTable:
 
     def _settle(self, key: int, now: float) -> None:
         job = self.get(key)
-        end = outcome(job.kind, job.status, job.tally)
+        end = outcome(job.kind, job.status, job.cause, job.tally)
         if end is None:
             return
         self._db.execute("UPDATE job SET status = ?, ended = ?, worker = NULL WHERE key = ?", (end, now, key))
