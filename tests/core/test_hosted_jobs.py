@@ -92,8 +92,8 @@ def test_responses_whole_and_streamed() -> None:
 
 
 FIELDS = st.sampled_from(["id", "status", "processing_status", "request_counts", "expires_at", "total", "completed", "model"])
-LEAF = st.sampled_from([None, True, -1, 3, 1e300, float("inf"), "", "ended", "2026-99-01", []])
-JSON = LEAF | st.dictionaries(FIELDS, LEAF, max_size=4)
+LEAF: st.SearchStrategy[Any] = st.sampled_from([None, True, -1, 3, 1e300, float("inf"), "", "ended", "2026-99-01", []])
+JSON: st.SearchStrategy[Any] = LEAF | st.dictionaries(FIELDS, LEAF, max_size=4)
 
 
 @given(st.sampled_from([Kind.BATCH, Kind.RESPONSE, Kind.MESSAGES]), st.dictionaries(FIELDS, JSON))

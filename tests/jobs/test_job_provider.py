@@ -117,6 +117,19 @@ class TestPassing:
                 sdk.batches.create(**BATCH, metadata={"a": "b" * 4000})
             assert refused.value.status_code == 413
 
+    def test_uploads_under_way_are_bounded(self) -> None:
+        with at_provider(provider_uploads_bytes_max=100_000) as (gateway, hosted):
+            with Client(gateway.address) as slow:
+                slow.send(b"POST /v1/files HTTP/1.1\r\nHost: test\r\nContent-Length: 90000\r\n\r\n")
+                wait_until(
+                    lambda: any(row["phase"] == "receiving" for row in get_json(f"{gateway.admin_url}/api/calls")["calls"])
+                )
+                answer = httpx.post(f"{gateway.url}/v1/files", content=b"x" * 20_000)
+                assert answer.status_code == 503 and "retry-after" in answer.headers and not hosted.files
+            wait_until(
+                lambda: httpx.post(f"{gateway.url}/v1/files", content=b"x" * 90_000).status_code == 200, 10, "room again"
+            )
+
     def test_a_background_response_goes_unchanged(self) -> None:
         with at_provider() as (gateway, hosted):
             body = b'{"model": "m",  "input":"hello", "background": true}'

@@ -80,10 +80,6 @@ def cancel_path(kind: Kind, id: str) -> str:
     return f"{_BASES[kind]}/{id}/cancel"
 
 
-def is_anthropic(kind: Kind | None) -> bool:
-    return kind is Kind.MESSAGES
-
-
 def heard(kind: Kind, body: bytes) -> Told | None:
     """What an answer says, be it an object or a stream of events that has begun."""
     if not body.startswith((b"event:", b"data:")):

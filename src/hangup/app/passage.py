@@ -59,6 +59,10 @@ class Passage:
         upload = hosted_jobs.is_upload(head.method, head.path)
         self.body_bytes_max = limits.file_bytes_max + _FORM_BYTES_MAX if upload else limits.body_bytes_max
         self.body_s = limits.upload_s if upload else exchange.body_s
+        self._held_bytes = 0
+        if upload:
+            size = head.content_length if head.content_length is not None else self.body_bytes_max
+            self._held_bytes = provider.hold(min(size, self.body_bytes_max))
         # A stream of events lasts as long as the job, whose lease it holds.
         total_s = max(limits.total_s, limits.job_lease_max_s) if stream else self.body_s + limits.total_s
         exchange.call.clock = Clock(total_s, client_total_s=exchange.client_total_s)
@@ -143,6 +147,7 @@ class Passage:
     def over(self) -> None:
         """The call has ended, one way or another."""
         job, provider, sent = self._job, self._provider, self._exchange.call.sent_at is not None
+        provider.held_bytes -= self._held_bytes
         if self._listening is not None:
             provider.listened(self._listening, on=False)
         elif self._target.what is What.CANCEL:

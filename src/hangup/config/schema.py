@@ -143,6 +143,11 @@ class Limits:
     provider_jobs_max: int = limit(
         1000, "Most jobs at a provider that are known here; one more passes, but nobody watches over it.", least=1
     )
+    provider_uploads_bytes_max: int = limit(
+        1024**3,
+        "Most bytes of files and message batches that are on their way to a provider; they are held in memory.",
+        least=1024,
+    )
     provider_look_s: float = limit(60.0, "Pause between two looks of ours at a job that runs at a provider.", least=0.05)
     provider_poll_s: float = limit(
         0.5, "Pause between a cancel and the next look whether the provider has stopped; it doubles each time.", least=0.01

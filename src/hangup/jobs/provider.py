@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -100,7 +99,7 @@ class Provider:
         self._asking = asyncio.Semaphore(_ASKS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
-        self.ended: Counter[str] = Counter()  # by status
+        self.held_bytes = 0  # of uploads under way
         self.not_stopped = 0  # cancelled, and the provider did not stop in time
         self.not_followed = 0  # there were too many
 
@@ -133,6 +132,13 @@ class Provider:
         count = sum(job.tenant == tenant and not job.state.status.ended for job in self._jobs.values())
         if count >= most:
             raise Refusal(reasons.JOB_QUOTA, f"There are {count} jobs; at most {most} are allowed.")
+
+    def hold(self, size: int) -> int:
+        """Makes room for an upload, which is to be given back in `held_bytes`."""
+        if self.held_bytes + size > self._host.limits.provider_uploads_bytes_max:
+            raise Refusal(reasons.QUEUE_FULL, "Too many files are on their way to the provider; try again later.")
+        self.held_bytes += size
+        return size
 
     # What is heard from calls that pass
 
@@ -227,7 +233,6 @@ class Provider:
         state = job.state
         if state.status.ended and job.ended is None:
             job.ended = time.time()
-            self.ended[state.status] += 1
             self._say_ended(job)
         job.note()
         if not state.over and job.task is None and not self._closed:

@@ -65,10 +65,10 @@ class ProviderOverview:
     def counts(self) -> dict[str, Any]:
         active = [job for job in self._provider.jobs() if not job.state.status.ended]
         return {
-            "jobs": Counter((job.kind.value, job.state.status.value) for job in active),
+            "jobs": Counter((job.kind, job.state.status) for job in active),
             "queued": sum(job.tally.queued for job in active),
             "running": sum(job.tally.claimed for job in active),
-            "ended": {},  # which items end is the provider's to count
+            "ended": Counter(),  # which items end is the provider's to count
             "refused": 0,
             "failing": False,
             "not_stopped": self._provider.not_stopped,
