@@ -82,14 +82,16 @@ def cancel_path(kind: Kind, id: str) -> str:
 
 def heard(kind: Kind, body: bytes) -> Told | None:
     """What an answer says, be it an object or a stream of events that has begun."""
-    if not body.startswith((b"event:", b"data:")):
+    if not body.startswith((b"event:", b"data:", b":")):
         return read(kind, _parsed(body))
-    for event in Splitter(SSE, len(body)).feed(body):
-        value = _parsed(SSE.data(event) or b"")
-        told = read(kind, value.get("response")) if type(value) is dict else None
-        if told is not None:
-            return told
-    return None
+    told = (heard_event(event) for event in Splitter(SSE, len(body)).feed(body))
+    return next(filter(None, told), None)
+
+
+def heard_event(event: bytes) -> Told | None:
+    """What an event in the stream of a response says of it."""
+    value = _parsed(SSE.data(event) or b"")
+    return read(Kind.RESPONSE, value.get("response")) if type(value) is dict else None
 
 
 def _parsed(data: bytes) -> object:
@@ -175,5 +177,5 @@ def _numbers(counts: object, *names: str) -> list[int]:
 def _moment(text: object) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp() if type(text) is str else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -26,6 +26,7 @@ from hangup.jobs.http import parse_query
 from hangup.jobs.provider import Owner, Provider, ProviderJob
 from hangup.wire.body import Decoder
 from hangup.wire.head import ResponseHead
+from hangup.wire.sse import SSE, Splitter
 
 if TYPE_CHECKING:
     from hangup.app.exchange import Exchange
@@ -55,6 +56,8 @@ class Passage:
         self._owner = Owner.of(tenant, head, backend, keyed=exchange.keyed)
         self._status = 0  # the provider's
         self._kept = bytearray()
+        self._events: Splitter | None = None  # there is one if the answer is a stream of them
+        self._heard_bytes = 0
         self._listening: ProviderJob | None = None
         upload = hosted_jobs.is_upload(head.method, head.path)
         self.body_bytes_max = limits.file_bytes_max + _FORM_BYTES_MAX if upload else limits.body_bytes_max
@@ -120,19 +123,25 @@ class Passage:
 
     def relay(self, decoder: Decoder, final: Reason, head: ResponseHead) -> PassRelay:
         self._status = head.status
-        if self._stream and self._accepted and self._job is not None:
-            self._listen(self._job)
+        if self._accepted and head.fields.get(b"content-type", b"").lower().startswith(SSE.content_type):
+            self._events = Splitter(SSE, _KEPT_BYTES_MAX * 2)
+            if self._job is not None:
+                self._listen(self._job)
         return _Overheard(self, self._exchange, decoder, final)
 
     def overhear(self, payload: bytes) -> None:
-        room = _KEPT_BYTES_MAX - len(self._kept)
-        if room <= 0 or self._listening is not None:
+        """Looks at the beginning of an answer, which is all of most of them."""
+        self._heard_bytes += len(payload)
+        if self._heard_bytes > _KEPT_BYTES_MAX or self._listening is not None:
             return
-        self._kept += payload[:room]
-        if self._stream and self._accepted and self._target.what is What.CREATE:
-            self._note(hosted_jobs.heard(Kind.RESPONSE, bytes(self._kept)))
-            if self._job is not None:
-                self._listen(self._job)
+        if self._events is None:
+            self._kept += payload
+            return
+        for event in self._events.feed(payload):
+            if self._job is None:
+                self._note(hosted_jobs.heard_event(event))
+        if self._job is not None:
+            self._listen(self._job)
 
     def stays(self, backend: Backend, connection: EngineConnection | None) -> bool:
         """The call ends before the provider has answered: whether its answer is still waited for."""
@@ -146,23 +155,34 @@ class Passage:
 
     def over(self) -> None:
         """The call has ended, one way or another."""
-        job, provider, sent = self._job, self._provider, self._exchange.call.sent_at is not None
-        provider.held_bytes -= self._held_bytes
+        self._provider.held_bytes -= self._held_bytes
+        try:
+            self._learn()
+        except Exception as error:  # a bug of ours, which must not cost the call its place in the books
+            self._exchange.gateway.log.fault(error, self._exchange.call.id)
+
+    def _learn(self) -> None:
+        """What is known now of the job that the call was about."""
+        job, provider = self._job, self._provider
         if self._listening is not None:
             provider.listened(self._listening, on=False)
-        elif self._target.what is What.CANCEL:
-            self._over_cancel(job, sent)
-        elif self._target.what is What.DELETE:
-            if job is not None and self._accepted:
+            return
+        match self._target.what:
+            case What.CANCEL:
+                self._learn_of_cancel()
+            case What.DELETE if job is not None and self._accepted:
                 provider.gone(job)
-        elif self._accepted and self._target.what in (What.CREATE, What.LOOK) and not self._stream:
-            self._note(self._told())
+            case What.CREATE | What.LOOK if self._accepted:
+                told = self._told()
+                self._note(told)
+                if told is None and self._target.what is What.CREATE and self._target.kind is not None:
+                    provider.unheard(self._target.kind, self._backend, self._owner, "its answer was not understood")
 
-    def _over_cancel(self, job: ProviderJob | None, sent: bool) -> None:
-        told = self._told() if self._accepted else None
+    def _learn_of_cancel(self) -> None:
+        job, told = self._job, self._told() if self._accepted else None
         if job is None and told is not None:
             job = self._follow(told)
-        if job is None or not sent:
+        if job is None or self._exchange.call.sent_at is None:
             return
         if self._accepted or not 400 <= self._status < 500:  # what was refused changes nothing
             self._provider.cancel_passed(job, self._owner, taken=self._accepted)

@@ -129,7 +129,7 @@ class Provider:
 
     def check_quota(self, tenant: str) -> None:
         most = self._host.limits_of_tenant(tenant).jobs_max
-        count = sum(job.tenant == tenant and not job.state.status.ended for job in self._jobs.values())
+        count = sum(job.tenant == tenant and not job.state.over for job in self._jobs.values())
         if count >= most:
             raise Refusal(reasons.JOB_QUOTA, f"There are {count} jobs; at most {most} are allowed.")
 
@@ -219,13 +219,17 @@ class Provider:
         try:
             answer = await inquiry.rest(self._host.limits.provider_answer_s)
         except EngineFault as fault:
-            self._host.told("job_unheard", kind=kind, tenant=owner.tenant, backend=backend.name, error=fault.detail)
+            self.unheard(kind, backend, owner, fault.detail)
             return
         told = hosted_jobs.heard(kind, answer.body) if 200 <= answer.head.status < 300 else None
         if told is not None and not told.status.ended:
             job = self.follow(told, kind, backend, owner, lease_s)
             if job is not None:
                 self.cancel(job, Cause.UNHEARD)
+
+    def unheard(self, kind: Kind, backend: Backend, owner: Owner, why: str) -> None:
+        """There may be a job that nobody watches over."""
+        self._host.told("job_unheard", kind=kind, tenant=owner.tenant, backend=backend.name, error=why)
 
     # Following
 
