@@ -32,7 +32,7 @@ demo: setup  ## a crowd that hangs up, behind a plain proxy and behind hangup: o
 test: $(VENV)/.setup-test  ## all tests; ARGS="-k name" chooses
 	$(BIN)/python -m pytest $(ARGS)
 
-test-engines: $(VENV)/.setup-test  ## the tests with real engines, set up in HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp: 130 MB
+test-engines: $(VENV)/.setup-test  ## the tests with real engines, set up in HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp: 0.5 GB
 	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR) $(ENGINES)
 	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m pytest tests/engines -s $(ARGS)
 

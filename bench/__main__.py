@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from bench import embedded, jobs, overload, peers, policies, reaper, seeing, suites, targets
+from bench import dashboard, embedded, jobs, overload, peers, policies, reaper, seeing, suites, targets
 from bench.load import CHAT, percentile
 
 SUITES = [
@@ -33,6 +33,7 @@ SUITES = [
     "seeing",
     "jobs",
 ]
+APART = ["dashboard"]  # needs a browser
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("passed through", "/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
@@ -45,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("suites", nargs="*", choices=[*SUITES, []], help="which ones")
+    parser.add_argument("suites", nargs="*", choices=[*SUITES, *APART, []], help="which ones")
     parser.add_argument("--rounds", type=int, default=6, help="windows per target (default: 6)")
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -82,6 +83,8 @@ async def _run(name: str, rounds: int) -> Any:
         return policies.run()
     if name == "reaper":
         return await reaper.run()
+    if name == "dashboard":
+        return await dashboard.run()
     if name == "jobs":
         return await jobs.run()
     if name == "seeing":

@@ -24,8 +24,8 @@ AT_A_TIME = 100
 
 async def run() -> dict[str, Any]:
     results: dict[str, Any] = {"soak": {like or "stand-in": await _soak(like) for like in ("", "vllm", "llamacpp")}}
-    results["deaf"] = await asyncio.to_thread(_deaf)
-    results["wedge"] = await asyncio.to_thread(_wedge)
+    results["deaf"] = {like or "stand-in": await asyncio.to_thread(_deaf, like) for like in ("", "vllm", "llamacpp")}
+    results["wedge"] = {like: await asyncio.to_thread(_wedge, like) for like in ("llamacpp", "sglang", "vllm")}
     results["overhead"] = await _overhead()
     return results
 
@@ -77,21 +77,23 @@ def _named(gateway: Gateway) -> set[str]:
     return {row["id"] for row in gateway.log() if row.get("event") == "zombie"}
 
 
-def _deaf() -> dict[str, int]:
+def _deaf(like: str) -> dict[str, int]:
     """Every call that a deaf engine goes on with is named, neighbours included."""
-    with StandIn(deaf=True, slots=32, answer_tokens=100_000) as engine, Gateway(engine.url) as gateway:
+    with StandIn(like=like, deaf=True, slots=32, answer_tokens=100_000) as engine, Gateway(engine.url) as gateway:
         time.sleep(1)
         ids = {f"left-{index}" for index in range(20)}
         for id in sorted(ids):
             _hang_up(gateway, id)
-        wait_until(lambda: _named(gateway) >= ids, 10, "all of them")
-        print(f"  deaf: {len(ids)} left, {len(_named(gateway))} named, {len(ids - _named(gateway))} missed")
+        wait_until(lambda: _named(gateway) >= ids, 20, "all of them")
+        print(
+            f"  deaf ({like or 'stand-in'}): {len(ids)} left, {len(_named(gateway))} named, {len(ids - _named(gateway))} missed"
+        )
         return {"left": len(ids), "named": len(_named(gateway)), "missed": len(ids - _named(gateway))}
 
 
-def _wedge() -> dict[str, float]:
+def _wedge(like: str) -> dict[str, float]:
     """The seed's wedged slot, with one backend under --spawn and every limit as it is by default."""
-    command = f"{sys.executable} -m hangup standin --port {{port}} --like llamacpp --wedge --slots 2 --answer-tokens 5000"
+    command = f"{sys.executable} -m hangup standin --port {{port}} --like {like} --wedge --slots 2 --answer-tokens 5000"
     with Gateway(spawn=command) as gateway:
         wait_until(lambda: any("recognised" in str(row.get("change")) for row in gateway.log()), what="the engine")
         _hang_up(gateway, "wedges")
@@ -100,7 +102,7 @@ def _wedge() -> dict[str, float]:
         assert ask(gateway.address, "/v1/chat/completions", {"messages": [], "max_tokens": 2}).status == 200
         took_s = time.monotonic() - began
         aborts = sum(row.get("step") == "abort" for row in gateway.log())
-        print(f"  wedged under --spawn: next call completed {took_s:.1f} s after the hang-up, {aborts} further aborts")
+        print(f"  wedged under --spawn ({like}): next call completed {took_s:.1f} s after the hang-up, {aborts} further aborts")
         return {"seconds": took_s, "aborts": aborts}
 
 

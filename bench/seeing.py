@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.server
 import json
 import random
 import resource
+import statistics
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from bench import load, suites, targets
@@ -25,16 +29,82 @@ async def run(rounds: int) -> dict[str, Any]:
     return {"cpu": await cpu(rounds), "many": await many(), "books": await books()}
 
 
-async def cpu(rounds: int) -> dict[str, float]:
-    """Off: nobody looks, books in memory, engines not asked. On: a file, counters each second, a dashboard, a scraper."""
-    with tempfile.TemporaryDirectory() as folder, targets.engine() as engine:
-        quiet = targets.hangup(engine.port, "--counters-interval-s", "3600", "--slots", "1000")
-        seen = targets.hangup(engine.port, "--counters-interval-s", "1", "--slots", "1000", "--ledger", f"{folder}/ledger.db")
-        with quiet as off, seen as on, _dashboard(on):
-            off.name, on.name = "off", "on"
-            costs = {cost.name: cost.us for cost in await suites.streams([off, on], rounds=rounds)}
-    print(f"  off {costs['off']:.2f} us CPU per chunk, on {costs['on']:.2f}: {costs['on'] / costs['off']:.3f} x")
-    return costs
+async def cpu(rounds: int) -> dict[str, Any]:
+    """Off: nobody looks, books in memory, engines not asked. On: a file, counters each second, dashboard, scraper; traces."""
+    request = load.request("/v1/embeddings", {"model": "bench-model", "input": "hello there"})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        targets.engine() as engine,
+        _collector() as collector,
+        contextlib.ExitStack() as stack,
+    ):
+        gateway = partial(targets.hangup, engine.port, "--slots", "1000")
+        seen = partial(gateway, "--counters-interval-s", "1", "--ledger")
+        off = stack.enter_context(gateway("--counters-interval-s", "3600"))
+        on = stack.enter_context(seen(f"{folder}/on.db"))
+        traced = stack.enter_context(seen(f"{folder}/traced.db", "--otlp-endpoint", collector))
+        stack.enter_context(_dashboard(on))
+        stack.enter_context(_dashboard(traced))
+        chunks = await _paired(off, traced, rounds, lambda port, counter: load.open_streams(port, 400, counter, load.STREAM))
+
+        def ask(port: int, counter: list[int]) -> Awaitable[Any]:
+            return load.open_requesters(port, 64, counter, request)
+
+        requests, with_traces = await _paired(off, on, rounds, ask), await _paired(off, traced, rounds, ask)
+    return {
+        "chunk, traced": _ratio("chunk, on with traces", chunks),
+        "request": _ratio("small request", requests),
+        "request, traced": _ratio("small request, on with traces", with_traces),
+    }
+
+
+async def _paired(
+    off: Target, on: Target, rounds: int, begin: Callable[[int, list[int]], Awaitable[Any]]
+) -> list[tuple[float, float]]:
+    """CPU per unit, off and on, in windows side by side: a slow moment of the machine hits both. The first pair warms up."""
+    pairs = []
+    for at in range(2 * rounds + 1):
+        found: dict[int, float] = {}
+        for target in (off, on) if at % 2 else (on, off):
+            counter = [0]
+            clients = await begin(target.port, counter)
+            await asyncio.sleep(0.3)
+            cost = suites.Cost("")
+            await suites.window(target, counter, 1.5, cost)
+            found[target.port] = cost.us
+            for client in clients:
+                client.transport.abort()
+            await asyncio.sleep(0.2)
+        pairs.append((found[off.port], found[on.port]))
+    return pairs[1:]
+
+
+def _ratio(unit: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles([on / off for off, on in pairs], n=4)
+    off, on = (statistics.median(side) for side in zip(*pairs, strict=True))
+    print(f"  off {off:.2f} us CPU per {unit}, on {on:.2f} (medians of {len(pairs)} windows each)")
+    print(f"  on / off, pair by pair: median {middle:.3f}, half of them between {low:.3f} and {high:.3f}")
+    return {"off": off, "on": on, "ratio": middle, "ratio_low": low, "ratio_high": high}
+
+
+@contextlib.contextmanager
+def _collector() -> Iterator[str]:
+    """Takes traces and forgets them."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
 
 
 @contextlib.contextmanager
@@ -56,10 +126,12 @@ def _dashboard(target: Target) -> Any:
     threads = [threading.Thread(target=work, daemon=True) for work in (watch, scrape)]
     for thread in threads:
         thread.start()
-    yield
-    over.set()
-    for thread in threads:
-        thread.join(10)
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(10)
 
 
 async def many(count: int = 10_000) -> dict[str, Any]:

@@ -41,7 +41,7 @@ async def streams(measured: list[Target], *, count: int = 400, window_s: float =
             counter = [0]
             opened = await load.open_streams(target.port, count, counter, load.STREAM)
             await asyncio.sleep(0.3)
-            await _window(target, counter, window_s, costs[target.name])
+            await window(target, counter, window_s, costs[target.name])
             for stream in opened:
                 stream.transport.abort()
             await asyncio.sleep(0.3)
@@ -59,14 +59,14 @@ async def requests(
             counter = [0]
             clients = await load.open_requesters(target.port, concurrency, counter, data)
             await asyncio.sleep(0.5)
-            await _window(target, counter, window_s, costs[target.name])
+            await window(target, counter, window_s, costs[target.name])
             for client in clients:
                 client.transport.abort()
             await asyncio.sleep(0.2)
     return list(costs.values())
 
 
-async def _window(target: Target, counter: list[int], seconds: float, cost: Cost) -> None:
+async def window(target: Target, counter: list[int], seconds: float, cost: Cost) -> None:
     units, cpu, start = counter[0], target.cpu_s(), time.monotonic()
     await asyncio.sleep(seconds)
     cost.units += counter[0] - units

@@ -68,8 +68,12 @@ def test_the_grafana_dashboard_is_up_to_date() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_the_alerts_are_valid() -> None:
+def test_the_alerts_are_valid_and_raised_when_they_should_be() -> None:
     done = subprocess.run(
         ["promtool", "check", "rules", ROOT / "deploy/prometheus/rules.yml"], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run(
+        ["promtool", "test", "rules", ROOT / "deploy/prometheus/rules_test.yml"], capture_output=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -44,10 +44,26 @@ PANELS: list[tuple[str, str, int, dict[str, str]]] = [
         {"{{backend}}": "hangup_backend_in_flight", "limit {{backend}}": "hangup_backend_limit"},
     ),
     (
-        "Backends up, drained",
+        "Backends up, drained, quarantined",
         "short",
         8,
-        {"up {{backend}}": "hangup_backend_up", "drained {{backend}}": "hangup_backend_drained"},
+        {
+            "up {{backend}}": "hangup_backend_up",
+            "drained {{backend}}": "hangup_backend_drained",
+            "quarantined {{backend}}": "hangup_backend_quarantined",
+        },
+    ),
+    (
+        "Zombies, and what is not verified yet",
+        "short",
+        8,
+        {"zombies {{backend}}": "hangup_zombies", "unverified {{backend}}": "hangup_unverified"},
+    ),
+    (
+        "From a hang-up to the engine's word",
+        "s",
+        8,
+        {f"p{q}": f"histogram_quantile(0.{q}, sum by (le) (rate(hangup_release_seconds_bucket[5m])))" for q in (50, 99)},
     ),
     ("Explicit aborts", "reqps", 8, {"{{result}}": "sum by (result) (rate(hangup_aborts_total[1m]))"}),
     (

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hangup.admin.calls import SORTS, BadQuery, Filter, listing, timeline
 from hangup.core import reasons
 from hangup.core.call import Call, Clock
+from hangup.core.reaper import Fate, Leftover
 
 
 def make(id: str, started_at: float = 0.0, tenant: str = "a", tokens: int = 0) -> Call:
@@ -36,6 +37,7 @@ def test_filters_and_sorts() -> None:
     assert ids(calls, tenant="a") == ["z", "x"]
     assert ids(calls, older_than_s="85") == ["z", "x"]
     assert ids(calls, tenant="nobody") == []
+    assert ids(calls, id="x,y,unknown") == ["x", "y"]
     assert ids(calls, limit="1", offset="1") == ["x"]
 
 
@@ -69,12 +71,41 @@ def test_pages_put_together_are_the_whole_list(rows: list[tuple[int, int]], sort
 
 def test_a_timeline_tells_of_the_end_and_of_what_is_known_of_the_engine() -> None:
     call = make("x", 10.0, tokens=3)
+    call.client_answer_began(200)
     call.end(reasons.KILLED, 12.0)
-    told = timeline(call, None, 20.0)
+    left = Leftover("x", 12.0, slot=3, tokens=3)
+    call.leftovers = (left,)
+    assert [step["what"] for step in timeline(call)][-2:] == [
+        "ended: killed (killed), status 200",
+        "the engine is told to stop",
+    ]
+    assert (call.fate, call.engine_let_go) == (Fate.PENDING, None)
+    left.zombie_since, left.aborts, left.tokens_now = 14.0, 2, 40
+    story = "the engine still works on it in slot 3: a zombie and was told again 2 times, 37 tokens computed since"
+    assert timeline(call)[-1] == {"at_s": 4.0, "what": story} and call.engine_let_go is False
+    left.let_go(Fate.VERIFIED, 15.5)
+    told = timeline(call)
+    assert told[-1] == {"at_s": 5.5, "what": "verified: the engine has let go of it"} and call.engine_let_go
     assert [step["at_s"] for step in told] == sorted(step["at_s"] for step in told)
-    assert told[-2]["what"].startswith("ended: killed")
-    assert told[-1]["what"].endswith("not known")
-    assert timeline(call, True, 20.0)[-1]["what"] == "the engine has let go of it"
+
+
+@pytest.mark.parametrize(
+    ("fates", "worst", "let_go"),
+    [
+        ([], None, True),
+        ([Fate.VERIFIED, Fate.RESTARTED], Fate.RESTARTED, True),
+        ([Fate.UNVERIFIED, Fate.VERIFIED], Fate.UNVERIFIED, None),
+    ],
+)
+def test_the_worst_of_its_attempts_is_what_is_known_of_a_call(
+    fates: list[Fate], worst: Fate | None, let_go: bool | None
+) -> None:
+    call = make("x")
+    call.end(reasons.KILLED, 2.0)
+    call.leftovers = tuple(Leftover("x", 1.0) for _ in fates)
+    for left, fate in zip(call.leftovers, fates, strict=True):
+        left.let_go(fate, 3.0)
+    assert (call.fate, call.engine_let_go) == (worst, let_go)
 
 
 def test_the_first_page_of_ten_thousand() -> None:

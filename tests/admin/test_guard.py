@@ -1,17 +1,13 @@
-"""Cases 26 and 27 of the admin port: no secrets anywhere, a token off loopback, and no way in for other sites."""
+"""Case 27: a token off loopback, and no way in for other sites."""
 
 from __future__ import annotations
-
-import hashlib
-from pathlib import Path
 
 import pytest
 from starlette.datastructures import Headers
 
 from admin.test_api import admin, streaming
 from hangup.admin.guard import Policy, is_loopback
-from support.processes import Gateway, Process, StandIn, get_json
-from support.raw import Client
+from support.processes import Gateway, Process
 
 POLICY = Policy.of("", "ops.example", "127.0.0.1")
 SECRET = Policy.of("s3cret", "", "0.0.0.0")
@@ -91,33 +87,3 @@ def test_a_kill_from_another_site_is_refused_on_the_wire(gateway: Gateway) -> No
         assert admin(gateway, "DELETE", "/api/calls/target", {"origin": "https://evil.example"})[0] == 403
         assert admin(gateway, "GET", "/api/calls", {"host": "evil.example"})[0] == 421
         assert admin(gateway, "GET", "/api/calls/target")[1]["outcome"] is None
-
-
-def test_prompts_and_keys_are_shown_nowhere(engine: StandIn, tmp_path: Path) -> None:
-    """Case 26: a planted key, a planted prompt and a planted token."""
-    key, prompt, token = "sk-planted-key", "planted-prompt", "planted-token"
-    config = f"""
-    admin_token_env = "ADMIN_TOKEN"
-    [[backend]]
-    url = "{engine.url}"
-    [[tenant]]
-    name = "alice"
-    key_sha256 = ["{hashlib.sha256(key.encode()).hexdigest()}"]
-    """
-    mine = {"authorization": f"Bearer {token}"}
-    with Gateway(config=config, env={"ADMIN_TOKEN": token}) as gateway:
-        with Client(gateway.address) as client:
-            headers = {"X-Request-Id": "secretive", "Authorization": f"Bearer {key}"}
-            body = {"messages": [{"role": "user", "content": prompt}], "stream": True, "ignore_eos": True, "max_tokens": 9000}
-            client.post("/v1/chat/completions", body, headers)
-            client.read_until(b'"content":" ')
-            shown = [str(admin(gateway, "GET", path, mine)) for path in ("/api/calls", "/api/calls/secretive", "/api/backends")]
-        gateway.call_log("secretive")
-        shown.append(str(admin(gateway, "GET", "/api/calls/secretive", mine)))
-        assert "alice" in shown[0] and "secretive" in shown[0]
-        assert admin(gateway, "GET", "/api/calls")[0] == 401
-        shown.append("\n".join(gateway.stdout_lines + gateway.stderr_lines))
-    for secret in (key, prompt, token):
-        assert not any(secret in text for text in shown)
-        assert not any(secret.encode() in path.read_bytes() for path in tmp_path.iterdir())
-    assert get_json(f"{engine.url}/standin/stats")

@@ -1,31 +1,57 @@
-"""Traces as a collector gets them, and as the engine is told of them."""
+"""Traces as a collector gets them, read with OpenTelemetry's own schema, and as the engine is told of them."""
 
 from __future__ import annotations
 
 import contextlib
 import http.server
 import json
+import subprocess
+import sys
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
-from support.processes import Gateway, StandIn
-from support.raw import Client, ask
+import pytest
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from admin.test_api import streaming
+from admin.test_kill import recognised
+from hangup.app.otlp import Exporter
+from hangup.app.tracing import TRACEPARENT
+from hangup.errors import HangupError
+from support.processes import Gateway, Process, StandIn, gateway_and_engine
+from support.raw import ask
 from support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PROTOCOLS = pytest.mark.parametrize("protocol", ["http/json", "http/protobuf"])
+
+
+@dataclass
+class Collector:
+    url: str
+    spans: list[Any] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
 
 
 @contextlib.contextmanager
-def collector() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    spans: list[dict[str, Any]] = []
+def collector() -> Iterator[Collector]:
+    """Reads what it gets as strictly as the official schema does."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             assert self.path == "/v1/traces"
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            spans.extend(span for r in body["resourceSpans"] for s in r["scopeSpans"] for span in s["spans"])
+            got.headers.append({name.lower(): value for name, value in self.headers.items()})
+            body = self.rfile.read(int(self.headers["content-length"]))
+            request = _decoded(self.headers["content-type"], body)
+            for resource in request.resource_spans:
+                (service,) = resource.resource.attributes
+                assert (service.key, service.value.string_value) == ("service.name", "hangup")
+                got.spans.extend(span for scope in resource.scope_spans for span in scope.spans)
             self.send_response(200)
             self.end_headers()
 
@@ -33,48 +59,150 @@ def collector() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    got = Collector(f"http://127.0.0.1:{server.server_port}")
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", spans
+    yield got
     server.shutdown()
     server.server_close()
 
 
-def attributes(span: dict[str, Any]) -> dict[str, str]:
-    return {row["key"]: next(iter(row["value"].values())) for row in span["attributes"]}
+def _decoded(kind: str, body: bytes) -> Any:
+    request = ExportTraceServiceRequest()
+    if kind == "application/x-protobuf":
+        request.ParseFromString(body)
+        return request
+    assert kind == "application/json"
+    value = json.loads(body)
+    for resource in value["resourceSpans"]:
+        for span in (span for scope in resource["scopeSpans"] for span in scope["spans"]):
+            for name in ("traceId", "spanId", "parentSpanId"):  # hexadecimal in OTLP, base64 in protobuf's own JSON
+                span[name] = b64encode(bytes.fromhex(span[name])).decode()
+    return ParseDict(value, request)  # refuses what is not in the schema
 
 
-def test_a_call_is_a_span_with_its_parts_in_the_clients_trace(engine: StandIn) -> None:
-    with collector() as (url, got), Gateway(engine.url, otlp_endpoint=url) as gateway:
-        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+def attributes(span: Any) -> dict[str, str | int]:
+    return {
+        row.key: row.value.int_value if row.value.HasField("int_value") else row.value.string_value for row in span.attributes
+    }
+
+
+@PROTOCOLS
+def test_a_call_is_a_span_with_its_parts_in_the_clients_trace(engine: StandIn, protocol: str) -> None:
+    with collector() as got, Gateway(engine.url, otlp_endpoint=got.url, otlp_protocol=protocol) as gateway:
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
         body = {"model": "m", "messages": [{"content": "planted-prompt"}], "stream": True, "max_tokens": 5}
         assert ask(gateway.address, CHAT, body, headers).complete
-        wait_until(lambda: len(got) >= 5, what="the spans")
-        whole = got[0]
-        assert (whole["traceId"], whole["parentSpanId"], whole["name"]) == (TRACE, PARENT, "chat m")
-        assert attributes(whole)["gen_ai.usage.output_tokens"] == "5"
-        assert attributes(whole)["hangup.outcome"] == "completed" and whole["status"] == {}
-        assert [span["name"] for span in got[1:]] == ["queue", "first token", "stream", "release"]
-        assert {span["parentSpanId"] for span in got[1:]} == {whole["spanId"]} and len({s["spanId"] for s in got}) == 5
-        moments = [int(span[key]) for span in got[1:] for key in ("startTimeUnixNano", "endTimeUnixNano")]
-        assert moments == sorted(moments) and int(whole["startTimeUnixNano"]) <= moments[0]
-        assert engine.seen()[-1]["headers"]["traceparent"] == f"00-{TRACE}-{whole['spanId']}-01"
-        assert "planted-prompt" not in json.dumps(got)
+        wait_until(lambda: len(got.spans) >= 5, what="the spans")
+        whole, *parts = got.spans
+        assert (whole.trace_id.hex(), whole.parent_span_id.hex(), whole.name) == (TRACE, PARENT, "chat m")
+        assert whole.kind == whole.SPAN_KIND_SERVER and whole.status.code == whole.status.STATUS_CODE_UNSET
+        told = attributes(whole)
+        host, _, port = engine.url.removeprefix("http://").partition(":")
+        assert (
+            told.items()
+            >= {
+                "gen_ai.operation.name": "chat",
+                "gen_ai.provider.name": "openai",
+                "gen_ai.request.model": "m",
+                "gen_ai.usage.output_tokens": 5,
+                "server.address": host,
+                "server.port": int(port),
+                "http.response.status_code": 200,
+                "hangup.outcome": "completed",
+            }.items()
+        )
+        assert "error.type" not in told
+        assert [span.name for span in parts] == ["queue", "first token", "stream", "release"]
+        assert attributes(parts[-1]) == {"hangup.release": "finished"}
+        assert {span.parent_span_id for span in parts} == {whole.span_id} and len({s.span_id for s in got.spans}) == 5
+        moments = [moment for span in parts for moment in (span.start_time_unix_nano, span.end_time_unix_nano)]
+        assert moments == sorted(moments) and whole.start_time_unix_nano <= moments[0]
+        seen = engine.seen()[-1]["headers"]
+        assert seen["traceparent"] == f"00-{TRACE}-{whole.span_id.hex()}-01" and seen["tracestate"] == "vendor=1"
+        assert "planted-prompt" not in str(got.spans)
 
 
-def test_who_left_is_an_error_and_who_is_not_sampled_is_left_alone(engine: StandIn) -> None:
-    with collector() as (url, got), Gateway(engine.url, otlp_endpoint=url) as gateway:
+def test_the_release_lasts_until_the_engines_word() -> None:
+    with collector() as got, gateway_and_engine({"otlp_endpoint": got.url}) as (gateway, _):
+        recognised(gateway, "standin")
+        with streaming(gateway, "left"):
+            pass
+        wait_until(lambda: len(got.spans) >= 5, what="the spans")
+        whole, release = got.spans[0], got.spans[-1]
+        assert whole.status.code == whole.status.STATUS_CODE_ERROR and attributes(whole)["error.type"] in ("fin", "reset")
+        assert attributes(release) == {"hangup.release": "verified"}
+        assert release.start_time_unix_nano == whole.end_time_unix_nano < release.end_time_unix_nano
+
+
+def test_a_zombie_is_told_of_when_no_more_is_waited_for() -> None:
+    settings = {"release_grace_s": 0.2, "trace_release_s": 1.0}
+    with collector() as got, gateway_and_engine({"otlp_endpoint": got.url, **settings}, deaf=True) as (gateway, _):
+        recognised(gateway, "standin")
+        with streaming(gateway, "deaf"):
+            pass
+        wait_until(lambda: len(got.spans) >= 5, what="the spans")
+        assert attributes(got.spans[-1]) == {"hangup.release": "zombie"}
+
+
+def test_what_is_not_sampled_is_left_alone_and_what_is_no_inference_is_not_called_so(engine: StandIn) -> None:
+    with collector() as got, Gateway(engine.url, otlp_endpoint=got.url) as gateway:
         unsampled = f"00-{TRACE}-{PARENT}-00"
         ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}, {"traceparent": unsampled})
         assert engine.seen()[-1]["headers"]["traceparent"] == unsampled
-        with Client(gateway.address) as client:
-            client.chat(stream=True, ignore_eos=True)
-            client.read_until(b'"content":" ')
-        wait_until(lambda: got)
-        assert got[0]["traceId"] != TRACE and got[0]["parentSpanId"] == ""
-        assert got[0]["status"]["code"] == 2 and attributes(got[0])["error.type"] in ("fin", "reset")
+        ask(gateway.address, "/nowhere", {})
+        wait_until(lambda: got.spans)
+        (whole,) = got.spans
+        assert whole.trace_id.hex() != TRACE and whole.parent_span_id == b"" and whole.name == "unknown"
+        assert not any(name.startswith("gen_ai.") for name in attributes(whole))
+
+
+@pytest.mark.parametrize(
+    ("given", "valid"),
+    [
+        (f"00-{TRACE}-{PARENT}-01", True),
+        (f"cc-{TRACE}-{PARENT}-01-more", True),
+        (f"00-{TRACE}-{PARENT}-01-more", False),
+        (f"ff-{TRACE}-{PARENT}-01", False),
+        (f"00-{'0' * 32}-{PARENT}-01", False),
+        (f"00-{TRACE}-{'0' * 16}-01", False),
+        (f"00-{TRACE.upper()}-{PARENT}-01", False),
+    ],
+)
+def test_the_trace_context_is_read_as_w3c_wants_it(given: str, valid: bool) -> None:
+    assert bool(TRACEPARENT.fullmatch(given.encode())) == valid
+
+
+def test_the_collectors_key_comes_from_the_environment(engine: StandIn) -> None:
+    key = {"OTEL_EXPORTER_OTLP_HEADERS": "X-Api-Key=s3cret, tenant=ops"}
+    with collector() as got, Gateway(engine.url, otlp_endpoint=got.url, env=key) as gateway:
+        ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2})
+        sent = wait_until(lambda: got.headers)[0]
+        assert (sent["x-api-key"], sent["tenant"]) == ("s3cret", "ops")
+    with pytest.raises(HangupError, match="otlp_headers_env"):
+        Exporter("http://127.0.0.1:1", "http/json", "nonsense", 1.0)
 
 
 def test_a_dead_collector_costs_traces_and_nothing_else(engine: StandIn) -> None:
     with Gateway(engine.url, otlp_endpoint="http://127.0.0.1:1") as gateway:
         assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}).status == 200
         wait_until(lambda: gateway.metrics()["hangup_traces_dropped_total"] == 1)
+
+
+def test_off_there_is_nothing_of_it(engine: StandIn) -> None:
+    """No thread, no module of OpenTelemetry's, no word to the engine."""
+    with Gateway(engine.url) as gateway:
+        ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2})
+        assert "traceparent" not in engine.seen()[-1]["headers"]
+        ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}, {"traceparent": f"00-{TRACE}-{PARENT}-01"})
+        assert engine.seen()[-1]["headers"]["traceparent"] == f"00-{TRACE}-{PARENT}-01"
+    loaded = "import sys, hangup.app.server; print(any(name.startswith(('opentelemetry', 'google')) for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.proto.collector.trace.v1.trace_service_pb2", None)
+    with pytest.raises(HangupError, match=r"hangup\[otel\]"):
+        Exporter("http://127.0.0.1:1", "http/protobuf", "", 1.0)
+    with Process("serve", "--port", "0", "--admin-port", "0", "--otlp-protocol", "grpc") as refused:
+        assert refused.wait() != 0 and "http/protobuf" in "\n".join(refused.stderr_lines)

@@ -13,6 +13,7 @@ from typing import Any
 
 from admin.test_api import live, streaming
 from admin.test_commands import as_json, hangup
+from hangup.cli.ps import COLUMNS
 from hangup.cli.top import State, press, screen
 from support.processes import Gateway, StandIn
 
@@ -37,9 +38,7 @@ def test_keys() -> None:
 
 
 def test_the_screen_keeps_to_its_size_and_shows_the_chosen_call() -> None:
-    row: dict[str, Any] = dict.fromkeys(
-        "id tenant client model backend phase age_s tokens_in tokens_out tokens_per_s idle_s deadline_left_s waits_for".split()
-    )
+    row: dict[str, Any] = dict.fromkeys(COLUMNS.values())
     calls = [{**row, "id": f"call-{at:03d}" + "x" * 90} for at in range(100)]
     glance: dict[str, Any] = {
         "not_ready": None,

@@ -330,6 +330,15 @@ def test_backends_that_are_down_are_taken_only_when_all_are() -> None:
     assert started(made.dispatch(0.0)) == ["a2"]
 
 
+def test_a_suspected_backend_is_taken_when_the_others_are_full() -> None:
+    """Unlike one that is down it may be well, so no capacity is lost."""
+    seats = [Seat("one", 2, weight=100), Seat("two", 2)]
+    made = Admission(LIMITS, seats, lambda: 0.5)
+    seats[0].suspected = True
+    made.fleet.refresh()
+    assert [t.seat.name if t.seat else None for t in fill(made, "a", 5)] == ["two", "two", "one", "one", None]
+
+
 def test_terms_may_change_while_calls_wait() -> None:
     made = admission(limits=ROOMY)
     [runs] = fill(made, "x", 1)

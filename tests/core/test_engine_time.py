@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangup.core import reasons
-from hangup.core.account import Price, entry
+from hangup.core.account import Account, Price
 from hangup.core.call import Call
 from hangup.core.engine_time import EngineTime
 
@@ -29,6 +29,12 @@ def test_the_shares_of_all_calls_are_the_time_the_engine_was_busy(events: list[t
     assert math.isclose(used, busy, abs_tol=1e-6) and math.isclose(time.busy_s, busy, abs_tol=1e-6)
 
 
+def booked(call: Call, engine_s: float, predicted_tokens: float, price: Price) -> Account:
+    account = Account()
+    account.book(call, engine_s, predicted_tokens, price)
+    return account
+
+
 def call(reason: reasons.Reason, tokens: int, *, stream: bool) -> Call:
     made = Call("x", 0.0)
     made.tenant, made.model, made.stream = "alice", "m", stream
@@ -42,9 +48,9 @@ def call(reason: reasons.Reason, tokens: int, *, stream: bool) -> Call:
 
 def test_what_a_call_cost_and_what_came_of_it() -> None:
     price = Price(per_hour=3.6, per_million_tokens=10)
-    left = entry(call(reasons.CLIENT_FIN, 40, stream=False), 2.0, 100.0, price)
-    assert (left.cause, left.tokens_delivered, left.tokens_wasted, left.tokens_saved) == ("client_gone", 0, 40, 60)
+    left = booked(call(reasons.CLIENT_FIN, 40, stream=False), 2.0, 100.0, price)
+    assert (left.calls, left.tokens_delivered, left.tokens_wasted, left.tokens_saved) == (1, 0, 40, 60)
     assert math.isclose(left.money, 0.002 + 0.0004) and left.money_wasted == left.money
     assert math.isclose(left.money_saved, left.money / 40 * 60)
-    streamed = entry(call(reasons.CLIENT_FIN, 40, stream=True), 2.0, 30.0, price)
+    streamed = booked(call(reasons.CLIENT_FIN, 40, stream=True), 2.0, 30.0, price)
     assert (streamed.tokens_delivered, streamed.tokens_wasted, streamed.tokens_saved, streamed.money_wasted) == (40, 0, 0, 0)

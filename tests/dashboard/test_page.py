@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import time
@@ -74,18 +75,55 @@ def test_a_live_call_is_shown_followed_and_killed_in_the_engine(browser: Any, pa
         row = page.locator('#calls-body [data-key="shown"]')
         row.filter(has_text="answering").wait_for()
         assert "default" in row.inner_text()
-        first = int(row.locator("td").nth(8).inner_text())
-        wait_until(lambda: page.wait_for_timeout(50) or int(row.locator("td").nth(8).inner_text()) > first)
+        tokens = row.locator("td").nth(9)
+        first = int(tokens.inner_text())
+        wait_until(lambda: page.wait_for_timeout(50) or int(tokens.inner_text()) > first)
         page.on("dialog", lambda dialog: dialog.accept())
         kill = page.get_by_role("button", name="Kill shown")
         kill.focus()
         page.keyboard.press("Enter")
-        page.get_by_text("Call shown ended").wait_for()
+        page.get_by_text("Call shown ended, its engine's connection cut, abort sent. The engine: let go, verified.").wait_for()
         row.wait_for(state="detached")
         engine.wait_idle(2)
         assert engine.stats()["aborted"] == before + 1
         assert client.closed_within(2)
-        page.locator('#left [data-key="shown"]').wait_for()
+        page.locator('#left [data-key="shown"]', has_text="let go, verified").wait_for()
+
+
+def test_a_deaf_engine_climbs_the_ladder_and_its_zombies_have_their_story(browser: Any) -> None:
+    """From well to quarantined, with the reason; and once the engine hears again: back, by the canary, the story at its end."""
+    settings = {"release_grace_s": 0.3, "abort_again_max": 1, "abort_backoff_s": 0.05, "counters_interval_s": 0.2}
+    with (
+        gateway_and_engine(settings, slots=2, token_s=0.01, like="llamacpp") as (gateway, engine),
+        opened(browser, gateway) as page,
+    ):
+        page.locator("#backends td.ladder.well").wait_for()
+        engine.behave(deaf=True)
+        with streaming(gateway, "haunts"):
+            page.locator('#calls-body [data-key="haunts"]').wait_for()
+        page.locator("#backends td.ladder.quarantined").wait_for()
+        assert "haunts in slot" in words(page, "#backends td.why")
+        story = page.locator('#zombies [data-key="haunts"]')
+        story.filter(has_text="still works on it").wait_for()
+        cells = story.locator("td").all_inner_texts()
+        assert cells[1] == "default" and cells[2] in ("fin", "reset") and cells[4] in ("0", "1") and cells[7] == "1 ×"
+        assert int(cells[6].replace(",", "")) > 0
+        engine.behave(deaf=False, cut_after=1)  # which ends what runs
+        story.filter(has_text="let go, verified after").wait_for()
+        engine.behave(cut_after=0)
+        page.locator("#backends td.ladder.well").wait_for()
+
+
+def test_a_wedged_engine_is_quarantined_for_being_wedged(browser: Any) -> None:
+    settings = {"release_grace_s": 30, "wedge_s": 0.5, "counters_interval_s": 0.2}
+    with (
+        gateway_and_engine(settings, slots=2, token_s=0.01, wedge=True, like="llamacpp") as (gateway, _),
+        opened(browser, gateway) as page,
+    ):
+        with streaming(gateway, "stuck"):
+            page.locator('#calls-body [data-key="stuck"]').wait_for()
+        page.locator("#backends td.ladder.quarantined").wait_for()
+        page.locator("#backends td.why", has_text="with nothing done").wait_for()
 
 
 def test_the_picture_the_tables_and_the_alarms(browser: Any, pair: tuple[Gateway, StandIn]) -> None:
@@ -169,6 +207,13 @@ def test_names_from_clients_are_text(browser: Any, pair: tuple[Gateway, StandIn]
             assert "<img" in words(page, '#calls-body [data-key="markup"]')
 
 
+_WATCH_TASKS = """() => {
+  window.tasks = [];
+  const keep = (list) => window.tasks.push(...list.getEntries().map((entry) => entry.duration));
+  new PerformanceObserver(keep).observe({ type: "longtask" });
+}"""
+
+
 def test_thousands_of_calls_do_not_freeze_it(browser: Any) -> None:
     """2,000 on sockets here (the bench has 10,000): one page of rows is drawn, and the page answers at once."""
     with gateway_and_engine({"slots": 10, "queue_depth_max": 5000, "queue_s": 600}, slots=10, token_s=1.0) as (gateway, _):
@@ -179,34 +224,61 @@ def test_thousands_of_calls_do_not_freeze_it(browser: Any) -> None:
             client.chat({"X-Request-Id": f"c{at:04d}"}, stream=True)
         wait_until(lambda: admin(gateway, "GET", "/api/calls?limit=1")[1]["total"] == 2000, 30)
         with opened(browser, gateway) as page:
+            page.evaluate(_WATCH_TASKS)
             page.get_by_text("(2,000)").wait_for()
             assert page.locator("#calls-body tr").count() == 50
             start = time.monotonic()
             page.get_by_role("button", name="Next").click()
             page.get_by_text("51–100 of 2,000").wait_for()
             assert time.monotonic() - start < 2
+            page.wait_for_timeout(3000)
+            assert max(page.evaluate("window.tasks"), default=0) < 500, "a task of the page's main thread, in ms"
         for client in clients:
             client.fin()
+
+
+def _for_the_picture(first: StandIn, second: StandIn) -> str:
+    """Two engines of which one will turn deaf, and three tenants."""
+    tenants = [
+        f'[[tenant]]\nname = "{name}"\nkey_sha256 = ["{hashlib.sha256(name.encode()).hexdigest()}"]'
+        for name in ("chat", "search", "batch")
+    ]
+    backends = [
+        f'[[backend]]\nname = "{name}"\nurl = "{engine.url}"\nprice_per_hour = 2.5'
+        for name, engine in (("gpu-1", first), ("gpu-2", second))
+    ]
+    limits = """[limits]
+    counters_interval_s = 0.5
+    divergence_window_s = 2
+    divergence_hold_s = 1
+    release_grace_s = 1
+    abort_backoff_s = 0.2
+    """
+    return "\n".join([limits, *backends, *tenants])
 
 
 def test_a_picture_for_the_readme(browser: Any, tmp_path: Path) -> None:
     """`make dashboard-picture` takes it anew; here it only has to come out."""
     target = Path(os.environ.get("DASHBOARD_PICTURE") or tmp_path / "dashboard.png")
-    settings = {"counters_interval_s": 0.5, "slots": 8, "divergence_window_s": 2, "divergence_hold_s": 1}
-    look = {"viewport": {"width": 1240, "height": 1180}, "color_scheme": "light"}
+    scheme = os.environ.get("DASHBOARD_SCHEME", "light")
+    look = {"viewport": {"width": 1240, "height": 1290}, "color_scheme": scheme}
     with (
-        gateway_and_engine(settings, slots=8, token_s=0.02) as (gateway, engine),
+        StandIn(slots=4, token_s=0.02, like="llamacpp") as first,
+        StandIn(slots=4, token_s=0.02, like="llamacpp") as second,
+        Gateway(config=_for_the_picture(first, second)) as gateway,
         contextlib.ExitStack() as stack,
         opened(browser, gateway, **look) as page,
     ):
+        wait_until(lambda: {row["limit"] for row in admin(gateway, "GET", "/api/backends")[1]["backends"]} == {4})
         for at in range(4):
-            stack.enter_context(streaming(gateway, f"hu-{at}f3a9c07be1d2"))
+            stack.enter_context(streaming(gateway, f"hu-{at}f3a9c07be1d24c55", "search" if at % 2 else "chat"))
         page.wait_for_timeout(4000)
-        engine.behave(deaf=True)
-        for at in range(3):
-            with streaming(gateway, f"hu-left-{at}c55a0e1"):
+        second.behave(deaf=True)
+        for at in range(4):
+            with streaming(gateway, f"hu-{at}e1c55a0b9d42f08a", "batch"):
                 pass
         page.locator("#alarms p").wait_for(timeout=20_000)
-        page.wait_for_timeout(3000)
+        page.locator("#backends td.ladder.quarantined").wait_for()
+        page.wait_for_timeout(2000)
         page.screenshot(path=target)
     assert target.stat().st_size > 20_000

@@ -1,4 +1,4 @@
-"""Real engines as processes, from the environments that `make test-engines` sets up; without them these tests are skipped."""
+"""Real engines, from the environments that `make test-engines` sets up; without them these tests are skipped."""
 
 from __future__ import annotations
 
@@ -8,42 +8,21 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tools.engines.commands import COMMANDS, command
 
+from engines.real import Engine
 from support.waiting import wait_until
 
 CACHE = os.environ.get("HANGUP_ENGINES_DIR", "")
 
 
-@dataclass
-class Engine:
-    name: str
-    url: str
-    model: str
-    pid: int
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return "127.0.0.1", int(self.url.rpartition(":")[2])
-
-    def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
-            return str(answer.read().decode())
-
-    def cpu_s(self) -> float:
-        """Processor time it has used: unlike a question about its slots, looking at it changes nothing."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _run(name: str) -> Iterator[Engine]:
+def _run(name: str, size: str = "tiny") -> Iterator[Engine]:
     if not CACHE:
         pytest.skip("no real engines: `make test-engines` sets them up")
-    made = command(name, Path(CACHE).resolve())
+    made = command(name, Path(CACHE).resolve(), size)
     if not Path(made.words[0]).exists():
         pytest.skip(f"{name} is not set up in {CACHE}")
     log = Path(CACHE) / f"{name}-test.log"
@@ -51,7 +30,7 @@ def _run(name: str) -> Iterator[Engine]:
         process = subprocess.Popen(made.words, env=os.environ | made.env, stdout=output, stderr=output, start_new_session=True)
     try:
         wait_until(lambda: _up(made.url, process, log), 120, f"{name} to come up; see {log}")
-        yield Engine(name, made.url, made.model, process.pid)
+        yield Engine(name, made.url, made.model, process.pid, log)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
@@ -73,3 +52,9 @@ def real(request: pytest.FixtureRequest) -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def llama_server() -> Iterator[Engine]:
     yield from _run("llamacpp")
+
+
+@pytest.fixture(scope="module", params=["llamacpp", "vllm"])
+def slow_reader(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """With a model whose prefill of a long prompt takes many seconds."""
+    yield from _run(request.param, "large")

@@ -1,196 +1,133 @@
-"""Hang-up → the engine computes nothing more, on real engines, directly and with hangup in between; `-s` shows the figures.
-
-Idleness is told by the engine's processor time, which can be looked at without disturbing it, and confirmed by the engine's own
-word where it has one.
-"""
+"""Hang-up → the engine computes nothing more, on real engines, directly and with hangup in between; `-s` shows the figures, by
+processor time and, in brackets, by the engine's own word."""
 
 from __future__ import annotations
 
 import json
-import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engines.conftest import Engine
-from hangup.engines.adapters import ADAPTERS, Seen
+from engines.real import (
+    CHAT,
+    NEVER,
+    Engine,
+    Idle,
+    accused,
+    read_until_at_work_on,
+    recognised,
+    released,
+    settle,
+    shown,
+    until_idle,
+    wait_busy,
+)
 from support.processes import Gateway
-from support.raw import Client, ask
+from support.raw import Client
 from support.waiting import wait_until
 
-CHAT = "/v1/chat/completions"
-TOKENS = {"llamacpp": 6000, "transformers": 300, "vllm": 2000}  # some ten seconds of work
 LONG_PROMPT = {"llamacpp": 1500, "transformers": 300, "vllm": 1500}  # words; a prefill that takes a moment
-FIGURES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total", "vllm:cache_config")
-FIXTURES = Path(__file__).resolve().parent.parent / "fixtures" / "engines"
-_QUIET_SHARE = 0.2  # of a processor
+ITS_OWN_PACE_S = 2.0  # llama-server looks after silent connections every second, and a machine may have more to do
+RUNNERS = 4  # as many as llama-server has slots here, and vLLM sequences
 
 
-def body(real: Engine, *, stream: bool, words: int = 1) -> dict[str, Any]:
-    asked = {"model": real.model, "messages": [{"role": "user", "content": "word " * words}], "stream": stream}
-    to_the_end = {} if real.name == "transformers" else {"ignore_eos": True}  # which refuses fields that it does not know
-    return asked | {"max_tokens": TOKENS[real.name]} | to_the_end
-
-
-def busy(real: Engine) -> None:
-    before = real.cpu_s()
-    wait_until(lambda: real.cpu_s() > before + 0.2, 60, "the engine to be at work")
-
-
-def seconds_to_idle(real: Engine, limit_s: float, quiet_s: float = 0.3) -> float:
-    """From now until it has used next to no processor time for a moment; `inf` if that does not come."""
-    start = time.monotonic()
-    mark, used = start, real.cpu_s()
-    while time.monotonic() - start < limit_s + quiet_s:
-        time.sleep(0.01)
-        now, cpu = time.monotonic(), real.cpu_s()
-        if cpu - used > _QUIET_SHARE * (now - mark) + 0.02:
-            mark, used = now, cpu
-        elif now - mark >= quiet_s:
-            return mark - start
-    return float("inf")
-
-
-def settle(real: Engine) -> None:
-    """What an earlier call left behind is done, however little of the machine it gets."""
-    assert seconds_to_idle(real, 60, quiet_s=1.5) < 60
-
-
-def leave(real: Engine, address: tuple[str, int], mode: str, limit_s: float) -> float:
+def leave(real: Engine, address: tuple[str, int], mode: str) -> Idle:
     settle(real)
     client = Client(address)
     words = LONG_PROMPT[real.name] if mode == "before the first token" else 1
-    client.post(CHAT, body(real, stream=mode != "non-streaming", words=words))
+    client.post(CHAT, real.body(stream=mode != "non-streaming", words=words))
     if mode == "mid-stream":
-        client.read_until(b"content")
+        client.read_until(b'"content"')
         client.read_some()
     else:
-        busy(real)
+        wait_busy(real)
     client.fin()
-    return seconds_to_idle(real, limit_s)
+    return until_idle(real, 4.0)
 
 
 @pytest.mark.parametrize("mode", ["mid-stream", "before the first token", "non-streaming"])
 def test_an_engine_stops_when_its_client_hangs_up(real: Engine, mode: str) -> None:
-    direct_s = leave(real, real.address, mode, 4.0)
+    direct = leave(real, real.address, mode)
     with Gateway(real.url) as gateway:
-        wait_until(lambda: any(f"as {real.name}" in str(row.get("change")) for row in gateway.log()), what="recognition")
-        through_s = leave(real, gateway.address, mode, 4.0)
+        recognised(gateway, real)
+        through = leave(real, gateway.address, mode)
         wait_until(lambda: released(gateway) == 1, 8, "the release")
-        assert not [row for row in gateway.log() if row.get("event") in ("zombie", "orphans", "ladder")]
-    print(f"\n| {real.name} | {mode} | {shown(direct_s)} | {shown(through_s)} |")
-    assert through_s <= max(1.0, direct_s * 1.5)
+        assert not accused(gateway)
+    print(f"\n| {real.name} | {mode} | {direct} | {through} |")
+    assert through.cpu_s <= max(ITS_OWN_PACE_S, direct.cpu_s * 1.5)
+    assert through.word_s is None or through.word_s <= max(ITS_OWN_PACE_S, (direct.word_s or 0.0) * 1.5)
+
+
+def leave_queued(real: Engine, address: tuple[str, int], gateway: Gateway | None) -> tuple[float, Idle]:
+    """One leaves who waits behind others, then all of them but one, then this one. How long the engine says that it has more
+    than the one, and how long it is busy after that one, too, has left."""
+    settle(real)
+    before = real.taken()
+    stays, *others = [Client(address) for _ in range(RUNNERS)]
+    for client in (stays, *others):
+        client.post(CHAT, real.body(stream=True))
+        client.read_until(b'"content"')
+    waiter = Client(address)
+    waiter.post(CHAT, real.body(stream=False), {"X-Request-Id": "waiter"})
+    wait_until(lambda: real.taken() - before + _queued(gateway) == RUNNERS + 1, 20, "all five")
+    for client in (waiter, *others):
+        client.fin()
+    beside_s = NEVER if real.at_work_on() is None else read_until_at_work_on(real, 1, stays, 4.0)
+    stays.fin()
+    return beside_s, until_idle(real, 4.0)
+
+
+def _queued(gateway: Gateway | None) -> float:
+    return gateway.metrics()["hangup_queue_depth"] if gateway is not None else 0.0
+
+
+def test_one_who_left_while_queued_is_never_computed_for(real: Engine) -> None:
+    """llama-server takes it up when a slot gets free, and does not notice as long as others have traffic; transformers serve,
+    which has no queue, runs it beside them, and to its end. hangup sends llama-server no more than it has slots, and the
+    others' calls it can cut."""
+    direct_beside_s, direct = leave_queued(real, real.address, None)
+    with Gateway(real.url) as gateway:
+        recognised(gateway, real)
+        beside_s, through = leave_queued(real, gateway.address, gateway)
+        row = gateway.call_log("waiter")
+        assert row["outcome"] == "client_gone" and (not row["backend"] or real.name != "llamacpp")
+        assert not accused(gateway)
+    if real.name != "transformers":
+        print(f"\n| {real.name} | queued, while another goes on | {shown(direct_beside_s)} | {shown(beside_s)} |")
+        assert beside_s < 1.0
+    print(f"\n| {real.name} | queued, after the others | {direct} | {through} |")
+    assert through.cpu_s < 1.0
 
 
 def test_llama_server_with_other_traffic(llama_server: Engine) -> None:
-    """While anyone else has traffic it never notices a lost non-streaming client; through hangup it stops, say its slots."""
+    """While anyone else has traffic it never notices a lost non-streaming client; through hangup it stops at once."""
     real = llama_server
     times = {}
     with Gateway(real.url) as gateway:
-        wait_until(lambda: any("as llamacpp" in str(row.get("change")) for row in gateway.log()), what="recognition")
+        recognised(gateway, real)
         for way, address in (("direct", real.address), ("through hangup", gateway.address)):
             settle(real)
             other = Client(address)
-            other.post(CHAT, body(real, stream=True))
-            other.read_until(b"content")
+            other.post(CHAT, real.body(stream=True))
+            other.read_until(b'"content"')
             lost = Client(address)
-            lost.post(CHAT, body(real, stream=False))
-            time.sleep(1.0)
+            lost.post(CHAT, real.body(stream=False))
+            wait_until(lambda: real.at_work_on() == 2, 5, "both at work")
             lost.fin()
-            left_at = time.monotonic()
-            times[way] = float("inf")
-            while time.monotonic() - left_at < 5.0:
-                _read_for(other, 1.25)  # no faster than it can bear to be asked
-                if sum(row["is_processing"] for row in json.loads(real.get("/slots"))) <= 1:
-                    times[way] = time.monotonic() - left_at
-                    break
+            times[way] = read_until_at_work_on(real, 1, other, 4.0)
             other.fin()
         wait_until(lambda: released(gateway) == 2, 8, "both releases")
-    direct, through = shown(times["direct"]), shown(times["through hangup"])
-    print(f"\n| llamacpp | non-streaming, others busy | {direct} | {through}, at the first look |")
-    assert times["through hangup"] < 2.0
+    print(f"\n| llamacpp | non-streaming, others busy | {shown(times['direct'])} | {shown(times['through hangup'])} |")
+    assert times["through hangup"] < 1.0 and times["direct"] == NEVER
 
 
-def test_nothing_is_sent_to_a_full_engine_and_a_lost_waiter_never_reaches_it(llama_server: Engine) -> None:
-    """Queued: the queue is hangup's own, so that there is nothing to cancel in the engine."""
-    with Gateway(llama_server.url) as gateway:
-        wait_until(lambda: any("as llamacpp" in str(row.get("change")) for row in gateway.log()), what="recognition")
-        running = [Client(gateway.address) for _ in range(4)]
-        for client in running:
-            client.post(CHAT, body(llama_server, stream=True))
-            client.read_until(b"content")
-        waiting = Client(gateway.address)
-        waiting.post(CHAT, body(llama_server, stream=False), {"X-Request-Id": "waiter"})
-        wait_until(lambda: gateway.metrics()["hangup_queue_depth"] == 1, what="the waiting call")
-        waiting.fin()
-        assert gateway.call_log("waiter")["backend"] in ("", None)
-        for client in running:
-            client.fin()
-
-
-def test_the_wire_is_as_captured(real: Engine) -> None:
-    """Writes what the adapters rely on into the fixtures, when asked to (HANGUP_CAPTURE=1), else compares its shape."""
-    import os
-    import urllib.request
-
-    adapter = ADAPTERS[real.name]
-    settle(real)
-    captured: dict[str, Any] = {"engine": real.name, "server": "", "models": "{}"}
-    if real.name != "transformers":  # which looks for its list on a hub
-        with urllib.request.urlopen(f"{real.url}/v1/models", timeout=10) as answer:
-            captured |= {"server": answer.headers.get("server", ""), "models": answer.read().decode()}
-    if adapter.status_path:
-        captured["idle"] = real.get(adapter.status_path)
-        client = Client(real.address)
-        client.post(CHAT, body(real, stream=True))
-        client.read_until(b"content")
-        time.sleep(1.1)
-        captured |= {"busy": real.get(adapter.status_path), "running": 1}
-        client.fin()
-        status = adapter.read_status(Seen(200, "", captured["busy"].encode()))
-        assert status is not None and status.running == 1
-    for name in ("idle", "busy"):
-        if captured.get(name, "").startswith("#"):  # of hundreds of figures, those that the adapter looks at
-            captured[name] = "\n".join(line for line in captured[name].splitlines() if line.startswith(FIGURES)) + "\n"
-    if os.environ.get("HANGUP_CAPTURE"):
-        FIXTURES.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(captured, indent=1).replace(real.model, "tiny")
-        (FIXTURES / f"{real.name}.json").write_text(text + "\n")
-    settle(real)
-
-
-def test_an_assembled_answer_has_what_a_whole_one_has(real: Engine) -> None:
-    """Every field of the engine's own non-streaming answer is in the one that hangup puts together."""
-    asked = body(real, stream=False) | {"max_tokens": 3}
-    whole = ask(real.address, CHAT, asked).json()
-    with Gateway(real.url) as gateway:
-        wait_until(lambda: any(f"as {real.name}" in str(row.get("change")) for row in gateway.log()), what="recognition")
-        ours = ask(gateway.address, CHAT, asked).json()
-    missing = paths(whole) - paths(ours)
-    assert not {path for path in missing if "timings" not in path and "__verbose" not in path}, missing
-
-
-def paths(value: Any, at: str = "") -> set[str]:
-    """The names of all fields, at any depth."""
-    if isinstance(value, list):
-        return set().union(*(paths(item, f"{at}[]") for item in value)) if value else set()
-    if not isinstance(value, dict):
-        return {at}
-    return {at}.union(*(paths(item, f"{at}.{name}") for name, item in value.items()))
-
-
-def released(gateway: Gateway) -> float:
-    return sum(value for name, value in gateway.metrics().items() if name.startswith("hangup_releases_total"))
-
-
-def shown(seconds: float) -> str:
-    """Below what a clock of ten milliseconds and a step of the engine can tell, only that."""
-    return "not within 4 s" if seconds == float("inf") else f"{seconds:.2f} s" if seconds > 0.05 else "< 0.05 s"
-
-
-def _read_for(client: Client, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        assert client.read_some()
-        client.buffer = b""
+def test_a_slot_is_seen_free_by_the_engines_own_word(llama_server: Engine) -> None:
+    """What its log is read for here is what its slots say."""
+    settle(llama_server)
+    client = Client(llama_server.address)
+    client.post(CHAT, llama_server.body(stream=True))
+    client.read_until(b'"content"')
+    busy = [row["is_processing"] for row in json.loads(llama_server.get("/slots"))]
+    assert sum(busy) == llama_server.at_work_on() == 1
+    client.fin()
+    wait_until(lambda: llama_server.at_work_on() == 0, 5, "the release")
+    assert not any(row["is_processing"] for row in json.loads(llama_server.get("/slots")))

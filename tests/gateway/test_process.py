@@ -193,8 +193,8 @@ class TestReload:
                 assert up == [f'hangup_backend_up{{backend="127.0.0.1:{engine.port}"}}']
 
     def test_again_and_again_while_calls_run(self, engine: StandIn) -> None:
-        """Each reload makes the backend anew; those that were are gone with their last call, and none shows up twice."""
-        text = '[limits]\ngap_s = {}\n[[backend]]\nurl = "{}"\nname = "b"\n'
+        """Each reload changes the backend; those that were are gone with their last call, and none shows up twice."""
+        text = '[[backend]]\nweight = {}\nurl = "{}"\nname = "b"\n'
         with Gateway(config=text.format(30, engine.url)) as gateway, contextlib.ExitStack() as stack:
             assert gateway.config_path is not None
             clients = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from hangup.cli.main import main
-from hangup.engines.adapters import ADAPTERS, Seen
+from hangup.engines.adapters import ADAPTERS, Seen, recognise
 from support.processes import Gateway, StandIn
 from support.raw import Client, ask
 from support.waiting import wait_until
@@ -131,6 +132,28 @@ def test_vllm_is_never_sent_an_empty_list() -> None:
         ADAPTERS["vllm"].abort("")
     abort = ADAPTERS["vllm"].abort("hu-1")
     assert abort is not None and json.loads(abort.body)["request_ids"] == ["chatcmpl-hu-1", "cmpl-hu-1-0"]
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("api.openai.com", "openai-hosted"),
+        ("api.anthropic.com", "anthropic-hosted"),
+        ("notopenai.com", "openai"),
+        ("10.0.0.1", "openai"),
+    ],
+)
+def test_hosted_apis_are_known_by_their_names_and_anything_else_is_generic(host: str, name: str) -> None:
+    """A hosted one is not asked anything, and of neither is it expected that a stop can be verified."""
+    asked = []
+
+    async def get(path: str) -> Seen:
+        asked.append(path)
+        return Seen(404, "", b"")
+
+    adapter, facts = asyncio.run(recognise(host, get))
+    assert adapter.name == name and not facts.can_tell
+    assert bool(asked) is (name == "openai")
 
 
 def test_the_lists_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

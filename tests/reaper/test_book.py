@@ -69,6 +69,32 @@ def test_counts_convict_what_is_beyond_our_own_calls_for_longer_than_grace_and_l
     assert book.zombies == [mine] and not book.orphans
 
 
+def test_a_call_that_may_not_be_in_the_counts_yet_is_not_released_by_them() -> None:
+    """A prefill of seconds: until its first step is over, vLLM says that nothing runs."""
+    book = Book(GRACE, LAG)
+    mine = Leftover("a", 0.0)
+    book.left(mine, first_token=False)
+    for now in (0.1, 1.0, LAG - 0.1):
+        assert book.observe(Status(0, tokens=7), now, now, live=0, peak=0) == []
+    assert book.observe(Status(0, tokens=7), LAG, LAG, live=0, peak=0) == [mine]  # no figures are older than that
+
+
+def test_figures_that_have_moved_tell_of_every_call_that_ended_before() -> None:
+    book = Book(GRACE, LAG)
+    mine = Leftover("a", 0.0)
+    book.left(mine, first_token=False)
+    assert book.observe(Status(1, tokens=7), 0.1, 0.1, live=1, peak=1) == []
+    assert book.observe(Status(1, tokens=8), 0.4, 0.4, live=1, peak=1) == [mine]
+
+
+def test_a_call_that_was_begun_while_the_engine_was_asked_excuses_nobody() -> None:
+    """The engine counts one: that is what was left, since our new call came after it had counted."""
+    book = Book(GRACE)
+    mine = left(book, "a", at=0.0)
+    assert book.observe(Status(1), asked_at=0.5, now=0.51, live=1, peak=1, unseen=1) == []
+    assert book.observe(Status(1), asked_at=1.0, now=1.01, live=1, peak=1) == [mine]
+
+
 def test_figures_that_come_late_convict_nobody() -> None:
     """The engine stopped at once; what it tells is LAG seconds old."""
     book = Book(GRACE, LAG)

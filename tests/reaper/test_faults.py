@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,27 +69,53 @@ def test_trouble_that_ends_leads_back_by_the_canary_without_a_restart() -> None:
         assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 1}).status == 200
 
 
-def test_others_are_served_elsewhere_while_one_backend_is_wedged() -> None:
-    """The slot of the seed: busy for ever, spinning on cancels. Other clients do not notice."""
-    grace_s = 0.5
-    with (
-        StandIn(like="vllm", wedge=True, **SLOW) as stuck,
-        StandIn(like="vllm", **SLOW | {"answer_tokens": 3}) as good,
-    ):
-        config = (
-            f'[[backend]]\nurl = "{stuck.url}"\nname = "stuck"\nweight = 100\n[[backend]]\nurl = "{good.url}"\nname = "good"\n'
+@pytest.mark.parametrize(("like", "grace_s"), [("vllm", 2.0), ("llamacpp", 3.0)])
+def test_others_are_served_elsewhere_while_one_backend_is_wedged(like: str, grace_s: float) -> None:
+    """The slot of the seed: busy for ever, spinning on cancels, and with it the whole engine; every limit by default, and a
+    balance that prefers the wedged one. From the grace on no new client notices anything."""
+    wide = SLOW | {"slots": 64}  # so that there is always room for one more in the wedged one
+    with StandIn(like=like, wedge=True, **wide) as stuck, StandIn(like=like, **wide) as good:
+        config = "".join(
+            f'[[backend]]\nurl = "{engine.url}"\nname = "{name}"\nweight = {weight}\nslots = 64\n'
+            for engine, name, weight in ((stuck, "stuck", 100), (good, "good", 1))
         )
-        with Gateway(config=config, **QUICK) as gateway:
+        with Gateway(config=config) as gateway, ThreadPoolExecutor(100) as pool:
             known(gateway, 2)
+            _drain(gateway, "stuck", "PUT")
+            stays = Client(gateway.address)  # with one call the good one has more to do than the other with many
+            stays.chat(stream=True)
+            stays.read_until(b"data:")
+            _drain(gateway, "stuck", "DELETE")
             hang_up_mid_stream(gateway)
             assert len(stuck.seen()) == 1
             left_at = time.monotonic()
-            lag_s = 6.0  # of the figures that a vLLM gives
-            wait_until(lambda: events(gateway, "zombie"), lag_s + grace_s + 1, "the zombie")
-            assert time.monotonic() - left_at < lag_s + grace_s + 1
-            for _ in range(5):
-                assert ask(gateway.address, CHAT, {"messages": []}).status == 200
-            assert len([row for row in stuck.seen() if row["method"] == "POST" and row["path"] == CHAT]) == 1
+            asking = []
+            while time.monotonic() - left_at < grace_s + 3:
+                asking.append(pool.submit(_served, gateway, time.monotonic() - left_at))
+                assert stays.read_some()
+                time.sleep(0.1)
+            asked = [one.result(10) for one in asking]
+            stays.fin()
+    missed = [at_s for at_s, served in asked if not served]
+    print(
+        f"\n{like}: {len(missed)} of {len(asked)} were sent to the wedged one, the last {max(missed):.2f} s after the hang-up"
+    )
+    assert max(missed) < grace_s + 1.0
+
+
+def _drain(gateway: Gateway, name: str, method: str) -> None:
+    request = urllib.request.Request(f"{gateway.admin_url}/api/backends/{name}/drain", headers={"x-hangup": "1"}, method=method)
+    urllib.request.urlopen(request, timeout=5).close()
+
+
+def _served(gateway: Gateway, at_s: float) -> tuple[float, bool]:
+    with Client(gateway.address) as client:
+        client.sock.settimeout(2)
+        client.chat(max_tokens=3)
+        try:
+            return at_s, client.read_answer().status == 200
+        except TimeoutError:
+            return at_s, False
 
 
 def test_a_wedged_engine_of_our_own_is_restarted_and_serves_again(tmp_path: Path) -> None:
@@ -103,7 +131,7 @@ def test_a_wedged_engine_of_our_own_is_restarted_and_serves_again(tmp_path: Path
         wait_until(lambda: steps(gateway)[-1:] == ["well"], 20, "the way back")
         assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}).status == 200
         took_s = time.monotonic() - left_at
-        assert steps(gateway) == ["doubted", *["abort"] * 3, "quarantined", "restarting", "canary", "well"]
+        assert steps(gateway) == ["doubted", *["wait"] * 3, "quarantined", "restarting", "canary", "well"]
         assert took_s < 15
         pids = [row["pid"] for row in events(gateway, "spawned")]
         assert len(set(pids)) == 2 and not Path(f"/proc/{pids[0]}").exists()
@@ -125,6 +153,55 @@ def test_a_spawned_engine_that_dies_is_started_again_and_one_that_cannot_live_is
         assert [row["again_in_s"] for row in events(gateway, "spawn_died")] == [1.0, 2.0]
 
 
+def test_a_spawned_engine_that_ignores_sigterm_is_killed_with_all_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = tmp_path / "engine.sh"
+    script.write_text(f"trap '' TERM\nsleep 1000 &\necho $$ $! > {pids}.new\nmv {pids}.new {pids}\nwait\n")
+    with Gateway(spawn=f"/bin/sh {script}", **QUICK, stop_s=0.5) as gateway:
+        wait_until(pids.exists, what="the engine and its child")
+        own, child = pids.read_text().split()
+        assert Path(f"/proc/{own}").exists() and Path(f"/proc/{child}").exists()
+        told_at = time.monotonic()
+        gateway.signal(signal.SIGTERM)
+        gateway.wait()
+        assert 0.5 <= time.monotonic() - told_at < 5
+        wait_until(lambda: not Path(f"/proc/{own}").exists() and not _lives(child), what="their end")
+
+
+def _lives(pid: str) -> bool:
+    """A process that nobody has reaped yet is dead all the same."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_reload_that_changes_limits_leaves_a_spawned_engine_alone_and_one_that_changes_its_settings_does_not() -> None:
+    command = f"{HANGUP} standin --port {{{{port}}}} --deaf --slots 4 --answer-tokens 5000 --token-s 0.02"
+    text = "[limits]\nrelease_grace_s = 0.5\nabort_backoff_s = 0.1\nabort_again_max = {}\n"
+    text += f'[[backend]]\nurl = "http://127.0.0.1:{_free_port()}"\nspawn = "{command}"\nweight = {{}}\n'
+    with Gateway(config=text.format(3, 1)) as gateway:
+        known(gateway)
+        client = Client(gateway.address)
+        client.chat(stream=True)
+        client.read_until(b"data:")
+        _reload(gateway, text.format(1, 1))
+        assert client.read_some() and len(events(gateway, "spawned")) == 1
+        hang_up_mid_stream(gateway)
+        wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+        assert steps(gateway) == ["doubted", "abort", "quarantined"]  # by the new limits
+        client.fin()
+        wait_until(lambda: steps(gateway)[-1:] == ["well"], 20, "the way back")
+        _reload(gateway, text.format(1, 2))
+        wait_until(lambda: len(events(gateway, "spawned")) == 3, what="another process")
+
+
+def _reload(gateway: Gateway, config: str) -> None:
+    assert gateway.config_path is not None
+    before = len(events(gateway, "reloaded"))
+    gateway.config_path.write_text(config)
+    gateway.signal(signal.SIGHUP)
+    wait_until(lambda: len(events(gateway, "reloaded")) > before, what="the reload")
+
+
 def test_a_restart_command_is_run_with_what_it_needs_to_know(tmp_path: Path) -> None:
     """And no live client is harmed: it waits for the last one."""
     note = tmp_path / "note"
@@ -141,7 +218,7 @@ def test_a_restart_command_is_run_with_what_it_needs_to_know(tmp_path: Path) -> 
             assert other.read_some() and "restarting" not in steps(gateway)
             other.fin()
             wait_until(lambda: "restarting" in steps(gateway), what="the restart")
-            wait_until(note.exists, what="the command's note")
+            wait_until(lambda: note.exists() and note.read_text(), what="the command's note")
             assert note.read_text() == f"deaf {engine.port}"
 
 
@@ -195,6 +272,20 @@ def test_an_engine_killed_or_dying_of_an_abort_holds_no_place() -> None:
         wait_until(lambda: events(gateway, "died_on_abort"), what="the death")
         wait_until(lambda: sum(v for k, v in gateway.metrics().items() if k.startswith("hangup_backend_in_flight")) == 0)
         assert not events(gateway, "zombie")
+
+
+def test_a_zombie_ends_with_its_engine_and_what_comes_in_its_place_is_taken_back() -> None:
+    """kill -9 on an engine that somebody else starts again."""
+    with StandIn(deaf=True, **SLOW) as engine, Gateway(engine.url, **QUICK) as gateway:
+        known(gateway)
+        hang_up_mid_stream(gateway)
+        wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+        engine.signal(signal.SIGKILL)
+        engine.wait()
+        with StandIn(port=engine.port, **SLOW):
+            wait_until(lambda: steps(gateway)[-1] == "well", 20, "the way back")
+            assert [row["id"] for row in events(gateway, "zombie_gone")] == ["left-behind"]
+            assert _answers(gateway)
 
 
 def test_figures_that_lag_six_seconds_convict_nobody() -> None:

@@ -73,6 +73,12 @@ def test_a_failed_canary_backs_off_then_leads_to_a_restart() -> None:
     assert said == ["canary", "quarantined", "canary", "quarantined", "restarting"]
 
 
+def test_an_engine_without_abort_gets_the_same_time() -> None:
+    ladder = Ladder(TERMS)
+    ladder.can_abort = False
+    assert climb(ladder, [zombie()], 10) == ["doubted", "wait", "wait", "wait", "quarantined", "restarting"]
+
+
 def test_a_wedge_needs_no_aborts() -> None:
     ladder = Ladder(TERMS)
     assert [step.what for step in ladder.advance(0.0, [], "frozen", 1)] == ["doubted", "quarantined"]

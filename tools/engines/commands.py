@@ -17,13 +17,14 @@ class Command:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def command(name: str, cache: Path) -> Command:
+def command(name: str, cache: Path, size: str = "tiny") -> Command:
+    """`size` is tiny or large: see sizes.py."""
     port = str(_free_port())
-    url, model = f"http://127.0.0.1:{port}", str(cache / "hf")
+    url, model = f"http://127.0.0.1:{port}", str(cache / ("hf" if size == "tiny" else f"hf-{size}"))
     here = Path(__file__).resolve().parent
     match name:
         case "llamacpp":
-            words = [f"{cache}/xl/bin/python", str(here / "serve_gguf.py"), str(cache / "tiny.gguf"), port]
+            words = [f"{cache}/xl/bin/python", str(here / "serve_gguf.py"), str(cache / f"{size}.gguf"), port]
             return Command(words, url, "tiny")
         case "transformers":
             words = [f"{cache}/tf/bin/transformers", "serve", "--host", "127.0.0.1", "--port", port]

@@ -1,4 +1,4 @@
-"""A tiny Llama of random weights as a GGUF file: make_gguf OUT.gguf. Runs in llama.cpp's environment, without torch."""
+"""A Llama of random weights as a GGUF file: make_gguf OUT.gguf tiny|large. Runs in llama.cpp's environment, without torch."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tools.engines.sizes import CONTEXT, HEADS, KV_HEADS, SIZES, SPREAD, Size
 from tools.engines.tokens import EOS, PAD, TEMPLATE, VOCAB, train
-
-WIDTH, FEED_FORWARD, LAYERS, HEADS, KV_HEADS, CONTEXT = 256, 768, 4, 8, 4, 32768
-SPREAD = 0.05
 
 
 def main() -> None:
+    size = SIZES[sys.argv[2]]
     writer = gguf.GGUFWriter(sys.argv[1], "llama")
-    writer.add_name("tiny-random-llama")
+    writer.add_name("random-llama")
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FEED_FORWARD)
+    writer.add_embedding_length(size.width)
+    writer.add_block_count(size.layers)
+    writer.add_feed_forward_length(size.feed_forward)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_rope_dimension_count(size.width // HEADS)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(VOCAB)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     add_tokenizer(writer)
     rng = np.random.default_rng(0)
-    for name, shape in tensors():
+    for name, shape in tensors(size):
         values = np.ones(shape, np.float32) if len(shape) == 1 else rng.normal(0, SPREAD, shape).astype(np.float16)
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -41,22 +40,22 @@ def main() -> None:
     writer.close()
 
 
-def tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
-    keys = WIDTH * KV_HEADS // HEADS
-    yield "token_embd.weight", (VOCAB, WIDTH)
-    yield "output.weight", (VOCAB, WIDTH)
-    yield "output_norm.weight", (WIDTH,)
-    for layer in range(LAYERS):
+def tensors(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, wide, keys = size.width, size.feed_forward, size.width * KV_HEADS // HEADS
+    yield "token_embd.weight", (VOCAB, width)
+    yield "output.weight", (VOCAB, width)
+    yield "output_norm.weight", (width,)
+    for layer in range(size.layers):
         shapes: dict[str, tuple[int, ...]] = {
-            "attn_norm": (WIDTH,),
-            "attn_q": (WIDTH, WIDTH),
-            "attn_k": (keys, WIDTH),
-            "attn_v": (keys, WIDTH),
-            "attn_output": (WIDTH, WIDTH),
-            "ffn_norm": (WIDTH,),
-            "ffn_gate": (FEED_FORWARD, WIDTH),
-            "ffn_up": (FEED_FORWARD, WIDTH),
-            "ffn_down": (WIDTH, FEED_FORWARD),
+            "attn_norm": (width,),
+            "attn_q": (width, width),
+            "attn_k": (keys, width),
+            "attn_v": (keys, width),
+            "attn_output": (width, width),
+            "ffn_norm": (width,),
+            "ffn_gate": (wide, width),
+            "ffn_up": (wide, width),
+            "ffn_down": (width, wide),
         }
         for name, shape in shapes.items():
             yield f"blk.{layer}.{name}.weight", shape

@@ -1,4 +1,4 @@
-"""The tiny models' byte-level BPE tokenizer and chat template. Runs in the engines' environments."""
+"""The models' byte-level BPE tokenizer and chat template. Runs in the engines' environments."""
 
 from __future__ import annotations
 

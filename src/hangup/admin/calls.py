@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hangup.admin.view import Killed
 from hangup.core.call import Call, Phase
+from hangup.core.reaper import Fate, Leftover
 from hangup.errors import HangupError
 
 PAGE_MAX = 1000  # calls in one answer
@@ -27,6 +29,7 @@ class BadQuery(HangupError):
 class Filter:
     """Which calls are meant; what is empty chooses all."""
 
+    id: frozenset[str] = frozenset()
     tenant: str = ""
     model: str = ""
     backend: str = ""
@@ -41,14 +44,16 @@ class Filter:
         if phase and phase not in {p.value for p in Phase}:
             raise BadQuery(f"phase: expected one of {', '.join(p.value for p in Phase)}, got {phase!r}")
         texts = {name: query.get(name, "") for name in ("tenant", "model", "backend", "route", "client")}
-        return cls(**texts, phase=phase, older_than_s=number(query, "older_than_s", 0.0))
+        ids = frozenset(filter(None, query.get("id", "").split(",")))  # no id has a comma in it
+        return cls(ids, **texts, phase=phase, older_than_s=number(query, "older_than_s", 0.0))
 
     def __bool__(self) -> bool:
         return self != _ALL
 
     def chooses(self, call: Call, now: float) -> bool:
         return (
-            (not self.tenant or call.tenant == self.tenant)
+            (not self.id or call.id in self.id)
+            and (not self.tenant or call.tenant == self.tenant)
             and (not self.model or call.model == self.model)
             and (not self.backend or call.backend == self.backend)
             and (not self.route or call.route == self.route)
@@ -127,6 +132,7 @@ def describe(call: Call, waits_for: str, now: float) -> dict[str, Any]:
         "model": call.model,
         "stream": call.stream,
         "backend": call.backend,
+        "slot": call.slot,
         "attempts": call.attempts,
         "phase": call.phase.value,
         "waits_for": waits_for,
@@ -147,12 +153,37 @@ def tokens_per_s(call: Call, now: float) -> float | None:
     return _round(call.tokens_out / seconds) if seconds > 0 and call.tokens_out else 0.0
 
 
-def timeline(call: Call, engine_let_go: bool | None, now: float) -> list[dict[str, Any]]:
+def release(call: Call) -> str | None:
+    """How its engine let go of a call that ended; None while it is live, and where no engine was left at work."""
+    return call.fate.value if call.ended and call.fate is not None else None
+
+
+def killed(row: Killed) -> dict[str, Any]:
+    """A call that was killed, with what is known of its engine by now."""
+    call = row.call
+    ended = call.ended_at or 0.0
+    gone = [left.released_at - ended for left in call.leftovers if left.released_at is not None]
+    return {
+        "id": call.id,
+        "tenant": call.tenant,
+        "model": call.model,
+        "backend": call.backend,
+        "slot": call.slot,
+        "tokens_out": call.tokens_out,
+        "connection_cut": row.connection_cut,
+        "abort_sent": row.abort_sent,
+        "verified": call.engine_let_go,
+        "release": release(call),
+        "let_go_after_s": _round(max(gone)) if gone and call.engine_let_go else None,
+    }
+
+
+def timeline(call: Call) -> list[dict[str, Any]]:
     """What happened to a call, in order; seconds since its first byte."""
     steps: list[tuple[float | None, str]] = [
         (call.started_at, "first byte of the request"),
         (call.received_at, "request complete, waiting for a backend"),
-        (call.sent_at, f"sent to {call.backend}" + (f" (attempt {call.attempts})" if call.attempts > 1 else "")),
+        (call.sent_at, f"sent to {call.backend}{_place(call.slot)}" + f" (attempt {call.attempts})" * (call.attempts > 1)),
         (call.answered_at, "first byte of the engine's answer"),
         (call.first_token_at, "first token"),
     ]
@@ -160,15 +191,34 @@ def timeline(call: Call, engine_let_go: bool | None, now: float) -> list[dict[st
         steps.append((call.progress_at, f"last token so far: number {call.tokens_out}"))
     if call.ended_at is not None and call.reason is not None:
         steps.append((call.ended_at, f"ended: {call.reason.outcome.value} ({call.reason.code}), status {call.status}"))
-        steps.append((call.ended_at, _RELEASE[engine_let_go]))
-    return [{"at_s": _round(at - call.started_at, 6), "what": what} for at, what in steps if at is not None]
+    for left in call.leftovers:
+        steps += _release_steps(left)
+    told = [(at, what) for at, what in steps if at is not None]
+    return [{"at_s": _round(at - call.started_at, 6), "what": what} for at, what in sorted(told, key=lambda step: step[0])]
 
 
-_RELEASE = {
-    True: "the engine has let go of it",
-    False: "the engine still works on it: a zombie",
-    None: "the engine's connection was cut; whether it let go is not known",
+def _release_steps(left: Leftover) -> list[tuple[float | None, str]]:
+    """From the moment in which an engine was told to stop to its word that it did."""
+    since = f", {left.tokens_since} tokens computed since" if left.tokens_since is not None else ""
+    again = f" and was told again {left.aborts} times" if left.aborts else ""
+    steps: list[tuple[float | None, str]] = [
+        (left.at, "the engine is told to stop"),
+        (left.zombie_since, f"the engine still works on it{_place(left.slot)}: a zombie{again}{since}"),
+    ]
+    if left.released is not None:
+        steps.append((left.released_at, _RELEASED[left.released]))
+    return steps
+
+
+_RELEASED = {
+    Fate.VERIFIED: "verified: the engine has let go of it",
+    Fate.RESTARTED: "gone: the engine was restarted",
+    Fate.UNVERIFIED: "not verified: the engine did not tell whether it let go",
 }
+
+
+def _place(slot: int | None) -> str:
+    return "" if slot is None else f" in slot {slot}"
 
 
 def number(query: Mapping[str, str], name: str, default: float) -> float:

@@ -82,6 +82,9 @@ class GatewayCollector(Collector):
         alarm = GaugeMetricFamily(
             "hangup_divergence_alarm", "1 while an engine is busy and too little comes of it.", labels=["backend"]
         )
+        quarantined = GaugeMetricFamily(
+            "hangup_backend_quarantined", "1 while the ladder keeps new calls away.", labels=["backend"]
+        )
         drained = GaugeMetricFamily("hangup_backend_drained", "1 while an operator keeps new calls away.", labels=["backend"])
         for row in self._view.backends():
             name = [row["name"]]
@@ -92,7 +95,8 @@ class GatewayCollector(Collector):
             used.add_metric(name, row["busy_s"])
             alarm.add_metric(name, row["alarm"] is not None)
             drained.add_metric(name, row["state"].startswith("drain"))
-        yield from (computed, busy, used, alarm, drained)
+            quarantined.add_metric(name, row["state"].endswith("quarantined"))
+        yield from (computed, busy, used, alarm, drained, quarantined)
         yield up
         yield in_flight
         yield limit
@@ -117,7 +121,7 @@ class GatewayCollector(Collector):
             "hangup_releases", "Ended calls that were let go, by what is known of them.", labels=["backend", "result"]
         )
         for backend, *_ in reaper.standing():
-            for result in ("verified", "unverified"):
+            for result in ("verified", "restarted", "unverified"):
                 releases.add_metric([backend, result], reaper.releases[backend, result])
         yield releases
         steps = CounterMetricFamily("hangup_ladder_steps", "Steps taken about zombies and wedges.", labels=["backend", "step"])

@@ -24,6 +24,7 @@ from hangup.core.reasons import Outcome
 PERIOD_S = 1.0
 WATCHERS_MAX = 50
 _ENDED_SHOWN = 8
+_ZOMBIES_SHOWN = 8
 _LOOKED_THROUGH = 200
 _REFUSING = frozenset([Outcome.SHED.value, Outcome.REFUSED.value])
 
@@ -50,8 +51,12 @@ def overview(view: View) -> dict[str, Any]:
         "outcomes": causes,
         "refusals": refusals,
         "tokens": fates,
+        "tokens_streaming": sum(
+            call.tokens_out for call in view.calls() if call.stream
+        ),  # their calls are not in the books yet
         "backends": view.backends(),
         "alarms": view.alarms(),
+        "zombies": view.zombies()[:_ZOMBIES_SHOWN],
         "left": [_story(view, call) for call in _left(view)],
         "history": _rates(view.history()),
     }
@@ -71,7 +76,7 @@ def _story(view: View, call: Call) -> dict[str, Any]:
         **kept,
         "cause": call.reason.code if call.reason else "",
         "ended_s_ago": round(view.now() - call.ended_at, 1),
-        "engine_let_go": view.engine_let_go(call),
+        "release": calls.release(call),
     }
 
 

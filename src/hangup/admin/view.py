@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from hangup.core.admission import Seat
 from hangup.core.call import Call, Phase
@@ -15,24 +16,20 @@ class Reapings(Protocol):
     """What the reaper has done and sees."""
 
     release_s: Histogram
-    releases: Counter[tuple[str, str]]  # backend, verified | unverified
+    releases: Counter[tuple[str, str]]  # backend, verified | restarted | unverified
     steps: Counter[tuple[str, str]]  # backend, step of the ladder
 
     def standing(self) -> Iterable[tuple[str, int, int, int]]:
         """For each backend its name, and how many zombies, orphans and ended calls there are of which nothing is known yet."""
 
 
-class Killed(NamedTuple):
-    """A call that was ended, and what is known of the engine's side."""
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """A call that an operator has ended, and what was done to its engine."""
 
-    id: str
-    tenant: str
-    model: str
-    backend: str
-    tokens_out: int
+    call: Call
     connection_cut: bool
     abort_sent: bool
-    verified: bool | None  # whether the engine let go; None when nobody has told
 
 
 class Jobs(Protocol):
@@ -74,11 +71,17 @@ class View(Protocol):
     def waits_for(self, call: Call) -> str:
         """What has to happen next in a call, in words."""
 
-    def engine_let_go(self, call: Call) -> bool | None:
-        """Whether the engine is known to be done with an ended call; None when nobody has told."""
+    async def find_slots(self) -> None:
+        """Asks those engines that know which call is in which slot of theirs; others say it by themselves, or never."""
 
     def kill(self, id: str) -> Killed | None:
         """Ends a live call, in its engine too; None when there is no such call."""
+
+    async def until_let_go(self, ended: list[Call], within_s: float | None) -> None:
+        """Waits until nothing is left to be learned of these calls' engines; for that long, or as long as is set, at most."""
+
+    def zombies(self) -> list[dict[str, Any]]:
+        """The last zombies as `GET /api/zombies` shows them, the latest first."""
 
     def drain(self, backend: str, on: bool) -> bool:
         """Gives a backend no new calls, or again; False when there is no such backend."""

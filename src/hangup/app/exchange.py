@@ -240,7 +240,7 @@ class Exchange:
         self.key = self.gateway.engine_key(self)
         if self.ask is not None:
             if self.slot is None:
-                self.slot = backend.pin(self.ask.choices)
+                self.slot = self.call.slot = backend.pin(self.ask.choices)
             path, body = self.ask.path, self.ask.body(body, self._value, backend.adapter.fields(self.key, self.slot))
         request = backend.request(
             self.head,

@@ -27,11 +27,11 @@ from hangup.apis.routes import Route, Router
 from hangup.app.exchange import Exchange
 from hangup.app.log import Log
 from hangup.app.passage import Passage
-from hangup.app.tracing import Tracer
+from hangup.app.tracing import TRACEPARENT, Tracer
 from hangup.app.visit import Visit
 from hangup.config import Limits, Settings
 from hangup.core import reasons
-from hangup.core.account import Entry, Price, entry
+from hangup.core.account import FREE, Entry, Price, entry
 from hangup.core.admission import Action, Admission, Terms, Ticket
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
@@ -58,7 +58,6 @@ _ID_DIGITS = 24
 _PACE_S = 1.0  # between two looks at the pace of running calls,
 _PACE_CALLS_MAX = 64  # and at how many of them
 _CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 
 
@@ -87,8 +86,9 @@ class Gateway:
         self._retired: set[Backend] = set()  # out of the configuration, with calls that may finish
         self._slots = settings.slots
         self.admission = Admission(settings.limits, [], random.random)
-        self.aborts = Aborts(settings.limits)
-        self.reaper = Reaper(self.aborts, self)
+        self.aborts = Aborts()
+        self.reaper = Reaper(self.aborts, self, settings.limits.zombie_stories_max)
+        self.heard_of_release = asyncio.Event()  # wakes those who wait for one, and is never set for longer
         self.desk: Desk | None = None  # who answers for jobs, once their store is open
         self.provider = Provider(self, loop) if settings.jobs == "provider" else None  # or who has them, if it is not us
         self.draining = False
@@ -122,7 +122,8 @@ class Gateway:
 
     def _configure_backends(self, settings: Settings) -> None:
         old = list(self.backends.values())
-        kept = {b.settings: b for b in old if b.pool.limits == settings.limits and self._slots == settings.slots}
+        # Limits can change under a backend; were it made anew, an engine that is a process of ours would be started anew.
+        kept = {b.settings: b for b in old if b.settings.slots or self._slots == settings.slots}
         self._slots = settings.slots
         backends = [
             kept.get(s) or Backend(s, settings.limits, self.loop, settings.slots, self._dials.get(s.name))
@@ -132,13 +133,14 @@ class Gateway:
             if backend not in backends:
                 self._retire(backend)
         self.backends = {backend.name: backend for backend in backends}
-        self._prices = {b.name: Price(b.settings.price_per_hour, b.settings.price_per_million_tokens) for b in backends}
+        prices = {b.name: Price(b.settings.price_per_hour, b.settings.price_per_million_tokens) for b in backends}
+        self._prices = {name: price for name, price in prices.items() if any(price)}
         self.admission.fleet.set(backend.seat for backend in backends)
         for backend in backends:
+            backend.take_limits(settings.limits)
             if backend.name not in self._watches:
-                task = self.loop.create_task(watch(backend, settings.limits, self._backend_changed))
-                self._watches[backend.name] = task
-            self.reaper.watch(backend, settings.limits)
+                self._watches[backend.name] = self.loop.create_task(watch(backend, self._backend_changed))
+            self.reaper.watch(backend)
         self._act(self.admission.dispatch(time.monotonic()))
 
     def _retire(self, backend: Backend) -> None:
@@ -255,8 +257,8 @@ class Gateway:
         call = Call(self._call_id(head), time.monotonic(), connection.peer)
         if head is not None:
             traceparent = head.fields.get(b"traceparent")
-            if traceparent is not None and (match := _TRACEPARENT.fullmatch(traceparent)):
-                call.trace_id = match[1].decode("ascii")
+            if traceparent is not None and (match := TRACEPARENT.fullmatch(traceparent)):
+                call.trace_id = match["trace"].decode("ascii")
             if self.tracer is not None:
                 self.tracer.begin(call, traceparent)
         exchange = Exchange(self, connection, call, head)
@@ -402,6 +404,7 @@ class Gateway:
         self.aborts.stop(backend, key, connection)
         choices = exchange.ask.choices if exchange.ask is not None else 1
         leftover = Leftover(call.id, time.monotonic(), key=key, slot=slot, tokens=call.tokens_out, choices=choices)
+        call.leftovers += (leftover,)
         if slot is not None:
             backend.pinned -= 1
         if self.reaper.left(backend, leftover, first_token=call.first_token_at is not None):
@@ -412,6 +415,8 @@ class Gateway:
 
     def let_go(self, backend: Backend, leftover: Leftover) -> None:
         """The reaper is done with it: its place goes to the next call."""
+        self.heard_of_release.set()
+        self.heard_of_release.clear()
         if leftover.slot is not None:
             backend.slots_free.append(leftover.slot)
         kv, leftover.place = leftover.place, None
@@ -469,16 +474,16 @@ class Gateway:
         if exchange.passage is not None:
             exchange.passage.over()
         if exchange.errand is not None:
-            exchange.errand.over(call, exchange.leftover, self._entry(call, ticket))
+            exchange.errand.over(call, exchange.leftover, entry(call, *self._cost(call, ticket)))
         elif self.store is not None:
-            self.store.add(self._entry(call, ticket))
+            self.store.book(call, *self._cost(call, ticket))
 
-    def _entry(self, call: Call, ticket: Ticket | None) -> Entry:
-        """The call for the books, once its share of the engine's time is known."""
+    def _cost(self, call: Call, ticket: Ticket | None) -> tuple[float, float, Price]:
+        """Its share of the engine's time, how long such answers are on average, and the price."""
         if ticket is None or ticket.tenant is None:
-            return entry(call, 0.0, 0.0, Price())
-        expected = ticket.tenant.predict(ticket.output_max) * ticket.choices
-        return entry(call, ticket.engine_s, expected, self._prices.get(call.backend, Price()))
+            return 0.0, 0.0, FREE
+        expected = 0.0 if call.engine_finished else ticket.tenant.predict(ticket.output_max) * ticket.choices
+        return ticket.engine_s, expected, self._prices.get(call.backend, FREE)
 
     def _free(self, ticket: Ticket, call: Call, leftover: Leftover | None) -> None:
         """Whatever the call held goes to the next one, in this turn; but not its place in an engine that may go on."""

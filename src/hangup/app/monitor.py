@@ -20,15 +20,14 @@ from hangup.config import Limits
 from hangup.core.account import nobodys
 from hangup.core.call import Call
 from hangup.core.divergence import Divergence, Finding, Sample, Terms
+from hangup.core.engine_count import EngineCount
 from hangup.core.reasons import Outcome
 from hangup.engines import counters
 from hangup.engines.backend import Backend
 from hangup.engines.busy import busy
 
-HISTORY_MAX = 360  # looks that the dashboard's picture is made of
-_SUSPECTS_MAX = 5
+_SUSPECTS_MAX = 5  # tenants and calls named by an alarm
 _ASK_AGAIN = 12  # looks before an engine without counters is asked again
-_WEBHOOK_S = 5.0
 _LEFT = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED])
 
 
@@ -37,20 +36,16 @@ class Watched:
     """What is known of one backend."""
 
     alarm: Divergence
+    count: EngineCount = field(default_factory=EngineCount)
     counters: counters.Counters | None = None
     busy: float | None = None
-    computed_first: int | None = None  # the engine's count when we first saw it
-    computed_before: int = 0  # counted by its former lives, which a restart made it forget
     ask_in: int = 0  # looks to be left out
     alone_since: float = -1.0  # the call-seconds of a backend without a call, when it was last asked; -1 with calls
-    settled: int = 0  # tokens booked as nobody's
 
     @property
     def computed(self) -> int | None:
-        """Tokens it says it has computed since we know it."""
-        if self.counters is None or self.counters.tokens is None or self.computed_first is None:
-            return None
-        return self.computed_before + self.counters.tokens - self.computed_first
+        """Tokens it says it has computed since we know it; None while it does not say."""
+        return self.count.computed if self.counters is not None and self.counters.tokens is not None else None
 
 
 @dataclass
@@ -58,14 +53,18 @@ class Monitor:
     gateway: Gateway
     log: Log
     watched: dict[str, Watched] = field(default_factory=dict)
-    history: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=HISTORY_MAX))
+    history: deque[dict[str, float]] = field(init=False)  # the looks that the dashboard's picture is made of
     alarms_raised: int = 0
     _webhooks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.history = deque(maxlen=self.gateway.limits.history_looks_max)
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await self.look()
+            self._remember()
             await asyncio.sleep(self.gateway.limits.counters_interval_s)
 
     async def look(self) -> None:
@@ -79,7 +78,6 @@ class Monitor:
         for backend in backends:
             self._judge(backend, seen[backend.name], unseen[backend.name], now)
             self._settle(backend, seen[backend.name])
-        self._remember(seen, now)
 
     async def _ask(self, backend: Backend) -> None:
         limits = self.gateway.limits
@@ -95,18 +93,15 @@ class Monitor:
         watched.busy = await busy(backend, watched.counters, limits.health_timeout_s)
 
     def _note(self, name: str, watched: Watched, found: counters.Counters | None) -> None:
-        before = watched.computed
-        if found is None or found.tokens is None:
-            watched.counters = found
-            return
-        if watched.computed_first is None:
-            watched.computed_first = found.tokens
-        elif before is not None and watched.counters is not None and found.tokens < (watched.counters.tokens or 0):
-            watched.computed_before, watched.computed_first = before, 0  # it was started anew
-            watched.alarm.restarted(time.monotonic())
         watched.counters = found
+        if found is None or found.tokens is None:
+            watched.count.lost_sight()
+            return
+        before = watched.count.computed
+        if watched.count.note(found.tokens):
+            watched.alarm.restarted(time.monotonic())
         if self.gateway.store is not None and before is not None:
-            self.gateway.store.computed(name, (watched.computed or 0) - before)
+            self.gateway.store.computed(name, (watched.count.computed or 0) - before)
 
     def _tokens(self) -> tuple[Counter[str], Counter[str]]:
         """Tokens that came, per backend; and those that live calls may have had without our seeing them."""
@@ -135,16 +130,17 @@ class Monitor:
             self._tell(backend.name, watched.alarm.finding)
 
     def _settle(self, backend: Backend, seen: int) -> None:
-        """When neither side has anything at work, what the engine computed beyond what came was for nobody: book it so."""
+        """When neither side has anything at work, what the engine's count and the books differ by gets its name."""
         watched = self.watched.get(backend.name)
         if watched is None or watched.computed is None or watched.counters is None or watched.counters.running != 0:
             return
         if backend.seat.time.count or backend.seat.time.call_s != watched.alone_since:
             return  # a call came and went while we asked
-        rest = watched.computed - seen - watched.settled
-        if rest > 0 and self.gateway.store is not None:
-            watched.settled += rest
-            self.gateway.store.add(nobodys(backend.name, rest))
+        if self.gateway.store is not None:
+            found = watched.count.settle(seen)
+            if found.nobodys:
+                self.gateway.store.add(nobodys(backend.name, found.nobodys))
+            self.gateway.store.uncounted(backend.name, found.uncounted)
 
     def _tell(self, backend: str, finding: Finding | None) -> None:
         told: dict[str, Any] = {"backend": backend, "state": "raised" if finding else "ended"}
@@ -160,7 +156,7 @@ class Monitor:
 
     async def _send(self, url: str, told: dict[str, Any]) -> None:
         try:
-            await asyncio.to_thread(_post, url, orjson.dumps(told))
+            await asyncio.to_thread(_post, url, orjson.dumps(told), self.gateway.limits.webhook_s)
         except (OSError, ValueError) as error:
             self.log.event("webhook_failed", error=type(error).__name__)
 
@@ -174,16 +170,16 @@ class Monitor:
         ]
         return {"tenants": [name for name, _ in tenants.most_common(_SUSPECTS_MAX)], "calls": oldest}
 
-    def _remember(self, seen: Counter[str], now: float) -> None:
+    def _remember(self) -> None:
         known = [watched.busy for watched in self.watched.values() if watched.busy is not None]
         computed = [watched.computed for watched in self.watched.values() if watched.computed is not None]
         self.history.append(
             {
                 "at": round(time.time(), 1),
-                "monotonic": now,
+                "monotonic": time.monotonic(),
                 "busy": sum(known) / len(known) if known else -1.0,
                 "computed": float(sum(computed)) if computed else -1.0,
-                "seen": float(sum(seen.values())),
+                "seen": float(self._tokens()[0].total()),
                 "live": float(len(self.gateway.calls)),
                 "waiting": float(self.gateway.admission.queue.count),
                 "calls": float(self.gateway.ledger.calls.total()),
@@ -201,10 +197,10 @@ def _terms(limits: Limits) -> Terms:
 
 
 def _may_be_zombie(call: Call) -> bool:
-    return call.outcome in _LEFT and call.tokens_after_end is None
+    return call.outcome in _LEFT and not call.engine_let_go
 
 
-def _post(url: str, body: bytes) -> None:
+def _post(url: str, body: bytes, timeout_s: float) -> None:
     request = urllib.request.Request(url, body, {"content-type": "application/json"})  # noqa: S310 - from the configuration
-    with urllib.request.urlopen(request, timeout=_WEBHOOK_S):  # noqa: S310
+    with urllib.request.urlopen(request, timeout=timeout_s):  # noqa: S310
         pass

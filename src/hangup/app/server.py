@@ -20,6 +20,7 @@ from hangup.admin.server import AdminServer
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.app.monitor import Monitor
+from hangup.app.otlp import Exporter
 from hangup.app.tracing import Tracer
 from hangup.app.view import AdminView
 from hangup.config import Settings
@@ -51,6 +52,8 @@ _FIXED = (
     "jobs",
     "jobs_days",
     "otlp_endpoint",
+    "otlp_protocol",
+    "otlp_headers_env",
 )
 _LAG_PERIOD_S = 0.1
 _FILES_RESERVED = 64  # file descriptors for everything that is no call
@@ -85,9 +88,9 @@ class Server:
             settings.ledger,
             flush_s=settings.limits.ledger_flush_s,
             days=settings.ledger_days,
-            entries_max=settings.limits.ledger_entries_max,
+            accounts_max=settings.limits.ledger_accounts_max,
         )
-        tracer = Tracer(settings.otlp_endpoint, settings.limits.traced_calls_max) if settings.otlp_endpoint else None
+        tracer = _tracer(settings)
         self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store, tracer)
         gateway.connections_allowed = _connections_allowed(settings.limits.connections_max)
         if gateway.connections_allowed < settings.limits.connections_max:
@@ -236,6 +239,16 @@ def _admin_policy(settings: Settings) -> Policy:
             "  hint: set admin_token_env to the name of an environment variable that holds one"
         )
     return Policy.of(token, settings.admin_names, settings.admin_host)
+
+
+def _tracer(settings: Settings) -> Tracer | None:
+    if not settings.otlp_endpoint:
+        return None
+    limits, variable = settings.limits, settings.otlp_headers_env
+    headers = os.environ.get(variable, "") if variable else ""
+    exporter = Exporter(settings.otlp_endpoint, settings.otlp_protocol, headers, limits.trace_send_s)
+    close_s = limits.trace_send_s + 1.0  # one batch, and a little
+    return Tracer(exporter, calls_max=limits.traced_calls_max, release_s=limits.trace_release_s, close_s=close_s)
 
 
 def _server_tls(settings: Settings) -> ssl.SSLContext | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -14,6 +16,7 @@ from hangup.app.exchange import Exchange
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.app.monitor import Monitor, Watched
+from hangup.app.slots import Slots
 from hangup.core import reasons
 from hangup.core.admission import Seat
 from hangup.core.call import Call, Phase
@@ -21,7 +24,7 @@ from hangup.core.ledger import Histogram, Ledger
 from hangup.engines.backend import Backend
 from hangup.jobs.overview import Overview
 from hangup.jobs.provider_overview import ProviderOverview
-from hangup.reaper import BackendView, Books
+from hangup.reaper import BackendView, Books, Zombie
 from hangup.store.ledger import LedgerStore
 
 
@@ -32,6 +35,7 @@ class AdminView:
         self._lag = lag
         self._monitor = monitor
         self._store = store
+        self._slots = Slots(gateway)
 
     @property
     def ledger(self) -> Ledger:
@@ -60,9 +64,8 @@ class AdminView:
         exchange = self._gateway.calls.get(call.id)
         return "" if exchange is None else _waits_for(exchange)
 
-    def engine_let_go(self, call: Call) -> bool | None:
-        """Known as soon as the engine finished or never had the call; otherwise it is for the engine to say."""
-        return self._gateway.reaper.let_go(call.backend, call.id) if call.tokens_after_end is None else True
+    async def find_slots(self) -> None:
+        await self._slots.find()
 
     def kill(self, id: str) -> Killed | None:
         exchange = self._gateway.calls.get(id)
@@ -74,7 +77,24 @@ class AdminView:
         cut = works and exchange.engine is not None
         exchange.end(reasons.KILLED)
         self._log.event("killed", id=id, tenant=call.tenant, backend=call.backend)
-        return Killed(id, call.tenant, call.model, call.backend, call.tokens_out, cut, aborts, self.engine_let_go(call))
+        return Killed(call, cut, aborts)
+
+    async def until_let_go(self, ended: list[Call], within_s: float | None) -> None:
+        set_s = self._gateway.limits.kill_wait_s
+        waited_for = [left for call in ended for left in call.leftovers]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(set_s if within_s is None else min(within_s, set_s)):
+                while waited_for:
+                    if waited_for[-1].released is not None:
+                        waited_for.pop()
+                    else:
+                        await self._gateway.heard_of_release.wait()
+
+    def zombies(self) -> list[dict[str, Any]]:
+        stories = self._gateway.reaper.stories()
+        told_of = {story.call_id for story in stories}
+        ended = {call.id: call for call in self._gateway.ended_calls if call.id in told_of}
+        return [_zombie_row(story, ended.get(story.call_id), self.now()) for story in stories]
 
     def phases(self) -> Iterable[Phase]:
         return (exchange.call.phase for exchange in self._gateway.calls.values())
@@ -93,7 +113,7 @@ class AdminView:
         zombies = list(self._gateway.reaper.zombies())
         return [
             {
-                **_backend_row(backend, watched.get(name), stands.get(name)),
+                **_backend_row(backend, watched.get(name), stands.get(name), self.now()),
                 "zombies": [zombie.call_id for zombie in zombies if zombie.backend == name],
             }
             for name, backend in self._gateway.backends.items()
@@ -113,7 +133,7 @@ class AdminView:
         made = await asyncio.to_thread(self._store.report, since_s, by)
         made["currency"] = self._gateway.settings.currency
         for name, row in made["engines"].items():
-            row |= {"live": live[name], "difference": row["computed"] - row["booked"] - live[name]}
+            row |= {"live": live[name], "difference": row["computed"] + row["uncounted"] - row["booked"] - live[name]}
         return made
 
     def history(self) -> list[dict[str, float]]:
@@ -183,7 +203,23 @@ def _waits_for(exchange: Exchange) -> str:
             return ""
 
 
-def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView | None) -> dict[str, Any]:
+def _zombie_row(story: Zombie, call: Call | None, now: float) -> dict[str, Any]:
+    gone_at = story.gone_at
+    return {
+        "id": story.call_id,
+        "tenant": call.tenant if call is not None else None,
+        "cause": call.reason.code if call is not None and call.reason is not None else None,
+        "backend": story.backend,
+        "slot": story.slot,
+        "ended_s_ago": round(now - story.since, 1),
+        "tokens_since": story.tokens,
+        "aborts": story.aborts,
+        "release": story.fate.value,
+        "lived_s": round(gone_at - story.since, 1) if gone_at is not None else None,
+    }
+
+
+def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView | None, now: float) -> dict[str, Any]:
     seat = backend.seat
     return {
         "name": backend.name,
@@ -195,6 +231,7 @@ def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView 
         "failures": seat.failures,
         "ladder": stands.rung if stands is not None else None,
         "ladder_reason": stands.reason if stands is not None else "",
+        "ladder_s": round(now - stands.since, 1) if stands is not None and stands.since > -math.inf else None,
         "busy": watched.busy if watched is not None else None,
         "tokens_computed": watched.computed if watched is not None else None,
         "busy_s": round(seat.time.busy_s, 3),

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from hangup.cli import client
-from hangup.cli.table import table
+from hangup.cli.table import shown, table
 
 _EXAMPLES = """\
 examples:
@@ -54,8 +54,12 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
             row["state"],
             str(row["in_flight"]),
             f"{row['limit']}{' (learned)' * row['limit_learned']}",
+            shown(row["ladder"]),
+            str(len(row["zombies"])),
+            shown(row["ladder_reason"]),
         ]
         for row in answer["backends"]
     ]
-    for line in table(["BACKEND", "ENGINE", "STATE", "IN FLIGHT", "LIMIT"], rows, frozenset(["IN FLIGHT"])):
+    head = ["BACKEND", "ENGINE", "STATE", "IN FLIGHT", "LIMIT", "LADDER", "ZOMBIES", "WHY"]
+    for line in table(head, rows, frozenset(["IN FLIGHT", "ZOMBIES"])):
         print(line)

@@ -14,7 +14,7 @@ from hangup.errors import HangupError
 
 DEFAULT_URL = "http://127.0.0.1:8081"
 TOKEN_VARIABLE = "HANGUP_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
-_TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0  # for an answer of the admin port
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +39,13 @@ class Admin:
     def get(self, path: str, **query: Any) -> Any:
         return self.ask("GET", path, **query)
 
-    def ask(self, method: str, path: str, **query: Any) -> Any:
+    def ask(self, method: str, path: str, timeout_s: float = TIMEOUT_S, **query: Any) -> Any:
         """The answer's JSON; HangupError says in words why there is none."""
         given = {name: value for name, value in query.items() if value not in (None, "", False)}
         url = self.url + path + (f"?{urlencode(given)}" if given else "")
         request = urllib.request.Request(url, method=method, headers=self._headers)  # noqa: S310 - http(s), see above
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise HangupError(_said(error)) from None

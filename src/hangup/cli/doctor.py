@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _examine(settings: BackendSettings, limits: Limits) -> int:
     backend = Backend(settings, limits, asyncio.get_running_loop())
     try:
-        fault = await check(backend, limits)
+        fault = await check(backend)
         if fault is not None:
             raise HangupError(f"{settings.url}: {fault}")
         await learn(backend, limits.health_timeout_s)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from hangup.cli import client, ps
+from hangup.cli.table import seconds
 from hangup.errors import HangupError
 
 _EXAMPLES = """\
@@ -14,19 +15,36 @@ examples:
   hangup kill hu-3f9c0a7be1d24c55a0e1b2c3
   hangup kill --tenant batch --older-than 60s --dry-run     which calls that would be
   hangup kill --tenant batch --older-than 60s
+  hangup kill --tenant batch --wait 0                       without waiting for the engines' word
 """
+
+SAID = {
+    "verified": "verified: the engine let go after {let_go_after_s} s",
+    "restarted": "the engine was restarted after {let_go_after_s} s",
+    "unverified": "not verified: the engine does not tell",
+    "pending": "not verified: the engine has not told yet",
+    "zombie": "NOT GONE: the engine still works on it",
+    None: "the engine had not begun",
+}
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "kill",
         help="end calls, in the engine too",
-        description="Ends calls by id or by filter. Their clients get an error, their engines are stopped.",
+        description="Ends calls by id or by filter. Their clients get an error; their engines are stopped, and asked\n"
+        "whether they did. The exit status is 1 if one of the ids is not live, or an engine is known to work on.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("id", nargs="*", metavar="ID")
     ps.add_filters(parser)
+    parser.add_argument(
+        "--wait",
+        default="5s",
+        metavar="TIME",
+        help="how long to wait for the engines to say that they let go (default: 5s; the gateway's kill_wait_s is the most)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="only say which calls are meant")
     client.add_flags(parser)
     parser.set_defaults(run=run)
@@ -36,12 +54,14 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = {name: value for name, value in ps.filters(arguments).items() if value}
     if bool(arguments.id) == bool(chosen):
         raise HangupError("which calls? Give ids, or a filter such as --tenant or --older-than, but not both")
+    if arguments.id:
+        chosen = {"id": ",".join(arguments.id)}
     admin = client.Admin(arguments)
     if arguments.dry_run:
         return _dry_run(admin, arguments, chosen)
-    killed, missing = _by_id(admin, arguments.id)
-    if chosen:
-        killed = admin.ask("DELETE", "/api/calls", **chosen)["killed"]
+    wait_s = seconds(arguments.wait)
+    killed = admin.ask("DELETE", "/api/calls", client.TIMEOUT_S + wait_s, wait_s=str(wait_s), **chosen)["killed"]
+    missing = [id for id in arguments.id if id not in {row["id"] for row in killed}]
     if arguments.json:
         print(json.dumps({"killed": killed, "missing": missing}, indent=2))
     else:
@@ -51,27 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"not live: {id}")
         if not killed and not missing:
             print("no live call is meant by that")
-    return 1 if missing else 0
-
-
-def _by_id(admin: client.Admin, ids: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    killed: list[dict[str, Any]] = []
-    missing = []
-    for id in ids:
-        try:
-            killed += admin.ask("DELETE", client.path_of("calls", id))["killed"]
-        except HangupError as error:
-            if "there is no live call" not in str(error):
-                raise
-            missing.append(id)
-    return killed, missing
+    return 1 if missing or any(row["verified"] is False for row in killed) else 0
 
 
 def _dry_run(admin: client.Admin, arguments: argparse.Namespace, chosen: dict[str, Any]) -> int:
-    if chosen:
-        rows = admin.ask("DELETE", "/api/calls", dry_run=1, **chosen)["would_kill"]
-    else:
-        rows = [row for id in arguments.id if not (row := admin.get(client.path_of("calls", id)))["outcome"]]
+    rows = admin.ask("DELETE", "/api/calls", dry_run=1, **chosen)["would_kill"]
     if arguments.json:
         print(json.dumps({"dry_run": True, "would_kill": rows}, indent=2))
         return 0
@@ -87,5 +91,5 @@ def engine_side(row: dict[str, Any]) -> str:
     did = " and ".join(
         what for what, done in (("connection cut", row["connection_cut"]), ("abort sent", row["abort_sent"])) if done
     )
-    said = {True: "the engine let go", False: "the engine still works on it", None: "not verified by the engine"}
-    return f"{did}, {said[row['verified']]} ({row['backend']}, {row['tokens_out']} tokens)"
+    slot = f" slot {row['slot']}" if row["slot"] is not None else ""
+    return f"{did}, {SAID[row['release']].format_map(row)} ({row['backend']}{slot}, {row['tokens_out']} tokens)"

@@ -22,6 +22,7 @@ COLUMNS = {
     "CLIENT": "client",
     "MODEL": "model",
     "BACKEND": "backend",
+    "SLOT": "slot",
     "PHASE": "phase",
     "AGE": "age_s",
     "IN": "tokens_in",
@@ -31,7 +32,7 @@ COLUMNS = {
     "LEFT": "deadline_left_s",
     "WAITS FOR": "waits_for",
 }
-RIGHT = frozenset(["AGE", "IN", "OUT", "TOK/S", "IDLE", "LEFT"])
+RIGHT = frozenset(["SLOT", "AGE", "IN", "OUT", "TOK/S", "IDLE", "LEFT"])
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:

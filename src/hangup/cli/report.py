@@ -68,7 +68,7 @@ def lines(made: dict[str, Any]) -> list[str]:
     rows.append(["total", *map(_cell, (made["total"][key] for key in _COLUMNS.values()))])
     shown = table(head, rows, frozenset(head[1:]))
     if made["engines"]:
-        names = ["ENGINE", "COMPUTED", "BOOKED", "LIVE", "DIFFERENCE"]
+        names = ["ENGINE", "COMPUTED", "UNCOUNTED", "BOOKED", "LIVE", "DIFFERENCE"]
         engines = [[name, *(str(row[key.lower()]) for key in names[1:])] for name, row in made["engines"].items()]
         shown += ["", *table(names, engines, frozenset(names[1:]))]
     return shown

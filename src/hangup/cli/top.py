@@ -33,6 +33,7 @@ examples:
   hangup top
   hangup top --every 5s --sort=-tokens
 """
+_KILL_WAIT_S = 2.0  # for the engine's word; the screen stands still meanwhile
 _HELP = "q leave  s sort  r turn round  / tenant  ↑↓ choose  x kill"
 _CLEAR, _HOME, _REVERSE, _BOLD, _PLAIN = "\x1b[J", "\x1b[H", "\x1b[7m", "\x1b[1m", "\x1b[0m"
 _ALTERNATE, _NORMAL = "\x1b[?1049h\x1b[?25l", "\x1b[?1049l\x1b[?25h"
@@ -157,7 +158,7 @@ def _loop(admin: client.Admin, state: State, every_s: float) -> None:
 
 def _kill(admin: client.Admin, id: str) -> str:
     try:
-        (row,) = admin.ask("DELETE", client.path_of("calls", id))["killed"]
+        (row,) = admin.ask("DELETE", client.path_of("calls", id), wait_s=_KILL_WAIT_S)["killed"]
     except HangupError as error:
         return str(error)
     return f"killed {row['id']}: {kill.engine_side(row)}"

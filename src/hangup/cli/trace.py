@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     asked = "streaming" if call["stream"] else "whole answer"
     print(f"{call['id']}  {call['route']} ({asked}), model {shown(call['model'])}")
-    print(f"tenant {shown(call['tenant'])}, client {shown(call['client'])}, backend {shown(call['backend'])}")
+    print(", ".join(f"{name} {shown(call[name])}" for name in ("tenant", "client", "backend", "slot")))
     for step in call["timeline"]:
         print(f"{step['at_s']:>12.6f} s  {step['what']}")
     if call["waits_for"]:

@@ -186,11 +186,25 @@ class Limits:
     stop_s: float = limit(10.0, "A spawned engine is told to stop with SIGTERM, and killed after this.", least=0)
     canary_s: float = limit(30.0, "Longest time for the canary, a call of one token after a quarantine.", least=0.1)
 
+    zombie_stories_max: int = limit(100, "Zombies remembered with their story, those that are gone among them.", least=1)
+    kill_wait_s: float = limit(
+        5.0, "How long a kill waits for the engine's word that the work is gone; who kills may ask for less."
+    )
+
     # The books
     ledger_flush_s: float = limit(1.0, "How often the ledger is written: what a killed process loses at most.", least=0.05)
-    ledger_entries_max: int = limit(100_000, "Ended calls that may wait to be written into the ledger; more are counted only.")
+    ledger_accounts_max: int = limit(
+        100_000,
+        "Accounts (tenant, model, backend, cause) that may wait to be written into the ledger; more are dropped and counted.",
+    )
     traced_calls_max: int = limit(10_000, "Ended calls that may wait to be sent as traces; more are dropped and counted.")
+    trace_release_s: float = limit(
+        10.0, "How long the trace of a call that ended early waits for the engine's word that it let go."
+    )
+    trace_send_s: float = limit(5.0, "Longest time for the collector to take a batch of traces.", least=0.1)
     counters_interval_s: float = limit(5.0, "Pause between two looks at an engine's own counters.", least=0.1)
+    history_looks_max: int = limit(360, "Such looks that are remembered, for the dashboard's picture.", least=2)
+    webhook_s: float = limit(5.0, "Longest time for alarm_webhook to take an alarm; it is sent once.", least=0.1)
     divergence_window_s: float = limit(20.0, "What the divergence alarm looks at.", least=1)
     divergence_hold_s: float = limit(20.0, "How long a divergence must last before the alarm, and be gone before its end.")
     divergence_share_max: float = limit(0.25, "Tokens for nobody, as a share of those that an engine computed.", most=1)
@@ -299,6 +313,14 @@ class Settings:
     currency: str = setting("USD", "In which the backends' prices are.")
     otlp_endpoint: str = setting(
         "", "OpenTelemetry collector (OTLP/HTTP) for traces, such as http://127.0.0.1:4318; empty is off."
+    )
+    otlp_protocol: str = setting(
+        "http/json",
+        "How it is spoken to; protobuf is smaller, known to every collector, and needs hangup[otel].",
+        choices=("http/json", "http/protobuf"),
+    )
+    otlp_headers_env: str = setting(
+        "OTEL_EXPORTER_OTLP_HEADERS", "Environment variable with headers for it (name=value,name=value), such as a key."
     )
     alarm_webhook: str = setting("", "URL that gets a POST with JSON when a divergence alarm goes off and when it ends.")
     limits: Limits = field(default_factory=Limits, metadata={"doc": "Hard limits."})

@@ -1,7 +1,8 @@
-"""What one call cost, to whom, and what came of it."""
+"""What calls cost, to whom, and what came of it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hangup.core.call import Call
@@ -23,54 +24,76 @@ class Price(NamedTuple):
         return engine_s / 3600 * self.per_hour + tokens / 1e6 * self.per_million_tokens
 
 
+FREE = Price()
+
+
+@dataclass(slots=True)
+class Account:
+    """The sum over calls of one tenant, model, backend and outcome. Tokens are those that were seen to come from the engine."""
+
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_delivered: int = 0
+    tokens_wasted: int = 0
+    tokens_saved: int = 0  # an estimate: what the rest of the answers would have been
+    engine_s: float = 0.0
+    engine_wasted_s: float = 0.0
+    money: float = 0.0
+    money_wasted: float = 0.0
+    money_saved: float = 0.0  # an estimate, too
+
+    def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
+        """`predicted_tokens` is how long such answers are on average. This is done at the end of every call."""
+        assert call.reason is not None
+        tokens, outcome = call.tokens_out, call.reason.outcome
+        money = price.of(engine_s, tokens) if price is not FREE else 0.0
+        self.calls += 1
+        self.tokens_in += call.tokens_in or 0
+        self.engine_s += engine_s
+        self.money += money
+        if outcome is Outcome.COMPLETED:
+            self.tokens_delivered += tokens
+            return
+        got = delivered(call)
+        if got:
+            self.tokens_delivered += tokens
+        else:
+            self.tokens_wasted += tokens
+        if not got or not tokens:
+            self.engine_wasted_s += engine_s
+            self.money_wasted += money
+        if outcome in _SPARING and call.sent_at is not None and not call.engine_finished:
+            saved = max(int(predicted_tokens) - tokens, 0)
+            self.tokens_saved += saved
+            self.money_saved += saved * money / tokens if tokens else 0.0
+
+    def add(self, other: Account) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def in_vain(self) -> Account:
+        """The same, had nobody got anything of it."""
+        wasted = self.tokens_wasted + self.tokens_delivered
+        return replace(self, tokens_delivered=0, tokens_wasted=wasted, engine_wasted_s=self.engine_s, money_wasted=self.money)
+
+
 class Entry(NamedTuple):
-    """One call in the books. `cause` is its outcome; tokens are those that were seen to come from the engine."""
+    """What is booked apart from a call's end: a job's item, whose result must be kept first, or what no call explains."""
 
     tenant: str
     model: str
     backend: str
-    cause: str
-    calls: int
-    tokens_in: int
-    tokens_delivered: int
-    tokens_wasted: int
-    tokens_saved: int  # an estimate: what the rest of the answer would have been
-    engine_s: float
-    engine_wasted_s: float
-    money: float
-    money_wasted: float
-    money_saved: float  # an estimate, too
+    cause: str  # the outcome
+    account: Account
 
 
 def entry(call: Call, engine_s: float, predicted_tokens: float, price: Price) -> Entry:
-    """`predicted_tokens` is how long such answers are on average."""
     assert call.reason is not None
-    outcome = call.reason.outcome
-    got = delivered(call)
-    wasted = 0 if got else call.tokens_out
-    in_vain = outcome is not Outcome.COMPLETED and (not got or not call.tokens_out)
-    spared = call.sent_at is not None and not call.engine_finished and outcome in _SPARING
-    saved = max(int(predicted_tokens) - call.tokens_out, 0) if spared else 0
-    money = price.of(engine_s, call.tokens_out)
-    per_token = money / call.tokens_out if call.tokens_out else 0.0
-    return Entry(
-        call.tenant,
-        call.model,
-        call.backend,
-        outcome.value,
-        1,
-        call.tokens_in or 0,
-        call.tokens_out - wasted,
-        wasted,
-        saved,
-        engine_s,
-        engine_s if in_vain else 0.0,
-        money,
-        money if in_vain else 0.0,
-        saved * per_token,
-    )
+    account = Account()
+    account.book(call, engine_s, predicted_tokens, price)
+    return Entry(call.tenant, call.model, call.backend, call.reason.outcome.value, account)
 
 
 def nobodys(backend: str, tokens: int) -> Entry:
     """Tokens that an engine computed and that never came: for calls that had ended, whose share is not known."""
-    return Entry("", "", backend, ZOMBIE, 0, 0, 0, tokens, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return Entry("", "", backend, ZOMBIE, Account(tokens_wasted=tokens))

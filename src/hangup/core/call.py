@@ -17,6 +17,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from hangup.core import reasons
+from hangup.core.reaper.book import Fate, Leftover
 from hangup.core.reasons import Outcome, Reason
 
 
@@ -67,6 +68,15 @@ class Clock(NamedTuple):
 
 
 UNLIMITED = Clock()
+_FATES = list(Fate)
+_LET_GO = {
+    None: True,
+    Fate.VERIFIED: True,
+    Fate.RESTARTED: True,
+    Fate.UNVERIFIED: None,
+    Fate.PENDING: None,
+    Fate.ZOMBIE: False,
+}
 
 
 class Call:
@@ -85,6 +95,7 @@ class Call:
         "engine_finished",
         "first_token_at",
         "id",
+        "leftovers",
         "model",
         "parent_id",
         "peer",
@@ -94,6 +105,7 @@ class Call:
         "received_at",
         "route",
         "sent_at",
+        "slot",
         "span_id",
         "started_at",
         "status",
@@ -117,6 +129,7 @@ class Call:
         self.parent_id = ""
         self.stream = False
         self.backend = ""
+        self.slot: int | None = None  # its place in the engine's batch, where that is known
         self.attempts = 0
         self.status = 0
         self.bytes_in = 0
@@ -130,6 +143,7 @@ class Call:
         self.client_has_all = False  # a whole answer was written, whatever the reason of the end
         self.reason: Reason | None = None
         self.detail = ""
+        self.leftovers: tuple[Leftover, ...] = ()  # what engines were told to stop, attempt by attempt
         self.started_at = now
         self.received_at: float | None = None
         self.waiting_since = now
@@ -152,6 +166,16 @@ class Call:
         return 0 if self.engine_finished or self.sent_at is None else None
 
     @property
+    def fate(self) -> Fate | None:
+        """The worst that is known of what it left behind; None when there is nothing: its engine finished, or never had it."""
+        return max((left.fate for left in self.leftovers), key=_FATES.index, default=None)
+
+    @property
+    def engine_let_go(self) -> bool | None:
+        """Whether the engine is known to be done with it; None when nobody has told."""
+        return _LET_GO[self.fate]
+
+    @property
     def outcome(self) -> Outcome | None:
         return self.reason.outcome if self.reason else None
 
@@ -167,7 +191,7 @@ class Call:
         """A backend has the request and nothing came back yet."""
         assert self.phase is Phase.WAITING, self
         self.phase = Phase.SENT
-        self.backend = backend
+        self.backend, self.slot = backend, None
         self.attempts += 1
         self.sent_at = self.progress_at = now
 

@@ -1,7 +1,7 @@
 """A call as OpenTelemetry spans: the call itself, and within it queue, first token, stream and release.
 
-They are made once, at the call's end, from the moments that the call keeps anyway; names and attributes follow the semantic
-conventions for generative AI. Ids are given by the caller.
+They are made once, when the call is over and its engine has let go of it, from the moments that the call keeps anyway; names
+and attributes follow the semantic conventions for generative AI. Ids are given by the caller.
 """
 
 from __future__ import annotations
@@ -10,11 +10,26 @@ from collections.abc import Callable
 from typing import Any
 
 from hangup.core.call import Call
+from hangup.core.reaper.book import Fate
 from hangup.core.reasons import Outcome
 
 _SERVER, _INTERNAL = 2, 1
 _ERROR = 2
-_OPERATIONS = {"embeddings": "embeddings", "completions": "text_completion"}
+# By the second half of a route's name, such as openai.chat; what is not here is no inference.
+_OPERATIONS = {
+    "chat": "chat",
+    "messages": "chat",
+    "responses": "chat",
+    "completions": "text_completion",
+    "completion": "text_completion",
+    "generate": "text_completion",
+    "embeddings": "embeddings",
+}
+
+
+def settled(call: Call) -> bool:
+    """Whether all is known that a trace tells of an ended call: its engine let go, or will not tell."""
+    return call.fate not in (Fate.PENDING, Fate.ZOMBIE)
 
 
 def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], str]) -> list[dict[str, Any]]:
@@ -33,10 +48,10 @@ def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], 
             **more,
         }
 
-    operation = next((name for part, name in _OPERATIONS.items() if part in call.route), "chat")
+    operation = _OPERATIONS.get(call.route.partition(".")[2], "")
     failed = call.reason.outcome is not Outcome.COMPLETED
     whole = span(
-        f"{operation} {call.model}".strip(),
+        f"{operation or call.route or 'unknown'} {call.model}".strip(),
         call.started_at,
         call.ended_at,
         spanId=call.span_id,
@@ -52,26 +67,40 @@ def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], 
         made.append(span("first token", call.sent_at, call.first_token_at or call.ended_at))
         if call.first_token_at is not None:
             made.append(span("stream", call.first_token_at, call.ended_at))
-        known = "not known" if call.tokens_after_end is None else "yes"
-        made.append(span("release", call.ended_at, call.ended_at, attributes=[_attribute("hangup.engine_let_go", known)]))
+        gone = [left.released_at for left in call.leftovers if left.released_at is not None]
+        known = {"hangup.release": call.fate.value if call.fate is not None else "finished"}
+        made.append(span("release", call.ended_at, max([call.ended_at, *gone]), attributes=_listed(known)))
     return made
 
 
 def _attributes(call: Call, operation: str) -> list[dict[str, Any]]:
     assert call.reason is not None
-    given = {
-        "gen_ai.operation.name": operation,
-        "gen_ai.request.model": call.model,
-        "gen_ai.usage.input_tokens": call.tokens_in,
-        "gen_ai.usage.output_tokens": call.tokens_out,
+    host, _, port = call.backend.rpartition(":")  # a backend without a name of its own is called by its address
+    given: dict[str, str | int | None] = {
         "http.response.status_code": call.status,
-        "server.address": call.backend,
+        "server.address": host if port.isdigit() else None,
+        "server.port": int(port) if host and port.isdigit() else None,
         "error.type": call.reason.code if call.reason.outcome is not Outcome.COMPLETED else None,
         "hangup.call_id": call.id,
         "hangup.tenant": call.tenant,
+        "hangup.route": call.route,
+        "hangup.backend": call.backend,
+        "hangup.slot": call.slot,
         "hangup.outcome": call.reason.outcome.value,
         "hangup.cause": call.reason.code,
     }
+    if operation:
+        given |= {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": call.route.partition(".")[0],  # whose API was spoken
+            "gen_ai.request.model": call.model,
+            "gen_ai.usage.input_tokens": call.tokens_in,
+            "gen_ai.usage.output_tokens": call.tokens_out,
+        }
+    return _listed(given)
+
+
+def _listed(given: dict[str, Any]) -> list[dict[str, Any]]:
     return [_attribute(name, value) for name, value in given.items() if value not in (None, "")]
 
 

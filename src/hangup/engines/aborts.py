@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from hangup.config import Limits
 from hangup.engines.adapters import Abort
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection
@@ -16,11 +15,10 @@ LINGER_S = 0.25  # how long an abort may keep the call's own connection open
 
 
 class Aborts:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self) -> None:
         self.sent = 0
         self.failed = 0
         self.skipped = 0
-        self._limits = limits
         self._tasks: set[asyncio.Task[None]] = set()
 
     def stop(self, backend: Backend, key: str, connection: EngineConnection | None) -> None:
@@ -54,7 +52,7 @@ class Aborts:
         if connection is not None:
             cut = asyncio.get_running_loop().call_later(LINGER_S, connection.abort)
         try:
-            await fetch(backend, "POST", abort.path, abort.body, timeout_s=self._limits.health_timeout_s)
+            await fetch(backend, "POST", abort.path, abort.body, timeout_s=backend.limits.health_timeout_s)
         except EngineFault:
             self.failed += 1
         finally:

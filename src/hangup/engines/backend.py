@@ -57,6 +57,16 @@ class Backend:
         self._host = self.pool.address.authority.encode("ascii")
         self._prefix = self.pool.address.prefix
 
+    @property
+    def limits(self) -> Limits:
+        return self.pool.limits
+
+    def take_limits(self, limits: Limits) -> None:
+        """New limits, after a reload; what it runs goes on."""
+        self.pool.limits = limits
+        self.seat.failures_max = limits.failures_max
+        self.seat.limiter.step_slo_s = limits.step_slo_s
+
     def use(self, adapter: Adapter, facts: Facts) -> None:
         """Says what kind of engine this is and what it can do."""
         self.adapter = adapter

@@ -5,7 +5,9 @@ The names are the engines' own; a page may have the same one for several models 
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from typing import NamedTuple
 
 from hangup.config import Limits
@@ -14,6 +16,7 @@ from hangup.engines.fetch import fetch
 from hangup.errors import EngineFault
 
 PATH = "/metrics"
+_PATIENCE_S = 2.0  # with an engine that questions disturb while it has to notice a departure
 _TOKENS = (
     "vllm:generation_tokens_total",
     "sglang:generation_tokens_total",
@@ -43,12 +46,21 @@ class Counters(NamedTuple):
 
 async def ask(backend: Backend, limits: Limits) -> Counters | None:
     """The engine's counters, or None when it has no page that we can read."""
+    if backend.adapter.disturbed:
+        await _for_a_quiet_moment(backend)
     try:
         answer = await fetch(backend, "GET", PATH, timeout_s=limits.health_timeout_s)
     except EngineFault:
         return None
     found = read(answer.body) if answer.head.status == 200 else Counters(None, None)
     return None if found == (None, None) else found
+
+
+async def _for_a_quiet_moment(backend: Backend) -> None:
+    """Until no call is waited for to be let go of, or for as long as there is patience."""
+    until = time.monotonic() + _PATIENCE_S
+    while backend.seat.held and time.monotonic() < until:  # noqa: ASYNC110 (nobody will tell)
+        await asyncio.sleep(_PATIENCE_S / 20)
 
 
 def read(page: bytes) -> Counters:

@@ -5,36 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from hangup.config import Limits
 from hangup.engines.adapters import AUTO, Seen, recognise
 from hangup.engines.backend import Backend
 from hangup.engines.fetch import fetch
 from hangup.errors import EngineFault
 
 
-async def watch(backend: Backend, limits: Limits, changed: Callable[[Backend, str], None]) -> None:
+async def watch(backend: Backend, changed: Callable[[Backend, str], None]) -> None:
     """Runs until cancelled; `changed` hears of every up, down and recognition."""
     while True:
-        fault = await check(backend, limits)
+        fault = await check(backend)
         if fault is None:
             if backend.seat.succeeded():
                 changed(backend, "up")
             if not backend.learned:
-                await learn(backend, limits.health_timeout_s)
+                await learn(backend, backend.limits.health_timeout_s)
                 if backend.settings.engine == AUTO:
                     changed(backend, f"recognised as {backend.adapter.name}")
         elif backend.seat.failed():
             backend.learned = False  # what comes up again may be something else
             changed(backend, f"down: {fault}")
-        await asyncio.sleep(limits.health_interval_s)
+        await asyncio.sleep(backend.limits.health_interval_s)
 
 
-async def check(backend: Backend, limits: Limits) -> str | None:
+async def check(backend: Backend) -> str | None:
     """What is wrong with the backend, or None. Any answer but a server error shows that it is alive."""
     if not backend.settings.health_path:
         return None
     try:
-        answer = await fetch(backend, "GET", backend.settings.health_path, timeout_s=limits.health_timeout_s)
+        answer = await fetch(backend, "GET", backend.settings.health_path, timeout_s=backend.limits.health_timeout_s)
     except EngineFault as fault:
         return fault.detail
     return f"health check answered {answer.head.status}" if answer.head.status >= 500 else None

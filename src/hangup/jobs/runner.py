@@ -361,7 +361,4 @@ def _stopped_state(errand: Errand) -> Item:
 
 def _in_vain(entry: Entry) -> Entry:
     """Of a result that came too late: another one counts."""
-    wasted = entry.tokens_wasted + entry.tokens_delivered
-    return entry._replace(
-        cause="fenced", tokens_delivered=0, tokens_wasted=wasted, engine_wasted_s=entry.engine_s, money_wasted=entry.money
-    )
+    return entry._replace(cause="fenced", account=entry.account.in_vain())

@@ -4,7 +4,7 @@ One loop per backend (`watch.py`), beside the data path: one question at a time,
 `core/reaper`'s; here they are carried out: aborts, restarts (`restart.py`, `process.py`) and the canary (`canary.py`).
 """
 
-from hangup.reaper.reaper import BackendView, Reaper
+from hangup.reaper.reaper import BackendView, Reaper, Zombie
 from hangup.reaper.watch import Books, Host, Watch
 
-__all__ = ["BackendView", "Books", "Host", "Reaper", "Watch"]
+__all__ = ["BackendView", "Books", "Host", "Reaper", "Watch", "Zombie"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hangup.config import BackendSettings, Limits
+from hangup.engines.backend import Backend
 from hangup.reaper import restart
 
 _BACKOFF_S = (1.0, 60.0)  # after a death, doubling
@@ -18,13 +18,12 @@ _STEADY_S = 60.0  # one that lived this long has not died of its start
 class Spawned:
     """One engine's process. `told` hears of every start and death."""
 
-    def __init__(self, settings: BackendSettings, limits: Limits, told: Callable[..., None]) -> None:
+    def __init__(self, backend: Backend, told: Callable[..., None]) -> None:
         self.process: Process | None = None
         self.deaths = 0  # in a row, each soon after its start
-        self._settings = settings
-        self._limits = limits
+        self._backend = backend
         self._told = told
-        self._words = restart.command(settings.spawn, settings)
+        self._words = restart.command(backend.settings.spawn, backend.settings)
         self._wanted = asyncio.Event()  # a restart is
         self._up = asyncio.Event()
         self._died = 0  # so often in all
@@ -55,7 +54,8 @@ class Spawned:
             await _either(self._wanted.wait(), asyncio.sleep(pause))
 
     def _open_log(self) -> BinaryIO | None:
-        return Path(self._settings.spawn_log).open("ab") if self._settings.spawn_log else None
+        log = self._backend.settings.spawn_log
+        return Path(log).open("ab") if log else None
 
     async def _life(self) -> float:
         """From its start to its end, its own or by us."""
@@ -78,7 +78,7 @@ class Spawned:
         finally:
             self.process = None
             # Shielded from our own end: it must not outlive us.
-            await asyncio.shield(restart.end(process, self._limits.stop_s))
+            await asyncio.shield(restart.end(process, self._backend.limits.stop_s))
         return loop.time() - began
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hangup.config import Limits
-from hangup.core.reaper import Leftover
+from hangup.core.reaper import Fate, Leftover
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
 from hangup.reaper.watch import Books, Host, Watch
@@ -14,13 +13,16 @@ from hangup.reaper.watch import Books, Host, Watch
 
 @dataclass(frozen=True, slots=True)
 class Zombie:
-    """Work that runs on though its call is over."""
+    """Work that runs on though its call is over, or did so."""
 
     call_id: str
     backend: str
     slot: int | None
     since: float  # monotonic time of the call's end
     tokens: int | None  # computed since, where the engine tells
+    aborts: int  # sent after the first
+    fate: Fate
+    gone_at: float | None  # monotonic, once it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +41,19 @@ class BackendView:
 
 
 class Reaper:
-    def __init__(self, aborts: Aborts, host: Host) -> None:
+    def __init__(self, aborts: Aborts, host: Host, stories_max: int) -> None:
         self._aborts = aborts
         self._host = host
         self._watches: dict[Backend, Watch] = {}
-        self.books = Books(self._watches.values())
+        self.books = Books(self._watches.values(), stories_max)
 
-    def watch(self, backend: Backend, limits: Limits) -> None:
-        if backend not in self._watches:
-            self._watches[backend] = Watch(backend, limits, self._aborts, self._host, self.books)
+    def watch(self, backend: Backend) -> None:
+        """A backend of the configuration, which may be known already and have new limits."""
+        watch = self._watches.get(backend)
+        if watch is None:
+            self._watches[backend] = Watch(backend, self._aborts, self._host, self.books)
+        else:
+            watch.take_limits()
 
     def left(self, backend: Backend, leftover: Leftover, *, first_token: bool) -> bool:
         """A call ended while its engine was at work on it; whether its place is to be held until it is known to be gone."""
@@ -70,22 +76,21 @@ class Reaper:
     def view(self) -> list[BackendView]:
         return [_view(watch) for watch in self._watches.values()]
 
-    def let_go(self, backend: str, call_id: str) -> bool | None:
-        """Whether the engine has let go of a call that ended early; None while that is not known."""
-        # After a reload there may be two of a name: the one that was, with what it still holds, and the one that is.
-        watches = [watch for watch in self._watches.values() if watch.backend.name == backend]
-        if any(zombie.call_id == call_id for watch in watches for zombie in watch.book.zombies):
-            return False
-        known = any(watch.backend.can_tell for watch in watches)
-        return True if known and not any(left.call_id == call_id for watch in watches for left in watch.book.held) else None
-
     def zombies(self) -> Iterable[Zombie]:
         return (zombie for view in self.view() for zombie in view.zombies)
+
+    def stories(self) -> list[Zombie]:
+        """The last zombies, those that are gone among them; the latest first."""
+        return [_zombie(backend, left) for backend, left in reversed(self.books.zombies)]
+
+
+def _zombie(backend: str, left: Leftover) -> Zombie:
+    return Zombie(left.call_id, backend, left.slot, left.at, left.tokens_since, left.aborts, left.fate, left.released_at)
 
 
 def _view(watch: Watch) -> BackendView:
     backend, book, ladder = watch.backend, watch.book, watch.ladder
-    zombies = tuple(Zombie(z.call_id, backend.name, z.slot, z.at, z.tokens_since) for z in book.zombies)
+    zombies = tuple(_zombie(backend.name, left) for left in book.zombies)
     return BackendView(
         backend.name,
         backend.adapter.name,

@@ -7,14 +7,14 @@ for, to find work of nobody's and an engine that is stuck. Never more than one q
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from hangup.config import Limits
 from hangup.core.ledger import Histogram
-from hangup.core.reaper import Book, Ladder, Leftover, Rung, Status, Step, Terms
+from hangup.core.reaper import Book, Fate, Ladder, Leftover, Rung, Status, Step, Terms
 from hangup.engines.aborts import Aborts
 from hangup.engines.adapters import Adapter, Seen
 from hangup.engines.backend import Backend
@@ -29,6 +29,7 @@ _FRESH_S = 0.5  # so long after a call was left it is worth asking at the quicke
 _BLIND_PACE_S = 0.05  # of looking at what is held for an engine that cannot be asked
 _AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has died of it, probably
 _HEALTH_PAUSE_S = 0.2
+_JUST_AFTER_S = 0.001
 
 
 class Host(Protocol):
@@ -45,11 +46,17 @@ class Host(Protocol):
 class Books:
     """What is counted over all backends."""
 
-    def __init__(self, watches: Iterable[Watch]) -> None:
+    def __init__(self, watches: Iterable[Watch], stories_max: int) -> None:
         self._watches = watches
         self.release_s = Histogram()
-        self.releases: Counter[tuple[str, str]] = Counter()  # backend, verified | unverified
+        self.releases: Counter[tuple[str, str]] = Counter()  # backend, verified | restarted | unverified
+        self.zombies: deque[tuple[str, Leftover]] = deque(maxlen=stories_max)  # backend and what was left, newest last
         self.steps: Counter[tuple[str, str]] = Counter()  # backend, step
+
+    def remember(self, backend: str, left: Leftover) -> None:
+        """A zombie; one that was thought gone and was not has its old place in the memory."""
+        if all(known is not left for _, known in self.zombies):
+            self.zombies.append((backend, left))
 
     def standing(self) -> Iterable[tuple[str, int, int, int]]:
         """For each backend its name, and how many zombies, orphans and ended calls there are of which nothing is known yet."""
@@ -65,35 +72,24 @@ class Books:
 
 
 class Watch:
-    def __init__(self, backend: Backend, limits: Limits, aborts: Aborts, host: Host, books: Books) -> None:
-        settings = backend.settings
+    def __init__(self, backend: Backend, aborts: Aborts, host: Host, books: Books) -> None:
         self.backend = backend
-        self.ladder = Ladder(
-            Terms(
-                aborts_max=limits.abort_again_max if settings.abort_again else 0,
-                abort_backoff_s=limits.abort_backoff_s,
-                quarantine=settings.quarantine,
-                restart=bool(settings.restart_command or settings.spawn),
-                force=settings.restart_force,
-                restart_wait_s=limits.restart_wait_s,
-                restarts_per_hour=limits.restarts_per_hour_max,
-                canary=settings.canary,
-                wedge_s=limits.wedge_s,
-            )
-        )
-        self.book = Book(0.0, prefill_grace_s=limits.prefill_grace_s, shared=settings.shared)
+        self.ladder = Ladder(_terms(backend))
+        self.book = Book(0.0, prefill_grace_s=backend.limits.prefill_grace_s, shared=backend.settings.shared)
         self.status: Status | None = None  # the last one
-        self._limits = limits
         self._aborts = aborts
         self._host = host
         self._books = books
         self._adapter: Adapter | None = None
         self._can_tell = False
+        self._judged = False  # by what it tells
         self._asked_at = time.monotonic()
         self._answered_at = self._asked_at
         self._aborted_at = 0.0
         self._wake = asyncio.Event()
-        self._spawned = Spawned(settings, limits, self._tell) if settings.spawn else None
+        self._due = math.inf  # the next grace's end,
+        self._due_timer: asyncio.TimerHandle | None = None  # and what looks at it
+        self._spawned = Spawned(backend, self._tell) if backend.settings.spawn else None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def __repr__(self) -> str:
@@ -105,8 +101,18 @@ class Watch:
         self.book.left(leftover, first_token=first_token or not self._can_tell)
         self._aborted_at = leftover.at
         self._wake.set()
+        if leftover.due < self._due:
+            self._look_again_at(leftover.due)
+
+    def take_limits(self) -> None:
+        """The backend has new ones."""
+        self.ladder.terms = _terms(self.backend)
+        self.book.prefill_grace_s = self.backend.limits.prefill_grace_s
+        self._adapter = None  # the grace is looked up anew
+        self._learn()
 
     async def close(self) -> None:
+        self._look_again_at(math.inf)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._spawned is not None:
@@ -127,12 +133,16 @@ class Watch:
         if not self.book.held and self.ladder.rung is Rung.WELL:
             self._wake.clear()
             try:
-                async with asyncio.timeout(max(self._limits.health_interval_s, self.backend.adapter.poll_s)):
+                async with asyncio.timeout(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s)):
                     await self._wake.wait()
             except TimeoutError:
                 return
-            await asyncio.sleep(_FIRST_LOOK_S)
+            await asyncio.sleep(self._first_look_s())
         await asyncio.sleep(max(0.0, self._asked_at + self._pace_s() - time.monotonic()))
+
+    def _first_look_s(self) -> float:
+        adapter = self.backend.adapter
+        return adapter.poll_s if adapter.disturbed and any(left.silent for left in self.book.held) else _FIRST_LOOK_S
 
     def _pace_s(self) -> float:
         adapter, now = self.backend.adapter, time.monotonic()
@@ -155,11 +165,13 @@ class Watch:
         for step in self.ladder.advance(now, self.book.zombies, self._trouble(now), live):
             await self._take(step)
         self._doubt(self.ladder.rung is not Rung.WELL or (self._answered_at < asked_at and self.book.overdue(now)))
+        self._suspect()
 
     async def _ask(self, asked_at: float) -> None:
         backend, book = self.backend, self.book
+        placed = backend.seat.placed
         try:
-            answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self._limits.status_timeout_s)
+            answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self.backend.limits.status_timeout_s)
         except EngineSilent:
             book.unanswered(asked_at, time.monotonic())
             self._name_zombies()
@@ -177,7 +189,9 @@ class Watch:
         seat = backend.seat
         pinned = backend.pinned == seat.in_flight - seat.held
         orphans = book.orphans
-        self._let_go(book.observe(status, asked_at, now, seat.choices, seat.take_peak(), pinned=pinned), "verified")
+        unseen = seat.placed - placed
+        gone = book.observe(status, asked_at, now, seat.choices, seat.take_peak(), unseen=unseen, pinned=pinned)
+        self._let_go(gone, "verified")
         self._let_go(book.passed(now), "unverified")
         self._name_zombies()
         if book.orphans and not orphans:
@@ -186,20 +200,21 @@ class Watch:
     def _learn(self) -> None:
         """The backend may have been recognised since."""
         backend = self.backend
+        self.ladder.can_abort = backend.facts.can_abort
         if backend.adapter is self._adapter and backend.can_tell == self._can_tell:
             return
         self._adapter, self._can_tell = backend.adapter, backend.can_tell
-        judged = self._can_tell and not backend.settings.shared
-        usual = self._limits.release_grace_s or backend.adapter.grace_s
+        self._judged = judged = self._can_tell and not backend.settings.shared
+        usual = self.backend.limits.release_grace_s or backend.adapter.grace_s
         self.book.grace_s = usual if judged else backend.adapter.blind_hold_s
         self.book.lag_s = backend.adapter.lag_s if judged else 0.0
 
     def _trouble(self, now: float) -> str:
         """What is wrong besides zombies."""
         silent_s = now - self._answered_at
-        if silent_s >= self._limits.wedge_s and self.backend.seat.up:
+        if silent_s >= self.backend.limits.wedge_s and self.backend.seat.up:
             return f"it has not said what it runs for {silent_s:.0f} s"
-        if self.book.frozen_s(now) >= self._limits.wedge_s:
+        if self.book.frozen_s(now) >= self.backend.limits.wedge_s:
             return f"busy for {self.book.frozen_s(now):.0f} s with nothing done"
         return ""
 
@@ -232,13 +247,13 @@ class Watch:
     async def _restart(self) -> None:
         why = await self._start_anew()
         if not why:
-            self._let_go(self.book.reset(), "verified")
+            self._let_go(self.book.reset(), Fate.RESTARTED)
             self.backend.learned = False
         for step in self.ladder.restarted(not why, time.monotonic(), why):
             await self._take(step)
 
     async def _start_anew(self) -> str:
-        settings, limits = self.backend.settings, self._limits
+        settings, limits = self.backend.settings, self.backend.limits
         if self._spawned is not None:
             why = await self._spawned.restart()
         else:
@@ -248,20 +263,21 @@ class Watch:
         fault: str | None = ""
         try:
             async with asyncio.timeout(limits.restart_s):
-                while fault := await check(self.backend, limits):  # noqa: ASYNC110 (nobody will tell)
+                while fault := await check(self.backend):  # noqa: ASYNC110 (nobody will tell)
                     await asyncio.sleep(_HEALTH_PAUSE_S)
         except TimeoutError:
             return f"not healthy within {limits.restart_s:g} s: {fault}"
         return ""
 
     async def _canary(self) -> None:
-        why = await canary.sing(self.backend, self._limits.canary_s) if self.backend.settings.canary else ""
+        why = await canary.sing(self.backend, self.backend.limits.canary_s) if self.backend.settings.canary else ""
         for step in self.ladder.canary(not why, time.monotonic(), why):
             await self._take(step)
 
     def _let_go(self, lefts: Iterable[Leftover], how: str) -> None:
         for left in lefts:
             now = time.monotonic()
+            left.let_go(Fate(how), now)
             self._books.releases[self.backend.name, how] += 1
             if how == "verified":
                 self._books.release_s.observe(now - left.at)
@@ -274,6 +290,7 @@ class Watch:
         self._named = {left.call_id for left in self.book.zombies}
         for left in self.book.zombies:
             if left.call_id not in known:
+                self._books.remember(self.backend.name, left)
                 since_s = round(time.monotonic() - left.at, 3)
                 self._tell("zombie", id=left.call_id, slot=left.slot, since_s=since_s, tokens=left.tokens_since)
 
@@ -289,5 +306,38 @@ class Watch:
             self.backend.seat.doubted = doubted
             self._host.seat_changed(self.backend)
 
+    def _suspect(self) -> None:
+        """A grace that is over needs no answer to make other backends the better choice. Figures that come late, or not at all,
+        convict later; until then a healthy engine loses nothing by this but its turn."""
+        now = time.monotonic()
+        suspected = self._judged and self.book.late(now)
+        self._look_again_at(self.book.next_due(now))
+        if self.backend.seat.suspected != suspected:
+            self.backend.seat.suspected = suspected
+            self._host.seat_changed(self.backend)
+
+    def _look_again_at(self, due: float) -> None:
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+        self._due, self._due_timer = due, None
+        if due < math.inf:
+            delay_s = max(0.0, due - time.monotonic()) + _JUST_AFTER_S
+            self._due_timer = asyncio.get_running_loop().call_later(delay_s, self._suspect)
+
     def _tell(self, event: str, **fields: Any) -> None:
         self._host.told(event, backend=self.backend.name, **fields)
+
+
+def _terms(backend: Backend) -> Terms:
+    settings, limits = backend.settings, backend.limits
+    return Terms(
+        aborts_max=limits.abort_again_max if settings.abort_again else 0,
+        abort_backoff_s=limits.abort_backoff_s,
+        quarantine=settings.quarantine,
+        restart=bool(settings.restart_command or settings.spawn),
+        force=settings.restart_force,
+        restart_wait_s=limits.restart_wait_s,
+        restarts_per_hour=limits.restarts_per_hour_max,
+        canary=settings.canary,
+        wedge_s=limits.wedge_s,
+    )

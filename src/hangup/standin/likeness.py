@@ -130,9 +130,12 @@ class LikeLlamaCpp(Likeness):
     def page(self, path: str, engine: Engine) -> Page | None:
         if path == "/props":
             return _json({"total_slots": engine.behaviour.slots, "build_info": "b0-standin"})
-        if path != "/slots":
+        if path not in ("/slots", "/metrics"):
             return None
         engine.happened_at = asyncio.get_running_loop().time()
+        if path == "/metrics":
+            now = engine.shown()
+            return _text(f"llamacpp:tokens_predicted_total {now.tokens}", f"llamacpp:requests_processing {now.running}")
         works = {work.slot: work for work in engine.running}
         return _json([_slot(id, works.get(id)) for id in range(engine.behaviour.slots)])
 

@@ -1,7 +1,7 @@
 """The ledger on disk: per minute, tenant, model, backend and cause, what was spent and what came of it.
 
-The data path appends an entry to a deque and is done. A thread sums up what has gathered and writes it, one transaction
-per batch (every `ledger_flush_s`): whoever kills the process loses that batch at most, and WAL keeps the file whole.
+The data path adds a call to the account it belongs to and is done. A thread takes the accounts away and writes them, one
+transaction per batch (every `ledger_flush_s`): a killed process loses that batch at most, and WAL keeps the file whole.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
-from hangup.core.account import Entry
+from hangup.core.account import Account, Entry, Price
+from hangup.core.call import Call
 from hangup.errors import HangupError
 
+_Accounts = dict[tuple[int, str, str, str, str], Account]  # by minute and groups
 GROUPS = ("tenant", "model", "backend", "cause")
-SUMS = Entry._fields[len(GROUPS) :]
+SUMS = tuple(field.name for field in fields(Account))
 _MODELS_MAX = 1000  # a model's name is the client's to choose: what comes beyond this is summed up as one
 _MODEL_CHARS_MAX = 200
 _OTHER = "(other)"
@@ -34,27 +37,36 @@ CREATE TABLE IF NOT EXISTS computed (
     minute INTEGER NOT NULL, backend TEXT NOT NULL, tokens INTEGER NOT NULL,
     PRIMARY KEY (minute, backend)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS uncounted (
+    minute INTEGER NOT NULL, backend TEXT NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (minute, backend)
+) WITHOUT ROWID;
 """
 _SPEND = (
     f"INSERT INTO spent VALUES (?, {', '.join('?' * (len(GROUPS) + len(SUMS)))})"  # noqa: S608 - names of ours
     f" ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
 )
-_COMPUTE = "INSERT INTO computed VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens"
+_COUNTS = ("computed", "uncounted")  # tables of what engines say, and of what they can no longer say
+_COUNT = {
+    table: f"INSERT INTO {table} VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens"  # noqa: S608
+    for table in _COUNTS
+}
 
 
 class LedgerStore:
     """`path` empty: kept in memory, for as long as the process lives."""
 
     def __init__(
-        self, path: str, *, flush_s: float, days: float, entries_max: int, clock: Callable[[], float] = time.time
+        self, path: str, *, flush_s: float, days: float, accounts_max: int, clock: Callable[[], float] = time.time
     ) -> None:
         self.dropped = 0
         self.flush_s = flush_s
         self._days = days
-        self._entries_max = entries_max
+        self._accounts_max = accounts_max
         self._clock = clock
-        self._entries: deque[tuple[int, Entry]] = deque()
-        self._computed: deque[tuple[int, str, int]] = deque()
+        self._accounts: _Accounts = {}
+        self._booking = threading.Lock()  # for the accounts: held to book one call, or to take them away
+        self._counts: dict[str, deque[tuple[int, str, int]]] = {table: deque() for table in _COUNTS}
         self._models: set[str] = set()
         self._lock = threading.Lock()  # for the database: between this thread and those that ask, never on the data path
         self._db = _open(path)
@@ -65,16 +77,51 @@ class LedgerStore:
 
     # From the event loop
 
+    def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
+        """A call that has ended, with its share of the engine's time."""
+        assert call.reason is not None
+        key = (int(self._clock() // 60), call.tenant, self._known(call.model), call.backend, call.reason.outcome.value)
+        with self._booking:
+            account = self._accounts.get(key) or self._open(key)
+            if account is not None:
+                account.book(call, engine_s, predicted_tokens, price)
+
     def add(self, entry: Entry) -> None:
-        if len(self._entries) >= self._entries_max:
+        """What is not booked at a call's end."""
+        key = (int(self._clock() // 60), entry.tenant, self._known(entry.model), entry.backend, entry.cause)
+        with self._booking:
+            account = self._open(key)
+            if account is not None:
+                account.add(entry.account)
+
+    def _open(self, key: tuple[int, str, str, str, str]) -> Account | None:
+        """The account of that name; None when there are too many."""
+        if len(self._accounts) >= self._accounts_max and key not in self._accounts:
             self.dropped += 1
-            return
-        self._entries.append((int(self._clock() // 60), entry))
+            return None
+        return self._accounts.setdefault(key, Account())
+
+    def _known(self, model: str) -> str:
+        if model in self._models:
+            return model
+        model = model[:_MODEL_CHARS_MAX]
+        if model not in self._models:
+            if len(self._models) >= _MODELS_MAX:
+                return _OTHER
+            self._models.add(model)
+        return model
 
     def computed(self, backend: str, tokens: int) -> None:
         """What a backend itself says it has computed since the last time."""
+        self._count("computed", backend, tokens)
+
+    def uncounted(self, backend: str, tokens: int) -> None:
+        """What came from a backend and is in no count of its, since it died with it."""
+        self._count("uncounted", backend, tokens)
+
+    def _count(self, table: str, backend: str, tokens: int) -> None:
         if tokens:
-            self._computed.append((int(self._clock() // 60), backend, tokens))
+            self._counts[table].append((int(self._clock() // 60), backend, tokens))
 
     # From any thread
 
@@ -96,12 +143,21 @@ class LedgerStore:
                     (first,),
                 )
             )
-            computed = dict(
-                self._db.execute("SELECT backend, sum(tokens) FROM computed WHERE minute >= ? GROUP BY backend", (first,))
+            computed, uncounted = (
+                dict(
+                    self._db.execute(
+                        f"SELECT backend, sum(tokens) FROM {table} WHERE minute >= ? GROUP BY backend",  # noqa: S608
+                        (first,),
+                    )
+                )
+                for table in _COUNTS
             )
         named = [{by: row[0], **dict(zip(SUMS, map(_plain, SUMS, row[1:]), strict=True))} for row in rows]
         total = {name: _plain(name, sum(row[at] for row in rows)) for at, name in enumerate(SUMS, 1)}
-        engines = {name: {"computed": tokens, "booked": int(booked.get(name, 0))} for name, tokens in computed.items()}
+        engines = {
+            name: {"computed": tokens, "uncounted": uncounted.get(name, 0), "booked": int(booked.get(name, 0))}
+            for name, tokens in computed.items()
+        }
         return {"by": by, "since_s": since_s, "rows": named, "total": total, "engines": engines}
 
     def close(self) -> None:
@@ -122,29 +178,18 @@ class LedgerStore:
             self._write()
 
     def _write(self) -> None:
-        sums: dict[tuple[Any, ...], list[float]] = {}
-        for minute, entry in _taken(self._entries):
-            tenant, model, backend, cause, *amounts = entry
-            key = (minute, tenant, self._known(model), backend, cause)
-            row = sums.get(key)
-            sums[key] = amounts if row is None else [a + b for a, b in zip(row, amounts, strict=True)]
-        computed = list(_taken(self._computed))
-        if not sums and not computed:
+        with self._booking:
+            accounts, self._accounts = self._accounts, {}
+        counts = {table: list(_taken(waiting)) for table, waiting in self._counts.items()}
+        if not accounts and not any(counts.values()):
             return
         try:
             with self._db:
-                self._db.executemany(_SPEND, [(*key, *amounts) for key, amounts in sums.items()])
-                self._db.executemany(_COMPUTE, computed)
+                self._db.executemany(_SPEND, [(*key, *astuple(account)) for key, account in accounts.items()])
+                for table, rows in counts.items():
+                    self._db.executemany(_COUNT[table], rows)
         except sqlite3.Error:  # a full disk must not stop the gateway; what is lost is counted
-            self.dropped += int(sum(amounts[0] for amounts in sums.values()))
-
-    def _known(self, model: str) -> str:
-        model = model[:_MODEL_CHARS_MAX]
-        if model not in self._models:
-            if len(self._models) >= _MODELS_MAX:
-                return _OTHER
-            self._models.add(model)
-        return model
+            self.dropped += sum(account.calls for account in accounts.values())
 
     def _forget(self) -> None:
         now = self._clock()
@@ -153,8 +198,8 @@ class LedgerStore:
         self._swept_at = now
         oldest = int((now - self._days * 86400) // 60)
         with self._db:
-            self._db.execute("DELETE FROM spent WHERE minute < ?", (oldest,))
-            self._db.execute("DELETE FROM computed WHERE minute < ?", (oldest,))
+            for table in ("spent", *_COUNTS):
+                self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (oldest,))  # noqa: S608 - names of ours
 
 
 def _open(path: str) -> sqlite3.Connection:

@@ -7,11 +7,12 @@ const RETRY_MS = 1000;
 const MONEY_MS = 10000;
 const COLUMNS = [
   ["id", "Call", ""], ["tenant", "Tenant", "tenant"], ["client", "Client", "client"], ["model", "Model", "model"],
-  ["backend", "Backend", "backend"], ["phase", "Phase", "phase"], ["age_s", "Age", "age"], ["tokens_in", "In", ""],
+  ["backend", "Backend", "backend"],
+  ["slot", "Slot", ""], ["phase", "Phase", "phase"], ["age_s", "Age", "age"], ["tokens_in", "In", ""],
   ["tokens_out", "Out", "tokens"], ["tokens_per_s", "Tok/s", "rate"], ["idle_s", "Idle", "idle"],
   ["deadline_left_s", "Left", "deadline"], ["waits_for", "Waits for", ""],
 ];
-const NUMBERS = new Set(["age_s", "tokens_in", "tokens_out", "tokens_per_s", "idle_s", "deadline_left_s"]);
+const NUMBERS = new Set(["slot", "age_s", "tokens_in", "tokens_out", "tokens_per_s", "idle_s", "deadline_left_s"]);
 
 const $ = (id) => document.getElementById(id);
 const view = { sort: "age", offset: 0, total: 0, filter: {}, asking: false };
@@ -43,6 +44,13 @@ function put(node, text) {
 function shown(value) {
   if (value === null || value === undefined || value === "") return "–";
   return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(1) : String(value);
+}
+
+// A time, as coarse as it may be.
+function lasting(seconds) {
+  if (seconds === null) return "–";
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
 }
 
 const count = new Intl.NumberFormat("en").format;
@@ -103,7 +111,7 @@ function glance(now) {
   tiles({
     "Live calls": count(now.live), "Waiting": count(now.waiting), "Connections": count(now.connections),
     "Tokens/s that come": count(Math.round(last[3])), "Tokens/s for nobody": nobody,
-    "Tokens delivered": count(now.tokens.delivered || 0), "Tokens wasted": count(now.tokens.wasted || 0),
+    "Tokens delivered": count((now.tokens.delivered || 0) + now.tokens_streaming), "Tokens wasted": count(now.tokens.wasted || 0),
   });
   alarms(now.alarms);
   chart(now.history);
@@ -111,6 +119,7 @@ function glance(now) {
   const ends = Object.entries(now.outcomes).filter(([name]) => name !== "shed" && name !== "refused");
   const rows = [...ends, ...Object.entries(now.refusals).map(([name, calls]) => [`refused: ${name}`, calls])];
   fill($("refusals"), rows, (row) => row[0], (row) => [[row[0]], [count(row[1]), "number"]]);
+  zombies(now.zombies);
   left(now.left);
   calls();
 }
@@ -168,6 +177,7 @@ function backends(rows) {
     [row.name], [row.engine], [row.state, row.state === "up" ? "good" : "warm"], [count(row.in_flight), "number"],
     [`${row.limit}${row.limit_learned ? " (learned)" : ""}`, "number"], [row.busy === null ? "–" : `${Math.round(row.busy * 100)} %`, "number"],
     [row.tokens_computed === null ? "–" : count(row.tokens_computed), "number"], [row.alarm || "–", row.alarm ? "bad" : ""],
+    [row.ladder || "–", row.ladder ? `ladder ${row.ladder}` : ""], [ladderWords(row), "why"],
   ];
   fill($("backends"), rows, (row) => row.name, cells, (row) => doing("Drain", `Drain ${row.name}`, async (button) => {
     const on = button.textContent === "Drain";
@@ -182,11 +192,29 @@ function backends(rows) {
   }
 }
 
+function ladderWords(row) {
+  return row.ladder_reason ? `${row.ladder_reason} (for ${lasting(row.ladder_s)})` : "–";
+}
+
+// What is known of an engine that was told to stop.
+const RELEASES = {
+  verified: ["let go, verified", "good"], restarted: ["ended by a restart", "good"], unverified: ["cut off; not verified", "warm"],
+  pending: ["being asked", "soft"], zombie: ["still works on it", "bad"],
+};
+
+function zombies(rows) {
+  const end = (row) => (row.lived_s === null ? "" : ` after ${lasting(row.lived_s)}`);
+  fill($("zombies"), rows, (row) => row.id, (row) => [
+    [row.id], [shown(row.tenant)], [shown(row.cause)], [row.backend], [shown(row.slot), "number"], [`${lasting(row.ended_s_ago)} ago`, "number"],
+    [row.tokens_since === null ? "–" : count(row.tokens_since), "number"], [`${row.aborts} ×`, "number"],
+    [`${RELEASES[row.release][0]}${end(row)}`, RELEASES[row.release][1]],
+  ]);
+}
+
 function left(rows) {
-  const words = { true: ["has let go", "good"], false: ["still works on it", "bad"], null: ["was cut off; not verified", "warm"] };
   fill($("left"), rows, (row) => row.id, (row) => [
-    [row.id], [shown(row.tenant)], [row.backend], [row.cause], [`${shown(row.ended_s_ago)} s`, "number"], [count(row.tokens_out), "number"],
-    words[row.engine_let_go],
+    [row.id], [shown(row.tenant)], [row.backend], [row.cause], [lasting(row.ended_s_ago), "number"], [count(row.tokens_out), "number"],
+    RELEASES[row.release] || ["was not at work", "soft"],
   ]);
 }
 
@@ -210,6 +238,7 @@ async function calls() {
     const cells = (row) => COLUMNS.map(([key]) => [shown(row[key]), NUMBERS.has(key) ? "number" : ""]);
     fill($("calls-body"), page.calls, (row) => row.id, cells, (row) => doing("Kill", `Kill ${row.id}`, async () => {
       if (confirm(`End call ${row.id} of ${row.tenant}, in its engine too?`)) {
+        say(`Ending ${row.id} and waiting for its engine's word …`);
         killed((await ask("DELETE", `api/calls/${encodeURIComponent(row.id)}`)).killed);
       }
     }));
@@ -221,17 +250,23 @@ async function calls() {
 }
 
 function killed(rows) {
-  if (rows.length !== 1) { say(`${rows.length} calls ended`); return; }
-  const words = { true: "the engine let go", false: "the engine still works on it", null: "not verified by the engine" };
+  if (rows.length !== 1) {
+    const gone = rows.filter((row) => row.verified).length;
+    say(`${count(rows.length)} calls ended; of ${count(gone)} it is verified that their engines let go`);
+    return;
+  }
   const [row] = rows;
-  say(`Call ${row.id} ended${row.connection_cut ? ", its engine's connection cut" : ""}${row.abort_sent ? ", abort sent" : ""}: ${words[row.verified]}`);
+  const [words] = RELEASES[row.release] || ["was not at work on it"];
+  say(`Call ${row.id} ended${row.connection_cut ? ", its engine's connection cut" : ""}${row.abort_sent ? ", abort sent" : ""}. The engine: ${words}.`);
 }
 
 function doing(text, label, act) {
   const cell = element("td");
   const button = element("button", text, { "aria-label": label });
   button.addEventListener("click", async () => {
+    button.disabled = true;
     try { await act(button); } catch (error) { say(error.message); }
+    button.disabled = false;
     calls();
   });
   cell.append(button);
@@ -290,8 +325,11 @@ $("kill-chosen").addEventListener("click", async () => {
   view.filter = Object.fromEntries(new FormData($("filter")));
   try {
     const chosen = (await ask("DELETE", `api/calls?${query({ dry_run: 1 })}`)).would_kill.length;
-    if (chosen && confirm(`End ${chosen} calls, in their engines too?`)) killed((await ask("DELETE", `api/calls?${query({})}`)).killed);
-    else if (!chosen) say("no live call is meant by that");
+    if (!chosen) say("no live call is meant by that");
+    else if (confirm(`End ${chosen} calls, in their engines too?`)) {
+      say(`Ending ${chosen} calls and waiting for their engines' word …`);
+      killed((await ask("DELETE", `api/calls?${query({})}`)).killed);
+    }
   } catch (error) {
     say(error.message);
   }

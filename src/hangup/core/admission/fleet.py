@@ -16,6 +16,7 @@ from hangup.core.engine_time import EngineTime
 
 _SLOTS_PER_READER = 8  # items of jobs without a first token, when they are alone: one for so many slots
 _LOOK_PAST = 4  # seats without enough cache that are looked past
+_LAST = 1e9  # beyond any load: of two seats with room the one without it
 
 
 class Seat:
@@ -39,9 +40,11 @@ class Seat:
         "limiter",
         "name",
         "peak",
+        "placed",
         "reading",
         "retired",
         "slots",
+        "suspected",
         "time",
         "turn",
         "unstarted",
@@ -71,6 +74,7 @@ class Seat:
         self.held = 0  # of those, ended and not known to be gone from the engine
         self.choices = 0  # answers that the others are waiting for
         self.peak = 0  # the most of them since somebody looked
+        self.placed = 0  # answers that were ever begun there
         self.unstarted = 0  # without a first token
         self.reading = 0  # prompt tokens of those; not of jobs, which make way
         self.kv_used = 0
@@ -79,6 +83,7 @@ class Seat:
         self.drained = False  # an operator wants no new work there, what runs may finish
         self.retired = False  # taken out of the configuration: no new work, what runs may finish
         self.doubted = False  # it runs what nobody waits for: taken like one that is down
+        self.suspected = False  # it may do so: taken when the others are full
         self.closed = False  # in quarantine: no new work at all, what runs may finish
         self.turn = 0  # when it was last chosen, to break ties in turn
         self.counted = 0  # its part of the fleet's limit
@@ -194,7 +199,7 @@ class Fleet:
         self._entries += 1
         seat.entry = self._entries
         if seat.in_flight < limit and (seat.well or not self._any_up):
-            heapq.heappush(self._heap, (seat.in_flight / seat.weight, seat.turn, seat.entry, seat))
+            heapq.heappush(self._heap, (_order(seat), seat.turn, seat.entry, seat))
             if len(self._heap) > 64 + 4 * len(self.seats):
                 self._heap = [item for item in self._heap if item[2] == item[3].entry]
                 heapq.heapify(self._heap)
@@ -236,7 +241,7 @@ class Fleet:
         """For a call that failed elsewhere: rare, so it may look at all."""
         left = [seat for seat in self.seats if seat.name not in tried]
         left = [seat for seat in left if seat.well] or left
-        return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (s.in_flight / s.weight, s.turn), default=None)
+        return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (_order(s), s.turn), default=None)
 
     def quiet(self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY) -> Seat | None:
         """The seat for the next item of a job; `alone` when there are no live calls."""
@@ -275,6 +280,7 @@ class Fleet:
         self.in_flight += 1
         seat.kv_used += ticket.kv
         seat.choices += ticket.choices
+        seat.placed += ticket.choices
         if seat.choices > seat.peak:
             seat.peak = seat.choices
         ticket.seat = seat
@@ -349,3 +355,8 @@ class Fleet:
         self.in_flight -= 1
         seat.kv_used -= kv
         self.changed(seat)
+
+
+def _order(seat: Seat) -> float:
+    """Which seat is taken first."""
+    return seat.in_flight / seat.weight + (_LAST if seat.suspected else 0.0)

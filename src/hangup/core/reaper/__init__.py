@@ -4,8 +4,8 @@
 that, and `Ladder` decides what is done about those it has not let go of.
 """
 
-from hangup.core.reaper.book import Book, Leftover
+from hangup.core.reaper.book import Book, Fate, Leftover
 from hangup.core.reaper.ladder import Ladder, Rung, Step, Terms
 from hangup.core.reaper.status import Slot, Status
 
-__all__ = ["Book", "Ladder", "Leftover", "Rung", "Slot", "Status", "Step", "Terms"]
+__all__ = ["Book", "Fate", "Ladder", "Leftover", "Rung", "Slot", "Status", "Step", "Terms"]

@@ -9,7 +9,8 @@ A socket that was closed, or an abort that was answered with 200, is no evidence
 - Slots. A call that was pinned to a slot is gone when the slot is free or does something else: exact.
 - Counts. Whatever an engine runs beyond our own calls, and beyond those that ended within the grace, is work that nobody
   waits for. That is exact only in number: the name is that of the ended call which it most probably is. It needs an
-  engine that serves nobody else (`shared = false`), and allows for figures that come late (`lag_s`).
+  engine that serves nobody else (`shared = false`), and allows for figures that come late (`lag_s`). A call without a first
+  token may not have come into them yet: vLLM tells of nothing but steps that are over, and a prefill is a step of seconds.
 """
 
 from __future__ import annotations
@@ -17,11 +18,22 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import Any
 
 from hangup.core.reaper.status import Slot, Status
 
 REMEMBERED = 256  # ended calls of which one may turn out to be what still runs
+
+
+class Fate(StrEnum):
+    """What is known of the work that an ended call left behind, from the best to the worst."""
+
+    VERIFIED = "verified"  # gone, by the engine's own word
+    RESTARTED = "restarted"  # gone with the process that had it
+    UNVERIFIED = "unverified"  # nothing could be learned
+    PENDING = "pending"  # nothing is known yet
+    ZOMBIE = "zombie"  # it runs on
 
 
 class Leftover:
@@ -32,9 +44,12 @@ class Leftover:
         "at",
         "call_id",
         "choices",
+        "figures",
         "grace_s",
         "key",
         "place",
+        "released",
+        "released_at",
         "silent",
         "slot",
         "task",
@@ -56,9 +71,12 @@ class Leftover:
         self.at = at
         self.grace_s = 0.0
         self.silent = False  # it had sent nothing yet
+        self.figures: tuple[object, ...] | None = None  # the engine's first ones after its end
         self.aborts = 0  # sent after the first
         self.task = ""
         self.zombie_since: float | None = None
+        self.released: Fate | None = None  # how, once it is no longer held
+        self.released_at: float | None = None
         self.place: Any = None
         self.when_gone: Callable[[], None] | None = None  # who waits for that
 
@@ -69,6 +87,13 @@ class Leftover:
     def due(self) -> float:
         """When its grace is over."""
         return self.at + self.grace_s
+
+    @property
+    def fate(self) -> Fate:
+        return self.released or (Fate.PENDING if self.zombie_since is None else Fate.ZOMBIE)
+
+    def let_go(self, how: Fate, now: float) -> None:
+        self.released, self.released_at = how, now
 
     @property
     def tokens_since(self) -> int | None:
@@ -115,11 +140,12 @@ class Book:
     # Evidence
 
     def observe(
-        self, status: Status, asked_at: float, now: float, live: int, peak: int, *, pinned: bool = True
+        self, status: Status, asked_at: float, now: float, live: int, peak: int, *, unseen: int = 0, pinned: bool = True
     ) -> list[Leftover]:
         """What the engine answered to a question of `asked_at`; returns what it has let go of.
 
-        `live` counts the answers that our calls are waiting for there now, `peak` the most since the last look;
+        `live` counts the answers that our calls are waiting for there now, `peak` the most since the last look, `unseen`
+        those that were begun since it was asked: what the engine counts in their stead is somebody else's;
         `pinned` says that each of our calls has its own slot.
         """
         self._watch_progress(status, now)
@@ -131,7 +157,7 @@ class Book:
         released = self._by_slot([left for left in self.held if exact and left.slot is not None], status, asked_at, now, pinned)
         if not self.shared:
             rest = [left for left in self.held if not exact or left.slot is None]
-            released += self._by_count(rest, status, asked_at, now, live, most)
+            released += self._by_count(rest, status, asked_at, now, max(live - unseen, 0), most)
         self._forget(released)
         return released
 
@@ -148,6 +174,14 @@ class Book:
             late = now > left.due + self.lag_s + self.prefill_grace_s
             if left.at < asked_at and late and left.zombie_since is None:
                 left.zombie_since = now
+
+    def late(self, now: float) -> bool:
+        """Whether anything is held beyond its grace, as the clock alone tells."""
+        return any(now > left.due for left in self.held)
+
+    def next_due(self, now: float) -> float:
+        """When the next grace is over."""
+        return min((left.due for left in self.held if left.due >= now), default=math.inf)
 
     def overdue(self, now: float) -> bool:
         """Whether anything is held beyond its grace, convicted or not."""
@@ -185,12 +219,22 @@ class Book:
         released, rest = [], sum(left.choices for left in lefts)
         # Those that have been at it for long are kept longest: the usual time to stop is much shorter than the grace.
         for left in sorted(lefts, key=lambda left: (now - left.at > left.grace_s / 2, left.at)):
-            if left.at < asked_at and rest - left.choices >= max(beyond, 0):
+            if self._tell_of(left, status, asked_at) and rest - left.choices >= max(beyond, 0):
                 released.append(left)
                 rest -= left.choices
         gone = set(released)
         self._convict([left for left in lefts if left not in gone], status.work - most - slots_taken, now)
         return released
+
+    def _tell_of(self, left: Leftover, status: Status, asked_at: float) -> bool:
+        """Whether the call would be in these counts if it still ran."""
+        if asked_at <= left.at:
+            return False
+        if not left.silent or asked_at - self.lag_s >= left.at:
+            return True
+        if left.figures is None:
+            left.figures = status.progress
+        return status.progress != left.figures  # a step has ended since
 
     def _convict(self, lefts: list[Leftover], beyond: int, now: float) -> None:
         """`beyond` what was ours at any time that the figures may be from: the young among the ended may still be in it."""
@@ -206,7 +250,7 @@ class Book:
                 continue
             if now > left.due + self.lag_s:
                 self._recent.remove(left)
-                left.zombie_since = now
+                left.zombie_since, left.released, left.released_at = now, None, None
                 self.held.append(left)
                 sure -= left.choices
         self.orphans = max(0, sure)

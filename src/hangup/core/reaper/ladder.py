@@ -1,7 +1,8 @@
 """What is done, in which order and how often, about an engine that does not let go. Every step has a reason and a limit.
 
     WELL ──▶ DOUBTED ──▶ QUARANTINED ──▶ RESTARTING ──▶ CANARY ──▶ WELL
-              │  ▲ abort again, with backoff, a few times; new calls go elsewhere if there is an elsewhere
+              │  ▲ abort again, with backoff, a few times; new calls go elsewhere if there is an elsewhere. An engine
+              │  │ that has no abort gets the same time
               ▼
              WELL        the trouble went away by itself
 
@@ -50,7 +51,7 @@ class Terms:
 
 
 class Step(NamedTuple):
-    """One thing to do or to tell: `what` is abort, or the rung that was reached."""
+    """One thing to do or to tell: `what` is abort, wait where there is no abort, or the rung that was reached."""
 
     what: str
     reason: str
@@ -60,6 +61,7 @@ class Step(NamedTuple):
 class Ladder:
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
+        self.can_abort = True
         self.rung = Rung.WELL
         self.since = -math.inf
         self.reason = ""
@@ -100,7 +102,8 @@ class Ladder:
                 continue
             self._next[zombie.call_id] = now + terms.abort_backoff_s * 2**zombie.aborts
             zombie.aborts += 1
-            steps.append(Step("abort", f"abort {zombie.aborts} of {terms.aborts_max}", zombie))
+            what = "abort" if self.can_abort else "wait"
+            steps.append(Step(what, f"{what} {zombie.aborts} of {terms.aborts_max}", zombie))
         if used_up and terms.quarantine:
             steps.append(self._go(Rung.QUARANTINED, now, trouble or _named(zombies)))
         return steps

@@ -84,6 +84,8 @@ class Adapter:
     poll_s = 0.25
     # The same while it is only about calls that were streaming, which some engines let go of whatever they are asked.
     quick_poll_s: float | None = None
+    # Questions keep it from noticing that a silent client has left: it gets `poll_s` to do so before the first one.
+    disturbed = False
     # Where it cannot be asked: how long a place is kept after a hang-up.
     blind_hold_s = 0.25
     # Where it is asked; "" if it cannot be.
@@ -94,6 +96,9 @@ class Adapter:
     abort_first = False
     # Calls can be given a slot of their own.
     pins_slots = False
+
+    # Where it says which call is in which slot, if it chooses that by itself; "" if nowhere.
+    slots_path = ""
 
     def recognises(self, models: Seen) -> bool:
         """Whether a backend is of this kind for sure, from its answer to GET /v1/models."""
@@ -117,6 +122,10 @@ class Adapter:
     def read_status(self, answer: Seen) -> Status | None:
         """What it runs, from its answer to GET `status_path`; None if that cannot be read."""
         return None
+
+    def read_slots(self, answer: Seen) -> dict[str, int]:
+        """The slot of each call that has one, by the engine's name for the call, from its answer to GET `slots_path`."""
+        return {}
 
 
 def gauges(body: bytes) -> dict[str, float]:

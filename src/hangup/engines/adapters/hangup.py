@@ -13,6 +13,7 @@ class HangupEngine(Adapter):
     grace_s = 2.0
     poll_s = 0.05
     status_path = "/metrics"
+    slots_path = "/slots"
 
     def recognises(self, models: Seen) -> bool:
         return any(row.get("owned_by") == "hangup" and "max_model_len" in row for row in models.rows)
@@ -24,6 +25,9 @@ class HangupEngine(Adapter):
 
     def abort(self, key: str) -> Abort:
         return Abort(f"/v1/cancel/{key}")
+
+    def read_slots(self, answer: Seen) -> dict[str, int]:
+        return {str(row["call"]): number(row.get("id")) for row in answer.rows if "call" in row}
 
     def read_status(self, answer: Seen) -> Status | None:
         return counted(answer, "hangup_engine_running", "hangup_engine_waiting", "hangup_engine_tokens_total")

@@ -2,8 +2,9 @@
 check is exact.
 
 It looks after a silent connection only when nothing has happened for a second, and every question about its slots is something
-that happens. Asked more often than that it would never notice a hang-up, so `poll_s` must stay above a second. A call that
-was streaming is noticed when its next token is written; only about such calls it may be asked sooner.
+that happens. Asked more often than that it would never notice a hang-up, so `poll_s` must stay above a second, and the first
+question comes no sooner. A call that was streaming is noticed when its next token is written; only about such calls it may
+be asked sooner.
 A conversation id makes its streams outlive their client: that header is stripped.
 """
 
@@ -19,6 +20,7 @@ class LlamaCpp(Adapter):
     grace_s = 3.0
     poll_s = 1.25
     quick_poll_s = 0.1
+    disturbed = True
     status_path = "/slots"
     pins_slots = True
 

@@ -1,0 +1,85 @@
+"""Spans as a collector takes them: OTLP over HTTP, as JSON, or as protobuf with `hangup[otel]`."""
+
+from __future__ import annotations
+
+import importlib
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from hangup import __version__
+from hangup.errors import HangupError
+
+Encode = Callable[[list[dict[str, Any]]], bytes]
+_SERVICE = {"key": "service.name", "value": {"stringValue": "hangup"}}
+
+
+class Exporter:
+    """One collector. HangupError says at the start what is missing."""
+
+    def __init__(self, endpoint: str, protocol: str, headers: str, timeout_s: float) -> None:
+        self._url = endpoint.rstrip("/") + "/v1/traces"
+        self._encode, kind = (_protobuf(), "x-protobuf") if protocol == "http/protobuf" else (_json, "json")
+        self._headers = {"content-type": f"application/{kind}", **_read_headers(headers)}
+        self._timeout_s = timeout_s
+
+    def send(self, spans: list[dict[str, Any]]) -> None:
+        """OSError or ValueError if it was not taken."""
+        request = urllib.request.Request(self._url, self._encode(spans), self._headers)  # noqa: S310 - from the configuration
+        with urllib.request.urlopen(request, timeout=self._timeout_s):  # noqa: S310
+            pass
+
+
+def _read_headers(text: str) -> dict[str, str]:
+    """`name=value,name=value`, as in OTEL_EXPORTER_OTLP_HEADERS."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    if any(not name.strip() or not equals for name, equals, _ in pairs):
+        raise HangupError("otlp_headers_env: expected name=value,name=value in that variable")
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+
+def _json(spans: list[dict[str, Any]]) -> bytes:
+    scope = {"scope": {"name": "hangup", "version": __version__}, "spans": spans}
+    return orjson.dumps({"resourceSpans": [{"resource": {"attributes": [_SERVICE]}, "scopeSpans": [scope]}]})
+
+
+def _protobuf() -> Encode:
+    try:
+        service = importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    except ImportError:
+        raise HangupError("otlp_protocol http/protobuf needs an extra\n  hint: pip install 'hangup[otel]'") from None
+
+    def encode(spans: list[dict[str, Any]]) -> bytes:
+        request = service.ExportTraceServiceRequest()
+        resource = request.resource_spans.add()
+        _attributes(resource.resource, [_SERVICE])
+        scope = resource.scope_spans.add()
+        scope.scope.name, scope.scope.version = "hangup", __version__
+        for span in spans:
+            _fill(scope.spans.add(), span)
+        return bytes(request.SerializeToString())
+
+    return encode
+
+
+def _fill(message: Any, span: dict[str, Any]) -> None:
+    """Protobuf's span out of JSON's: ids are bytes there, times are numbers."""
+    message.trace_id, message.span_id = bytes.fromhex(span["traceId"]), bytes.fromhex(span["spanId"])
+    message.parent_span_id = bytes.fromhex(span["parentSpanId"])
+    message.name, message.kind = span["name"], span["kind"]
+    message.start_time_unix_nano, message.end_time_unix_nano = int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])
+    _attributes(message, span.get("attributes", []))
+    if status := span.get("status"):
+        message.status.code, message.status.message = status["code"], status["message"]
+
+
+def _attributes(message: Any, attributes: list[dict[str, Any]]) -> None:
+    for attribute in attributes:
+        value = message.attributes.add(key=attribute["key"]).value
+        given = attribute["value"]
+        if "intValue" in given:
+            value.int_value = int(given["intValue"])
+        else:
+            value.string_value = given["stringValue"]

@@ -1,0 +1,130 @@
+"""A kill waits for the engine's own word that the work is gone, and says what it heard; the timeline and the slots with it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from typing import Any
+
+from admin.test_api import admin, streaming
+from admin.test_commands import as_json, hangup
+from support.processes import Gateway, StandIn, gateway_and_engine
+from support.raw import Client
+from support.waiting import wait_until
+
+
+def recognised(gateway: Gateway, engine: str) -> None:
+    """Until then a backend cannot be asked what it runs."""
+    wait_until(lambda: admin(gateway, "GET", "/api/backends")[1]["backends"][0]["engine"] == engine)
+
+
+def zombies(gateway: Gateway) -> list[dict[str, Any]]:
+    return list(admin(gateway, "GET", "/api/zombies")[1]["zombies"])
+
+
+def test_an_honest_engine_is_verified_in_the_answer_and_in_the_timeline() -> None:
+    with gateway_and_engine() as (gateway, engine):
+        recognised(gateway, "standin")
+        with streaming(gateway, "one"), streaming(gateway, "two"):
+            answer = as_json(gateway, "kill", "one", "two")
+            rows = {row["id"]: (row["verified"], row["release"]) for row in answer["killed"]}
+            assert rows == {"one": (True, "verified"), "two": (True, "verified")} and answer["missing"] == []
+            assert engine.stats()["running"] == 0
+        told = as_json(gateway, "trace", "one")
+        assert told["timeline"][0]["what"] == "first byte of the request"
+        assert told["timeline"][-1]["what"] == "verified: the engine has let go of it"
+        assert (told["engine_let_go"], told["release"]) == (True, "verified")
+        assert "verified: the engine has let go of it" in hangup(gateway, "trace", "one").stdout
+
+
+def test_a_deaf_engine_is_not_called_verified() -> None:
+    """The wait has its bound; then the answer says that the engine works on, and so do trace, backends and zombies."""
+    settings = {"kill_wait_s": 1.0, "release_grace_s": 0.3, "abort_again_max": 1}
+    with gateway_and_engine(settings, deaf=True) as (gateway, engine):
+        recognised(gateway, "standin")
+        with streaming(gateway, "deaf"):
+            began = time.monotonic()
+            done = hangup(gateway, "kill", "deaf", "--wait", "60s")
+            assert 1.0 <= time.monotonic() - began < 10
+        assert done.returncode == 1 and "NOT GONE: the engine still works on it" in done.stdout
+        assert "verified:" not in done.stdout
+        told = as_json(gateway, "trace", "deaf")
+        assert (told["engine_let_go"], told["release"]) == (False, "zombie")
+        assert any("a zombie" in step["what"] for step in told["timeline"])
+        (zombie,) = zombies(gateway)
+        assert (zombie["id"], zombie["release"], zombie["tenant"], zombie["cause"]) == ("deaf", "zombie", "default", "killed")
+        assert engine.stats()["running"] == 1
+        wait_until(lambda: "quarantined" in hangup(gateway, "backends").stdout)
+        (backend,) = as_json(gateway, "backends")["backends"]
+        assert backend["zombies"] == ["deaf"] and "deaf still runs" in backend["ladder_reason"]
+        assert gateway.metrics()[f'hangup_backend_quarantined{{backend="{backend["name"]}"}}'] == 1
+
+
+def test_who_does_not_want_to_wait_is_told_that_nothing_is_known_yet() -> None:
+    with gateway_and_engine(deaf=True) as (gateway, _):
+        recognised(gateway, "standin")
+        with streaming(gateway, "quick"):
+            (killed,) = admin(gateway, "DELETE", "/api/calls/quick?wait_s=0")[1]["killed"]
+            assert (killed["verified"], killed["release"], killed["let_go_after_s"]) == (None, "pending", None)
+        assert admin(gateway, "DELETE", "/api/calls/quick?wait_s=soon")[0] == 400
+
+
+def test_an_engine_that_cannot_tell_is_not_called_verified() -> None:
+    config = '[[backend]]\nurl = "{}"\nengine = "openai"\n'
+    with StandIn() as engine, Gateway(config=config.format(engine.url)) as gateway, streaming(gateway, "mute"):
+        (killed,) = admin(gateway, "DELETE", "/api/calls?id=mute")[1]["killed"]
+        assert (killed["verified"], killed["release"]) == (None, "unverified")
+        assert admin(gateway, "GET", "/api/calls/mute")[1]["timeline"][-1]["what"].startswith("not verified")
+
+
+def test_a_call_has_its_slot_where_we_choose_it() -> None:
+    """llama-server: each call is pinned to a slot, which is shown while it lives, in its timeline, and of a zombie."""
+    with gateway_and_engine({"release_grace_s": 0.2}, slots=2, like="llamacpp") as (gateway, engine):
+        recognised(gateway, "llamacpp")
+        wait_until(lambda: as_json(gateway, "backends")["backends"][0]["limit"] == 2)
+        with streaming(gateway, "a"), streaming(gateway, "b"):
+            slots = {row["id"]: row["slot"] for row in as_json(gateway, "ps")["calls"]}
+            assert sorted(slots.values()) == [0, 1]
+            (killed,) = as_json(gateway, "kill", "a")["killed"]
+            assert (killed["slot"], killed["verified"]) == (slots["a"], True)
+            assert f"in slot {slots['a']}" in str(as_json(gateway, "trace", "a")["timeline"])
+            engine.behave(deaf=True)
+        stories = wait_until(lambda: zombies(gateway))
+        assert (stories[0]["id"], stories[0]["slot"]) == ("b", slots["b"]) and stories[0]["tokens_since"] > 0
+
+
+def test_a_call_has_its_slot_where_the_engine_chooses_it() -> None:
+    """hangup's own engine, within the process: it is asked when somebody looks."""
+    with Gateway() as gateway:
+        recognised(gateway, "hangup")
+        with Client(gateway.address) as client:
+            body = {"prompt": "ROMEO:", "stream": True, "ignore_eos": True, "max_tokens": 400}
+            client.post("/v1/completions", body, {"x-request-id": "inside"})
+            client.read_until(b'"text"')
+            assert admin(gateway, "GET", "/api/calls")[1]["calls"][0]["slot"] == 0
+            (killed,) = admin(gateway, "DELETE", "/api/calls/inside")[1]["killed"]
+            assert (killed["slot"], killed["verified"]) == (0, True)
+
+
+def test_a_wedged_engine_that_is_restarted_ends_its_zombies() -> None:
+    """The story of a zombie to its end: how long it lived, how often it was told, and that a restart ended it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = f"""
+    [limits]
+    release_grace_s = 0.2
+    abort_again_max = 1
+    abort_backoff_s = 0.05
+    [[backend]]
+    url = "http://127.0.0.1:{port}"
+    spawn = "{sys.executable} -m hangup standin --deaf --port {{port}}"
+    """
+    with Gateway(config=config) as gateway:
+        recognised(gateway, "standin")
+        with streaming(gateway, "haunted"):
+            pass
+        story = wait_until(lambda: next((z for z in zombies(gateway) if z["lived_s"] is not None), None), 30)
+        assert story is not None
+        assert (story["id"], story["release"], story["aborts"]) == ("haunted", "restarted", 1)
+        assert as_json(gateway, "trace", "haunted")["timeline"][-1]["what"] == "gone: the engine was restarted"

@@ -1,0 +1,64 @@
+"""An engine's own count, over restarts, against what came: every token gets one name, and a wrong count stays visible."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangup.core.engine_count import EngineCount, Settled
+
+
+def test_what_came_too_little_was_for_nobody_and_is_told_once() -> None:
+    count = EngineCount()
+    assert count.computed is None and not count.note(500)
+    assert count.computed == 0
+    count.note(620)
+    assert count.settle(seen=100) == Settled(20, 0)
+    assert count.settle(seen=100) == Settled(0, 0)
+    count.note(650)
+    assert count.settle(seen=125) == Settled(5, 0)
+
+
+def test_what_died_uncounted_with_the_engine_is_told_apart() -> None:
+    """100 were counted, 130 came before it died, and 40 from its next life."""
+    count = EngineCount()
+    count.note(0)
+    count.note(100)
+    assert count.note(40)
+    assert count.computed == 140
+    assert count.settle(seen=170) == Settled(0, 30)
+    assert count.settle(seen=170) == Settled(0, 0)
+
+
+def test_a_count_that_is_behind_without_a_restart_is_not_explained_away() -> None:
+    count = EngineCount()
+    count.note(0)
+    count.note(90)
+    assert count.settle(seen=100) == Settled(0, 0)
+
+
+_LIVES = st.lists(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@given(_LIVES)
+def test_books_and_counts_agree_whenever_both_rest(lives: list[list[tuple[int, int]]]) -> None:
+    """Lives of an engine, each of steps (tokens that came, tokens for nobody); looked at after each step but the last, before
+    which it dies: whatever is lost, computed + uncounted = seen + nobody's."""
+    count = EngineCount()
+    count.note(0)
+    seen = nobodys = uncounted = 0
+    for life in lives:
+        told = 0
+        for at, (came, vain) in enumerate(life):
+            seen += came
+            told += came + vain
+            if at == len(life) - 1 and at > 0:
+                break  # it dies before the next look
+            count.note(told)
+            found = count.settle(seen)
+            nobodys, uncounted = nobodys + found.nobodys, uncounted + found.uncounted
+        count.lost_sight()
+        count.note(0)
+        found = count.settle(seen)
+        nobodys, uncounted = nobodys + found.nobodys, uncounted + found.uncounted
+        assert (count.computed or 0) + uncounted == seen + nobodys
