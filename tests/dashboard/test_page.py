@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from admin.test_api import admin, live, streaming
+from support import jobs
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.waiting import wait_until
 
@@ -60,6 +61,23 @@ def opened(browser: Any, gateway: Gateway, **options: Any) -> Iterator[Page]:
 
 def words(page: Page, selector: str) -> str:
     return str(page.locator(selector).inner_text())
+
+
+def test_a_job_is_shown_followed_and_cancelled_in_the_engine(browser: Any) -> None:
+    with gateway_and_engine({"slots": 8}, slots=8, token_s=0.05, answer_tokens=5) as (gateway, engine):
+        sdk = jobs.client(gateway.url)
+        id = jobs.start_batch(sdk, [jobs.line(f"r{n}", max_tokens=5) for n in range(400)])
+        with opened(browser, gateway) as page:
+            row = page.locator(f'#jobs [data-key="{id}"]')
+            row.filter(has_text="running").wait_for()
+            wait_until(lambda: page.wait_for_timeout(50) or not row.locator("td").nth(3).inner_text().startswith("0 %"), 20)
+            assert "/v1/chat/completions" in row.inner_text() and "400" in row.inner_text()
+            page.on("dialog", lambda dialog: dialog.accept())
+            row.get_by_role("button").click()
+            page.locator("#done").filter(has_text=f"{id} is cancelled").wait_for()
+            row.wait_for(state="detached")
+        assert engine.wait_idle()["running"] == 0
+        assert sdk.batches.retrieve(id).status == "cancelled"
 
 
 @pytest.fixture(scope="module")
@@ -261,15 +279,15 @@ def test_a_picture_for_the_readme(browser: Any, tmp_path: Path) -> None:
     """`make dashboard-picture` takes it anew; here it only has to come out."""
     target = Path(os.environ.get("DASHBOARD_PICTURE") or tmp_path / "dashboard.png")
     scheme = os.environ.get("DASHBOARD_SCHEME", "light")
-    look = {"viewport": {"width": 1240, "height": 1290}, "color_scheme": scheme}
+    look = {"viewport": {"width": 1240, "height": 1430}, "color_scheme": scheme}
     with (
-        StandIn(slots=4, token_s=0.02, like="llamacpp") as first,
-        StandIn(slots=4, token_s=0.02, like="llamacpp") as second,
+        StandIn(slots=8, token_s=0.02, like="llamacpp") as first,
+        StandIn(slots=8, token_s=0.02, like="llamacpp") as second,
         Gateway(config=_for_the_picture(first, second)) as gateway,
         contextlib.ExitStack() as stack,
         opened(browser, gateway, **look) as page,
     ):
-        wait_until(lambda: {row["limit"] for row in admin(gateway, "GET", "/api/backends")[1]["backends"]} == {4})
+        wait_until(lambda: {row["limit"] for row in admin(gateway, "GET", "/api/backends")[1]["backends"]} == {8})
         for at in range(4):
             stack.enter_context(streaming(gateway, f"hu-{at}f3a9c07be1d24c55", "search" if at % 2 else "chat"))
         page.wait_for_timeout(4000)
@@ -279,6 +297,8 @@ def test_a_picture_for_the_readme(browser: Any, tmp_path: Path) -> None:
                 pass
         page.locator("#alarms p").wait_for(timeout=20_000)
         page.locator("#backends td.ladder.quarantined").wait_for()
-        page.wait_for_timeout(2000)
+        page.wait_for_timeout(8000)
+        jobs.start_batch(jobs.client(gateway.url, "batch"), [jobs.line(f"r{n}", max_tokens=12) for n in range(40)])
+        page.locator("#jobs td.share:not(.p0)").wait_for(timeout=20_000)
         page.screenshot(path=target)
     assert target.stat().st_size > 20_000

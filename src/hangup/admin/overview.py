@@ -25,6 +25,7 @@ PERIOD_S = 1.0
 WATCHERS_MAX = 50
 _ENDED_SHOWN = 8
 _ZOMBIES_SHOWN = 8
+_JOBS_SHOWN = 20
 _LOOKED_THROUGH = 200
 _REFUSING = frozenset([Outcome.SHED.value, Outcome.REFUSED.value])
 
@@ -57,9 +58,16 @@ def overview(view: View) -> dict[str, Any]:
         "backends": view.backends(),
         "alarms": view.alarms(),
         "zombies": view.zombies()[:_ZOMBIES_SHOWN],
+        "jobs": _jobs(view),
         "left": [_story(view, call) for call in _left(view)],
         "history": _rates(view.history()),
     }
+
+
+def _jobs(view: View) -> dict[str, Any]:
+    jobs = view.jobs()
+    total, rows = jobs.active(_JOBS_SHOWN) if jobs is not None else (0, [])
+    return {"total": total, "rows": rows}
 
 
 def _left(view: View) -> list[Call]:

@@ -38,6 +38,9 @@ class Jobs(Protocol):
     async def page(self, tenant: str | None, kind: str | None, active: bool, before: str | None, count: int) -> dict[str, Any]:
         """`jobs`, the newest first, and whether there are `more`."""
 
+    def active(self, count: int) -> tuple[int, list[dict[str, Any]]]:
+        """How many have not ended, and the newest of them."""
+
     async def show(self, id: str) -> dict[str, Any] | None: ...
 
     async def cancel(self, id: str) -> dict[str, Any] | None: ...

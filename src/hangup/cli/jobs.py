@@ -125,8 +125,8 @@ def run_cancel(arguments: argparse.Namespace) -> int:
         print(json.dumps({"jobs": jobs, "missing": missing}, indent=2))
     else:
         for job in jobs:
-            running = job["items"]["running"]
-            waits = f": {running} item{'s' * (running != 1)} not let go of by the engine yet" if running else ""
+            held = job["items"]["claimed"]
+            waits = f": {held} item{'s' * (held != 1)} not let go of by the engine yet" if held else ""
             print(f"{job['id']} {job['status']}{waits}")
         for id in missing:
             print(f"no such job: {id}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, ValuesView
 from functools import partial
 from typing import Any, Protocol
 
@@ -105,7 +105,8 @@ class Board:
     def runner(self) -> Runner:
         return self._runner
 
-    def cares(self) -> Iterable[Care]:
+    def cares(self) -> ValuesView[Care]:
+        """Of the jobs that have not ended, the newest last."""
         return self._cares.values()
 
     # What clients want

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from hangup.core.jobs import Cause, Kind
@@ -30,6 +31,11 @@ class Overview:
 
         rows = await store.do(work)
         return {"jobs": [self._shown(job) for job in rows[:count]], "more": len(rows) > count}
+
+    def active(self, count: int) -> tuple[int, list[dict[str, Any]]]:
+        """How many have not ended, and the newest of them, as this process knows them."""
+        cares = self._board.cares()
+        return len(cares), [self._shown(care.job) for care in islice(reversed(list(cares)), count)]
 
     async def show(self, id: str) -> dict[str, Any] | None:
         job = await self._board.store.do(lambda: self._board.store.jobs.find(id))
@@ -80,7 +86,8 @@ class Overview:
             "items": {
                 "total": tally.total,
                 "queued": tally.queued,
-                "running": tally.claimed,
+                "claimed": tally.claimed,
+                "running": self._board.runner.running_of(job.key),
                 "succeeded": tally.succeeded,
                 "errored": tally.errored,
                 "cancelled": tally.cancelled,

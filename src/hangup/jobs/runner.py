@@ -121,6 +121,10 @@ class Runner:
     def running(self) -> int:
         return sum(errand.exchange is not None for errand in self._errands.values())
 
+    def running_of(self, key: int) -> int:
+        """Of a job's items, how many have a call of ours."""
+        return sum(errand.exchange is not None for (job, _), errand in self._errands.items() if job == key)
+
     def wake(self, tenant: str, *, urgent: bool = False) -> None:
         """There may be items of this tenant to run; `urgent` if one of them does not wait behind batches."""
         line = self._lines.setdefault(tenant, _Line())

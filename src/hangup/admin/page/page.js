@@ -120,6 +120,7 @@ function glance(now) {
   const rows = [...ends, ...Object.entries(now.refusals).map(([name, calls]) => [`refused: ${name}`, calls])];
   fill($("refusals"), rows, (row) => row[0], (row) => [[row[0]], [count(row[1]), "number"]]);
   zombies(now.zombies);
+  jobs(now.jobs);
   left(now.left);
   calls();
 }
@@ -216,6 +217,26 @@ function left(rows) {
     [row.id], [shown(row.tenant)], [row.backend], [row.cause], [lasting(row.ended_s_ago), "number"], [count(row.tokens_out), "number"],
     RELEASES[row.release] || ["was not at work", "soft"],
   ]);
+}
+
+function jobs(known) {
+  put($("jobs-count"), known.total > known.rows.length ? `(the newest ${known.rows.length} of ${count(known.total)})` : `(${count(known.total)})`);
+  const left = (row) => (row.lease_left_s !== null ? lasting(row.lease_left_s) : row.expires_at ? lasting(row.expires_at - row.created_at - row.age_s) : "–");
+  const cells = (row) => {
+    const ended = row.items.total - row.items.queued - row.items.claimed;
+    const share = row.items.total ? Math.floor((ended / row.items.total) * 100) : 0;
+    return [
+      [row.id], [row.tenant], [row.status, row.status === "running" ? "good" : "warm"], [`${share} %`, `share p${Math.round(share / 10) * 10}`],
+      [count(row.items.total), "number"], [count(row.items.running), "number"], [count(row.items.errored), "number"],
+      [lasting(row.age_s), "number"], [left(row), "number"], [row.what],
+    ];
+  };
+  fill($("jobs"), known.rows, (row) => row.id, cells, (row) => doing("Cancel", `Cancel ${row.id}`, async () => {
+    if (confirm(`Cancel ${row.id} of ${row.tenant}, in its engines too?`)) {
+      const job = await ask("DELETE", `api/jobs/${encodeURIComponent(row.id)}`);
+      say(`${job.id} is ${job.status}${job.items.claimed ? `: ${count(job.items.claimed)} items not let go of by their engines yet` : ""}`);
+    }
+  }));
 }
 
 // Live calls
