@@ -94,6 +94,8 @@ class TestPassing:
             assert shown["expires_at"] > shown["created_at"] and shown["backend"]
             wait_event(gateway, "job_followed", id=id)
             assert gateway.metrics()['hangup_jobs{kind="batch",status="running"}'] == 1
+            known = get_json(f"{gateway.admin_url}/api/overview")["jobs"]
+            assert known["total"] == 1 and known["rows"][0]["items"] == shown["items"], "on the dashboard, too"
             text = command(gateway, "ls").stdout
             assert id in text and "running" in text
             assert "items" in command(gateway, "show", id).stdout

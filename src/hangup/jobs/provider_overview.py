@@ -62,6 +62,11 @@ class ProviderOverview:
             self._provider.forget(job)
         return len(old)
 
+    def active(self, count: int) -> tuple[int, list[dict[str, Any]]]:
+        """How many have not ended, and the newest of them."""
+        active = [job for job in self._provider.newest() if not job.state.status.ended]
+        return len(active), [self._shown(job) for job in active[:count]]
+
     def counts(self) -> dict[str, Any]:
         active = [job for job in self._provider.jobs() if not job.state.status.ended]
         return {
@@ -98,6 +103,7 @@ class ProviderOverview:
             "items": {
                 "total": tally.total,
                 "queued": tally.queued,
+                "claimed": tally.claimed,
                 "running": tally.claimed,
                 "succeeded": tally.succeeded,
                 "errored": tally.errored,
