@@ -155,6 +155,12 @@ class GatewayCollector(Collector):
             "hangup_job_results_refused", "Results that came after their item was given to another worker.", counts["refused"]
         )
         yield GaugeMetricFamily("hangup_job_store_failing", "1 while the store of jobs cannot be written.", counts["failing"])
+        yield CounterMetricFamily(
+            "hangup_jobs_not_stopped", "Cancelled jobs that a provider did not stop in time.", counts["not_stopped"]
+        )
+        yield CounterMetricFamily(
+            "hangup_jobs_not_followed", "Jobs passed to a provider beyond provider_jobs_max.", counts["not_followed"]
+        )
 
     def _process(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("hangup_connections", "Client connections open.", self._view.connections())

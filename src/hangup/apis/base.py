@@ -79,7 +79,7 @@ class Api:
 
     name = ""
     generates = False
-    local = False  # answered by the gateway itself
+    about_jobs = False  # answered by the gateway itself, or by the provider that has the jobs
     format: Format = SSE
 
     # Errors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote_to_bytes
 
 from hangup.apis.anthropic import AnthropicCountTokens, AnthropicErrors, AnthropicMessages
@@ -27,27 +27,27 @@ class Models(Api):
 
 class Files(Api):
     name = "openai.files"
-    local = True
+    about_jobs = True
 
 
 class Batches(Api):
     name = "openai.batches"
-    local = True
+    about_jobs = True
 
 
 class StoredResponses(Api):
     name = "openai.responses.stored"
-    local = True
+    about_jobs = True
 
 
 class MessageBatches(AnthropicErrors):
     name = "anthropic.batches"
-    local = True
+    about_jobs = True
 
 
 class Jobs(Api):
     name = "hangup.jobs"
-    local = True
+    about_jobs = True
 
 
 class PassThrough(Api):
@@ -104,15 +104,23 @@ BUILT_IN: dict[str, Route] = {
     )
 }
 
+# Where jobs are a hosted API's, its paths are all passed, and there are none of our own.
+AT_PROVIDER: dict[str, Route] = {
+    path: replace(route, methods=("GET", "POST", "DELETE")) if route.api.about_jobs else route
+    for path, route in BUILT_IN.items()
+    if not isinstance(route.api, Jobs)
+}
+
 
 class Router:
-    """The built-in routes and those that the configuration adds."""
+    """The built-in routes and those that the configuration adds; `provider`: those about jobs are a hosted API's."""
 
-    def __init__(self, extra: tuple[RouteSettings, ...] = ()) -> None:
-        self._exact = {path: route for path, route in BUILT_IN.items() if not path.endswith("*")}
-        self._prefixes = [route for path, route in BUILT_IN.items() if path.endswith("*")]
+    def __init__(self, extra: tuple[RouteSettings, ...] = (), *, provider: bool = False) -> None:
+        built_in = AT_PROVIDER if provider else BUILT_IN
+        self._exact = {path: route for path, route in built_in.items() if not path.endswith("*")}
+        self._prefixes = [route for path, route in built_in.items() if path.endswith("*")]
         for row in extra:
-            if row.path in BUILT_IN:
+            if row.path in built_in:
                 continue
             route = Route(row.path, tuple(m.upper() for m in row.methods), PassThrough())
             if row.path.endswith("*"):

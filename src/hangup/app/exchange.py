@@ -44,6 +44,7 @@ from hangup.wire.head import Headers, RequestHead, ResponseHead
 
 if TYPE_CHECKING:
     from hangup.app.gateway import Gateway
+    from hangup.app.passage import Passage
 
 _NO_VALUE: Json = {}
 _HEARTBEAT = b": hangup\n\n"
@@ -80,6 +81,7 @@ class Exchange:
         "leftover",
         "limits",
         "listens",
+        "passage",
         "route",
         "slot",
         "task",
@@ -98,6 +100,7 @@ class Exchange:
         self.body_s = self.limits.body_s
         self.event_bytes_max = self.limits.event_bytes_max
         self.errand: Errand | None = None  # what it is made for, if its client is a job
+        self.passage: Passage | None = None  # what it is about, if a provider answers for jobs
         self.listens = False  # its answer is a stream of a job's events
         self.task: asyncio.Task[None] | None = None  # the one thing that it waits for: cancelled when the call ends
         self.keyed = False  # the client's key is one of ours: the engine must not see it
@@ -204,6 +207,12 @@ class Exchange:
         self.call.clock = self.call.clock._replace(total_s=waited + self.limits.total_s)
         self.errand.started()
 
+    def pass_on(self, backend: Backend, body: bytes) -> None:
+        """Past the queue, as it is, to the one backend that can answer it."""
+        self._body, self._value, self.ask = body, _NO_VALUE, None
+        self.call.bytes_in = len(body)
+        self.placed(backend)
+
     def placed(self, backend: Backend) -> None:
         self.backend = backend
         self.call.sent(backend.name, time.monotonic())
@@ -294,10 +303,14 @@ class Exchange:
             return AssembleRelay(self, decoder, self.api, ask, ask.assembler)
         final = reasons.COMPLETED
         if status in _FAILED_STATUSES:
-            final, status = reasons.ENGINE_ERROR, 503 if status == 503 else 502
+            final = reasons.ENGINE_ERROR
+            if self.passage is None:
+                status = 503 if status == 503 else 502
         reply.begin(self, status, head, is_stream)
         if ask is not None and is_stream and ask.stream:
             return StreamRelay(self, decoder, self.api, ask)
+        if self.passage is not None:
+            return self.passage.relay(decoder, final, head)
         return PassRelay(self, decoder, final, self.api if ask is not None and status == 200 else None)
 
     # Another try

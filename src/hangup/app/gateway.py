@@ -26,6 +26,7 @@ from hangup.apis.base import Ask, Json
 from hangup.apis.routes import Route, Router
 from hangup.app.exchange import Exchange
 from hangup.app.log import Log
+from hangup.app.passage import Passage
 from hangup.app.tracing import TRACEPARENT, Tracer
 from hangup.app.visit import Visit
 from hangup.config import Limits, Settings
@@ -46,6 +47,7 @@ from hangup.engines.pool import Dial
 from hangup.errors import Refusal
 from hangup.jobs.calls import wants_async
 from hangup.jobs.desk import Desk
+from hangup.jobs.provider import Provider
 from hangup.reaper import Reaper
 from hangup.store.ledger import LedgerStore
 from hangup.wire.head import Headers, RequestHead
@@ -87,6 +89,7 @@ class Gateway:
         self.reaper = Reaper(self.aborts, self, settings.limits.zombie_stories_max)
         self.heard_of_release = asyncio.Event()  # wakes those who wait for one, and is never set for longer
         self.desk: Desk | None = None  # who answers for jobs, once their store is open
+        self.provider = Provider(self, loop) if settings.jobs == "provider" else None  # or who has them, if it is not us
         self.draining = False
         self.idle = asyncio.Event()  # set while no call is live
         self.idle.set()
@@ -104,7 +107,7 @@ class Gateway:
         self.settings = settings
         self.limits = settings.limits
         self.half_close_is_hangup = settings.half_close == "hangup"
-        self.router = Router(settings.route)
+        self.router = Router(settings.route, provider=self.provider is not None)
         self._tenants = {digest: tenant for tenant in settings.tenant for digest in tenant.key_sha256}
         self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
         self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
@@ -192,7 +195,9 @@ class Gateway:
         exchange.client_total_s = deadline_s
         exchange.client_read_s = _sdk_read_timeout(head)
         exchange.start(route, limits)
-        if route.api.local:
+        if route.api.about_jobs:
+            if self.provider is not None:
+                return Passage.begin(exchange, self.provider)
             return Visit.begin(exchange, connection, self.desk)
         return exchange
 
@@ -202,6 +207,9 @@ class Gateway:
         assert head is not None
         if b"prefer" not in head.fields and "background" not in value:
             return False
+        if self.provider is not None and value.get("background") and head.path == "/v1/responses":
+            Passage.background(exchange, self.provider, ask, body)
+            return True
         if self.desk is None or exchange.errand is not None:
             return False
         if not wants_async(head.fields) and not (value.get("background") and head.path == "/v1/responses"):
@@ -337,7 +345,8 @@ class Gateway:
 
     def may_fail_over(self, exchange: Exchange) -> bool:
         """Whether another backend may be tried after the one at hand."""
-        assert exchange.ticket is not None
+        if exchange.ticket is None:
+            return False  # it is about something that only this one has
         tried = exchange.ticket.tried | {exchange.call.backend}
         return len(tried) <= self.limits.failover_max and self.admission.fleet.usable(tried)
 
@@ -362,6 +371,8 @@ class Gateway:
         exchange.key, exchange.slot = "", None
         if not key:
             return None  # it was never sent
+        if exchange.passage is not None and exchange.passage.stays(backend, connection):
+            return None
         self.aborts.stop(backend, key, connection)
         choices = exchange.ask.choices if exchange.ask is not None else 1
         leftover = Leftover(call.id, time.monotonic(), key=key, slot=slot, tokens=call.tokens_out, choices=choices)
@@ -429,6 +440,8 @@ class Gateway:
             self.tracer.end(call)
         if ticket is not None:
             self._free(ticket, call, exchange.leftover)
+        if exchange.passage is not None:
+            exchange.passage.over()
         if exchange.errand is not None:
             exchange.errand.over(call, exchange.leftover, entry(call, *self._cost(call, ticket)))
         elif self.store is not None:
@@ -507,6 +520,8 @@ class Gateway:
         assert not self.calls
         self._pace_timer.cancel()
         self._paces.clear()
+        if self.provider is not None:
+            await self.provider.close()
         for task in self._watches.values():
             task.cancel()
         await asyncio.gather(*self._watches.values(), return_exceptions=True)

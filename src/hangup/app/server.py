@@ -209,8 +209,8 @@ class Server:
 
 
 def jobs_path(settings: Settings, port: int) -> str | None:
-    """The store of jobs; empty for memory, None for no jobs at all."""
-    if settings.jobs == "none":
+    """The store of jobs; empty for memory, None where there is none."""
+    if settings.jobs in ("none", "provider"):
         return None
     if settings.jobs != "auto":
         return str(Path(settings.jobs).expanduser())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from hangup.admin.view import Killed
+from hangup.admin.view import Jobs, Killed
 from hangup.app.exchange import Exchange
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
@@ -23,6 +23,7 @@ from hangup.core.call import Call, Phase
 from hangup.core.ledger import Histogram, Ledger
 from hangup.engines.backend import Backend
 from hangup.jobs.overview import Overview
+from hangup.jobs.provider_overview import ProviderOverview
 from hangup.reaper import BackendView, Books, Zombie
 from hangup.store.ledger import LedgerStore
 
@@ -172,8 +173,10 @@ class AdminView:
     def reaper(self) -> Books:
         return self._gateway.reaper.books
 
-    def jobs(self) -> Overview | None:
-        desk = self._gateway.desk
+    def jobs(self) -> Jobs | None:
+        desk, provider = self._gateway.desk, self._gateway.provider
+        if provider is not None:
+            return ProviderOverview(provider, time.monotonic)
         return Overview(desk.board, time.monotonic) if desk is not None else None
 
     def fault(self, error: Exception) -> None:

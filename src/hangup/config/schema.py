@@ -139,6 +139,29 @@ class Limits:
         15.0, "A gateway on the same store that shows no life for this long loses the items it had claimed.", least=5
     )
 
+    # Jobs at a hosted provider (jobs = "provider")
+    provider_jobs_max: int = limit(
+        1000, "Most jobs at a provider that are known here; one more passes, but nobody watches over it.", least=1
+    )
+    provider_uploads_bytes_max: int = limit(
+        1024**3,
+        "Most bytes of files and message batches that are on their way to a provider; they are held in memory.",
+        least=1024,
+    )
+    provider_look_s: float = limit(60.0, "Pause between two looks of ours at a job that runs at a provider.", least=0.05)
+    provider_poll_s: float = limit(
+        0.5, "Pause between a cancel and the next look whether the provider has stopped; it doubles each time.", least=0.01
+    )
+    provider_poll_max_s: float = limit(15.0, "Longest such pause.", least=0.01)
+    provider_cancel_s: float = limit(
+        900.0, "How long a provider may take to stop a cancelled job; then it is given up, and shown as cancelling.", least=0.1
+    )
+    provider_cancel_attempts_max: int = limit(5, "How often a cancel is sent that fails at the provider.", least=1)
+    provider_answer_s: float = limit(30.0, "Longest time for a provider to answer a question of ours.", least=0.05)
+    provider_follow_s: float = limit(
+        2 * 86_400.0, "How long a job at a provider is followed; hosted batches have a day to end.", least=1
+    )
+
     # Health
     health_interval_s: float = limit(5.0, "Pause between two active health checks of a backend.", least=0.1)
     health_timeout_s: float = limit(2.0, "Longest time for one health check.", least=0.05)
@@ -283,7 +306,8 @@ class Settings:
     ledger_days: float = setting(90.0, "How long the ledger is kept.", least=0.01)
     jobs: str = setting(
         "auto",
-        "SQLite file for jobs and their files. auto: jobs-PORT.sqlite in the user's state folder; none turns jobs off.",
+        "SQLite file for jobs and their files. auto: jobs-PORT.sqlite in the user's state folder; none turns jobs off; "
+        "provider passes them on to a hosted API, and follows them there.",
     )
     jobs_days: float = setting(30.0, "How long jobs that have ended, and files, are kept.", least=0.01)
     currency: str = setting("USD", "In which the backends' prices are.")

@@ -67,6 +67,7 @@ class Cause(StrEnum):
     LEASE = "lease_expired"
     WINDOW = "window_passed"
     KILLED = "killed"
+    UNHEARD = "client_gone"  # its client left before it was told the job's id
 
     @property
     def of_items(self) -> Item:

@@ -102,6 +102,11 @@ class Backend:
             self.pinned -= 1
             self.slots_free.append(slot)
 
+    @property
+    def has_key(self) -> bool:
+        """Whether it gets a key of ours instead of the client's."""
+        return bool(self._key)
+
     def abort(self, key: str) -> Abort | None:
         """How to stop a call by the engine's name for it, if that can be done here."""
         return self.adapter.abort(key) if self.facts.can_abort and key else None
@@ -146,6 +151,8 @@ class Backend:
         lines += [b"%b: %b\r\n" % pair for pair in headers or []]
         if self._key:
             lines.append(b"authorization: Bearer %b\r\n" % self._key.encode())
+            if any(name == b"anthropic-version" for name, _ in headers or []):
+                lines.append(b"x-api-key: %b\r\n" % self._key.encode())
         if body:
             lines.append(b"content-type: application/json\r\n")
         lines.append(b"accept-encoding: identity\r\nuser-agent: hangup\r\ncontent-length: %d\r\n\r\n" % len(body))

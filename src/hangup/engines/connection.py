@@ -116,6 +116,11 @@ class EngineConnection(asyncio.Protocol):
         else:
             self.abort()
 
+    def hand_over(self, asker: Asker) -> None:
+        """The answer, of which nothing has come yet, is for somebody else now."""
+        assert self._asker is not None and self._feed is None
+        self._asker = asker
+
     def linger(self) -> None:
         """Stays open for a moment, but what comes is for nobody: some engines must hear an abort before the end."""
         self._asker, self._feed = None, _ignore

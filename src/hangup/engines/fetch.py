@@ -11,7 +11,7 @@ from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection, body_decoder
 from hangup.errors import EngineFault, EngineSilent, WireError
 from hangup.wire.body import UntilClose
-from hangup.wire.head import ResponseHead
+from hangup.wire.head import Headers, ResponseHead
 
 ANSWER_BYTES_MAX = 1024 * 1024
 
@@ -22,14 +22,23 @@ class Fetched:
     body: bytes
 
 
-async def fetch(backend: Backend, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Fetched:
+async def fetch(
+    backend: Backend,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    *,
+    timeout_s: float,
+    headers: Headers | None = None,
+    bytes_max: int = ANSWER_BYTES_MAX,
+) -> Fetched:
     """Sends one request and returns the whole answer; EngineFault says why there is none."""
-    inquiry = _Inquiry(asyncio.get_running_loop())
+    inquiry = Inquiry(asyncio.get_running_loop(), bytes_max)
     try:
         async with asyncio.timeout(timeout_s):
             connection = backend.pool.idle_connection() or await backend.pool.connect()
             inquiry.connection = connection
-            connection.ask(inquiry, backend.own_request(method, path, body))
+            connection.ask(inquiry, backend.own_request(method, path, body, headers))
             return await inquiry.answer
     except TimeoutError:
         raise EngineSilent(reasons.ENGINE_UNREACHABLE, f"no answer to {method} {path} within {timeout_s:g} s") from None
@@ -37,10 +46,12 @@ async def fetch(backend: Backend, method: str, path: str, body: bytes = b"", *, 
         inquiry.close()
 
 
-class _Inquiry:
+class Inquiry:
     """Collects one answer."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: int, until: bytes = b"") -> None:
+        self._bytes_max = bytes_max
+        self._until = until  # what comes behind it is not waited for
         self.answer: asyncio.Future[Fetched] = loop.create_future()
         self.connection: EngineConnection | None = None
         self._body = b""
@@ -54,10 +65,12 @@ class _Inquiry:
             except WireError as error:
                 self.engine_garbled(connection, error)
                 return
-            if len(self._body) > ANSWER_BYTES_MAX:
+            if len(self._body) > self._bytes_max:
                 self._fail("the answer is too large")
             elif decoder.done:
                 self._done(head, reusable=head.keep_alive and not decoder.rest)
+            elif self._until and self._until in self._body:
+                self._done(head, reusable=False)
 
         self._until_close = head if isinstance(decoder, UntilClose) else None
         if decoder.done:
@@ -88,6 +101,23 @@ class _Inquiry:
     def _fail(self, detail: str) -> None:
         if not self.answer.done():
             self.answer.set_exception(EngineFault(reasons.ENGINE_DIED, detail))
+
+    @classmethod
+    def take_over(cls, connection: EngineConnection, bytes_max: int, until: bytes = b"") -> Inquiry:
+        """For the answer to a request whose asker has left; `rest` waits for it."""
+        inquiry = cls(asyncio.get_running_loop(), bytes_max, until)
+        inquiry.connection = connection
+        connection.hand_over(inquiry)
+        return inquiry
+
+    async def rest(self, timeout_s: float) -> Fetched:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.answer
+        except TimeoutError:
+            raise EngineSilent(reasons.ENGINE_UNREACHABLE, f"no answer within {timeout_s:g} s") from None
+        finally:
+            self.close()
 
     def close(self) -> None:
         if self.connection is not None:

@@ -9,4 +9,8 @@
       └──────  errand      the client of such a call: takes the answer, and hangs up when nobody cares any more
 
 What was promised is in the store (`hangup.store.jobs`); what is here can be lost with the process.
+
+Where a hosted provider has the jobs (`jobs = "provider"`), none of this is there but `provider`, which follows what passes:
+
+    app.passage ──▶ provider ──▶ core.followed      when to look, to cancel, to give up
 """

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import orjson
 
+from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.jobs import Cause, Kind, Status
@@ -35,9 +36,9 @@ def wants_async(fields: dict[bytes, bytes]) -> bool:
     return any(wish.strip().lower() == b"respond-async" for wish in fields.get(b"prefer", b"").replace(b";", b",").split(b","))
 
 
-def lease_of(asked: Asked) -> float:
+def lease_of(fields: Mapping[bytes, bytes], limits: Limits) -> float:
     """How long a job lives without anyone who cares for it: as the client says, or the default."""
-    given, limits = asked.fields.get(LEASE_HEADER), asked.limits
+    given = fields.get(LEASE_HEADER)
     if given is None:
         return limits.job_lease_s
     if not _SECONDS.fullmatch(given) or not 1 <= float(given) <= limits.job_lease_max_s:
@@ -54,7 +55,8 @@ class Calls:
         about = {"path": asked.path, "model": model, "stream": stream, "headers": asked.replayed()}
         id = f"job_{secrets.token_hex(12)}"
         item = AskedItem("", asked.path, asked.body)
-        job = await self._board.submit(id, Kind.CALL, asked.tenant, about, [item], lease_s=lease_of(asked))
+        lease_s = lease_of(asked.fields, asked.limits)
+        job = await self._board.submit(id, Kind.CALL, asked.tenant, about, [item], lease_s=lease_s)
         where = f"/v1/jobs/{job.id}"
         return Answer.json(self._shown(job, None), 202, location=where, preference_applied="respond-async", retry_after="1")
 

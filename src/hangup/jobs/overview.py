@@ -62,6 +62,8 @@ class Overview:
             "ended": runner.keeper.ended,
             "refused": runner.keeper.refused,
             "failing": runner.keeper.failing,
+            "not_stopped": 0,
+            "not_followed": 0,
         }
 
     def _shown(self, job: Job) -> dict[str, Any]:

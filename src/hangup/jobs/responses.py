@@ -56,7 +56,8 @@ class Responses:
         body = orjson.dumps({name: field for name, field in value.items() if name != "background"})
         id = f"resp_{secrets.token_hex(24)}"
         item = AskedItem("", asked.path, body)
-        job = await self._board.submit(id, Kind.RESPONSE, asked.tenant, about, [item], lease_s=lease_of(asked))
+        lease_s = lease_of(asked.fields, asked.limits)
+        job = await self._board.submit(id, Kind.RESPONSE, asked.tenant, about, [item], lease_s=lease_s)
         if not stream:
             return Answer.json(_made(job))
         feed = self._board.feed(job)

@@ -1,0 +1,107 @@
+"""What the objects of hosted providers say, in our words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangup.apis.hosted_jobs import Target, What, heard, is_upload, read, target_of
+from hangup.core.jobs import Kind, Status, Tally
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "target"),
+    [
+        ("POST", "/v1/batches", Target(What.CREATE, Kind.BATCH)),
+        ("GET", "/v1/batches", Target(What.OTHER, Kind.BATCH)),
+        ("GET", "/v1/batches/b_1", Target(What.LOOK, Kind.BATCH, "b_1")),
+        ("POST", "/v1/batches/b_1/cancel", Target(What.CANCEL, Kind.BATCH, "b_1")),
+        ("GET", "/v1/responses/r-1", Target(What.LOOK, Kind.RESPONSE, "r-1")),
+        ("DELETE", "/v1/responses/r-1", Target(What.DELETE, Kind.RESPONSE, "r-1")),
+        ("GET", "/v1/responses/r-1/input_items", Target(What.OTHER, Kind.RESPONSE, "r-1")),
+        ("POST", "/v1/messages/batches", Target(What.CREATE, Kind.MESSAGES)),
+        ("GET", "/v1/messages/batches/m/results", Target(What.OTHER, Kind.MESSAGES, "m")),
+        ("POST", "/v1/files", Target(What.OTHER)),
+        ("GET", "/v1/batches/%2e%2e", Target(What.OTHER)),
+    ],
+)
+def test_what_a_request_is_about(method: str, path: str, target: Target) -> None:
+    assert target_of(method, path) == target
+
+
+def test_uploads() -> None:
+    assert is_upload("POST", "/v1/files") and is_upload("POST", "/v1/messages/batches")
+    assert not is_upload("GET", "/v1/files") and not is_upload("POST", "/v1/batches")
+
+
+def batch(status: str) -> dict[str, Any]:
+    return {"id": "b", "status": status, "expires_at": 9, "request_counts": {"total": 10, "completed": 4, "failed": 1}}
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "tally"),
+    [
+        ("validating", Status.VALIDATING, Tally(queued=5, succeeded=4, errored=1)),
+        ("in_progress", Status.RUNNING, Tally(queued=5, succeeded=4, errored=1)),
+        ("finalizing", Status.RUNNING, Tally(queued=5, succeeded=4, errored=1)),
+        ("cancelling", Status.CANCELLING, Tally(queued=5, succeeded=4, errored=1)),
+        ("cancelled", Status.CANCELLED, Tally(succeeded=4, errored=1, cancelled=5)),
+        ("expired", Status.EXPIRED, Tally(succeeded=4, errored=1, expired=5)),
+        ("completed", Status.COMPLETED, Tally(succeeded=4, errored=1)),
+        ("failed", Status.FAILED, Tally(succeeded=4, errored=1)),
+    ],
+)
+def test_batches(said: str, status: Status, tally: Tally) -> None:
+    told = read(Kind.BATCH, batch(said))
+    assert told is not None and (told.status, told.tally, told.expires) == (status, tally, 9.0)
+
+
+def test_message_batches() -> None:
+    def told(said: str, **counts: int) -> tuple[Status, int]:
+        value = {"id": "m", "processing_status": said, "request_counts": counts, "expires_at": "2026-01-01T00:00:00Z"}
+        found = read(Kind.MESSAGES, value)
+        assert found is not None and found.expires == 1767225600
+        return found.status, found.tally.total
+
+    assert told("in_progress", processing=3) == (Status.RUNNING, 3)
+    assert told("canceling", processing=2, succeeded=1) == (Status.CANCELLING, 3)
+    assert told("ended", canceled=2, succeeded=1) == (Status.CANCELLED, 3)
+    assert told("ended", expired=1) == (Status.EXPIRED, 1)
+    assert told("ended", succeeded=1, errored=1) == (Status.COMPLETED, 2)
+
+
+def test_responses_whole_and_streamed() -> None:
+    response = {"id": "r", "status": "queued", "background": True, "model": "m"}
+    told = heard(Kind.RESPONSE, json.dumps(response).encode())
+    assert told is not None and (told.status, told.tally, told.model, told.detached) == (
+        Status.RUNNING,
+        Tally(queued=1),
+        "m",
+        True,
+    )
+    stream = b"event: response.created\ndata: " + json.dumps({"response": response}).encode()
+    assert heard(Kind.RESPONSE, stream) is None, "not whole yet"
+    assert heard(Kind.RESPONSE, stream + b"\n\nevent: x") == told
+    assert heard(Kind.RESPONSE, stream.replace(b"\n", b"\r\n") + b"\r\n\r\n") == told
+    waited_for = read(Kind.RESPONSE, {**response, "background": False, "status": "incomplete"})
+    assert waited_for is not None and not waited_for.detached and waited_for.status is Status.COMPLETED
+
+
+FIELDS = st.sampled_from(["id", "status", "processing_status", "request_counts", "expires_at", "total", "completed", "model"])
+LEAF: st.SearchStrategy[Any] = st.sampled_from([None, True, -1, 3, 1e300, float("inf"), "", "ended", "2026-99-01", []])
+JSON: st.SearchStrategy[Any] = LEAF | st.dictionaries(FIELDS, LEAF, max_size=4)
+
+
+@given(st.sampled_from([Kind.BATCH, Kind.RESPONSE, Kind.MESSAGES]), st.dictionaries(FIELDS, JSON))
+def test_nonsense_is_no_job_and_no_error(kind: Kind, value: dict[str, Any]) -> None:
+    told = read(kind, {"id": "x", "status": "completed", "processing_status": "ended", **value})
+    assert told is None or told.tally.total >= 0
+
+
+@given(st.sampled_from([Kind.BATCH, Kind.RESPONSE, Kind.MESSAGES]), st.binary(max_size=40))
+def test_nor_are_bytes(kind: Kind, body: bytes) -> None:
+    assert heard(kind, body) is None and heard(kind, b"data: " + body) is None
