@@ -28,6 +28,7 @@ from hangup.app.exchange import Exchange
 from hangup.app.log import Log
 from hangup.app.passage import Passage
 from hangup.app.tracing import TRACEPARENT, Tracer
+from hangup.app.undertaking import Undertaking
 from hangup.app.visit import Visit
 from hangup.config import Limits, Settings
 from hangup.core import reasons
@@ -89,7 +90,9 @@ class Gateway:
         self.reaper = Reaper(self.aborts, self, settings.limits.zombie_stories_max)
         self.heard_of_release = asyncio.Event()  # wakes those who wait for one, and is never set for longer
         self.desk: Desk | None = None  # who answers for jobs, once their store is open
-        self.provider = Provider(self, loop) if settings.jobs == "provider" else None  # or who has them, if it is not us
+        self.provider = (
+            Provider(Undertaking(self), loop) if settings.jobs == "provider" else None
+        )  # or who has them, if it is not us
         self.draining = False
         self.idle = asyncio.Event()  # set while no call is live
         self.idle.set()

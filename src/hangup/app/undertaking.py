@@ -1,4 +1,4 @@
-"""The gateway as those see it who run jobs: each item becomes a call, which goes the way of all calls."""
+"""The gateway as jobs see it: each item that is run here becomes a call, which goes the way of all calls."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.account import Entry
 from hangup.core.call import Call
+from hangup.engines.backend import Backend
 from hangup.jobs.errand import Errand
 from hangup.wire.head import RequestHead
 
@@ -25,6 +26,10 @@ class Undertaking:
     @property
     def limits(self) -> Limits:
         return self._gateway.limits
+
+    @property
+    def backends(self) -> dict[str, Backend]:
+        return self._gateway.backends
 
     def limits_of_tenant(self, tenant: str) -> Limits:
         return self._gateway.limits_of("", tenant)

@@ -35,8 +35,11 @@ _MAY_PASS = (408, 429)  # refusals that a second try may overcome
 class Host(Protocol):
     """The gateway, as seen from here."""
 
-    limits: Limits
-    backends: dict[str, Backend]
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def backends(self) -> dict[str, Backend]: ...
 
     def limits_of_tenant(self, tenant: str) -> Limits: ...
 
