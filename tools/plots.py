@@ -43,7 +43,7 @@ class Frame:
         return _HEIGHT - _BOTTOM - (value - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def draw(frame: Frame, lines: list[Line], marks: list[tuple[float, str]] | None = None) -> str:
+def draw(frame: Frame, lines: list[Line], marks: list[tuple[float, str]] | None = None, spacing: int = 170) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
@@ -65,7 +65,7 @@ def draw(frame: Frame, lines: list[Line], marks: list[tuple[float, str]] | None 
     for index, line in enumerate(lines):
         points = " ".join(f"{frame.x(x):.1f},{frame.y(y, line.right):.1f}" for x, y in line.points)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{line.colour}" stroke-width="2"/>')
-        parts.append(_text(_LEFT + 10 + index * 170, 34, f"— {line.label}", anchor="start", colour=line.colour))
+        parts.append(_text(_LEFT + 10 + index * spacing, 34, f"— {line.label}", anchor="start", colour=line.colour))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -100,6 +100,19 @@ def spike(rows: list[dict[str, str]]) -> str:
     return draw(Frame("48 clients on 32 slots of an H200, a Llama of 1 B", "seconds", last, 0, 36, 100), lines, marks)
 
 
+def stops(rows: list[dict[str, str]]) -> str:
+    lines = [
+        Line(
+            f"GPU utilisation behind {by if by == 'hangup' else 'a ' + by}, %",
+            [(max(float(row["second"]), 0.0), float(row["gpu_utilisation"])) for row in rows if row["by"] == by],
+            colour,
+        )
+        for by, colour in (("plain proxy", _COLOURS[1]), ("hangup", _COLOURS[0]))
+    ]
+    frame = Frame("32 clients of an H200 hang up, all at once", "seconds after that", 20, 0, 100)
+    return draw(frame, lines, spacing=290)
+
+
 def terminal(text: str) -> str:
     """A terminal that shows the text."""
     lines = text.rstrip().splitlines()
@@ -114,7 +127,7 @@ def terminal(text: str) -> str:
 
 
 def main() -> None:
-    for name, make in (("engine-loss", loss), ("engine-spike", spike)):
+    for name, make in (("engine-loss", loss), ("engine-spike", spike), ("gpu-stops", stops)):
         with (FIGURES / f"{name}.csv").open(newline="") as file:
             (FIGURES / f"{name}.svg").write_text(make(list(csv.DictReader(file))))
     (FIGURES / "demo.svg").write_text(terminal((FIGURES / "demo.txt").read_text()))

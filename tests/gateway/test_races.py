@@ -56,7 +56,7 @@ def calls_of(gateway: Gateway, count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("stream", [True, False])
 def test_cancel_races_the_last_token(stream: bool) -> None:
     """1,000 departures at about the moment of the last token: one outcome each, nothing held, no counter off."""
-    with gateway_and_engine({"engine_idle_s": 0.5}, slots=64, prefill_s=0.0, token_s=0.002, answer_tokens=3) as (
+    with gateway_and_engine({"engine_idle_s": 0.5, "slots": 64}, slots=64, prefill_s=0.0, token_s=0.002, answer_tokens=3) as (
         gateway,
         engine,
     ):

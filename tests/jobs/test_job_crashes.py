@@ -105,6 +105,18 @@ class TestKilled:
             gateway.wait()
         assert billed_calls(tmp_path / "ledger.sqlite")["once"] == LINES
 
+    def test_while_its_lines_are_checked(self, engine: StandIn, tmp_path: Path) -> None:
+        count = 20_000
+        with serve(engine, tmp_path) as gateway:
+            id = start_batch(client(gateway.url), [line(f"r{n}") for n in range(count)])
+            gateway.signal(signal.SIGKILL)
+            gateway.wait()
+        with serve(engine, tmp_path) as one, serve(engine, tmp_path) as two:
+            batch = wait_batch(client(two.url), id, "in_progress", timeout_s=30)
+            assert batch.request_counts.total == count, "checked once more, by one of the two"
+            assert client(one.url).batches.cancel(id).status in ("cancelling", "cancelled")
+            wait_batch(client(two.url), id, "cancelled")
+
     def test_a_cancel_that_was_acknowledged_holds(self, engine: StandIn, tmp_path: Path) -> None:
         engine.behave(token_s=0.2, answer_tokens=500)
         with serve(engine, tmp_path, job_cancel_wait_s=0) as gateway:

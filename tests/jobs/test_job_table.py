@@ -91,11 +91,16 @@ class Jobs(RuleBasedStateMachine):
             job.owners += [None] * count
             job.fences += [0] * count
         elif what == "anew" or not job.items:
-            assert self.table.start_checking(key, self.workers[0])
+            before = self.table.get(key).worker
+            assert not self.table.start_checking(key, self.workers[0], -1), "somebody else has it"
+            assert self.table.start_checking(key, self.workers[0], before)
             job.items, job.owners, job.fences = [], [], []
         else:
             problems = [{"line": 1}] if what == "bad" else []
-            self.table.checked(key, self.now, problems)
+            assert self.table.checked(key, -1, self.now, problems).status is Status.VALIDATING, "not theirs to end"
+            worker = self.table.get(key).worker
+            assert worker is not None
+            self.table.checked(key, worker, self.now, problems)
             if problems:
                 job.items, job.owners, job.fences, job.status = [], [], [], Status.FAILED
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -22,10 +23,12 @@ from hangup.jobs.feed import Feed
 from hangup.jobs.files import listed, parts
 from hangup.jobs.http import Answer, Asked, Json
 from hangup.jobs.lines import Lines, StopReading
+from hangup.store.database import StoreFailed
 from hangup.store.jobs import File, Job, Result
 from hangup.store.jobs.table import result_file
 
 _PAGE_MAX = 100
+_STORE_PAUSE_S = 1.0
 _RESULTS_TOGETHER = 200  # read at a time
 _METADATA_MAX = 16
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
@@ -77,31 +80,41 @@ class Batches:
 
     async def _check(self, job: Job) -> None:
         """Reads the file line by line; the lines become items, and the batch runs if all of them are good."""
-        board, store, key, worker = self._board, self._board.store, job.key, self._board.worker
-        if not await store.do(lambda: store.jobs.start_checking(key, worker)):
-            return
+        board, store, before = self._board, self._board.store, job.worker
+        while True:
+            try:
+                worker = board.worker
+                if await store.do(partial(store.jobs.start_checking, job.key, worker, before)):
+                    await self._check_lines(job, worker)
+                return
+            except StoreFailed:  # it is said elsewhere; we begin anew when there is room again
+                before = worker
+                await asyncio.sleep(_STORE_PAUSE_S)
+
+    async def _check_lines(self, job: Job, worker: int) -> None:
+        board, store = self._board, self._board.store
         lines = Lines(job.about["endpoint"], self._router(), board.limits_of(job.tenant))
         file = await store.do(lambda: store.files.find(job.about["input_file_id"], job.tenant))
         first = 0
         try:
             if file is not None:
                 async for part in parts(board, file):
-                    first += await store.do(partial(self._add, job, first, lines, part))
-            await store.do(lambda: self._add(job, first, lines, None))
+                    first += await store.do(partial(self._add, job, worker, first, lines, part))
+            await store.do(partial(self._add, job, worker, first, lines, None))
         except StopReading:
             pass
         except Refusal as refusal:
             problem = {"code": refusal.reason.code, "message": str(refusal), "line": None, "param": None}
             lines.problems.append(problem)
-        checked = await store.do(lambda: store.jobs.checked(key, time.time(), lines.problems))
+        checked = await store.do(lambda: store.jobs.checked(job.key, worker, time.time(), lines.problems))
         board.changed(checked)
         board.runner.wake(job.tenant)
 
-    def _add(self, job: Job, first: int, lines: Lines, piece: bytes | None) -> int:
+    def _add(self, job: Job, worker: int, first: int, lines: Lines, piece: bytes | None) -> int:
         """In the store's thread: the lines that `piece` completes, or the last one."""
         jobs = self._board.store.jobs
-        if jobs.get(job.key).status is not Status.VALIDATING:
-            raise StopReading  # it was cancelled meanwhile
+        if not jobs.checks(job.key, worker):
+            raise StopReading  # it was cancelled meanwhile, or given to another one
         items = lines.feed(piece) if piece is not None else lines.finish()
         if not lines.problems:  # else nothing of it will run
             self._board.check_quota(job.tenant, items=len(items), size=sum(len(item.body) for item in items))

@@ -387,5 +387,11 @@ class Board:
     def own(self, work: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and not isinstance(error, StoreFailed):
+            self._host.fault(error)

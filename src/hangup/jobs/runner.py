@@ -296,7 +296,13 @@ class Runner:
     def _own(self, work: Any) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._host.fault(error)
 
 
 def _stopped_state(errand: Errand) -> Item:

@@ -119,20 +119,28 @@ class JobTable:
         size = sum(len(item.body) for item in items)
         self._db.execute("UPDATE job SET queued = queued + ?, bytes = bytes + ? WHERE key = ?", (len(items), size, key))
 
-    def start_checking(self, key: int, worker: int) -> bool:
-        """Takes over the check of a job's lines from its beginning; False if there is none to be made."""
+    def start_checking(self, key: int, worker: int, before: int | None) -> bool:
+        """Begins the check of a job's lines, in the place of who had it `before`; False if somebody else has it by now."""
         changed = self._db.execute(
-            "UPDATE job SET worker = ?, queued = 0, bytes = 0 WHERE key = ? AND status = ?", (worker, key, Status.VALIDATING)
+            "UPDATE job SET worker = ?, queued = 0, bytes = 0 WHERE key = ? AND status = ? AND worker IS ?",
+            (worker, key, Status.VALIDATING, before),
         ).rowcount
         if changed:
             self._db.execute("DELETE FROM ask WHERE job = ?", (key,))
             self._db.execute("DELETE FROM item WHERE job = ?", (key,))
         return bool(changed)
 
-    def checked(self, key: int, now: float, problems: list[dict[str, Any]]) -> Job:
+    def checks(self, key: int, worker: int) -> bool:
+        """Whether its lines are this worker's to check."""
+        job = self.look(key)
+        return job is not None and job.status is Status.VALIDATING and job.worker == worker
+
+    def checked(self, key: int, worker: int, now: float, problems: list[dict[str, Any]]) -> Job:
         """All its lines were looked at: it runs, or it failed for what was found."""
         job = self.get(key)
-        if job.status is Status.VALIDATING and problems:
+        if not self.checks(key, worker):
+            return job
+        if problems:
             self._db.execute("DELETE FROM ask WHERE job = ?", (key,))
             self._db.execute("DELETE FROM item WHERE job = ?", (key,))
             about = orjson.dumps({**job.about, "problems": problems})
@@ -140,7 +148,7 @@ class JobTable:
                 "UPDATE job SET status = ?, ended = ?, queued = 0, bytes = 0, about = ? WHERE key = ?",
                 (Status.FAILED, now, about, key),
             )
-        elif job.status is Status.VALIDATING:
+        else:
             self._db.execute("UPDATE job SET status = ?, begun = ? WHERE key = ?", (Status.RUNNING, now, key))
             self._settle(key, now)
         return self.get(key)
