@@ -21,6 +21,7 @@ import pytest
 
 from support.jobs import client, get_job, line, results, start_batch, start_job, wait_batch, wait_job
 from support.processes import Gateway, Process, StandIn
+from support.raw import Client
 from support.waiting import wait_until
 
 KILLS = int(os.environ.get("HANGUP_KILLS", "40"))
@@ -224,6 +225,24 @@ class TestFullDisk:
             assert job["status"] == "completed" and job["result"]["status"] == 200, "its result was kept meanwhile"
             assert engine.stats()["started"] == 2, "and it ran once"
             assert wait_job(gateway.url, start_job(gateway.url, max_tokens=1)["id"])["status"] == "completed"
+
+
+def test_an_upload_that_breaks_off_leaves_nothing_behind(engine: StandIn, tmp_path: Path) -> None:
+    head = "POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n"
+    head += "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    form = b'--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n' + b"x" * 2_000_000
+
+    def parts() -> int:
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as db:
+            return int(db.execute("SELECT count(*) FROM part").fetchone()[0])
+
+    with serve(engine, tmp_path) as gateway:
+        with Client(gateway.address) as sender:
+            sender.send(head.encode() + form)
+            wait_until(lambda: parts() > 0, 10, "parts in the store")
+            sender.reset()
+        wait_until(lambda: parts() == 0, 10, "the parts to be gone")
+        assert not client(gateway.url).files.list().data
 
 
 class TestWithoutAPlace:

@@ -1,0 +1,92 @@
+"""Clocks that are set, workers that fall silent: nobody loses a job over them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from hangup.config import Limits
+from hangup.core.account import Entry
+from hangup.core.jobs import Kind, Status
+from hangup.jobs.board import Board
+from hangup.jobs.errand import Errand
+from hangup.jobs.presence import Absences, this_host, this_process
+from hangup.store.jobs import Asked, JobStore, Worker
+
+
+class Idle:
+    """A gateway that has no room for jobs, so that they wait."""
+
+    limits = Limits()
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
+        raise AssertionError("there was no room")
+
+    def jobs_waiting(self, tenant: str) -> int:
+        return 1000
+
+    def limits_of_tenant(self, tenant: str) -> Limits:
+        return self.limits
+
+    def book(self, entry: Entry) -> None: ...
+
+    def told(self, event: str, **fields: Any) -> None:
+        self.events.append(event)
+
+    def fault(self, error: Exception) -> None:
+        raise error
+
+
+@pytest.mark.parametrize("jump_s", [-400_000.0, 400_000.0])
+def test_a_clock_that_is_set_ends_no_lease_and_no_window(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+    async def run() -> None:
+        loop, host, store = asyncio.get_running_loop(), Idle(), JobStore("")
+        board = Board(store, host, loop, keep_days=1)
+        await board.open()
+        item = [Asked("a", "/v1/chat/completions", b"{}")]
+        leased = await board.submit("job_a", Kind.CALL, "ann", {"path": "/v1/chat/completions"}, item, lease_s=60)
+        batch = await board.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=120)
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+        for later_s in (0, 59):
+            await board._tick(loop.time() + later_s)
+            jobs = await store.do(lambda: [store.jobs.get(job.key) for job in (leased, batch)])
+            assert [job.status for job in jobs] == [Status.RUNNING, Status.RUNNING]
+        await board._tick(loop.time() + 61)
+        assert (await store.do(lambda: store.jobs.get(leased.key))).status is Status.CANCELLED
+        await board._tick(loop.time() + 121)
+        assert (await store.do(lambda: store.jobs.get(batch.key))).status is Status.EXPIRED
+        assert "job_worker_gone" not in host.events, "nor a worker"
+        await board.close()
+
+    asyncio.run(run())
+
+
+class TestAbsences:
+    def test_another_machine_is_gone_when_its_beat_stands_still(self) -> None:
+        absences = Absences(15.0)
+        assert absences.gone([Worker(1, "elsewhere", "7-1", 10)], 2, now=100) == []
+        assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=110) == [], "it moved"
+        assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=124) == []
+        assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=125) == [1]
+
+    def test_a_process_of_this_machine_is_gone_when_it_is(self) -> None:
+        absences = Absences(15.0)
+        here, alive = this_host(), this_process()
+        assert absences.gone([Worker(1, here, alive, 0)], 2, now=0) == []
+        pid, _, started = alive.partition("-")
+        before = Worker(1, here, f"{pid}-{int(started) + 1}", 0)
+        assert absences.gone([before], 2, now=0) == [1], "its number is another process's by now"
+        with subprocess.Popen(["true"]) as child:
+            child.wait()
+        assert absences.gone([Worker(1, here, f"{child.pid}-1", 0)], 2, now=0) == [1]
+
+    def test_we_are_never_gone(self) -> None:
+        assert Absences(15.0).gone([Worker(3, "elsewhere", "1-1", 0)], 3, now=1e9) == []
