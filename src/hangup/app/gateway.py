@@ -447,8 +447,8 @@ class Gateway:
             exchange.passage.over()
         if exchange.errand is not None:
             exchange.errand.over(call, exchange.leftover, entry(call, *self._cost(call, ticket)))
-        elif self.store is not None:
-            self.store.book(call, *self._cost(call, ticket))
+        elif self.store is not None and (call.sent_at is not None or call.outcome is not Outcome.COMPLETED):
+            self.store.book(call, *self._cost(call, ticket))  # what we answered ourselves cost nothing
 
     def _cost(self, call: Call, ticket: Ticket | None) -> tuple[float, float, Price]:
         """Its share of the engine's time, how long such answers are on average, and the price."""

@@ -192,7 +192,7 @@ def _waits_for(exchange: Exchange) -> str:
         case Phase.RECEIVING:
             return "the rest of the request"
         case Phase.WAITING:
-            return "a free backend"
+            return "a free backend" if exchange.ticket is not None else "the store of jobs"
         case Phase.SENT:
             return "a connection to the engine" if exchange.engine is None else "the engine's answer"
         case Phase.ANSWERING if exchange.client.stalled:
