@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tools import docs, grafana
 
+from hangup.cli.main import COMMANDS, make_parser
 from support.processes import Gateway
 from support.raw import ask
 
@@ -77,3 +78,13 @@ def test_the_alerts_are_valid_and_raised_when_they_should_be() -> None:
         ["promtool", "test", "rules", ROOT / "deploy/prometheus/rules_test.yml"], capture_output=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_command_is_found_in_its_module() -> None:
+    """Only the module of the command at hand is loaded: the list of them must be true."""
+    actions = make_parser()._subparsers
+    assert actions is not None
+    (commands,) = [action for action in actions._group_actions if action.choices]
+    assert set(commands.choices or ()) == set(COMMANDS)
+    for command in COMMANDS:
+        make_parser(command)

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from hangup import __version__
-from hangup.cli import (
-    backends,
-    configs,
-    demo,
-    doctor,
-    engine,
-    engines,
-    jobs,
-    keys,
-    kill,
-    lint,
-    ps,
-    report,
-    serve,
-    simulate,
-    standin,
-    top,
-    trace,
-)
 from hangup.errors import ConfigError, HangupError
+
+# Which module has which command; only that of the one at hand is loaded, so that `hangup ps` need not load the gateway.
+COMMANDS = {
+    "serve": "serve",
+    "ps": "ps",
+    "top": "top",
+    "kill": "kill",
+    "trace": "trace",
+    "backends": "backends",
+    "drain": "backends",
+    "undrain": "backends",
+    "jobs": "jobs",
+    "report": "report",
+    "engine": "engine",
+    "demo": "demo",
+    "simulate": "simulate",
+    "lint": "lint",
+    "config": "configs",
+    "engines": "engines",
+    "doctor": "doctor",
+    "key": "keys",
+    "standin": "standin",
+}
 
 _EXAMPLES = """\
 examples:
@@ -41,8 +46,9 @@ documentation: docs/ in the source, starting with docs/configuration.md
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    arguments = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    parser = make_parser(given[0] if given and given[0] in COMMANDS else None)
+    arguments = parser.parse_args(given)
     if not hasattr(arguments, "run"):
         parser.print_help()
         return 2
@@ -63,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of everything, or of one command."""
     parser = argparse.ArgumentParser(
         prog="hangup",
         description="When the client hangs up, the GPU stops: a gateway for LLM inference.",
@@ -72,7 +79,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hangup {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    seeing = (ps, top, kill, trace, backends, jobs, report)
-    for command in (serve, *seeing, engine, demo, simulate, lint, configs, engines, doctor, keys, standin):
-        command.add_parser(commands)
+    for module in dict.fromkeys(COMMANDS.values() if command is None else [COMMANDS[command]]):
+        importlib.import_module(f"hangup.cli.{module}").add_parser(commands)
     return parser
