@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -15,6 +18,7 @@ import pytest
 
 from support.jobs import ENDED, client, get_job, line, results, start_batch, start_job, wait_batch, wait_job
 from support.processes import Gateway, StandIn, gateway_and_engine
+from support.raw import Client
 from support.waiting import wait_until
 
 
@@ -150,6 +154,28 @@ class TestCancel:
                 outcomes.add(job["status"])
             assert outcomes == {"completed", "cancelled"}, "the race was run from both sides"
             engine.wait_idle()
+
+
+def test_a_client_that_leaves_before_it_hears_the_id(tmp_path: Path) -> None:
+    """Nobody could ever ask for that job: it does not run."""
+    with slow({"jobs": tmp_path / "jobs.sqlite"}) as (gateway, engine):
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # so that the store has to wait
+            with Client(gateway.address) as asking:
+                asking.chat({"Prefer": "respond-async", "X-Request-Id": "left"})
+                wait_until(lambda: httpx.get(f"{gateway.admin_url}/api/calls/left").status_code == 200, 10, "the call")
+                asking.reset()
+                assert gateway.call_log("left")["outcome"] == "client_gone"
+            other.execute("ROLLBACK")
+
+        def job() -> Any:
+            jobs = httpx.get(f"{gateway.admin_url}/api/jobs").json()["jobs"]
+            return jobs[0] if jobs and jobs[0]["status"] in ENDED else None
+
+        found = wait_until(job, 10, "the job's end")
+        assert (found["status"], found["cause"]) == ("cancelled", "client_gone")
+        assert not [row for row in gateway.log() if row["event"] == "fault"]
+        assert engine.wait_idle()["tokens"] <= 1
 
 
 class TestLease:

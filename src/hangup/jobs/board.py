@@ -36,6 +36,7 @@ _REASON_OF = {
     Cause.LEASE: reasons.LEASE_EXPIRED,
     Cause.WINDOW: reasons.WINDOW_PASSED,
     Cause.KILLED: reasons.KILLED,
+    Cause.UNHEARD: reasons.CLIENT_FIN,
 }
 
 
@@ -133,13 +134,24 @@ class Board:
             expires = now + window_s if window_s is not None else None
             return store.jobs.submit(id, kind, tenant, now, about, items, expires=expires, lease_s=lease_s, worker=worker)
 
-        job = await store.do(work)
+        writing = self.own(store.do(work))
+        try:
+            job: Job = await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            self.own(self._unheard(writing))
+            raise
         self.changed(job)
         care = self._cares.get(job.key)
         if care is not None:
             care.fresh = True
         self._runner.wake(tenant, urgent=kind.single)
         return job
+
+    async def _unheard(self, writing: asyncio.Task[Job]) -> None:
+        """Its client left before it was told the id: nobody will ever ask for it."""
+        job = await writing
+        self.changed(job)
+        await self.cancel(job, Cause.UNHEARD)
 
     def check_quota(self, tenant: str, *, jobs: int = 0, items: int = 0, size: int = 0) -> None:
         """Whether a tenant may have so much more; runs in the store's thread."""
