@@ -65,6 +65,8 @@ PANELS: list[tuple[str, str, int, dict[str, str]]] = [
         8,
         {f"p{q}": f"histogram_quantile(0.{q}, sum by (le) (rate(hangup_release_seconds_bucket[5m])))" for q in (50, 99)},
     ),
+    ("Items of jobs", "short", 8, {"{{state}}": "sum by (state) (hangup_job_items)"}),
+    ("Items of jobs that ended", "reqps", 8, {"{{result}}": "sum by (result) (rate(hangup_job_items_ended_total[1m]))"}),
     ("Explicit aborts", "reqps", 8, {"{{result}}": "sum by (result) (rate(hangup_aborts_total[1m]))"}),
     (
         "Event loop lag p99",
