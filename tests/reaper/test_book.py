@@ -95,6 +95,27 @@ def test_a_call_that_was_begun_while_the_engine_was_asked_excuses_nobody() -> No
     assert book.observe(Status(1), asked_at=1.0, now=1.01, live=1, peak=1) == [mine]
 
 
+def test_what_may_be_the_work_that_still_runs_is_not_let_go_for_want_of_proof() -> None:
+    """Three run and none of ours is left, but the figures may be from when two were: nobody can be convicted yet."""
+    book = Book(GRACE, LAG)
+    first = left(book, "a", at=0.0)
+    assert book.observe(Status(3), 0.5, 0.5, live=2, peak=3) == []
+    second, third = left(book, "b", at=1.0), left(book, "c", at=2.0)
+    book.observe(Status(3), GRACE + LAG + 0.1, GRACE + LAG + 0.1, live=0, peak=2)
+    assert not book.zombies and book.passed(GRACE + LAG + 0.1) == [], "in doubt it is held"
+    book.observe(Status(3), 12.0, 12.0, live=0, peak=0)
+    assert book.zombies == [first, second, third]
+    assert book.observe(Status(0), 13.0, 13.0, live=0, peak=0) == [first, second, third]
+
+
+def test_doubt_has_an_end() -> None:
+    book = Book(GRACE, LAG)
+    mine = left(book, "a", at=0.0)
+    book.observe(Status(1), 9.0, 9.0, live=0, peak=1)
+    assert book.passed(9.0) == []
+    assert book.passed(GRACE + 2 * (GRACE + LAG) + 0.1) == [mine]
+
+
 def test_figures_that_come_late_convict_nobody() -> None:
     """The engine stopped at once; what it tells is LAG seconds old."""
     book = Book(GRACE, LAG)

@@ -189,7 +189,7 @@ class Watch:
         seat = backend.seat
         pinned = backend.pinned == seat.in_flight - seat.held
         orphans = book.orphans
-        unseen = seat.placed - placed
+        unseen = max(seat.placed - placed, seat.unstarted if backend.adapter.counts_steps else 0)
         gone = book.observe(status, asked_at, now, seat.choices, seat.take_peak(), unseen=unseen, pinned=pinned)
         self._let_go(gone, "verified")
         self._let_go(book.passed(now), "unverified")
@@ -224,6 +224,7 @@ class Watch:
         if self.book.held and now - self._aborted_at < _AFTER_ABORT_S:
             self._tell("died_on_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
         self._answered_at = now  # the health check sees to a backend that is down
+        self.book.unexplained = 0
         self._let_go(self.book.passed(now), "unverified")
 
     # What is done

@@ -111,6 +111,7 @@ class Book:
         self.shared = shared
         self.held: list[Leftover] = []  # oldest first
         self.orphans = 0  # work that is neither ours nor was
+        self.unexplained = 0  # answers that the engine was at, by its last figures, beyond those we wait for
         self.frozen_since: float | None = None  # busy, and nothing moves
         self._progress: tuple[object, ...] = ()
         self._recent: deque[Leftover] = deque(maxlen=REMEMBERED)  # released or given up, newest last
@@ -134,7 +135,7 @@ class Book:
         gone, self.held = self.held, []
         self._recent.clear()
         self._peaks.clear()
-        self.orphans, self.frozen_since, self._progress = 0, None, ()
+        self.orphans, self.unexplained, self.frozen_since, self._progress = 0, 0, None, ()
         return gone
 
     # Evidence
@@ -145,7 +146,7 @@ class Book:
         """What the engine answered to a question of `asked_at`; returns what it has let go of.
 
         `live` counts the answers that our calls are waiting for there now, `peak` the most since the last look, `unseen`
-        those that were begun since it was asked: what the engine counts in their stead is somebody else's;
+        those of them that it may not have counted yet: what it counts in their stead is somebody else's;
         `pinned` says that each of our calls has its own slot.
         """
         self._watch_progress(status, now)
@@ -162,8 +163,17 @@ class Book:
         return released
 
     def passed(self, now: float) -> list[Leftover]:
-        """Those of which nothing was learned in their grace: they are let go unverified."""
-        late = [left for left in self.held if left.zombie_since is None and now > left.due + self.lag_s]
+        """Those of which nothing was learned in their grace: they are let go unverified, but not while they may be what the
+        engine runs beyond our own calls and could still be convicted of it."""
+        in_doubt = self.unexplained - sum(left.choices for left in self.zombies)
+        late = []
+        for left in self.held:
+            if left.zombie_since is not None or now <= left.due + self.lag_s:
+                continue
+            if in_doubt > 0 and now <= left.due + 2 * (self.lag_s + self.grace_s):
+                in_doubt -= left.choices
+            else:
+                late.append(left)
         self._forget(late)
         return late
 
@@ -215,7 +225,7 @@ class Book:
         self, lefts: list[Leftover], status: Status, asked_at: float, now: float, live: int, most: int
     ) -> list[Leftover]:
         slots_taken = sum(left.choices for left in self.held if left.slot is not None)
-        beyond = status.work - live - slots_taken
+        beyond = self.unexplained = status.work - live - slots_taken
         released, rest = [], sum(left.choices for left in lefts)
         # Those that have been at it for long are kept longest: the usual time to stop is much shorter than the grace.
         for left in sorted(lefts, key=lambda left: (now - left.at > left.grace_s / 2, left.at)):

@@ -80,6 +80,7 @@ class Adapter:
     grace_s = 5.0
     # How old the figures may be that it gives.
     lag_s = 0.0
+    counts_steps = False  # its figures are those of the last step that is over: what has no first token may not be in them
     # Pause between two questions what it runs.
     poll_s = 0.25
     # The same while it is only about calls that were streaming, which some engines let go of whatever they are asked.

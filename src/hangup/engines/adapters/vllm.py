@@ -32,6 +32,7 @@ class Vllm(Adapter):
     stops_by = "closing the connection; abort by id in development mode"
     grace_s = 2.0
     lag_s = 6.0
+    counts_steps = True
     status_path = "/metrics"
     abort_first = True
 
