@@ -79,6 +79,18 @@ def test_a_call_that_may_not_be_in_the_counts_yet_is_not_released_by_them() -> N
     assert book.observe(Status(0, tokens=7), LAG, LAG, live=0, peak=0) == [mine]  # no figures are older than that
 
 
+def test_a_prompt_that_is_read_quickly_is_soon_out_of_figures_that_do_not_move() -> None:
+    """An engine that is idle has figures that stand still: its places must not be held for as long as the longest prompt."""
+    book = Book(GRACE, LAG)
+    quick, slow = Leftover("quick", 0.0), Leftover("slow", 0.0)
+    quick.reading_s, slow.reading_s = 0.05, 1.0
+    for leftover in (quick, slow):
+        book.left(leftover, first_token=False)
+    assert book.observe(Status(0, tokens=9), 0.1, 0.1, live=0, peak=2) == []
+    assert book.observe(Status(0, tokens=9), 0.4, 0.4, live=0, peak=0) == [quick]
+    assert book.observe(Status(0, tokens=9), 2.3, 2.3, live=0, peak=0) == [slow]
+
+
 def test_figures_that_have_moved_tell_of_every_call_that_ended_before() -> None:
     book = Book(GRACE, LAG)
     mine = Leftover("a", 0.0)

@@ -378,7 +378,10 @@ class Gateway:
             return None
         self.aborts.stop(backend, key, connection)
         choices = exchange.ask.choices if exchange.ask is not None else 1
-        leftover = Leftover(call.id, time.monotonic(), key=key, slot=slot, tokens=call.tokens_out, choices=choices)
+        now, ticket = time.monotonic(), exchange.ticket
+        leftover = Leftover(call.id, now, key=key, slot=slot, tokens=call.tokens_out, choices=choices)
+        if ticket is not None and ticket.reading:
+            leftover.reading_s = backend.seat.estimates.first_token.predict(ticket.work, now)
         call.leftovers += (leftover,)
         if slot is not None:
             backend.pinned -= 1

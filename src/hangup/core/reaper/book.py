@@ -23,6 +23,7 @@ from typing import Any
 
 from hangup.core.reaper.status import Slot, Status
 
+_STEP_S = 0.25  # what a step may take besides a prompt
 REMEMBERED = 256  # ended calls of which one may turn out to be what still runs
 
 
@@ -48,6 +49,7 @@ class Leftover:
         "grace_s",
         "key",
         "place",
+        "reading_s",
         "released",
         "released_at",
         "silent",
@@ -71,6 +73,7 @@ class Leftover:
         self.at = at
         self.grace_s = 0.0
         self.silent = False  # it had sent nothing yet
+        self.reading_s: float | None = None  # how long its prompt takes to be read, if that is known
         self.figures: tuple[object, ...] | None = None  # the engine's first ones after its end
         self.aborts = 0  # sent after the first
         self.task = ""
@@ -240,7 +243,8 @@ class Book:
         """Whether the call would be in these counts if it still ran."""
         if asked_at <= left.at:
             return False
-        if not left.silent or asked_at - self.lag_s >= left.at:
+        lag_s = self.lag_s if left.reading_s is None else min(self.lag_s, 2 * left.reading_s + _STEP_S)
+        if not left.silent or asked_at - lag_s >= left.at:
             return True
         if left.figures is None:
             left.figures = status.progress
