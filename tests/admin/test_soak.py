@@ -27,7 +27,7 @@ def test_every_token_is_accounted_for_over_crashes_of_the_engine() -> None:
     slots = 8
     [limits]
     output_tokens_max = 40
-    counters_interval_s = 0.1
+    counters_interval_s = 0.5
     health_interval_s = 0.2
     [[backend]]
     name = "gpu"

@@ -17,8 +17,10 @@ TRAILER_BYTES_MAX = 8 * 1024
 LAST_CHUNK = b"0\r\n\r\n"
 
 _SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
-_EXTENSION = re.compile(rb"[ \t]*;[\t\x20-\x7e]*")
-_TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+# By the letter of RFC 9112, but for blanks within, which it would forgive: readers differ about those.
+_EXTENSION = re.compile(rb'[ \t]*(?:;%b(?:=(?:%b|"[\t\x20\x21\x23-\x5b\x5d-\x7e]*"))?)+' % (_TOKEN, _TOKEN))
+_TRAILER = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 
 KNOWN_SIZES: dict[bytes, int] = {}  # size lines seen, so that the pump parses each only once
 _KNOWN_SIZES_MAX = 65_536
