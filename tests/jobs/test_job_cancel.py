@@ -178,6 +178,22 @@ def test_a_client_that_leaves_before_it_hears_the_id(tmp_path: Path) -> None:
         assert engine.wait_idle()["tokens"] <= 1
 
 
+def test_a_live_client_gets_the_place_and_its_id_is_its_own() -> None:
+    """The item makes way and runs again later; that a client chose the very id which it would have had then harms nobody."""
+    with slow({"slots": 1, "jobs_calm_s": 0.5}, slots=1, token_s=0.01, answer_tokens=200) as (gateway, engine):
+        id = start_job(gateway.url, max_tokens=150, lease_s=600)["id"]
+        decoding(engine)
+        with Client(gateway.address) as live:
+            live.chat({"X-Request-Id": f"{id}.0-2"}, stream=True, max_tokens=100)
+            live.read_until(b"data:")
+            assert gateway.call_log(f"{id}.0")["cause"] == "yielded"
+            live.read_until(b"[DONE]")
+        job = wait_job(gateway.url, id, timeout_s=30)
+        assert job["status"] == "completed" and job["result"]["status"] == 200
+        wait_until(lambda: not httpx.get(f"{gateway.admin_url}/api/calls").json()["calls"], 10, "no call to be live")
+        assert not [row for row in gateway.log() if row["event"] == "fault"]
+
+
 class TestLease:
     def test_nobody_asks_and_it_stops_in_the_engine(self) -> None:
         with slow() as (gateway, engine):

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
-import hmac
 import math
 import random
-import re
-import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -24,6 +20,8 @@ from typing import Any
 
 from hangup.apis.base import Ask, Json
 from hangup.apis.routes import Route, Router
+from hangup.app.carried import Carried
+from hangup.app.entrance import CallIds, Keys, check_route, own_deadline, sdk_read_timeout
 from hangup.app.exchange import Exchange
 from hangup.app.log import Log
 from hangup.app.passage import Passage
@@ -39,7 +37,6 @@ from hangup.core.ledger import Ledger
 from hangup.core.reaper import Leftover
 from hangup.core.reasons import Outcome, Reason
 from hangup.edge.connection import ClientConnection
-from hangup.edge.connection import Exchange as Carried
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection
@@ -53,12 +50,8 @@ from hangup.reaper import Reaper
 from hangup.store.ledger import LedgerStore
 from hangup.wire.head import Headers, RequestHead
 
-ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
-_ID_DIGITS = 24
 _PACE_S = 1.0  # between two looks at the pace of running calls,
 _PACE_CALLS_MAX = 64  # and at how many of them
-_CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-_SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 
 
 class Gateway:
@@ -96,7 +89,7 @@ class Gateway:
         self.draining = False
         self.idle = asyncio.Event()  # set while no call is live
         self.idle.set()
-        self._random: list[str] = []
+        self._ids = CallIds()
         self._paces: dict[Exchange, tuple[int, float]] = {}  # tokens and time of running calls when last looked at
         self._pace_timer = loop.call_later(_PACE_S, self._look_at_paces)
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -111,7 +104,7 @@ class Gateway:
         self.limits = settings.limits
         self.half_close_is_hangup = settings.half_close == "hangup"
         self.router = Router(settings.route, provider=self.provider is not None)
-        self._tenants = {digest: tenant for tenant in settings.tenant for digest in tenant.key_sha256}
+        self._keys = Keys(settings.tenant)
         self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
         self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
         self.limits_of = lru_cache(maxsize=4096)(self._merge_limits)
@@ -185,18 +178,18 @@ class Gateway:
 
     # Calls begin
 
-    def open(self, connection: ClientConnection, head: RequestHead) -> Carried | None:
+    def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | Carried | None:
         """A request's head: who asks for what, and may they? Nothing of the body is read before this."""
         exchange = self._new_exchange(connection, head)
         try:
             route, tenant = self._admit(exchange, head)
-            deadline_s = _own_deadline(head)
+            deadline_s = own_deadline(head)
         except Refusal as refusal:
             exchange.refuse(refusal.reason, refusal.detail)
             return None
         limits = self.limits_of(route.path, tenant)
         exchange.client_total_s = deadline_s
-        exchange.client_read_s = _sdk_read_timeout(head)
+        exchange.client_read_s = sdk_read_timeout(head)
         exchange.start(route, limits)
         if route.api.about_jobs:
             if self.provider is not None:
@@ -230,7 +223,7 @@ class Gateway:
         exchange.refuse(reason, detail)
 
     def _new_exchange(self, connection: ClientConnection, head: RequestHead | None) -> Exchange:
-        call = Call(self._call_id(head), time.monotonic(), connection.peer)
+        call = Call(self._ids.of(head, self.calls), time.monotonic(), connection.peer)
         if head is not None:
             traceparent = head.fields.get(b"traceparent")
             if traceparent is not None and (match := TRACEPARENT.fullmatch(traceparent)):
@@ -241,21 +234,6 @@ class Gateway:
         self.enter(exchange)
         return exchange
 
-    def _call_id(self, head: RequestHead | None) -> str:
-        """The client's own id if it is well-formed and not in use, else ours."""
-        given = head.fields.get(b"x-request-id") if head is not None else None
-        if given is not None and _CALL_ID.fullmatch(given):
-            id = given.decode("ascii")
-            return id if id not in self.calls else f"{id[:100]}-{secrets.token_hex(6)}"
-        return self._new_id()
-
-    def _new_id(self) -> str:
-        """Fixed in length and not to be guessed; the randomness is drawn for many at a time."""
-        if not self._random:
-            digits = secrets.token_hex(_ID_DIGITS // 2 * 256)
-            self._random = [digits[at : at + _ID_DIGITS] for at in range(0, len(digits), _ID_DIGITS)]
-        return "hu-" + self._random.pop()
-
     def _admit(self, exchange: Exchange, head: RequestHead) -> tuple[Route, str]:
         call = exchange.call
         route = self.router.find(head.path)
@@ -265,31 +243,9 @@ class Gateway:
             call.route = route.api.name
         if self.draining:
             raise Refusal(reasons.DRAINING)
-        tenant = self._tenant_of(exchange, head)
-        call.tenant = tenant
-        if route is None:
-            raise Refusal(reasons.NOT_FOUND, f"There is no {head.path[:200]} here.")
-        if head.method not in route.methods:
-            raise Refusal(reasons.METHOD)
-        if b"origin" in head.fields and head.method == "POST" and not _is_json(head):
-            # Browsers send such a request to any address, ours included, without asking first.
-            raise Refusal(reasons.MEDIA_TYPE)
-        return route, tenant
-
-    def _tenant_of(self, exchange: Exchange, head: RequestHead) -> str:
-        if not self._tenants:
-            return ANONYMOUS
-        key = head.fields.get(b"x-api-key", b"")
-        scheme, _, token = head.fields.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() == b"bearer":
-            key = token.strip()
-        digest = hashlib.sha256(key).hexdigest()
-        tenant = self._tenants.get(digest)
-        # The look-up is by digest, so its timing tells nothing of the key; the comparison is for good measure.
-        if not key or tenant is None or not any(hmac.compare_digest(digest, d) for d in tenant.key_sha256):
-            raise Refusal(reasons.UNAUTHORIZED)
-        exchange.keyed = True
-        return tenant.name
+        tenant = call.tenant = self._keys.tenant_of(head)
+        exchange.keyed = bool(self._keys)
+        return check_route(route, head), tenant
 
     # Places
 
@@ -366,7 +322,7 @@ class Gateway:
     def engine_key(self, exchange: Exchange) -> str:
         """What the engine shall know the call by."""
         own = exchange.backend is not None and exchange.backend.adapter.own_key
-        return self._new_id() if own else exchange.call.id
+        return self._ids.new() if own else exchange.call.id
 
     def stop(self, exchange: Exchange, backend: Backend, connection: EngineConnection | None) -> Leftover | None:
         """Ends the engine's work on a call; what may be left of it is the reaper's, until the engine shows that it is gone."""
@@ -539,23 +495,3 @@ class Gateway:
             connection.close_after_this()
         for backend in (*self.backends.values(), *self._retired):
             backend.pool.close()
-
-
-def _is_json(head: RequestHead) -> bool:
-    return head.fields.get(b"content-type", b"").partition(b";")[0].strip().lower() == b"application/json"
-
-
-def _own_deadline(head: RequestHead) -> float:
-    """How long the client says it will wait for the whole answer."""
-    given = head.fields.get(b"x-request-timeout")
-    if given is None:
-        return math.inf
-    if not _SECONDS.fullmatch(given):
-        raise Refusal(reasons.BAD_DEADLINE)
-    return float(given)
-
-
-def _sdk_read_timeout(head: RequestHead) -> float:
-    """The read timeout of the official SDKs, which send it unasked: nonsense in it is ignored."""
-    given = head.fields.get(b"x-stainless-read-timeout")
-    return float(given) if given is not None and _SECONDS.fullmatch(given) else math.inf

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hangup.apis import hosted_jobs
 from hangup.apis.base import Ask
 from hangup.apis.hosted_jobs import Target, Told, What
+from hangup.app.carried import Carried
 from hangup.app.relay import PassRelay
 from hangup.core import reasons
 from hangup.core.call import Clock
@@ -35,11 +36,11 @@ _KEPT_BYTES_MAX = 1024 * 1024  # of an answer, to be understood
 _FORM_BYTES_MAX = 64 * 1024  # what a form has around its file
 
 
-class Passage:
+class Passage(Carried):
     def __init__(self, exchange: Exchange, provider: Provider, target: Target, *, stream: bool) -> None:
         head, limits, tenant = exchange.head, exchange.limits, exchange.call.tenant
         assert head is not None
-        self._exchange = exchange
+        super().__init__(exchange)
         self._provider = provider
         self._target = target
         self._stream = stream
@@ -97,27 +98,9 @@ class Passage:
 
     # From the connection
 
-    def body_piece(self, piece: bytes) -> bool:
-        return False
-
     def body_arrived(self, body: bytes) -> None:
         self._exchange.call.received(time.monotonic())
         self._exchange.pass_on(self._backend, body)
-
-    def on_due(self) -> None:
-        self._exchange.on_due()
-
-    def client_left(self, reason: Reason) -> None:
-        self._exchange.end(reason)
-
-    def refuse(self, reason: Reason, detail: str = "") -> None:
-        self._exchange.end(reason, detail)
-
-    def pause_engine(self) -> None:
-        self._exchange.pause_engine()
-
-    def resume_engine(self) -> None:
-        self._exchange.resume_engine()
 
     # From the exchange
 

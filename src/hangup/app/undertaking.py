@@ -6,6 +6,7 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from hangup.app.entrance import unused
 from hangup.app.exchange import Exchange
 from hangup.config import Limits
 from hangup.core import reasons
@@ -37,7 +38,7 @@ class Undertaking:
     def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
         """Makes a call for an item of a job."""
         gateway, path = self._gateway, errand.claim.path
-        call = Call(id, time.monotonic(), errand.peer)
+        call = Call(unused(id, gateway.calls), time.monotonic(), errand.peer)
         call.tenant = errand.tenant
         exchange = Exchange(gateway, errand, call, _head(path, tuple(headers.items())))
         exchange.errand = errand

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hangup.apis.base import Ask, Json
 from hangup.app import reply
+from hangup.app.carried import Carried
 from hangup.core import reasons
 from hangup.core.call import UNLIMITED, Clock
 from hangup.core.reasons import Reason
@@ -28,20 +29,18 @@ if TYPE_CHECKING:
 _FORM_BYTES_MAX = 64 * 1024  # what a form has around its file
 
 
-class Visit:
+class Visit(Carried):
     """Stands between the client's connection and the exchange."""
 
     def __init__(self, exchange: Exchange, connection: ClientConnection, desk: Desk) -> None:
         head, limits = exchange.head, exchange.limits
         assert head is not None
-        self._exchange = exchange
+        super().__init__(exchange)
         self._connection = connection
         self._desk = desk
         self._body: asyncio.Future[bytes] = exchange.gateway.loop.create_future()
         self._writable = asyncio.Event()
         self._writable.set()
-        self.body_bytes_max = limits.body_bytes_max
-        self.body_s = limits.body_s
         host = head.fields.get(b"host", b"").decode("latin-1")
         secure = exchange.gateway.settings.tls_cert or head.fields.get(b"x-forwarded-proto") == b"https"
         self._asked = Asked(
@@ -104,15 +103,6 @@ class Visit:
             call.received(time.monotonic())
             self._exchange.reset_timer()
             self._body.set_result(body)
-
-    def on_due(self) -> None:
-        self._exchange.on_due()
-
-    def client_left(self, reason: Reason) -> None:
-        self._exchange.end(reason)
-
-    def refuse(self, reason: Reason, detail: str = "") -> None:
-        self._exchange.end(reason, detail)
 
     def pause_engine(self) -> None:
         self._writable.clear()

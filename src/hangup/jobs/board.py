@@ -267,10 +267,14 @@ class Board:
             return
         care.note(job)
         if job.status.ended:
-            del self._cares[job.key]
-            if care.feed is not None:
-                care.feed.close()
+            self._forget(job.key)
             self._host.told("job", id=job.id, kind=job.kind, tenant=job.tenant, status=job.status, cause=job.cause or None)
+
+    def _forget(self, key: int) -> None:
+        """It has ended: whoever listens hears no more."""
+        care = self._cares.pop(key)
+        if care.feed is not None:
+            care.feed.close()
 
     # Time
 
@@ -353,7 +357,7 @@ class Board:
             if ended is not None:
                 self.changed(ended)
             else:
-                del self._cares[key]
+                self._forget(key)
 
     def _adopt(self, job: Job) -> None:
         """Its lines were being checked by one who is gone."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from hangup.core.jobs import Cause, Kind
+from hangup.core.jobs import Cause, Kind, Tally
 from hangup.jobs.board import Board
 from hangup.store.jobs import Job
 
@@ -67,7 +68,7 @@ class Overview:
         }
 
     def _shown(self, job: Job) -> dict[str, Any]:
-        care, tally = self._board.care_for(job), job.tally
+        care = self._board.care_for(job)
         request = job.about.get("request") or job.about
         return {
             "id": job.id,
@@ -83,16 +84,12 @@ class Overview:
             "expires_at": job.expires,
             "lease_s": job.lease_s,
             "lease_left_s": round(care.lease.left_s(self._now()), 1) if care is not None and care.lease is not None else None,
-            "items": {
-                "total": tally.total,
-                "queued": tally.queued,
-                "claimed": tally.claimed,
-                "running": self._board.runner.running_of(job.key),
-                "succeeded": tally.succeeded,
-                "errored": tally.errored,
-                "cancelled": tally.cancelled,
-                "expired": tally.expired,
-            },
+            "items": items(job.tally, self._board.runner.running_of(job.key)),
             "bytes": job.bytes,
             "problems": job.about.get("problems"),
         }
+
+
+def items(tally: Tally, running: int) -> dict[str, int]:
+    """How far a job is; `running` are those of the claimed ones that an engine has."""
+    return {"total": tally.total, **asdict(tally), "running": running}

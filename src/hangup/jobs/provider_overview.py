@@ -10,7 +10,7 @@ from itertools import dropwhile, islice
 from typing import Any
 
 from hangup.core.jobs import Cause
-from hangup.jobs.overview import CANCEL_WAIT_S
+from hangup.jobs.overview import CANCEL_WAIT_S, items
 from hangup.jobs.provider import Provider, ProviderJob
 
 _WHAT = {"batch": "/v1/batches", "response": "/v1/responses", "message_batch": "/v1/messages"}
@@ -81,7 +81,7 @@ class ProviderOverview:
         }
 
     def _shown(self, job: ProviderJob) -> dict[str, Any]:
-        state, tally = job.state, job.tally
+        state = job.state
         lease = state.lease if not state.over and state.cancelling_since is None else None
         return {
             "id": job.id,
@@ -100,16 +100,7 @@ class ProviderOverview:
             "lease_left_s": round(lease.left_s(self._now()), 1) if lease is not None else None,
             "cancel_s": round(state.stopped_after_s, 3) if state.stopped_after_s is not None else None,
             "given_up": state.given_up,
-            "items": {
-                "total": tally.total,
-                "queued": tally.queued,
-                "claimed": tally.claimed,
-                "running": tally.claimed,
-                "succeeded": tally.succeeded,
-                "errored": tally.errored,
-                "cancelled": tally.cancelled,
-                "expired": tally.expired,
-            },
+            "items": items(job.tally, job.tally.claimed),
             "bytes": None,
             "problems": None,
         }

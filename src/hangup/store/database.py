@@ -72,8 +72,8 @@ class Database:
                 self.db.execute("SAVEPOINT work")
                 try:
                     outcomes.append((future, work(), None))
-                except sqlite3.Error:
-                    raise
+                except sqlite3.OperationalError:
+                    raise  # of the file, not of this piece of work
                 except Exception as error:
                     self.db.execute("ROLLBACK TO work")
                     outcomes.append((future, None, error))
