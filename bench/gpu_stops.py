@@ -137,7 +137,7 @@ def main(out: Path) -> None:
     config = out / "gpu.toml"
     backend = f'[[backend]]\nurl = "http://127.0.0.1:{engine}"\nname = "gpu"\nbusy_from = "nvml"\n'
     config.write_text(f'log = "none"\n[limits]\ncounters_interval_s = 0.5\n{backend}')
-    serve = ["serve", "--config", str(config), "--port", str(data), "--admin-port", str(admin)]
+    serve = ["serve", "--jobs", "none", "--config", str(config), "--port", str(data), "--admin-port", str(admin)]
     with contextlib.ExitStack() as stack:
 
         def start(*arguments: str) -> subprocess.Popen[str]:

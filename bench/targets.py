@@ -97,7 +97,7 @@ def hangup(upstream: int, *flags: str) -> Iterator[Target]:
     port, admin_port = free_port(), free_port()
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         ports = ["--port", str(port), "--admin-port", str(admin_port)]
-        arguments = [sys.executable, "-m", "hangup", "serve", *ports, "--log", log.name]
+        arguments = [sys.executable, "-m", "hangup", "serve", *ports, "--jobs", "none", "--log", log.name]
         arguments += ["--upstream", f"http://127.0.0.1:{upstream}", *flags]
         with started(arguments, stderr=subprocess.DEVNULL) as process:
             wait_for_port(port, process)
