@@ -105,15 +105,56 @@ def test_problems(tmp_path: Path, text: str, expected: str) -> None:
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:
-    told = problems(tmp_path, "prot = 1\nadmin_port = 'x'\n[limits]\ngap_s = -1\n", env={"HANGUP_TOTALS": "1"})
-    assert all(word in told for word in ("prot", "admin_port", "gap_s", "HANGUP_TOTALS"))
+    told = problems(tmp_path, "prot = 1\nadmin_port = 'x'\n[limits]\ngap_s = -1\n", env={"HANGUP_TOTAL_S": "x"})
+    assert all(word in told for word in ("prot", "admin_port", "gap_s", "HANGUP_TOTAL_S"))
 
 
 def test_environment_problems(tmp_path: Path) -> None:
-    told = problems(tmp_path, "", env={"HANGUP_GAP": "1", "HANGUP_PORT": "x", "HANGUP_UPSTREAM": "nowhere"})
-    assert "HANGUP_GAP: unknown environment variable HANGUP_GAP\n  hint: did you mean HANGUP_GAP_S?" in told
+    told = problems(tmp_path, "", env={"HANGUP_PORT": "x", "HANGUP_UPSTREAM": "nowhere"})
     assert "HANGUP_PORT: port: expected a whole number from 0 to 65535, got 'x'" in told
     assert "HANGUP_UPSTREAM: expected http://host[:port]" in told
+
+
+def test_unknown_environment_variables_warn() -> None:
+    made = load(None, {"HANGUP_GAP": "1", "HANGUP_SOMETHING_ELSE": "x", "HANGUP_PORT": "7"})
+    assert made.settings.port == 7
+    assert made.warnings == (
+        "HANGUP_GAP: unknown environment variable, ignored; did you mean HANGUP_GAP_S?",
+        "HANGUP_SOMETHING_ELSE: unknown environment variable, ignored; `hangup config show` lists the settings",
+    )
+
+
+def test_variables_that_the_configuration_names_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "hangup.toml"
+    path.write_text('admin_token_env = "HANGUP_SECRET"\n[[backend]]\nurl = "http://a"\napi_key_env = "HANGUP_KEY_OF_A"\n')
+    env = {"HANGUP_SECRET": "s", "HANGUP_KEY_OF_A": "k", "HANGUP_URL": "http://x", "HANGUP_API_KEY": "k"}
+    assert load(path, env).warnings == ()
+
+
+# What Services named `hangup` and `hangup-admin` put into every pod of their namespace.
+KUBERNETES = {
+    "HANGUP_SERVICE_HOST": "10.96.0.12",
+    "HANGUP_SERVICE_PORT": "8080",
+    "HANGUP_SERVICE_PORT_HTTP": "8080",
+    "HANGUP_SERVICE_PORT_ADMIN": "8081",
+    "HANGUP_PORT": "tcp://10.96.0.12:8080",
+    "HANGUP_PORT_8080_TCP": "tcp://10.96.0.12:8080",
+    "HANGUP_PORT_8080_TCP_PROTO": "tcp",
+    "HANGUP_PORT_8080_TCP_PORT": "8080",
+    "HANGUP_PORT_8080_TCP_ADDR": "10.96.0.12",
+    "HANGUP_ADMIN_SERVICE_HOST": "10.96.0.13",
+    "HANGUP_ADMIN_SERVICE_PORT": "8081",
+    "HANGUP_ADMIN_PORT": "tcp://10.96.0.13:8081",
+    "HANGUP_ADMIN_PORT_8081_TCP": "tcp://10.96.0.13:8081",
+    "HANGUP_ADMIN_PORT_8081_TCP_ADDR": "10.96.0.13",
+}
+
+
+def test_what_kubernetes_makes_for_a_service_is_ignored() -> None:
+    made = load(None, KUBERNETES)
+    assert (made.settings.port, made.settings.admin_port, made.warnings) == (8080, 8081, ())
+    assert (made.origin("port"), made.origin("admin_port")) == ("default", "default")
+    assert load(None, KUBERNETES, {"port": "9"}).settings.port == 9
 
 
 def test_missing_file(tmp_path: Path) -> None:
@@ -145,6 +186,13 @@ class TestCommands:
         assert shown["backend"][0]["url"] == "http://a"
         text = hangup("config", "show", "--config", str(path)).stdout
         assert any(line.split() == ["port", "9", f"{path}:1"] for line in text.splitlines())
+
+    def test_an_unknown_variable_does_not_stop_a_command(self) -> None:
+        done = hangup("config", "show", env={**KUBERNETES, "HANGUP_TOTAL": "1"})
+        assert done.returncode == 0
+        assert done.stderr == (
+            "hangup: warning: HANGUP_TOTAL: unknown environment variable, ignored; did you mean HANGUP_TOTAL_S?\n"
+        )
 
     @pytest.mark.parametrize(
         ("arguments", "expected"),

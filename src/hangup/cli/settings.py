@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import os
 import socket
+import sys
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def configuration(arguments: argparse.Namespace) -> Configuration:
     prefix = "setting_"
     flags = {k.removeprefix(prefix): v for k, v in vars(arguments).items() if k.startswith(prefix) and v is not None}
     made = load(arguments.config, os.environ, flags, arguments.upstream, arguments.engine)
+    for warning in made.warnings:
+        print(f"hangup: warning: {warning}", file=sys.stderr)
     if getattr(arguments, "spawn", None):
         made = dataclasses.replace(made, settings=_with_spawned(made.settings, arguments))
     unknown = [b.engine for b in made.settings.backend if b.engine not in ADAPTERS and b.engine != AUTO]

@@ -33,7 +33,21 @@ from hangup.errors import ConfigError
 ENV_PREFIX = "HANGUP_"
 # Environment variables that are no settings: which file to read, the backends in short, and what the commands that talk to
 # a running gateway need.
-ENV_OTHERS = {"HANGUP_CONFIG", "HANGUP_UPSTREAM", "HANGUP_ENGINE", "HANGUP_ADMIN_URL", "HANGUP_ADMIN_TOKEN"}
+ENV_OTHERS = {
+    "HANGUP_CONFIG",
+    "HANGUP_UPSTREAM",
+    "HANGUP_ENGINE",
+    "HANGUP_ADMIN_URL",
+    "HANGUP_ADMIN_TOKEN",
+    "HANGUP_URL",
+    "HANGUP_API_KEY",
+    "HANGUP_ENGINES_DIR",
+}
+# Kubernetes puts these into every pod of a namespace that has a Service named `hangup`, or `hangup-` and something.
+_KUBERNETES = re.compile(
+    r"HANGUP_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+_KUBERNETES_PORT = re.compile(r"(?:tcp|udp|sctp)://\S+")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
@@ -45,6 +59,7 @@ class Configuration:
     settings: Settings
     origins: dict[str, str]
     path: Path | None = None
+    warnings: tuple[str, ...] = ()  # what is odd, but no reason not to start
 
     def origin(self, name: str) -> str:
         return self.origins.get(name, "default")
@@ -59,6 +74,10 @@ class _Given:
 
 
 class _Problems(list[str]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unknown_variables: dict[str, str] = {}  # no reason not to start: others use our prefix, too
+
     def add(self, place: str, message: str, hint: str = "") -> None:
         self.append(f"{place}: {message}" + (f"\n  hint: {hint}" if hint else ""))
 
@@ -107,7 +126,9 @@ def load(
     _cross_checks(settings, problems)
     if problems:
         raise ConfigError(problems)
-    return Configuration(settings, origins, path)
+    named = {settings.admin_token_env, settings.otlp_headers_env, *(backend.api_key_env for backend in settings.backend)}
+    warnings = tuple(text for variable, text in problems.unknown_variables.items() if variable not in named)
+    return Configuration(settings, origins, path, warnings)
 
 
 class _Places:
@@ -165,14 +186,22 @@ def _take_env(
     problems: _Problems,
 ) -> None:
     for variable in sorted(env):
-        if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHERS:
+        if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHERS or _is_kubernetes(variable, env[variable]):
             continue
         name = variable[len(ENV_PREFIX) :].lower()
         if name in scalars or name in limits:
             given[name] = _Given(env[variable], variable)
         else:
-            valid = [n.upper() for n in (*scalars, *limits)]
-            problems.unknown(variable, "environment variable", name.upper(), valid, ENV_PREFIX)
+            near = difflib.get_close_matches(name, [*scalars, *limits], 1, 0.6)
+            hint = f"did you mean {ENV_PREFIX}{near[0].upper()}?" if near else "`hangup config show` lists the settings"
+            problems.unknown_variables[variable] = f"{variable}: unknown environment variable, ignored; {hint}"
+
+
+def _is_kubernetes(variable: str, value: str) -> bool:
+    """Whether Kubernetes made it for a Service, and nobody meant it as a setting."""
+    if variable.endswith("_PORT") and _KUBERNETES_PORT.fullmatch(value):
+        return True
+    return _KUBERNETES.fullmatch(variable) is not None
 
 
 def _checked(
