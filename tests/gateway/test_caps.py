@@ -1,4 +1,4 @@
-"""Hard caps: injected, clamped, and enforced by the gateway itself when an engine does not keep them."""
+"""Hard caps: lowered where the client asks for more, and enforced by the gateway itself, whatever the engine does."""
 
 from __future__ import annotations
 
@@ -53,16 +53,20 @@ def sent(engine: StandIn, where: tuple[str, ...]) -> Any:
 
 @pytest.mark.parametrize("name", FIELDS)
 class TestOutputTokens:
-    def test_injected_when_the_client_gives_none(self, gateway: Gateway, engine: StandIn, name: str) -> None:
+    def test_nothing_is_added_when_the_client_gives_none(self, gateway: Gateway, engine: StandIn, name: str) -> None:
         path, body, where = FIELDS[name]
         for given in (body, put(body, where, None)):
-            assert ask(gateway.address, path, given).status == 200
-            assert sent(engine, ("max_tokens",) if name == "chat new" else where) == 6
+            got = ask(gateway.address, path, given)
+            assert got.status == 200
+            seen = json.loads(engine.seen()[-1]["body"])
+            assert {key: value for key, value in seen.items() if key not in ("stream", "stream_options")} == given
+            row = gateway.call_log(got.headers["x-request-id"])
+            assert (row["outcome"], row["cause"]) == ("cap", "output_tokens_max"), "it goes on past the default, and is ended"
 
-    def test_clamped_when_it_asks_for_more(self, gateway: Gateway, engine: StandIn, name: str) -> None:
+    def test_lowered_when_it_asks_for_more(self, gateway: Gateway, engine: StandIn, name: str) -> None:
         path, body, where = FIELDS[name]
         assert ask(gateway.address, path, put(body, where, 1000)).status == 200
-        assert sent(engine, where) == 9
+        assert sent(engine, where) == (1000 if name == "responses" else 9), "OpenAI refuses less than 16 there"
         if len(where) == 2:
             assert sent(engine, (where[0], "temperature")) == 0.5
 
@@ -87,10 +91,90 @@ def test_a_body_that_needs_no_change_is_passed_byte_for_byte(gateway: Gateway, e
     assert engine.seen()[-1]["body"].encode() == body
 
 
-def test_an_injected_cap_leaves_the_rest_byte_for_byte(gateway: Gateway, engine: StandIn) -> None:
+def test_a_cap_leaves_a_streaming_body_byte_for_byte(gateway: Gateway, engine: StandIn) -> None:
     body = b'{ "stream":true, "messages":[], "temperature":1e-3, "big":123456789012345678901234567890}'
     ask(gateway.address, "/v1/chat/completions", body)
-    assert engine.seen()[-1]["body"].encode() == body.replace(b"{ ", b'{"max_tokens":6, ', 1)
+    assert engine.seen()[-1]["body"].encode() == body
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1000, "min_tokens": 10}),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1000, "min_tokens": 10}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1000, "thinking": {"type": "enabled", "budget_tokens": 9}}),
+        ("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 1000, "min_new_tokens": 10}}),
+        ("/api/chat", {"messages": MESSAGES, "options": {"num_predict": -2}}),
+        ("/completion", {"prompt": "x", "n_predict": -2}),
+    ],
+)
+def test_left_alone_where_the_engine_would_refuse_less_or_make_more(
+    gateway: Gateway, engine: StandIn, path: str, body: dict[str, Any]
+) -> None:
+    """A minimum or a budget for thinking above the cap; -2, which is "as much as the context holds"."""
+    ask(gateway.address, path, {**body, "stream": True})
+    assert json.loads(engine.seen()[-1]["body"]) == {**body, "stream": True}
+
+
+class TestShortContext:
+    """An engine that refuses what does not fit its context serves every call that names no maximum, as it would directly."""
+
+    @pytest.mark.parametrize("stream", [True, False])
+    def test_chat(self, stream: bool) -> None:
+        def script(sock: Any, request: bytes) -> None:
+            body = json.loads(request.partition(b"\r\n\r\n")[2])
+            if body.get("max_tokens", 0) + 10 > 4096 or "max_tokens" in body:
+                sock.sendall(b"HTTP/1.1 400 X\r\ncontent-length: 2\r\n\r\n{}")
+            else:
+                sock.sendall(HEAD + chunk(event("a")) + chunk(event("", '"stop"')) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+        with raw_engine(script) as engine, Gateway(engine.url) as gateway:
+            assert ask(gateway.address, "/v1/chat/completions", {"messages": MESSAGES, "stream": stream}).status == 200
+            assert len(engine.requests) == 1
+
+
+@pytest.fixture(scope="module")
+def llamacpp() -> Iterator[tuple[Gateway, StandIn]]:
+    with StandIn(like="llamacpp") as engine:
+        config = f'[limits]\noutput_tokens_default = 6\n[[backend]]\nurl = "{engine.url}"\nengine = "llamacpp"\n'
+        with Gateway(config=config) as gateway:
+            yield gateway, engine
+
+
+class TestAddedWhereHarmless:
+    """llama-server goes on to the end of its context, and takes any maximum: there the engine itself is told."""
+
+    @pytest.mark.parametrize(
+        ("path", "body", "field"),
+        [
+            ("/v1/chat/completions", {"messages": MESSAGES}, "max_tokens"),
+            ("/v1/completions", {"prompt": "x"}, "max_tokens"),
+            ("/completion", {"prompt": "x"}, "n_predict"),
+            ("/v1/responses", {"input": "x"}, None),
+        ],
+    )
+    def test_llamacpp(self, llamacpp: tuple[Gateway, StandIn], path: str, body: dict[str, Any], field: str | None) -> None:
+        gateway, engine = llamacpp
+        for given in (body, {**body, field: None}) if field else (body,):
+            assert ask(gateway.address, path, given).status == 200
+            seen = json.loads(engine.seen()[-1]["body"])
+            assert not {"max_tokens", "n_predict", "max_output_tokens"} & (seen.keys() - {field})
+            assert field is None or seen[field] == 6
+        if field:
+            assert ask(gateway.address, path, {**body, field: 3}).status == 200
+            assert sent(engine, (field,)) == 3
+
+
+def test_an_echoed_prompt_is_no_output() -> None:
+    """`max_tokens: 0` with `echo` asks for the prompt's own probabilities: a good call, whatever is counted."""
+    first = b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":"the prompt","finish_reason":null}]}\n\n'
+    last = b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":"","finish_reason":"length"}]}\n\n'
+    data = HEAD + chunk(first) + chunk(last) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    with raw_engine(lambda sock, request: sock.sendall(data)) as engine, Gateway(engine.url) as gateway:
+        for stream in (True, False):
+            got = ask(gateway.address, "/v1/completions", {"prompt": "x", "max_tokens": 0, "echo": True, "stream": stream})
+            assert b"the prompt" in got.body
+            assert gateway.call_log(got.headers["x-request-id"])["outcome"] == "completed"
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,12 @@ class AnthropicMessages(AnthropicErrors):
     fields = {"model": (str,), "messages": (list,), "stream": (bool,), "tools": (list,)}
     needles = (b"event: content_block_delta", b'"type":"content_block_delta"', b'"type": "content_block_delta"')
 
+    def least_maximum(self, value: Json) -> int:
+        # A budget for thinking must be below the maximum.
+        thinking = value.get("thinking")
+        budget = thinking.get("budget_tokens") if type(thinking) is dict else None
+        return budget + 1 if type(budget) is int else 1
+
     def set_assembly(self, ask: Ask, value: Json) -> None:
         ask.assembler, ask.to_stream = MessageAssembler(), {"stream": True}
 

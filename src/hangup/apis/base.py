@@ -38,6 +38,33 @@ class Assembler:
         raise NotImplementedError
 
 
+class Caps(NamedTuple):
+    """Where an API keeps its maximum of output tokens."""
+
+    names: tuple[str, ...]
+    table: str = ""  # the sub-object that they are in
+    endless: int | None = None  # the number that means "no end"; other negative ones are then the engine's own words
+    # Fields of the same table that engines refuse to see above the maximum.
+    minima: tuple[str, ...] = ()
+    least: int = 1  # a smaller maximum is refused by some engines
+
+
+class Cap(NamedTuple):
+    """The most output tokens that a call may have. It is counted on the way, whatever the engine is told."""
+
+    tokens: int  # per choice
+    named: bool  # the client gave a maximum of its own
+    lowered: Json  # what the engine is told instead of the client's own maximum, where that is higher
+
+    @property
+    def planned(self) -> int:
+        """What an answer may be expected to take: where the client named no maximum, hardly all that is allowed."""
+        return self.tokens if self.named else min(self.tokens, _PLANNED_UNNAMED)
+
+
+_PLANNED_UNNAMED = 4096
+
+
 @dataclass(slots=True)
 class Ask:
     """A generation call: what the client wants and how the engine is asked for it."""
@@ -46,15 +73,21 @@ class Ask:
     model: str
     stream: bool  # as the client wants it
     choices: int
-    output_tokens_max: int  # per choice
-    caps: Json  # fields set so that the cap holds
+    cap: Cap
+    echoes: int = 0  # events with text that are none of the answer: prompts that are to be repeated
     assembler: Assembler | None = None  # there is one if the engine streams what the client gets as a whole
     to_stream: Json = field(default_factory=dict)  # fields set so that the engine streams
 
     def body(self, body: bytes, value: Json, more: Json) -> bytes:
         """The client's body as the engine gets it; `more` is what this kind of engine must be told."""
-        changes = {**self.caps, **self.to_stream, **more} if self.to_stream or more else self.caps
+        lowered = self.cap.lowered
+        changes = {**lowered, **self.to_stream, **more} if self.to_stream or more else lowered
         return jsonbody.with_fields(body, value, changes)
+
+    @property
+    def tokens_max(self) -> int:
+        """Where the answers, all together, are ended."""
+        return self.cap.tokens * self.choices + self.echoes
 
     @property
     def streams(self) -> bool:
@@ -64,14 +97,6 @@ class Ask:
     def ask_plainly(self, path: str) -> None:
         """The engine would not stream this: ask as the client did."""
         self.path, self.assembler, self.to_stream = path, None, {}
-
-
-class Caps(NamedTuple):
-    """Where an API keeps its cap on output tokens."""
-
-    names: tuple[str, ...]  # the first one is set when the client gives none
-    table: str = ""  # the sub-object that they are in
-    negative_is_endless: bool = False
 
 
 class Api:
@@ -98,12 +123,16 @@ class Api:
     def read(self, path: str, value: Json, limits: Limits, assemble: bool) -> Ask:
         """Checks the request, sets the caps and decides how to ask the engine."""
         expect(value, self.fields)
-        changes, cap = apply_caps(self.caps, value, limits)
+        cap = read_cap(self.caps, value, limits, self.least_maximum(value))
         stream = self.wants_stream(path, value)
-        ask = Ask(path, value.get("model") or "", stream, self.count_choices(value, limits), cap, changes)
+        ask = Ask(path, value.get("model") or "", stream, self.count_choices(value, limits), cap)
         if assemble and not stream:
             self.set_assembly(ask, value)
         return ask
+
+    def least_maximum(self, value: Json) -> int:
+        """The maximum below which engines refuse this request, because of what else it asks for."""
+        return self.caps.least
 
     def wants_stream(self, path: str, value: Json) -> bool:
         return bool(value.get("stream"))
@@ -193,31 +222,29 @@ def count_prompts(prompt: object) -> int:
     return len(prompt) if type(prompt) is list and prompt and type(prompt[0]) is not int else 1
 
 
-def apply_caps(caps: Caps, value: Json, limits: Limits) -> tuple[Json, int]:
-    """The fields to change so that the token cap holds, and the cap that is then in force."""
+def read_cap(caps: Caps, value: Json, limits: Limits, least: int) -> Cap:
+    """What the call may have at most. The client's own maximum is lowered where it is above that, never raised, and left
+    alone where an engine would refuse the lower one.
+    """
     table = value
     if caps.table:
         table = value.get(caps.table) or {}
         if type(table) is not dict:
             raise Refusal(reasons.BAD_FIELD, f"'{caps.table}' must be an object.")
-    changes: Json = {}
-    in_force: list[int] = []
-    for name in caps.names:
-        asked = whole_number(table, name) if name in table else None
-        if asked is None:
-            continue
-        if asked < 0 and not caps.negative_is_endless:
+    most = limits.output_tokens_max
+    given = {name: asked for name in caps.names if name in table and (asked := whole_number(table, name)) is not None}
+    if not given:
+        return Cap(min(limits.output_tokens_default, most), False, {})
+    for name, asked in given.items():
+        if asked < 0 and caps.endless is None:
             raise Refusal(reasons.BAD_FIELD, f"'{name}' must not be negative.")
-        allowed = limits.output_tokens_max if asked < 0 else min(asked, limits.output_tokens_max)
-        if allowed != asked:
-            changes[name] = allowed
-        in_force.append(allowed)
-    if not in_force:
-        changes[caps.names[0]] = min(limits.output_tokens_default, limits.output_tokens_max)
-        in_force.append(changes[caps.names[0]])
-    if caps.table and changes:
-        changes = {caps.table: {**table, **changes}}
-    return changes, min(in_force)
+    least = max([least, *(n for name in caps.minima if type(n := table.get(name)) is int)])
+    lowered: Json = (
+        {name: most for name, asked in given.items() if asked > most or asked == caps.endless} if most >= least else {}
+    )
+    if caps.table and lowered:
+        lowered = {caps.table: {**table, **lowered}}
+    return Cap(min([most, *(asked for asked in given.values() if asked >= 0)]), True, lowered)
 
 
 # Assembling

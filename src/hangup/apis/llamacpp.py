@@ -11,7 +11,7 @@ from hangup.config import Limits
 class LlamaCppCompletion(Api):
     name = "llamacpp.completion"
     generates = True
-    caps = Caps(("n_predict", "max_tokens"), negative_is_endless=True)
+    caps = Caps(("n_predict", "max_tokens"), endless=-1)
     fields = {"prompt": (str, list, dict), "stream": (bool,), "model": (str,)}
     usage_mark = b"tokens_predicted"
     needles = (b'"stop":false', b'"stop": false')

@@ -14,7 +14,7 @@ class Ollama(Api):
     name = "ollama"
     generates = True
     format = NDJSON
-    caps = Caps(("num_predict",), table="options", negative_is_endless=True)
+    caps = Caps(("num_predict",), table="options", endless=-1)
     fields = {"model": (str,), "messages": (list,), "prompt": (str,), "stream": (bool,), "options": (dict,)}
     usage_mark = b"eval_count"
     needles = (b'"done":false', b'"done": false')

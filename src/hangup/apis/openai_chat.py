@@ -41,7 +41,7 @@ class OpenAIStream(Api):
 
 class OpenAIChat(OpenAIStream):
     name = "openai.chat"
-    caps = Caps(("max_tokens", "max_completion_tokens"))
+    caps = Caps(("max_tokens", "max_completion_tokens"), minima=("min_tokens",))
     fields = {"model": (str,), "messages": (list,), "stream": (bool,), "stream_options": (dict,), "tools": (list,)}
     text_mark = b'"delta":{"content":"'
 

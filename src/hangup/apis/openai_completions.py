@@ -9,12 +9,17 @@ from hangup.config import Limits
 
 class OpenAICompletions(OpenAIStream):
     name = "openai.completions"
-    caps = Caps(("max_tokens",))
+    caps = Caps(("max_tokens",), minima=("min_tokens",))
     fields = {"model": (str,), "prompt": (str, list), "stream": (bool,), "stream_options": (dict,)}
     text_mark = b'"text":"'
 
     def count_choices(self, value: Json, limits: Limits) -> int:
         return count_answers(value, ("n", "best_of"), count_prompts(value.get("prompt")), limits)
+
+    def read(self, path: str, value: Json, limits: Limits, assemble: bool) -> Ask:
+        ask = super().read(path, value, limits, assemble)
+        ask.echoes = ask.choices if value.get("echo") else 0
+        return ask
 
     def set_assembly(self, ask: Ask, value: Json) -> None:
         ask.assembler, ask.to_stream = CompletionAssembler(), streaming_fields(value)

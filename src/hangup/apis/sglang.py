@@ -12,7 +12,7 @@ from hangup.config import Limits
 class SglangGenerate(Api):
     name = "sglang.generate"
     generates = True
-    caps = Caps(("max_new_tokens",), table="sampling_params")
+    caps = Caps(("max_new_tokens",), table="sampling_params", minima=("min_new_tokens",))
     fields = {"text": (str, list), "input_ids": (list,), "stream": (bool,), "sampling_params": (dict,)}
     usage_mark = b"meta_info"
 
@@ -33,7 +33,7 @@ class SglangGenerate(Api):
         return type(meta) is dict and meta.get("finish_reason") is not None
 
     def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
-        return self.format.encode(orjson.dumps(_cut(last, ask.output_tokens_max))) + DONE
+        return self.format.encode(orjson.dumps(_cut(last, ask.cap.tokens))) + DONE
 
 
 def _cut(event: Json, cap: int) -> Json:

@@ -2,7 +2,7 @@
 
 The way of a call is the order of the methods below; each ends by starting the next, at once or when its wait is over:
 
-    body_arrived     what is asked for, caps set                         refused
+    body_arrived     what is asked for, caps read                        refused
     find_place       a backend with room, or a place in the queue        shed
     placed           a kept connection, or a new one ────────┐           the backend failed before its first byte:
     connected        the request goes out                    ├──────────▶ attempt_failed ─▶ elsewhere
@@ -159,7 +159,7 @@ class Exchange:
                 self.find_place()
 
     def _read_request(self) -> None:
-        """What is asked for; caps are set here, and what cannot be is refused."""
+        """What is asked for, and how much of it is allowed; what cannot be is refused."""
         assert self.route is not None and self.head is not None
         if not self.route.api.generates:
             self._set_clock(to_client=False, from_engine=False)
@@ -241,7 +241,10 @@ class Exchange:
         if self.ask is not None:
             if self.slot is None:
                 self.slot = self.call.slot = backend.pin(self.ask.choices)
-            path, body = self.ask.path, self.ask.body(body, self._value, backend.adapter.fields(self.key, self.slot))
+            more = backend.adapter.fields(self.key, self.slot)
+            if not self.ask.cap.named:
+                more |= backend.adapter.maximum(self.api.name, self.ask.cap.tokens)
+            path, body = self.ask.path, self.ask.body(body, self._value, more)
         request = backend.request(
             self.head,
             path,

@@ -264,7 +264,7 @@ class Gateway:
         return Ticket(
             exchange,
             prompt=self.admission.prompt_tokens(size),
-            output_max=ask.output_tokens_max if ask is not None else 0,
+            output_max=ask.cap.planned if ask is not None else 0,
             choices=ask.choices if ask is not None else 1,
             stream=call.stream,
             first_by=start + clock.client_read_s,

@@ -156,7 +156,7 @@ class StreamRelay(Relay):
         self._tail: deque[bytes] = deque(maxlen=_TAIL_READS)
         self._carry = b""  # the beginning of an event whose end has not come
         # Events that carry no token may be counted as one where several answers start at different times.
-        self._tokens_max = ask.output_tokens_max * ask.choices + (ask.choices if ask.choices > 1 else 0)
+        self._tokens_max = ask.tokens_max + (ask.choices if ask.choices > 1 else 0)
         self._token_end = _NEVER  # how a chunk ends that ends in an event with a token, once one was seen
         self._fast_end = _NEVER  # the same, while the fast way is open
 
@@ -309,7 +309,7 @@ class AssembleRelay(Relay):
         self._api = api
         self._assembler = assembler
         self._splitter = Splitter(api.format, joint.event_bytes_max)
-        self._tokens_max = ask.output_tokens_max * ask.choices
+        self._tokens_max = ask.tokens_max
         self._done = False
         self._before = _NEVER  # what stands before and behind the text in an event of the run
         self._after = b""

@@ -43,8 +43,8 @@ class Limits:
     """Hard limits. Those marked per call can be set anew for a route and for a tenant; the tenant's wins."""
 
     # What one call may cost
-    output_tokens_default: int = cap(4096, "Output tokens per choice when the client names no maximum.")
-    output_tokens_max: int = cap(32768, "Most output tokens per choice; a client who asks for more is given this.")
+    output_tokens_default: int = cap(32768, "Most output tokens per choice when the client names no maximum.")
+    output_tokens_max: int = cap(32768, "Most output tokens per choice; an answer that goes beyond is ended there.")
     choices_max: int = cap(32, "Most answers in one call: n or best_of, times the number of prompts.")
     total_s: float = cap(600.0, "Longest time from a call's first byte to its end.", least=0.01)
     first_token_s: float = cap(120.0, "Longest wait for the first token, counted from sending to the engine.", least=0.01)

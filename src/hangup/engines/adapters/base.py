@@ -6,7 +6,7 @@ An adapter only describes: which bytes to send, and what an answer says. Sending
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -98,6 +98,11 @@ class Adapter:
     # Calls can be given a slot of their own.
     pins_slots = False
 
+    # The field, by the API's name, in which a maximum of output tokens may be set that the client did not name. That must be
+    # harmless: the engine's own default is no end, or the end of its context; a maximum beyond that is no error; and an
+    # operator's lower one still holds. Where this cannot be known, nothing is set: tokens are counted on the way.
+    maximum_fields: Mapping[str, str] = {}
+
     # Where it says which call is in which slot, if it chooses that by itself; "" if nowhere.
     slots_path = ""
 
@@ -112,6 +117,11 @@ class Adapter:
     def fields(self, key: str, slot: int | None) -> Json:
         """What is set in a generation's body, so that the engine knows the call by our key or in our slot."""
         return {}
+
+    def maximum(self, api: str, tokens: int) -> Json:
+        """What is set in a generation's body when its client named no maximum."""
+        name = self.maximum_fields.get(api)
+        return {name: tokens} if name is not None else {}
 
     def abort(self, key: str) -> Abort | None:
         """How to stop a call explicitly, besides cutting its connection; None where the engine has no such way."""

@@ -23,6 +23,8 @@ class LlamaCpp(Adapter):
     disturbed = True
     status_path = "/slots"
     pins_slots = True
+    # Without a maximum it goes on to the end of its context; `--predict` bounds whatever is asked for.
+    maximum_fields = {"openai.chat": "max_tokens", "openai.completions": "max_tokens", "llamacpp.completion": "n_predict"}
 
     def recognises(self, models: Seen) -> bool:
         return models.server.startswith("llama.cpp") or any(row.get("owned_by") == "llamacpp" for row in models.rows)
