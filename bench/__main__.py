@@ -16,10 +16,11 @@ from typing import Any
 
 import uvloop
 
-from bench import dashboard, embedded, jobs, overload, peers, policies, reaper, seeing, suites, targets
+from bench import dashboard, embedded, healthy, jobs, overload, peers, policies, reaper, seeing, suites, targets
 from bench.load import CHAT, percentile
 
 SUITES = [
+    "healthy",
     "streams",
     "requests",
     "first-byte",
@@ -48,6 +49,9 @@ def main() -> None:
     )
     parser.add_argument("suites", nargs="*", choices=[*SUITES, *APART, []], help="which ones")
     parser.add_argument("--rounds", type=int, default=6, help="windows per target (default: 6)")
+    parser.add_argument(
+        "--parts", nargs="+", choices=list(healthy.PARTS), default=[], help="of `healthy` (default: all)", metavar="PART"
+    )
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
@@ -56,7 +60,7 @@ def main() -> None:
     results: dict[str, Any] = {"date": time.strftime("%Y-%m-%d %H:%M"), "machine": platform.platform(), "cpus": _cpus()}
     for name in arguments.suites or SUITES:
         print(f"== {name}", flush=True)
-        results[name] = uvloop.run(_run(name, arguments.rounds))
+        results[name] = uvloop.run(_run(name, arguments.rounds, arguments.parts))
     out = Path(__file__).parent / "out"
     out.mkdir(exist_ok=True)
     (out / "latest.json").write_text(json.dumps(results, indent=2))
@@ -69,7 +73,9 @@ def _cpus() -> str:
     return f"{len(names)} x {names[0]}"
 
 
-async def _run(name: str, rounds: int) -> Any:
+async def _run(name: str, rounds: int, parts: list[str]) -> Any:
+    if name == "healthy":
+        return await healthy.run(parts)
     if name == "idle":
         result = await suites.idle_streams()
         print("  {streams} streams: {kb_per_stream:.1f} KB each, loop never later than {worst_lag_s:g} s".format(**result))

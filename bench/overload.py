@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,26 +59,9 @@ def capacity_tokens_s() -> float:
     return SLOTS * mean_tokens() / (PREFILL_S + mean_tokens() * TOKEN_S)
 
 
-@contextlib.contextmanager
-def engine() -> Iterator[Target]:
-    port = targets.free_port()
-    flags = {"slots": SLOTS, "queue": 100_000, "prefill-s": PREFILL_S, "token-s": TOKEN_S}
-    arguments = [sys.executable, "-m", "hangup", "standin", "--port", str(port)]
-    arguments += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    with targets.started(arguments, stderr=subprocess.DEVNULL) as process:
-        targets.wait_for_port(port, process)
-        yield Target("direct", port, [process])
-
-
-def _stats(port: int) -> dict[str, int]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/standin/stats", timeout=10) as answer:
-        return dict(json.loads(answer.read()))
-
-
-def _behave(port: int, **values: Any) -> None:
-    data = json.dumps(values).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/standin/behave", data, {"content-type": "application/json"})
-    urllib.request.urlopen(request, timeout=10).read()
+def engine(**behaviour: Any) -> contextlib.AbstractContextManager[Target]:
+    flags = {"slots": SLOTS, "queue": 100_000, "prefill_s": PREFILL_S, "token_s": TOKEN_S}
+    return targets.standin(**{**flags, **behaviour})
 
 
 async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool) -> dict[str, Any]:
@@ -94,14 +76,15 @@ async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool)
         for seed in range(1, CROWDS + 1)
     ]
     await asyncio.sleep(WARM_S)
-    before, cpu_before = _stats(engine_port), target.cpu_s()
+    targets.standin_told(engine_port, "forget_peaks")  # by now it is full
+    before, cpu_before = targets.standin_stats(engine_port), target.cpu_s()
     await asyncio.sleep(COUNTED_S / 2)
     if scenario.slow_by != 1:
-        _behave(engine_port, token_s=TOKEN_S * scenario.slow_by, prefill_s=PREFILL_S * scenario.slow_by)
+        targets.standin_told(engine_port, "behave", token_s=TOKEN_S * scenario.slow_by, prefill_s=PREFILL_S * scenario.slow_by)
     await asyncio.sleep(COUNTED_S / 2)
-    after, cpu_s = _stats(engine_port), target.cpu_s() - cpu_before
+    after, cpu_s = targets.standin_stats(engine_port), target.cpu_s() - cpu_before
     told = [json.loads((await process.communicate())[0]) for process in processes]
-    _behave(engine_port, token_s=TOKEN_S, prefill_s=PREFILL_S)
+    targets.standin_told(engine_port, "behave", token_s=TOKEN_S, prefill_s=PREFILL_S)
     good = sum(got["tokens"] for got in told)
     computed = after["tokens"] - before["tokens"]
     firsts = [s for got in told for s in got["first_token_s"]] or [float("nan")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -10,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -93,15 +96,56 @@ def engine(rate: float = 50.0) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def hangup(upstream: int, *flags: str) -> Iterator[Target]:
+def standin(**behaviour: Any) -> Iterator[Target]:
+    """The stand-in engine, with its flags by name."""
+    port = free_port()
+    arguments = [sys.executable, "-m", "hangup", "standin", "--port", str(port)]
+    for name, value in behaviour.items():
+        flag = "--" + name.replace("_", "-")
+        arguments += [flag] if value is True else [flag, str(value)]
+    with started(arguments, stderr=subprocess.DEVNULL) as process:
+        wait_for_port(port, process)
+        yield Target("direct", port, [process])
+
+
+def standin_stats(port: int) -> dict[str, int]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/standin/stats", timeout=10) as answer:
+        return dict(json.loads(answer.read()))
+
+
+def standin_told(port: int, path: str, **values: Any) -> None:
+    """POST /standin/<path>: `behave` changes how it acts, `forget_peaks` starts its peaks anew."""
+    data = json.dumps(values).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/standin/{path}", data, {"content-type": "application/json"})
+    urllib.request.urlopen(request, timeout=10).read()
+
+
+@contextlib.contextmanager
+def hangup(upstream: int | None, *flags: str) -> Iterator[Target]:
+    """In front of one engine; None: the flags name a configuration with the backends in it."""
     port, admin_port = free_port(), free_port()
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         ports = ["--port", str(port), "--admin-port", str(admin_port)]
         arguments = [sys.executable, "-m", "hangup", "serve", *ports, "--jobs", "none", "--log", log.name]
-        arguments += ["--upstream", f"http://127.0.0.1:{upstream}", *flags]
+        arguments += flags if upstream is None else ["--upstream", f"http://127.0.0.1:{upstream}", *flags]
         with started(arguments, stderr=subprocess.DEVNULL) as process:
             wait_for_port(port, process)
             yield Target("hangup", port, [process], admin_port)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An engine by itself, and one of the same kind behind hangup."""
+
+    direct: Target
+    behind: Target
+    gateway: Target
+
+
+@contextlib.contextmanager
+def pair(*flags: str, **behaviour: Any) -> Iterator[Pair]:
+    with standin(**behaviour) as direct, standin(**behaviour) as behind, hangup(behind.port, *flags) as gateway:
+        yield Pair(direct, behind, gateway)
 
 
 @contextlib.contextmanager

@@ -18,10 +18,13 @@ _EXAMPLES = """\
 examples:
   hangup standin --port 8000 --slots 8 --token-s 0.02
   hangup standin --port 8000 --deaf                     computes on when its client leaves
+  hangup standin --like vllm --slots 4096 --prefill-s 1   room for thousands, a flat first-token time of 1 s
+  hangup standin --like openai --slots 100 --queue 0 --full-status 429 --retry-after-s 1    a hosted API with a limit
 
 control, while it runs:
   GET  /standin/stats     what it computed so far, exactly
   POST /standin/behave    {"deaf": true}: changes any of the flags
+  POST /standin/forget_peaks   running_peak and waiting_peak start anew
   GET  /standin/seen      the requests that reached it
 """
 

@@ -14,11 +14,14 @@ class Behaviour:
     """How the engine acts; every field is a flag of `hangup standin` and can be changed while it runs."""
 
     slots: int = 4
-    queue: int = 64  # waiting calls; more are answered 503
+    queue: int = 64  # waiting calls; more are answered `full_status`
+    full_status: int = 503  # 429: as hosted APIs answer
+    retry_after_s: float = 0.0  # told with it; 0 tells nothing
     prefill_s: float = 0.05
     prefill_token_s: float = 0.0  # added for each token of the prompt
     token_s: float = 0.02  # the time of one step, in which every running call gets one token
     answer_tokens: int = 64  # length of an answer that meets no cap
+    embed_s: float = 0.0  # the time of one embeddings call, however many inputs it has and however many others run
     deaf: bool = False  # computes on when the client leaves
     ignore_cap: bool = False  # computes on past max_tokens
     ignore_stream: bool = False  # answers as a whole even when asked to stream
@@ -28,6 +31,7 @@ class Behaviour:
     cut_after: int = 0  # closes the connection, with clean framing, after that many tokens
     fail_status: int = 0  # answers every generation with this status
     like: str = ""  # which engine it looks like on the wire: see likeness.py
+    cache_tokens: int = 1 << 20  # the size of its cache, as far as the engine it looks like tells it
     lag_s: float = 0.0  # how old the figures are that it tells
     status_hangs: bool = False  # never answers when asked what it runs
     wedge: bool = False  # stops computing altogether at the first hang-up or abort, and stays busy
@@ -102,6 +106,7 @@ class Engine:
     counters: Counters = field(default_factory=Counters)
     waiting: deque[Work] = field(default_factory=deque)
     running: list[Work] = field(default_factory=list)
+    embedding: int = 0  # inputs of embeddings calls at work: they take no slot, but engines count them as running
     past: deque[Past] = field(default_factory=lambda: deque(maxlen=20_000))
     wedged: bool = False
     happened_at: float = 0.0  # the last result of any call
@@ -109,9 +114,9 @@ class Engine:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, work: Work) -> bool:
-        """Queues a call; False when the queue is full."""
+        """Queues a call; False when every slot and every place in the queue is taken."""
         self.counters.requests += 1
-        if len(self.waiting) >= self.behaviour.queue and len(self.running) >= self.behaviour.slots:
+        if len(self.waiting) + len(self.running) >= self.behaviour.queue + self.behaviour.slots:
             self.counters.refused += 1
             return False
         self.waiting.append(work)
@@ -181,20 +186,24 @@ class Engine:
 
     def _schedule(self) -> None:
         behaviour = self.behaviour
-        for work in list(self.waiting):
-            free = set(range(behaviour.slots)) - {other.slot for other in self.running}
-            if not free:
-                break
-            if work.wanted_slot is not None and work.wanted_slot not in free:
-                continue  # it waits for that one
-            self.waiting.remove(work)
-            work.slot = min(free) if work.wanted_slot is None else work.wanted_slot
+        if not self.waiting or len(self.running) >= behaviour.slots:
+            return
+        taken = {work.slot for work in self.running}
+        free = {slot: None for slot in range(behaviour.slots) if slot not in taken}  # in order
+        still: list[Work] = []
+        for work in self.waiting:
+            if not free or (work.wanted_slot is not None and work.wanted_slot not in free):
+                still.append(work)  # it waits for that one
+                continue
+            work.slot = next(iter(free)) if work.wanted_slot is None else work.wanted_slot
+            del free[work.slot]
             work.task = self.counters.started
             work.prefill_left_s = behaviour.prefill_s + behaviour.prefill_token_s * work.prompt_tokens
             self.running.append(work)
             self.counters.started += 1
             self.counters.prefills += 1
             self.counters.prefills_for_gone += work.gone
+        self.waiting = deque(still)
         self.counters.running_peak = max(self.counters.running_peak, len(self.running))
 
     def _compute(self, work: Work) -> None:
@@ -222,7 +231,16 @@ class Engine:
 
     def _snapshot(self) -> Snapshot:
         now = asyncio.get_running_loop().time()
-        return Snapshot(now, len(self.running), len(self.waiting), self.counters.tokens)
+        return Snapshot(now, len(self.running) + self.embedding, len(self.waiting), self.counters.tokens)
+
+    def cache_used(self) -> float:
+        """The share of its cache that the running calls fill."""
+        held = sum(work.prompt_tokens + work.computed * work.choices for work in self.running)
+        return min(held / self.behaviour.cache_tokens, 1.0)
+
+    def forget_peaks(self) -> None:
+        """From now on the peaks are of what comes: for tests that look at a full engine."""
+        self.counters.running_peak, self.counters.waiting_peak = len(self.running), len(self.waiting)
 
     def shown(self) -> Snapshot:
         """What it tells of itself, as late as it is set to."""

@@ -45,6 +45,17 @@ class Likeness:
             engine.client_gone(work)
 
 
+class LikeOpenAI(Likeness):
+    """Any engine or hosted API that says nothing of itself."""
+
+    name = "openai"
+    server = "uvicorn"
+    owner = "organization-owner"
+
+    def page(self, path: str, engine: Engine) -> Page | None:
+        return None
+
+
 class LikeVllm(Likeness):
     name = "vllm"
     server = "uvicorn"
@@ -63,7 +74,8 @@ class LikeVllm(Likeness):
             f"vllm:num_requests_running{labels} {now.running}.0",
             f"vllm:num_requests_waiting{labels} {now.waiting}.0",
             f"vllm:generation_tokens_total{labels} {now.tokens}.0",
-            'vllm:cache_config_info{block_size="16",num_gpu_blocks="65536"} 1.0',
+            f"vllm:kv_cache_usage_perc{labels} {engine.cache_used():.6f}",
+            f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{engine.behaviour.cache_tokens // 16}"}} 1.0',
         )
 
     def abort(self, path: str, value: Any, engine: Engine) -> Page | None:
@@ -208,6 +220,7 @@ LIKENESSES: dict[str, Likeness] = {
     like.name: like
     for like in (
         Likeness(),
+        LikeOpenAI(),
         LikeVllm(),
         LikeSglang(),
         LikeTgi(),

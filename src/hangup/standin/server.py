@@ -41,6 +41,8 @@ class Connection(asyncio.Protocol):
         self._engine = standin.engine
         self._work: Work | None = None
         self._shape: Shape | None = None
+        self._embedding: asyncio.TimerHandle | None = None
+        self._inputs = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -55,6 +57,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._standin.connections -= 1
+        if self._embedding is not None and not self._engine.behaviour.deaf:
+            self._embedding.cancel()
+            self._embedded(None)
         if self._work is not None:
             work, self._work = self._work, None
             self._like.client_left(self._engine, work, self._shape is not None and self._shape.stream)
@@ -109,7 +114,7 @@ class Connection(asyncio.Protocol):
         elif method == "POST" and "abort" in path and (page := self._like.abort(path, orjson.loads(body), self._engine)):
             self._send(*page)
         elif method == "POST" and path == "/v1/embeddings":
-            self._answer(200, _embeddings(orjson.loads(body)))
+            self._embed(_embeddings(orjson.loads(body)))
         elif method == "POST" and path == "/v1/messages/count_tokens":
             self._answer(200, {"input_tokens": len(body.split())})
         elif method == "POST":
@@ -129,6 +134,9 @@ class Connection(asyncio.Protocol):
             case "behave":
                 standin.engine.behaviour.change(orjson.loads(body or b"{}"))
                 self._answer(200, asdict(standin.engine.behaviour))
+            case "forget_peaks":
+                standin.engine.forget_peaks()
+                self._answer(200, {})
             case "abort":
                 self._answer(200, {"tokens": standin.engine.abort(orjson.loads(body)["id"])})
             case _:
@@ -157,10 +165,33 @@ class Connection(asyncio.Protocol):
         self._work = work
         if not self._engine.submit(work):
             self._work = None
-            self._answer(503, {"error": {"message": "the queue is full", "type": "server_error"}})
+            self._refuse()
         elif shape.stream:
             head = b"HTTP/1.1 200 OK\r\nserver: %b\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
             self.transport.write(head % (self._like.server.encode(), shape.content_type))
+
+    def _refuse(self) -> None:
+        status, retry_after_s = self._engine.behaviour.full_status, self._engine.behaviour.retry_after_s
+        kind = "rate_limit_error" if status == 429 else "server_error"
+        after = b"retry-after: %d\r\n" % max(round(retry_after_s), 1) if retry_after_s else b""
+        body = orjson.dumps({"error": {"message": "the queue is full", "type": kind}})
+        self._send(status, b"application/json", body, after)
+
+    def _embed(self, answer: dict[str, Any]) -> None:
+        """An embeddings call takes its time and no slot; a client that leaves ends it."""
+        if not self._engine.behaviour.embed_s:
+            self._answer(200, answer)
+            return
+        self._inputs = len(answer["data"])
+        self._engine.embedding += self._inputs
+        loop = asyncio.get_running_loop()
+        self._embedding = loop.call_later(self._engine.behaviour.embed_s, self._embedded, answer)
+
+    def _embedded(self, answer: dict[str, Any] | None) -> None:
+        self._engine.embedding -= self._inputs
+        self._embedding = None
+        if answer is not None and not self.transport.is_closing():
+            self._answer(200, answer)
 
     # The engine's callbacks
 
@@ -189,9 +220,9 @@ class Connection(asyncio.Protocol):
     def _answer(self, status: int, value: Any) -> None:
         self._send(status, b"application/json", orjson.dumps(value))
 
-    def _send(self, status: int, kind: bytes, body: bytes) -> None:
-        head = b"HTTP/1.1 %d X\r\nserver: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n"
-        self.transport.write(head % (status, self._like.server.encode(), kind, len(body)) + body)
+    def _send(self, status: int, kind: bytes, body: bytes, more: bytes = b"") -> None:
+        head = b"HTTP/1.1 %d X\r\nserver: %b\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n"
+        self.transport.write(head % (status, self._like.server.encode(), kind, more, len(body)) + body)
 
 
 def _embeddings(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""The stand-in itself: what the tests and the benchmarks measure against must do what its flags say."""
+
+from __future__ import annotations
+
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from hangup.cli.main import main
+from hangup.standin.engine import Behaviour, Engine, Work
+from support.processes import StandIn, post_json
+from support.waiting import wait_until
+
+
+def work(slot: int | None = None) -> Work:
+    made = Work("id", 1, 5, 1, lambda _: None, lambda: None)
+    made.wanted_slot = slot
+    return made
+
+
+def engine(**behaviour: int) -> Engine:
+    return Engine(Behaviour(**behaviour), crash=lambda: None)  # type: ignore[arg-type]
+
+
+def test_more_than_slots_and_queue_are_refused_even_before_a_step() -> None:
+    full = engine(slots=2, queue=1)
+    assert [full.submit(work()) for _ in range(5)] == [True, True, True, False, False]
+    assert full.counters.refused == 2
+
+
+def test_slots_are_given_in_order_and_a_wanted_one_is_waited_for() -> None:
+    made = engine(slots=3)
+    first, pinned, blocked, last = work(), work(2), work(2), work()
+    for one in (first, pinned, blocked, last):
+        made.submit(one)
+    made._schedule()
+    assert [one.slot for one in (first, pinned, blocked, last)] == [0, 2, -1, 1]
+    assert list(made.waiting) == [blocked]
+    made.running.remove(pinned)
+    made._schedule()
+    assert blocked.slot == 2 and not made.waiting
+
+
+@pytest.mark.parametrize(("retry_after_s", "told"), [(0.0, None), (3.0, "3")])
+def test_a_full_engine_answers_as_it_was_told(retry_after_s: float, told: str | None) -> None:
+    with StandIn(like="openai", slots=0, queue=0, full_status=429, retry_after_s=retry_after_s) as standin:
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            post_json(f"{standin.url}/v1/chat/completions", {"messages": []})
+        assert refusal.value.code == 429 and refusal.value.headers["retry-after"] == told
+        assert b"rate_limit_error" in refusal.value.read()
+
+
+def test_embeddings_take_their_time_and_count_as_running() -> None:
+    with StandIn(like="vllm", embed_s=1.0, cache_tokens=32_000) as standin:
+
+        def metrics() -> str:
+            return str(urllib.request.urlopen(f"{standin.url}/metrics", timeout=10).read().decode())
+
+        def running(count: int) -> bool:
+            return f'num_requests_running{{engine="0",model_name="standin"}} {count}.0' in metrics()
+
+        answers: list[int] = []
+        given = {"model": "standin", "input": ["a", "b", "c"]}
+        asked = threading.Thread(
+            target=lambda: answers.append(len(post_json(f"{standin.url}/v1/embeddings", given)["data"])), daemon=True
+        )
+        asked.start()
+        wait_until(lambda: running(3), 10, "three inputs at work")
+        asked.join(10)
+        assert answers == [3] and running(0)
+        assert 'num_gpu_blocks="2000"' in metrics() and "kv_cache_usage_perc" in metrics()
+
+
+def test_one_that_says_nothing_of_itself_is_any_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    with StandIn(like="openai") as standin:
+        assert main(["doctor", standin.url]) == 0
+    assert "any OpenAI-compatible engine" in capsys.readouterr().out
+
+
+def test_peaks_start_anew() -> None:
+    made = engine(slots=1, queue=9)
+    for _ in range(5):
+        made.submit(work())
+    assert made.counters.waiting_peak == 5
+    made.waiting.clear()
+    made.forget_peaks()
+    made.submit(work())
+    assert made.counters.waiting_peak == 1
