@@ -36,6 +36,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.running: list[Ticket] = []
         self.held: list[tuple[Seat, int]] = []  # places of ended calls whose engine may go on
         self.over: set[int] = set()
+        self.back: set[int] = set()  # those that a seat has failed
         self.names: dict[int, str] = {}
 
     # The oracle
@@ -180,6 +181,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         ticket = data.draw(st.sampled_from(self.running))
         self.running.remove(ticket)
         assert ticket.seat is not None
+        self.back.add(ticket.key)
         ticket.tried |= {ticket.seat.name}
         if len(ticket.tried) == len(self.seats):
             ticket.tried = frozenset()
@@ -214,7 +216,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert all(t.queued and t.seat is None for t in self.queue)
         assert all(t.seat is not None and not t.queued for t in self.running)
         # One may come back from a failed seat into a full queue; nobody else does.
-        assert queue.count <= LIMITS.queue_depth_max + sum(bool(t.tried) for t in self.queue)
+        assert queue.count <= LIMITS.queue_depth_max + sum(t.key in self.back for t in self.queue)
         if self.queue and not self.odd:
             bands = min(TERMS[self.name(t)].band for t in self.queue)
             assert not self.room() or bands > Band.HIGH, "there is room, and nobody is let in"

@@ -307,7 +307,7 @@ class Gateway:
         if exchange.ticket is None:
             return False  # it is about something that only this one has
         tried = exchange.ticket.tried | {exchange.call.backend}
-        return len(tried) <= self.limits.failover_max and self.admission.fleet.usable(tried)
+        return len(tried) <= self.limits.failover_max and self.admission.fleet.usable(tried, exchange.ticket.seats)
 
     def backend_succeeded(self, backend: Backend) -> None:
         if backend.seat.succeeded():

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from hangup.config import Limits
 from hangup.core import reasons
-from hangup.core.admission.estimates import Rate
+from hangup.core.admission.drains import Drains
 from hangup.core.admission.fleet import Fleet, Seat
 from hangup.core.admission.jobs import JobLine
 from hangup.core.admission.queue import Queue
 from hangup.core.admission.retries import RetryBudget
 from hangup.core.admission.tenants import Band, Tenant, Terms
-from hangup.core.admission.ticket import Ticket
+from hangup.core.admission.ticket import ANYWHERE, NOBODY, Ticket, Where
 from hangup.core.reasons import Reason
 
 _OUTPUT_WEIGHT = 2.0  # an output token's cost against a prompt token's
@@ -60,7 +60,7 @@ class Admission:
         self._live_peak = self.jobs.live_peak
         self.retries = RetryBudget(limits.retry_share_max)
         self.tenants: dict[str, Tenant] = {}
-        self._drain = Rate()  # calls per second that leave a standing queue
+        self._drain = Drains()  # calls per second that leave a standing queue
         self._at = 0.0
         self._jitter = jitter  # between 0 and 1
         self._bytes_per_token = _BYTES_PER_TOKEN
@@ -113,8 +113,9 @@ class Admission:
             return [Action(ticket, None, reason)]
         if self.fleet.has_kv:
             ticket.kv = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
-        if not self.queue.count:
-            seat = self.fleet.best(ticket.kv)
+        wanted = self.queue.wanted() if self.queue.count else NOBODY
+        if wanted is not None:
+            seat = self.fleet.best(ticket.kv, wanted, ticket.seats)
             if seat is not None and not self._held(tenant):
                 if self._too_late(ticket, seat, 0.0, now):
                     return [Action(ticket, None, reasons.INFEASIBLE)]
@@ -141,15 +142,15 @@ class Admission:
         if ticket.retry and self.retries.spent:
             return [Action(ticket, None, reasons.RETRY_BUDGET)]
         self._pass_time(now)
-        per_s = self._drain.per_s
-        if per_s and queue.ahead_of(tenant) / per_s > min(ticket.queue_by - now, self._patience_s):
+        per_s = self._drain.per_s(ticket.seats)
+        if per_s and queue.ahead_of(ticket, tenant) / per_s > min(ticket.queue_by - now, self._patience_s):
             return [Action(ticket, None, reasons.QUEUE_SLOW)]
         wait_s = queue.before(ticket, tenant, now) / per_s if per_s else 0.0
         if self._too_late(ticket, None, wait_s, now):
             return [Action(ticket, None, reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE)]
         actions: list[Action] = []
         while queue.count >= limits.queue_depth_max or queue.bytes + ticket.size > limits.queue_bytes_max:
-            victim = queue.victim(tenant)
+            victim = queue.victim(tenant) or queue.victim_elsewhere(ticket, tenant)
             if victim is None:
                 actions.append(Action(ticket, None, reasons.QUEUE_FULL))
                 return actions
@@ -226,59 +227,79 @@ class Admission:
     def dispatch(self, now: float) -> list[Action]:
         """Lets those who wait go, as far as there is room; jobs when nobody else waits."""
         queue, jobs = self.queue, self.jobs
-        actions = self._dispatch_live(now) if queue.count and self.fleet.best() is not None else _NOTHING
-        if queue.count:
-            return actions + _yielded(jobs.make_way(queue)) if jobs.running else actions
-        return actions + self._dispatch_jobs(now) if jobs.count else actions
+        actions = _NOTHING
+        if queue.count and (self.fleet.best() is not None or ANYWHERE not in queue.groups):
+            actions = self._dispatch_live(now)
+        if queue.count and jobs.running:
+            actions = actions + _yielded(jobs.make_way(queue))
+        wanted = (queue.wanted() if queue.count else NOBODY) if jobs.count else None
+        return actions + self._dispatch_jobs(now, wanted) if wanted is not None else actions
 
     def _dispatch_live(self, now: float) -> list[Action]:
         queue, fleet = self.queue, self.fleet
         self._pass_time(now)
         actions: list[Action] = []
+        full: set[Where] = set()
         while queue.count:
-            if queue.aside is not None:
-                aside, seat = queue.aside, fleet.best(queue.aside.kv, queue.aside.tried)
+            kept = NOBODY
+            aside = queue.aside
+            if aside is not None:
+                seat = fleet.best(aside.kv, aside.tried, aside.seats)
                 if seat is not None:
                     self._leave_line(aside, seat, now, actions)
                     continue
-                if now - queue.aside_at > self.limits.backfill_s:
-                    break  # what gets free is kept for it now
-            ticket = queue.next(now)
+                if now - queue.aside_at > self.limits.backfill_s:  # what gets free is kept for it now
+                    if aside.seats is None:
+                        break
+                    kept = aside.seats
+            ticket = queue.next(now, full)
             if ticket is None:
                 break
             assert ticket.tenant is not None
             if self._held(ticket.tenant):
                 break
-            seat = fleet.best(ticket.kv, ticket.tried)
+            seat = fleet.best(ticket.kv, ticket.tried | kept, ticket.seats)
             if seat is not None:
                 self._leave_line(ticket, seat, now, actions)
-            elif queue.aside is None and fleet.best() is not None:
+            elif aside is None and ticket.kv and fleet.best(0, ticket.tried, ticket.seats) is not None:
                 queue.set_aside(ticket, now)
-            else:
+            elif ticket.where is ANYWHERE:
                 break
+            else:
+                full.add(ticket.where)  # others may wait for something else
         return actions
 
-    def _dispatch_jobs(self, now: float) -> list[Action]:
+    def _dispatch_jobs(self, now: float, wanted: frozenset[str]) -> list[Action]:
+        """`wanted`: seats that live calls wait for."""
         jobs = self.jobs
         actions: list[Action] = []
+        full: set[Where] = set()
         while jobs.count:
-            if jobs.aside is not None:
-                aside, seat = jobs.aside, jobs.idle_seat(self.live, now, jobs.aside.kv, jobs.aside.tried)
+            kept = wanted
+            aside = jobs.aside
+            if aside is not None:
+                seat = jobs.idle_seat(self.live, now, aside.kv, aside.tried | wanted, aside.seats)
                 if seat is not None:
                     self._leave_job_line(aside, seat, now, actions)
                     continue
                 if now - jobs.aside_at > self.limits.backfill_s:
-                    break
-            ticket = jobs.next(now)
+                    if aside.seats is None:
+                        break
+                    kept = wanted | aside.seats
+            ticket = jobs.next(now, full)
             if ticket is None:
                 break
-            seat = jobs.idle_seat(self.live, now, ticket.kv, ticket.tried)
+            seat = jobs.idle_seat(self.live, now, ticket.kv, ticket.tried | kept, ticket.seats)
             if seat is not None:
                 self._leave_job_line(ticket, seat, now, actions)
-            elif jobs.aside is None and (ticket.kv or ticket.tried) and jobs.idle_seat(self.live, now) is not None:
+            elif (
+                aside is None and ticket.kv and jobs.idle_seat(self.live, now, 0, ticket.tried | kept, ticket.seats) is not None
+            ):
                 jobs.set_aside(ticket, now)
-            else:
+            elif ticket.where is ANYWHERE:
                 break
+            else:
+                full.add(ticket.where)
         return actions
 
     def _leave_job_line(self, ticket: Ticket, seat: Seat, now: float, actions: list[Action]) -> None:
@@ -297,7 +318,7 @@ class Admission:
         elif self._too_late(ticket, seat, 0.0, now):
             actions.append(Action(ticket, None, reasons.DEADLINE_NEAR))
         else:
-            self._drain.add()
+            self._drain.add(ticket.seats)
             actions.append(self._start(ticket, seat, now))
             if seat.jobs:
                 actions += _yielded(self.jobs.make_way_on(seat))
@@ -363,7 +384,7 @@ class Admission:
             return False
         if begin >= due:
             return True
-        estimates = self.fleet.estimates if seat is None else seat.estimates
+        estimates = self.fleet.estimates_of(ticket.seats) if seat is None else seat.estimates
         first_s = estimates.first_token.predict(ticket.prompt + (seat.reading if seat is not None else 0), now)
         if first_s is None:
             return False
@@ -387,7 +408,7 @@ class Admission:
     def _pass_time(self, now: float) -> None:
         """The drain rate is that of a standing queue: only such time counts."""
         if self.queue.count and now > self._at:
-            self._drain.pass_time(now - self._at)
+            self._drain.pass_time(now - self._at, self.queue.waited_for())
         self._at = now
 
     def prompt_tokens(self, size: int) -> int:
@@ -398,7 +419,7 @@ class Admission:
         """When it is worth to try again; jittered, so that those who were refused together do not come together."""
         tenant = self.tenant(tenant_name)
         least, most = _RETRY_AFTER_S
-        per_s = self._drain.per_s
+        per_s = self._drain.per_s(None)
         wait = (self.queue.count + 1) / per_s if per_s else least
         if reason is reasons.TENANT_TOKENS and tenant.allowance is not None:
             wait = tenant.allowance.wait_s(now)

@@ -154,6 +154,7 @@ class Seat:
 class Fleet:
     def __init__(self, seats: Iterable[Seat] = ()) -> None:
         self.seats: list[Seat] = []
+        self._by_name: dict[str, Seat] = {}
         self.in_flight = 0
         self.limit = 0  # of all seats together
         self._heap: list[tuple[float, int, int, Seat]] = []
@@ -170,6 +171,7 @@ class Fleet:
     def set(self, seats: Iterable[Seat]) -> None:
         """The configured seats; one that is retired still releases its calls."""
         self.seats = list(seats)
+        self._by_name = {seat.name: seat for seat in self.seats}
         self.refresh()
 
     def refresh(self) -> None:
@@ -204,10 +206,10 @@ class Fleet:
                 self._heap = [item for item in self._heap if item[2] == item[3].entry]
                 heapq.heapify(self._heap)
 
-    def best(self, kv: int = 0, tried: frozenset[str] = NOBODY) -> Seat | None:
-        """The seat for the next call."""
-        if tried:
-            return self._best_but(kv, tried)
+    def best(self, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None) -> Seat | None:
+        """The seat for the next call: none of `tried`, and one of `seats` unless any will do."""
+        if tried or seats is not None:
+            return self._best_of(kv, tried, seats)
         only = self._only
         if only is not None:  # as it mostly is: then there is nothing to choose
             return only if only.in_flight < only.counted and (not only.kv_tokens or only.fits(kv)) else None
@@ -237,18 +239,25 @@ class Fleet:
             heapq.heappush(self._heap, item)
         return found
 
-    def _best_but(self, kv: int, tried: frozenset[str]) -> Seat | None:
-        """For a call that failed elsewhere: rare, so it may look at all."""
-        left = [seat for seat in self.seats if seat.name not in tried]
-        left = [seat for seat in left if seat.well] or left
-        return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (_order(s), s.turn), default=None)
+    def _among(self, tried: frozenset[str], seats: frozenset[str] | None) -> list[Seat]:
+        if seats is None:
+            return [seat for seat in self.seats if seat.name not in tried]
+        return [seat for name in seats if name not in tried and (seat := self._by_name.get(name)) is not None]
 
-    def quiet(self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY) -> Seat | None:
+    def _best_of(self, kv: int, tried: frozenset[str], seats: frozenset[str] | None) -> Seat | None:
+        """For a call that failed elsewhere, or that only some can answer: few, so it may look at all of them."""
+        left = self._among(tried, seats)
+        left = [seat for seat in left if seat.well] or left
+        return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (_order(s), s.turn, s.name), default=None)
+
+    def quiet(
+        self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None
+    ) -> Seat | None:
         """The seat for the next item of a job; `alone` when there are no live calls."""
-        if tried:
-            left = [seat for seat in self.seats if seat.name not in tried and seat.has_room and seat.fits(kv)]
+        if tried or seats is not None:
+            left = [seat for seat in self._among(tried, seats) if seat.has_room and seat.fits(kv)]
             left = [seat for seat in left if seat.well and seat.quiet(alone)]
-            return min(left, key=lambda seat: (seat.in_flight / seat.weight, seat.turn), default=None)
+            return min(left, key=lambda seat: (seat.in_flight / seat.weight, seat.turn, seat.name), default=None)
         best = self.best(kv)
         if best is None or best.quiet(alone):
             return best if best is not None and best.well else None
@@ -265,13 +274,23 @@ class Fleet:
                 taken -= seat.in_flight
         return most, taken
 
-    def takes(self, seat: Seat, tried: frozenset[str]) -> bool:
+    def takes(self, seat: Seat, tried: frozenset[str], seats: frozenset[str] | None = None) -> bool:
         """Whether such a call would be sent there if there were room."""
-        return not seat.retired and seat.name not in tried and (seat.well or not (self._any_up or seat.closed or seat.drained))
+        if seat.retired or seat.name in tried or (seats is not None and seat.name not in seats):
+            return False
+        any_up = self._any_up if seats is None else any(other.well for other in self._among(tried, seats))
+        return seat.well or not (any_up or seat.closed or seat.drained)
 
-    def usable(self, tried: frozenset[str] = NOBODY) -> bool:
+    def usable(self, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None) -> bool:
         """Whether there is any seat that such a call could wait for."""
-        return any(seat.name not in tried and not seat.closed and not seat.drained for seat in self.seats)
+        return any(not seat.closed and not seat.drained for seat in self._among(tried, seats))
+
+    def estimates_of(self, seats: frozenset[str] | None) -> Estimates:
+        """Of those that can answer a call: of one of them, where they are not all."""
+        if seats is None:
+            return self.estimates
+        one = min(self._among(NOBODY, seats), key=lambda seat: seat.name, default=None)
+        return one.estimates if one is not None else self.estimates
 
     def take(self, seat: Seat, ticket: Ticket, now: float) -> None:
         self._turn += 1

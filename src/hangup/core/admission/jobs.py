@@ -65,10 +65,12 @@ class JobLine(Queue):
 
     # What they leave to others
 
-    def idle_seat(self, live: int, now: float, kv: int = 0, tried: frozenset[str] = NOBODY) -> Seat | None:
+    def idle_seat(
+        self, live: int, now: float, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None
+    ) -> Seat | None:
         """Where an item may start, if enough stays free for live calls, of which `live` are in flight."""
         peak = self.live_peak.get(live, now)
-        seat = self._fleet.quiet(not peak, kv, tried)
+        seat = self._fleet.quiet(not peak, kv, tried, seats)
         if seat is None:
             return None
         if not seat.slots and not peak:  # jobs alone show what the engine can do; for a live call that comes one makes way
@@ -93,7 +95,8 @@ class JobLine(Queue):
         could = [(job, job.seat) for job in self.running if job.seat is not None and job.seat.has_room_without(job)]
         told: list[Ticket] = []
         for waiting in queue:
-            at = next((at for at in reversed(range(len(could))) if fleet.takes(could[at][1], waiting.tried)), None)
+            seats, tried = waiting.seats, waiting.tried
+            at = next((at for at in reversed(range(len(could))) if fleet.takes(could[at][1], tried, seats)), None)
             if at is not None:
                 told.append(could.pop(at)[0])
             if len(told) == lacking or not could:

@@ -6,15 +6,18 @@ nobody saves up. Within a tenant it is first come first served as long as the ol
 stands, the newest goes first, whose client is the most likely to be still there when the answer comes.
 
 Every operation takes the same time however many wait; finding the least served tenant takes log(tenants).
+
+Calls that only some seats can take (`Ticket.seats`) stand in the same line; when these seats are full, they are passed over.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
+from hangup.core.admission.drains import overlap
 from hangup.core.admission.tenants import Band, Tenant, Terms
-from hangup.core.admission.ticket import Ticket
+from hangup.core.admission.ticket import ANYWHERE, NOBODY, Ticket, Where
 
 _PATIENCE_SHARE = 0.25  # of what a call may wait, that it waits in order
 
@@ -37,11 +40,13 @@ class Queue:
         self.lifo_after_s = lifo_after_s
         self.count = 0
         self.bytes = 0
+        self.groups: dict[Where, int] = {}  # how many wait for what, without the one set aside
         self.aside: Ticket | None = None  # one that no seat can take at the moment, though there is room for others
         self.aside_at = 0.0
         self._lanes = [_Lane() for _ in Band]
         self._floor = 0.0  # the service of who went last: where those who come back begin
         self._entries = 0
+        self._order = 0  # of who came last; who goes before all others gets it below zero
 
     # Coming and going
 
@@ -49,9 +54,10 @@ class Queue:
         """Puts it in line; `first` for one that has waited already."""
         tenant = ticket.tenant
         assert tenant is not None and not ticket.queued
+        self._order += 1
+        ticket.order = -self._order if first else self._order
+        ticket.where = ANYWHERE if ticket.seats is None and not ticket.tried else (ticket.seats, ticket.tried)
         self._link(ticket, tenant)
-        if first:
-            tenant.line.move_to_end(ticket, last=False)
         tenant.waiting += 1
         ticket.queued = True
         ticket.queued_at = now
@@ -65,7 +71,8 @@ class Queue:
             lane.tenants += 1
             lane.weight += tenant.terms.weight
             self._enter(lane, tenant)
-        tenant.line[ticket] = None
+        tenant.line.push(ticket)
+        self.groups[ticket.where] = self.groups.get(ticket.where, 0) + 1
         lane.count += 1
         self._entries += 1
         heapq.heappush(lane.by_length, (-len(tenant.line) / tenant.terms.weight, self._entries, tenant))
@@ -96,7 +103,10 @@ class Queue:
         tenant = ticket.tenant
         assert tenant is not None
         lane = self._lanes[tenant.terms.band]
-        del tenant.line[ticket]
+        tenant.line.remove(ticket)
+        left = self.groups[ticket.where] = self.groups[ticket.where] - 1
+        if not left:
+            del self.groups[ticket.where]
         lane.count -= 1
         if not tenant.line:
             tenant.version += 1  # voids its entry
@@ -105,12 +115,26 @@ class Queue:
 
     def change_terms(self, tenant: Tenant, terms: Terms) -> None:
         """Takes those who wait along into the new band and weight."""
-        waiting = list(tenant.line)
+        waiting = sorted(tenant.line, key=lambda ticket: ticket.order)
         for ticket in waiting:
             self._unlink(ticket)
         tenant.set(terms)
         for ticket in waiting:
             self._link(ticket, tenant)
+
+    def regroup(self, seats_of: Callable[[Ticket], frozenset[str] | None]) -> None:
+        """What seats can answer has changed: all who wait are told anew where they can go, and keep their places."""
+        if self.aside is not None:
+            self.aside.seats = seats_of(self.aside)
+        waiting = sorted((ticket for ticket in self if ticket is not self.aside), key=lambda ticket: ticket.order)
+        for ticket in waiting:
+            assert ticket.tenant is not None
+            self._unlink(ticket)
+            ticket.seats = seats_of(ticket)
+            ticket.where = ANYWHERE if ticket.seats is None and not ticket.tried else (ticket.seats, ticket.tried)
+        for ticket in waiting:
+            assert ticket.tenant is not None
+            self._link(ticket, ticket.tenant)
 
     def __iter__(self) -> Iterator[Ticket]:
         """All who wait, tenant by tenant."""
@@ -123,25 +147,51 @@ class Queue:
 
     # Who is next
 
-    def next(self, now: float) -> Ticket | None:
+    def next(self, now: float, full: Collection[Where] = ()) -> Ticket | None:
+        """Whose turn it is, of those who wait for something else than what is full."""
+        if full and len(full) == len(self.groups):
+            return None
         for lane in self._lanes:
-            if lane.count:
-                tenant = self._least_served(lane)
-                oldest, newest = next(iter(tenant.line)), next(reversed(tenant.line))
+            ends = self._least_served(lane, full) if lane.count else None
+            if ends is not None:
+                oldest, newest = ends
                 return newest if self._stands(oldest, newest, now) else oldest
         return None
+
+    def waited_for(self) -> set[frozenset[str] | None]:
+        """The sets of seats that somebody waits for one of; None is any seat."""
+        sets = {seats for seats, _ in self.groups}
+        return sets if self.aside is None else sets | {self.aside.seats}
+
+    def wanted(self) -> frozenset[str] | None:
+        """All seats that somebody waits for; None if it may be any."""
+        wanted = NOBODY
+        for seats in self.waited_for():
+            if seats is None:
+                return None
+            wanted |= seats
+        return wanted
 
     def _stands(self, oldest: Ticket, newest: Ticket, now: float) -> bool:
         """Whether the line moves too slowly for the newest to wait until all before it have gone."""
         return now - oldest.queued_at > min(self.lifo_after_s, _PATIENCE_SHARE * newest.patience_s)
 
-    def _least_served(self, lane: _Lane) -> Tenant:
+    def _least_served(self, lane: _Lane, full: Collection[Where]) -> tuple[Ticket, Ticket] | None:
+        """The oldest and the newest of the tenant whose turn it is."""
         heap = lane.by_service
-        while True:
+        passed: list[tuple[float, int, int, Tenant]] = []
+        found = None
+        while heap and found is None:
             _, _, version, tenant = heap[0]
-            if version == tenant.version:
-                return tenant
-            heapq.heappop(heap)
+            if version != tenant.version:
+                heapq.heappop(heap)
+                continue
+            found = tenant.line.ends(full)
+            if found is None:
+                passed.append(heapq.heappop(heap))
+        for entry in passed:
+            heapq.heappush(heap, entry)
+        return found
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
         """Tokens were spent on it, or fewer than it was charged with."""
@@ -166,20 +216,23 @@ class Queue:
 
     # Overflow
 
-    def ahead_of(self, tenant: Tenant) -> float:
+    def ahead_of(self, newcomer: Ticket, tenant: Tenant) -> float:
         """About how many have to go until all of this tenant's line has."""
-        return self._rounds(tenant, len(tenant.line))
+        return self._rounds(newcomer, tenant, len(tenant.line))
 
     def before(self, newcomer: Ticket, tenant: Tenant, now: float) -> float:
         """About how many go before a newcomer of this tenant."""
-        first = not tenant.line or self._stands(next(iter(tenant.line)), newcomer, now)
-        return self._rounds(tenant, 0 if first else len(tenant.line))
+        first = not tenant.line or self._stands(tenant.line.oldest(), newcomer, now)
+        return self._rounds(newcomer, tenant, 0 if first else len(tenant.line))
 
-    def _rounds(self, tenant: Tenant, turns: int) -> float:
-        """Calls that start until this tenant has had so many turns."""
+    def _rounds(self, newcomer: Ticket, tenant: Tenant, turns: int) -> float:
+        """Calls that start until this tenant has had so many turns; those who wait for other seats do not count."""
         lane = self._lanes[tenant.terms.band]
         higher = sum(lane.count for lane in self._lanes[: tenant.terms.band])
-        return higher + min(lane.count, turns * lane.weight / tenant.terms.weight)
+        rounds = higher + min(lane.count, turns * lane.weight / tenant.terms.weight)
+        if newcomer.seats is None:
+            return rounds
+        return min(rounds, sum(count for (seats, _), count in self.groups.items() if overlap(seats, newcomer.seats)))
 
     def victim(self, tenant: Tenant) -> Ticket | None:
         """Who makes room for a newcomer of this tenant: the oldest of the longest line, of the lowest band.
@@ -193,12 +246,25 @@ class Queue:
             if lane.count:
                 longest = self._longest(lane)
                 if band > tenant.terms.band:
-                    return next(iter(longest.line))
+                    return longest.line.oldest()
                 mine = (len(tenant.line) + 1) / tenant.terms.weight
                 if longest is not tenant and len(longest.line) / longest.terms.weight > mine:
-                    return next(iter(longest.line))
+                    return longest.line.oldest()
                 return None
         return None
+
+    def victim_elsewhere(self, newcomer: Ticket, tenant: Tenant) -> Ticket | None:
+        """One who waits for other seats, if more do so than for the newcomer's: they shall not fill the queue alone."""
+        if newcomer.seats is None:
+            return None
+        mine = sum(count for (seats, _), count in self.groups.items() if overlap(seats, newcomer.seats))
+        others = {w: count for w, count in self.groups.items() if not overlap(w[0], newcomer.seats)}
+        most = max(others.values(), default=0)
+        if most <= mine + 1:
+            return None
+        lanes = self._lanes[tenant.terms.band :]
+        could = (t for lane in lanes for _, _, version, of in lane.by_service if version == of.version for t in of.line)
+        return min((t for t in could if others.get(t.where) == most), key=lambda t: t.order, default=None)
 
     def _longest(self, lane: _Lane) -> Tenant:
         heap = lane.by_length

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from enum import IntEnum
 
 from hangup.config import TenantSettings
 from hangup.core.admission.estimates import Lengths
-from hangup.core.admission.ticket import Ticket
+from hangup.core.admission.line import Line
 
 
 class Band(IntEnum):
@@ -65,7 +64,7 @@ class Tenant:
 
     def __init__(self, name: str, terms: Terms) -> None:
         self.name = name
-        self.line: OrderedDict[Ticket, None] = OrderedDict()  # who waits, oldest first; unlinks in O(1)
+        self.line = Line()  # who waits
         self.served = 0.0  # weighted tokens: the virtual counter that fairness goes by
         self.waiting = 0  # in line, or set aside
         self.in_flight = 0

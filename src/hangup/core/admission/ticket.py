@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from hangup.core.admission.tenants import Tenant
 
 NOBODY: frozenset[str] = frozenset()
+Where = tuple[frozenset[str] | None, frozenset[str]]  # of the seats only these (None: any), and none of those
+ANYWHERE: Where = (None, NOBODY)
 
 
 class Ticket:
@@ -32,6 +34,7 @@ class Ticket:
         "key",
         "kv",
         "lone",
+        "order",
         "output_max",
         "patience_s",
         "prompt",
@@ -41,11 +44,13 @@ class Ticket:
         "reading",
         "retry",
         "seat",
+        "seats",
         "sent_at",
         "size",
         "stream",
         "tenant",
         "tried",
+        "where",
         "work",
     )
 
@@ -64,6 +69,7 @@ class Ticket:
         retry: bool = False,
         blind: bool = False,
         job: bool = False,
+        seats: frozenset[str] | None = None,
     ) -> None:
         self.key = key
         self.prompt = prompt  # tokens, as far as known
@@ -80,7 +86,10 @@ class Ticket:
         self.job = job  # an item of a job: nobody waits at the other end, so it yields to those who have somebody
         self.ahead = 0 if job else prompt  # tokens that others have to wait for while they are read
         self.tenant: Tenant | None = None
+        self.seats = seats  # those that can answer it, by name; None: any
         self.tried = NOBODY  # seats that failed it
+        self.where = ANYWHERE  # both of these, as they were when it was put in line
+        self.order = 0  # its number in line
         self.queued = False
         self.queued_at = 0.0
         self.seat: Seat | None = None

@@ -1,0 +1,220 @@
+"""Calls that only some seats can answer: they go nowhere else, and hold up nobody who waits for something else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hangup.config import Limits
+from hangup.core.admission import Action, Admission, Band, Seat, Terms, Ticket
+
+LIMITS = Limits(queue_depth_max=100, queue_bytes_max=10_000, lifo_after_s=1e6, queue_s=1e6)
+A, B, BOTH = frozenset(["a"]), frozenset(["b"]), frozenset(["a", "b"])
+
+
+def admission(slots: int = 1, limits: Limits = LIMITS, names: str = "ab", **terms: Terms) -> Admission:
+    made = Admission(limits, [Seat(name, slots) for name in names], lambda: 0.5)
+    made.configure(limits, terms)
+    return made
+
+
+def started(actions: list[Action]) -> list[tuple[object, str]]:
+    return [(action.ticket.key, action.seat.name) for action in actions if action.seat is not None]
+
+
+def refused(actions: list[Action]) -> list[tuple[object, str]]:
+    return [(action.ticket.key, action.reason.code) for action in actions if action.reason is not None]
+
+
+def test_a_call_goes_only_where_it_can_be_answered() -> None:
+    made = admission(slots=4)
+    for at in range(4):
+        assert started(made.arrive(Ticket(at, seats=B), "t", 0.0)) == [(at, "b")]
+    assert made.arrive(Ticket(4, seats=B), "t", 0.0) == [], "b is full, and a cannot answer it"
+    assert started(made.arrive(Ticket(5, seats=A), "t", 0.0)) == [(5, "a")]
+
+
+def test_those_who_wait_for_a_full_seat_stand_in_nobodys_way() -> None:
+    made = admission()
+    runs_a, runs_b = Ticket("a0", seats=A), Ticket("b0", seats=B)
+    made.arrive(runs_a, "t", 0.0)
+    made.arrive(runs_b, "t", 0.0)
+    for at in range(1, 6):
+        assert made.arrive(Ticket(f"a{at}", seats=A), "t", 0.1) == []
+    assert made.arrive(Ticket("b1", seats=B), "t", 0.2) == []
+    assert started(made.end(runs_b, 1.0)) == [("b1", "b")]
+    assert started(made.end(runs_a, 1.1)) == [("a1", "a")]
+
+
+def test_a_newcomer_passes_those_who_wait_for_something_else() -> None:
+    made = admission()
+    made.arrive(Ticket("a0", seats=A), "t", 0.0)
+    made.arrive(Ticket("a1", seats=A), "t", 0.0)
+    assert started(made.arrive(Ticket("b0", seats=B), "t", 0.0)) == [("b0", "b")]
+    assert made.arrive(Ticket("b1", seats=B), "t", 0.0) == []
+
+
+def test_a_newcomer_is_not_refused_because_another_seat_is_slow() -> None:
+    """Two lines, one seat that takes a minute for a call and one that takes a tenth of a second."""
+    made = admission(limits=replace(LIMITS, queue_s=5.0))
+    slow, fast = Ticket("slow", seats=A), Ticket("fast", seats=B)
+    made.arrive(slow, "t", 0.0)
+    made.arrive(fast, "t", 0.0)
+    for at in range(50):
+        made.arrive(Ticket(f"a{at}", seats=A), "t", 0.0)
+    now, refusals = 0.0, []
+    for at in range(100):  # two wait there at a time: each is served within 0.2 s
+        now += 0.05
+        refusals += refused(made.arrive(Ticket(f"b{at}", seats=B, queue_by=now + 5), "t", now))
+        now += 0.05
+        running = [action.ticket for action in made.end(fast, now) if action.seat is not None]
+        assert len(running) == 1
+        fast = running[0]
+    assert refusals == []
+
+
+def test_a_full_queue_is_not_for_one_backend_alone() -> None:
+    made = admission(limits=replace(LIMITS, queue_depth_max=4))
+    for seats in (A, B, A, A, A, A):
+        made.arrive(Ticket(object(), seats=seats), "t", 0.0)
+    actions = made.arrive(Ticket("b1", seats=B), "t", 0.1)
+    assert [code for _, code in refused(actions)] == ["pushed_out"]
+    assert refused(made.arrive(Ticket("a9", seats=A), "t", 0.2)) == [("a9", "queue_full")]
+
+
+def test_nobody_waits_for_a_seat_that_failed_him_while_his_others_are_free() -> None:
+    made = admission(names="abc")
+    ticket = Ticket("x", seats=BOTH)
+    ((_, at),) = started(made.arrive(ticket, "t", 0.0))
+    other = "b" if at == "a" else "a"
+    ticket.tried |= {at}
+    assert started(made.fell_back(ticket, 0.1)) == [("x", other)]
+    ticket.tried |= {other}
+    assert not made.fleet.usable(ticket.tried, ticket.seats), "c cannot answer it"
+    assert made.fleet.usable(ticket.tried)
+
+
+def test_a_seat_that_is_down_is_still_the_last_resort_of_its_calls() -> None:
+    made = admission()
+    made.fleet.seats[0].up = False
+    made.fleet.refresh()
+    assert started(made.arrive(Ticket(1, seats=A), "t", 0.0)) == [(1, "a")]
+    assert started(made.arrive(Ticket(2, seats=BOTH), "t", 0.0)) == [(2, "b")]
+
+
+def test_jobs_run_where_no_live_call_wants_to() -> None:
+    made = admission(slots=2, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
+    for at in range(3):
+        made.arrive(Ticket(f"a{at}", seats=A), "t", 0.0)
+    assert made.queue.count == 1
+    assert started(made.arrive(Ticket("job", seats=B, job=True), "t", 0.1)) == [("job", "b")]
+    assert made.arrive(Ticket("job2", seats=A, job=True), "t", 0.1) == []
+
+
+def test_a_job_makes_way_only_for_a_call_that_can_take_its_place() -> None:
+    made = admission(slots=2, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
+    job = Ticket("job", seats=B, job=True)
+    assert started(made.arrive(job, "t", 0.0)) == [("job", "b")]
+    made.arrive(Ticket("a0", seats=A), "t", 0.1)
+    made.arrive(Ticket("a1", seats=A), "t", 0.1)
+    assert made.arrive(Ticket("a2", seats=A), "t", 0.1) == [], "it cannot run on b, so nothing there makes way"
+    assert job in made.jobs.running
+
+
+def test_what_seats_can_answer_changes_under_those_who_wait() -> None:
+    made = admission()
+    running = Ticket("a0", seats=A)
+    made.arrive(running, "t", 0.0)
+    made.arrive(Ticket("b0", seats=B), "t", 0.0)
+    waiting = [Ticket(f"a{at}", seats=A) for at in range(1, 4)]
+    for ticket in waiting:
+        made.arrive(ticket, "t", 0.0)
+    made.queue.regroup(lambda ticket: None if ticket.key == "a2" else A)
+    assert made.queue.count == 3 and [t.key for t in sorted(made.queue, key=lambda t: t.order)] == ["a1", "a2", "a3"]
+    assert started(made.end(running, 1.0)) == [("a1", "a")]
+    assert started(made.end(waiting[0], 1.1)) == [("a2", "a")]
+    for ticket in list(made.queue):
+        made.leave(ticket, 1.2)
+    assert made.queue.count == 0 and not made.queue.groups
+
+
+SEATS = st.one_of(st.none(), st.frozensets(st.sampled_from("abc"), min_size=1))
+TENANTS = {"x": Terms(), "y": Terms(weight=2.0), "vip": Terms(), "low": Terms()}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(1, 2), min_size=3, max_size=3),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("come"), SEATS, st.sampled_from(sorted(TENANTS)), st.booleans()),
+            st.tuples(st.sampled_from(["end", "leave", "fail", "regroup"]), st.integers(0, 20)),
+        ),
+        max_size=60,
+    ),
+)
+def test_no_seat_with_room_is_left_idle_for_somebody_who_waits_for_another(
+    slots: list[int], steps: list[tuple[Any, ...]]
+) -> None:
+    made = Admission(LIMITS, [Seat(name, n) for name, n in zip("abc", slots, strict=True)], lambda: 0.5)
+    made.configure(LIMITS, TENANTS)
+    running: list[Ticket] = []
+    waiting: list[Ticket] = []
+    names = frozenset("abc")
+
+    def act(actions: list[Action]) -> None:
+        for ticket, seat, reason in actions:
+            assert reason is None and seat is not None
+            assert ticket.seats is None or seat.name in ticket.seats, "it went where it cannot be answered"
+            assert seat.name not in ticket.tried
+            if ticket in waiting:
+                waiting.remove(ticket)
+            running.append(ticket)
+
+    for number, step in enumerate(steps):
+        now = number / 10
+        if step[0] == "come":
+            ticket = Ticket(number, seats=step[1], size=1)
+            waiting.append(ticket)
+            act(made.arrive(ticket, step[2], now))
+        elif step[0] == "end" and running:
+            act(made.end(running.pop(step[1] % len(running)), now))
+        elif step[0] == "leave" and waiting:
+            act(made.leave(waiting.pop(step[1] % len(waiting)), now))
+        elif step[0] == "fail" and running:
+            ticket = running[step[1] % len(running)]
+            assert ticket.seat is not None
+            tried = ticket.tried | {ticket.seat.name}
+            if made.fleet.usable(tried, ticket.seats):
+                ticket.tried = tried
+                running.remove(ticket)
+                waiting.append(ticket)
+                act(made.fell_back(ticket, now))
+        elif step[0] == "regroup":
+            made.queue.regroup(lambda t: None if t.key % 3 == 0 else t.seats)
+            act(made.dispatch(now))
+        assert made.queue.count == len(waiting) == sum(made.queue.groups.values())
+        for seat in made.fleet.seats:
+            assert seat.in_flight == sum(t.seat is seat for t in running) <= seat.slots
+            for ticket in waiting if seat.has_room else ():
+                allowed = (ticket.seats or names) - ticket.tried
+                assert seat.name not in allowed, f"{ticket} waits though {seat} has room"
+        by_group: dict[object, list[Ticket]] = {}
+        for ticket in made.queue:
+            by_group.setdefault((ticket.tenant, ticket.where), []).append(ticket)
+        for group in by_group.values():
+            assert group == sorted(group, key=lambda t: t.order)
+
+
+def test_bands_hold_among_those_who_wait_for_one_seat() -> None:
+    made = admission(vip=Terms(band=Band.HIGH), limits=replace(LIMITS, hold_back_share=0.0))
+    running = Ticket("a0", seats=A)
+    made.arrive(running, "t", 0.0)
+    made.arrive(Ticket("b0", seats=B), "t", 0.0)
+    made.arrive(Ticket("a1", seats=A), "t", 0.0)
+    made.arrive(Ticket("b1", seats=B), "vip", 0.0)
+    made.arrive(Ticket("a2", seats=A), "vip", 0.0)
+    assert started(made.end(running, 1.0)) == [("a2", "a")]
