@@ -164,9 +164,10 @@ class GatewayCollector(Collector):
 
     def _process(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("hangup_connections", "Client connections open.", self._view.connections())
+        yield GaugeMetricFamily("hangup_body_bytes", "Bytes of request bodies on their way in.", self._view.body_bytes())
         counts = self._view.counts()
         yield CounterMetricFamily(
-            "hangup_connections_refused", "Connections closed at once, over connections_max.", counts["connections_refused"]
+            "hangup_connections_refused", "Connections refused, over connections_max.", counts["connections_refused"]
         )
         yield CounterMetricFamily(
             "hangup_log_lines_dropped", "Log lines that its reader was too slow for.", counts["log_lines_dropped"]

@@ -114,6 +114,9 @@ class View(Protocol):
 
     def connections(self) -> int: ...
 
+    def body_bytes(self) -> int:
+        """Of request bodies that have not come whole yet."""
+
     def counts(self) -> dict[str, int]:
         """Plain counters by metric name, without the prefix and the suffix."""
 

@@ -1,16 +1,22 @@
-"""What a request's head says: who asks, under which id, how long they wait. Nothing of the body is read before this."""
+"""What a request's head says: who asks, where, under which id, how long they wait. Nothing of the body is read before this."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import math
 import re
 import secrets
+import socket
+import time
 from collections.abc import Container, Iterable
+from functools import lru_cache
 
 from hangup.apis.routes import Route
-from hangup.config import TenantSettings
+from hangup.app import reply
+from hangup.app.carried import Carried
+from hangup.config import Settings, TenantSettings
 from hangup.core import reasons
 from hangup.errors import Refusal
 from hangup.wire.head import RequestHead
@@ -19,6 +25,11 @@ ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
 _DIGITS = 24
 _CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
+# What HTTP knows (RFC 9110, and PATCH): another method is answered 501, one of these where it does not fit 405.
+_METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+_ALLOWED_SOMEWHERE = b"GET, HEAD, POST, DELETE, OPTIONS"
+# No name on the internet ends in one of these, so no stranger's web site has such a name.
+_PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
 
 
 class Keys:
@@ -43,6 +54,43 @@ class Keys:
         if not key or tenant is None or not any(hmac.compare_digest(digest, d) for d in tenant.key_sha256):
             raise Refusal(reasons.UNAUTHORIZED)
         return tenant.name
+
+
+class Hosts:
+    """Which names we answer to where nobody needs a key.
+
+    A web page can have its own name point at 127.0.0.1 (DNS rebinding); for the browser, we are then that page's own
+    server. Such a request bears the page's name as its Host. So on loopback, without keys and TLS, a Host must be a name
+    that no stranger can have: an address, localhost, a name without a dot or of a private domain, this machine's, or a
+    configured one.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        names = {name.strip().lower() for name in settings.allowed_hosts.split(",")} - {""}
+        self._any = "*" in names or not (names or (is_loopback(settings.host) and not settings.tls_cert))
+        self._names = names | {socket.gethostname().lower()}
+        self._is_ours = lru_cache(1024)(self._find)
+
+    def check(self, head: RequestHead) -> None:
+        if not self._any and not self._is_ours(head.fields.get(b"host", b"localhost")):
+            raise Refusal(reasons.BAD_HOST)
+
+    def _find(self, host: bytes) -> bool:
+        name = host.decode("ascii").lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
+        return "." not in name or name in self._names or name.endswith(_PRIVATE_SUFFIXES) or _is_address(name)
+
+
+def is_loopback(host: str) -> bool:
+    return host.lower() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class CallIds:
@@ -72,14 +120,32 @@ def unused(id: str, in_use: Container[str]) -> str:
 
 def check_route(route: Route | None, head: RequestHead) -> Route:
     """The route that takes such a request."""
+    allowed = route is not None and (head.method in route.methods or head.method in allowed_methods(route))
+    if not allowed and head.method not in _METHODS:
+        raise Refusal(reasons.UNSUPPORTED, f"The method {head.method} is not known here.")
     if route is None:
         raise Refusal(reasons.NOT_FOUND, f"There is no {head.path[:200]} here.")
-    if head.method not in route.methods:
+    if not allowed:
         raise Refusal(reasons.METHOD)
     if b"origin" in head.fields and head.method == "POST" and not _is_json(head):
         # Browsers send such a request to any address, ours included, without asking first.
         raise Refusal(reasons.MEDIA_TYPE)
     return route
+
+
+def allowed_methods(route: Route) -> tuple[str, ...]:
+    """Where GET is served, HEAD is."""
+    methods = route.methods
+    return (*methods, "HEAD") if "GET" in methods and "HEAD" not in methods else methods
+
+
+class Options(Carried):
+    """`OPTIONS *`: what this server can do at all (RFC 9110, 9.3.7); some probe with it whether anybody is there."""
+
+    def body_arrived(self, body: bytes) -> None:
+        self._exchange.call.received(time.monotonic())
+        reply.made(self._exchange, 200, b"text/plain", [(b"allow", _ALLOWED_SOMEWHERE)], b"")
+        self._exchange.end(reasons.COMPLETED)
 
 
 def own_deadline(head: RequestHead) -> float:

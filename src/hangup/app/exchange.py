@@ -40,6 +40,7 @@ from hangup.engines.connection import EngineConnection, body_decoder
 from hangup.errors import EngineFault, Refusal, WireError
 from hangup.jobs.errand import Errand
 from hangup.wire import jsonbody
+from hangup.wire.body import Counted
 from hangup.wire.head import Headers, RequestHead, ResponseHead
 
 if TYPE_CHECKING:
@@ -167,8 +168,9 @@ class Exchange:
         value = jsonbody.decode(self._body, self._structure, self.limits.json_elements_max)
         self.api = self.route.api_for(value)
         settings = self.gateway.settings
-        ask = self.ask = self.api.read(self.head.path, value, self.limits, settings.assemble)
-        self._value = value
+        ask = self.api.read(self.head.path, value, self.limits, settings.assemble)
+        check_name(ask.model, self.limits)
+        self.ask, self._value = ask, value
         call = self.call
         call.route = self.api.name
         call.model = ask.model
@@ -298,7 +300,9 @@ class Exchange:
         return False
 
     def _choose_relay(self, head: ResponseHead) -> Relay:
-        decoder, ask, status = body_decoder(head), self.ask, head.status
+        assert self.head is not None
+        bodyless = self.head.method == "HEAD"
+        decoder, ask, status = Counted(0) if bodyless else body_decoder(head), self.ask, head.status
         kind = head.fields.get(b"content-type", b"").lower()
         is_stream = ask is not None and status == 200 and kind.startswith(self.api.format.content_type)
         if ask is not None and is_stream and ask.assembler is not None:
@@ -473,6 +477,12 @@ class Exchange:
                 if self.call.stream and (self._relay is None or self._relay.at_event_boundary()):
                     reply.error_event(self, ending.reason, ending.detail)
                 client.break_off()
+
+
+def check_name(name: str, limits: Limits) -> None:
+    """Names outlive their call, so they must not be large."""
+    if len(name.encode()) > limits.name_bytes_max:
+        raise Refusal(reasons.BAD_FIELD, f"The model's name is longer than {limits.name_bytes_max} bytes (name_bytes_max).")
 
 
 def _ignore(data: bytes) -> None:

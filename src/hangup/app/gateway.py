@@ -21,7 +21,7 @@ from typing import Any
 from hangup.apis.base import Ask, Json
 from hangup.apis.routes import Route, Router
 from hangup.app.carried import Carried
-from hangup.app.entrance import CallIds, Keys, check_route, own_deadline, sdk_read_timeout
+from hangup.app.entrance import CallIds, Hosts, Keys, Options, allowed_methods, check_route, own_deadline, sdk_read_timeout
 from hangup.app.exchange import Exchange
 from hangup.app.log import Log
 from hangup.app.passage import Passage
@@ -52,6 +52,7 @@ from hangup.wire.head import Headers, RequestHead
 
 _PACE_S = 1.0  # between two looks at the pace of running calls,
 _PACE_CALLS_MAX = 64  # and at how many of them
+TURNED_AWAY_MAX = 32  # connections beyond connections_max that are being told so; any more are cut
 
 
 class Gateway:
@@ -73,6 +74,9 @@ class Gateway:
         self.connections: set[ClientConnection] = set()
         self.connections_allowed = settings.limits.connections_max  # fewer where file descriptors are scarce
         self.connections_refused = 0
+        self.turned_away: set[ClientConnection] = set()
+        self.handshakes = 0  # TLS connections that are not ready yet; they count like any other
+        self.body_bytes = 0  # of bodies on their way in
         self.calls: dict[str, Exchange] = {}
         self.ended_calls: deque[Call] = deque(maxlen=settings.limits.ended_calls_max)
         self.backends: dict[str, Backend] = {}
@@ -105,6 +109,7 @@ class Gateway:
         self.half_close_is_hangup = settings.half_close == "hangup"
         self.router = Router(settings.route, provider=self.provider is not None)
         self._keys = Keys(settings.tenant)
+        self._hosts = Hosts(settings)
         self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
         self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
         self.limits_of = lru_cache(maxsize=4096)(self._merge_limits)
@@ -167,20 +172,29 @@ class Gateway:
     # Connections
 
     def connected(self, connection: ClientConnection) -> bool:
-        if len(self.connections) >= self.connections_allowed:
+        if len(self.connections) + self.handshakes >= self.connections_allowed:
             self.connections_refused += 1
             return False
         self.connections.add(connection)
         return True
 
+    def may_refuse(self, connection: ClientConnection) -> bool:
+        if len(self.turned_away) >= TURNED_AWAY_MAX:
+            return False
+        self.turned_away.add(connection)
+        return True
+
     def disconnected(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
+        self.turned_away.discard(connection)
 
     # Calls begin
 
     def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | Carried | None:
         """A request's head: who asks for what, and may they? Nothing of the body is read before this."""
         exchange = self._new_exchange(connection, head)
+        if head.path == "*":
+            return Options(exchange)
         try:
             route, tenant = self._admit(exchange, head)
             deadline_s = own_deadline(head)
@@ -243,6 +257,8 @@ class Gateway:
             call.route = route.api.name
         if self.draining:
             raise Refusal(reasons.DRAINING)
+        if not self._keys:
+            self._hosts.check(head)
         tenant = call.tenant = self._keys.tenant_of(head)
         exchange.keyed = bool(self._keys)
         return check_route(route, head), tenant
@@ -448,7 +464,7 @@ class Gateway:
         if reason is reasons.UNAUTHORIZED:
             return [(b"www-authenticate", b"Bearer")]
         if reason is reasons.METHOD and exchange.route is not None:
-            return [(b"allow", ", ".join(exchange.route.methods).encode("ascii"))]
+            return [(b"allow", ", ".join(allowed_methods(exchange.route)).encode("ascii"))]
         if reason.outcome is Outcome.SHED:
             return self._when_to_retry(exchange, reason)
         return []

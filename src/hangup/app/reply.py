@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from hangup.app.exchange import Exchange
 
 # Of the engine's headers, what is between it and us, or what we set anew.
-_NOT_RELAYED = HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2", b"x-request-id", b"alt-svc"}
+_NOT_RELAYED = HOP_BY_HOP | {
+    b"content-length",
+    b"set-cookie",
+    b"set-cookie2",
+    b"x-request-id",
+    b"alt-svc",
+    b"x-hangup-reason",  # our word alone
+}
 _NOT_RELAYED_ON_STREAMS = _NOT_RELAYED | {b"cache-control", b"x-accel-buffering"}
 _NOT_RELAYED_ON_WHOLE = _NOT_RELAYED_ON_STREAMS | {b"content-type"}
 _STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
@@ -26,10 +33,12 @@ def begin(exchange: Exchange, status: int, head: ResponseHead, is_stream: bool) 
     if exchange.call.answering_client:
         return  # a heartbeat was quicker
     dropped = _NOT_RELAYED_ON_STREAMS if is_stream else _NOT_RELAYED
+    if b"connection" in head.fields:
+        dropped = dropped | head.connection_options()
     headers = [pair for pair in head.headers if pair[0] not in dropped]
     if is_stream:
         headers += _STREAM_HEADERS
-    if head.content_length is not None:
+    if head.content_length is not None and status != 204:  # which has none by its nature
         headers.append((b"content-length", b"%d" % head.content_length))
     if head.content_length is not None or head.without_body():
         _write_head(exchange, status, headers, chunked=False)

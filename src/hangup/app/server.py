@@ -175,7 +175,7 @@ class Server:
             for connection in list(self.gateway.connections):
                 connection.close_after_this()
             await asyncio.sleep(0.01)
-        for connection in list(self.gateway.connections):
+        for connection in (*self.gateway.connections, *self.gateway.turned_away):
             connection.transport.abort()
 
     def _reload_in_background(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -157,6 +157,9 @@ class AdminView:
     def connections(self) -> int:
         return len(self._gateway.connections)
 
+    def body_bytes(self) -> int:
+        return self._gateway.body_bytes
+
     def counts(self) -> dict[str, int]:
         return {
             "connections_refused": self._gateway.connections_refused,

@@ -43,8 +43,9 @@ class Visit(Carried):
         self._writable.set()
         host = head.fields.get(b"host", b"").decode("latin-1")
         secure = exchange.gateway.settings.tls_cert or head.fields.get(b"x-forwarded-proto") == b"https"
+        self._head_only = head.method == "HEAD"
         self._asked = Asked(
-            head.method,
+            "GET" if self._head_only else head.method,
             head.path,
             parse_query(head.query),
             head.fields,
@@ -149,9 +150,10 @@ class Visit(Carried):
             exchange.call.stream = exchange.listens
             reply.begin_made(exchange, answer.status, answer.content_type, answer.headers)
             self._connection.flush()
-            async for piece in answer.pieces:
-                await self._writable.wait()
-                self._connection.send(piece)
+            if not self._head_only:
+                async for piece in answer.pieces:
+                    await self._writable.wait()
+                    self._connection.send(piece)
             exchange.call.client_has_all = True
         exchange.task = None
         exchange.end(reasons.COMPLETED)

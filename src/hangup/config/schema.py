@@ -54,11 +54,19 @@ class Limits:
     event_bytes_max: int = cap(4 * 1024 * 1024, "Largest single event of an answer.", least=1024)
 
     # The client's connection
-    connections_max: int = limit(20_000, "Most client connections at a time; the next one is closed at once.", least=1)
+    connections_max: int = limit(
+        20_000, "Most client connections at a time, TLS handshakes included; one more is answered 503.", least=1
+    )
     header_s: float = limit(10.0, "Longest time for a request's headers to arrive.", least=0.1)
     header_bytes_max: int = limit(32 * 1024, "Largest request head, request line included.", least=1024)
     header_count_max: int = limit(128, "Most header lines in a request.", least=8)
     url_bytes_max: int = limit(8 * 1024, "Longest request target.", least=64)
+    bodies_bytes_max: int = limit(
+        512 * 1024 * 1024, "Most bytes of request bodies that have not come whole yet, of all clients together.", least=1024
+    )
+    name_bytes_max: int = limit(
+        1024, "Longest name of a model in a request; names are kept in the log, the ledger and the list of calls.", least=16
+    )
     body_idle_s: float = limit(30.0, "Longest pause while a request body arrives.", least=0.1)
     body_s: float = limit(60.0, "Longest time for a whole request body.", least=0.1)
     json_elements_max: int = limit(100_000, "Most values in a JSON body, so that none can stall the others.", least=100)
@@ -287,6 +295,11 @@ class Settings:
     )
     admin_names: str = setting(
         "", "Host names, separated by commas, that the admin port answers to besides localhost, admin_host and IP addresses."
+    )
+    allowed_hosts: str = setting(
+        "",
+        "Host names, separated by commas, that the data port answers to while no tenant is configured; * is any. Empty: on "
+        "loopback without TLS, names that no web site can have (against DNS rebinding); elsewhere any.",
     )
     tls_cert: str = setting("", "PEM certificate chain for the data port; empty means plain HTTP.")
     tls_key: str = setting("", "PEM private key for tls_cert.")

@@ -78,6 +78,7 @@ QUEUE_TIME = _reason("queue_s", Outcome.SHED, 503, "No backend became free in ti
 DRAINING = _reason("draining", Outcome.SHED, 503, "The gateway is shutting down.")
 NO_BACKEND = _reason("no_backend", Outcome.SHED, 503, "No backend is configured for this call.")
 CONNECTIONS = _reason("connections_max", Outcome.SHED, 503, "Too many connections.")
+BODIES_FULL = _reason("bodies_bytes_max", Outcome.SHED, 503, "Too many request bodies are on their way in; try again later.")
 
 ENGINE_UNREACHABLE = _reason("engine_unreachable", Outcome.ENGINE_FAILED, 502, "The engine cannot be reached.")
 ENGINE_DIED = _reason("engine_died", Outcome.ENGINE_FAILED, 502, "The engine closed the connection before the end.")
@@ -88,7 +89,9 @@ ENGINE_ERROR = _reason("engine_error", Outcome.ENGINE_FAILED, 502, "The engine f
 
 # Refused: the client's request, not our state, is what stands in the way.
 MALFORMED = _reason("malformed", Outcome.REFUSED, 400, "The request is not valid HTTP.", False)
-BAD_HOST = _reason("bad_host", Outcome.REFUSED, 400, "The Host header must be one host[:port].", False)
+BAD_HOST = _reason(
+    "bad_host", Outcome.REFUSED, 421, "This gateway does not answer to that host name; allowed_hosts can add it.", False
+)
 HEADERS_TOO_LARGE = _reason("header_bytes_max", Outcome.REFUSED, 431, "The request's headers are too large.", False)
 URL_TOO_LONG = _reason("url_bytes_max", Outcome.REFUSED, 414, "The request's URL is too long.", False)
 HEADER_TIME = _reason("header_s", Outcome.REFUSED, 408, "The request's headers did not arrive in time.")

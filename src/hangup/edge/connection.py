@@ -21,7 +21,7 @@ from hangup.core.reasons import Reason
 from hangup.edge import sockets
 from hangup.errors import WireError
 from hangup.wire.body import LAST_CHUNK, Chunked, Counted, Decoder, chunk
-from hangup.wire.head import HEAD_END, RequestHead, has_bare_lf
+from hangup.wire.head import HEAD_END, RequestHead, has_bare_lf, without_empty_lines
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -63,8 +63,13 @@ class Owner(Protocol):
 
     limits: Limits
     half_close_is_hangup: bool
+    body_bytes: int  # of bodies that have not come whole yet, of all connections together
 
-    def connected(self, connection: ClientConnection) -> bool: ...
+    def connected(self, connection: ClientConnection) -> bool:
+        """Whether there is room for it; if not, it is told so and closed."""
+
+    def may_refuse(self, connection: ClientConnection) -> bool:
+        """Whether one for which there is no room can be told why; there is little room for those, too."""
 
     def disconnected(self, connection: ClientConnection) -> None: ...
 
@@ -79,6 +84,7 @@ class ClientConnection(asyncio.Protocol):
         "_body",
         "_body_began_at",
         "_body_bytes",
+        "_bodyless",
         "_buffer",
         "_chunked_answer",
         "_close_after",
@@ -88,6 +94,7 @@ class ClientConnection(asyncio.Protocol):
         "_linger_bytes",
         "_loop",
         "_owner",
+        "_scanned",
         "_stall_size",
         "_stall_timer",
         "_stalled_since",
@@ -113,6 +120,7 @@ class ClientConnection(asyncio.Protocol):
         self.peer = ""
         self.http11 = True
         self._buffer = b""
+        self._scanned = 0  # so much of it has been looked through for the end of a head
         self._decoder: Decoder | None = None
         self._body = bytearray()
         self._body_began_at = 0.0
@@ -120,6 +128,7 @@ class ClientConnection(asyncio.Protocol):
         self._keep_alive = True
         self._close_after = False
         self._chunked_answer = False
+        self._bodyless = False  # HEAD: whatever the answer is, its body stays here
         self._unsent = b""
         self._linger_bytes = 0
         self._due = math.inf
@@ -143,7 +152,11 @@ class ClientConnection(asyncio.Protocol):
         self.peer = peer[0] if peer else ""
         if self._owner.connected(self):
             self._set_due_in(self._owner.limits.header_s)
+        elif self._owner.may_refuse(self):
+            self.state = State.HEAD
+            self._refuse_unreadable(reasons.CONNECTIONS)
         else:
+            self.state = State.CLOSED
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -173,6 +186,7 @@ class ClientConnection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self._timer = self._stall_timer = None
+        self._drop_body()
         if self.exchange is not None:
             self.exchange.client_left(_why_lost(exc))
             self.exchange = None
@@ -205,22 +219,28 @@ class ClientConnection(asyncio.Protocol):
     # Requests
 
     def _take_head(self) -> None:
-        limits = self._owner.limits
-        if self.state is State.IDLE:
-            self._buffer = self._buffer.lstrip(b"\r\n")
-        if not self._buffer or self.state not in (State.IDLE, State.HEAD):
+        if self.state not in (State.IDLE, State.HEAD):
             return
-        end = self._buffer.find(HEAD_END, 0, limits.header_bytes_max)
+        limits = self._owner.limits
+        if self._buffer.startswith(b"\r\n"):  # some send an empty line behind a body
+            self._buffer = without_empty_lines(self._buffer)
+            self._scanned = 0
+        if not self._buffer:
+            return
+        # From where the last look ended: a head that comes byte by byte must not be read anew with each of them.
+        end = self._buffer.find(HEAD_END, max(self._scanned - 3, 0), limits.header_bytes_max)
         if end < 0:
             self._wait_for_head(limits)
             return
         head_bytes, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
+        self._scanned = 0
         try:
             head = RequestHead(head_bytes, count_max=limits.header_count_max, url_bytes_max=limits.url_bytes_max)
         except WireError as error:
             self._refuse_unreadable(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
             return
         self.http11 = head.http11
+        self._bodyless = head.method == "HEAD"
         self._keep_alive = head.keep_alive
         self.state = State.BODY if head.chunked or head.content_length else State.BUSY
         self._due = math.inf
@@ -230,7 +250,8 @@ class ClientConnection(asyncio.Protocol):
             self._expect_body(head)
 
     def _wait_for_head(self, limits: Limits) -> None:
-        if has_bare_lf(self._buffer):
+        scanned, self._scanned = self._scanned, len(self._buffer)
+        if has_bare_lf(self._buffer, scanned):
             self._refuse_unreadable(reasons.MALFORMED, "a line ends in a bare LF")
         elif len(self._buffer) >= limits.header_bytes_max:
             in_url = b"\r\n" not in self._buffer[: limits.url_bytes_max + 32]
@@ -241,7 +262,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse_unreadable(self, reason: Reason, detail: str = "") -> None:
         """A request so broken that nothing of it is trusted, nor anything behind it."""
-        self._keep_alive = False
+        self._keep_alive = self._bodyless = False
         self._buffer = b""
         self._owner.refuse_unreadable(self, reason, detail)
 
@@ -252,7 +273,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_body(reasons.BODY_TOO_LARGE)
             return
         expect = head.fields.get(b"expect")
-        if expect is not None and expect.lower() != b"100-continue":
+        if expect is not None and self.http11 and expect.lower() != b"100-continue":
             self._refuse_body(reasons.EXPECTATION)
             return
         if self.state is State.BUSY:
@@ -263,7 +284,7 @@ class ClientConnection(asyncio.Protocol):
             self._body_complete(body)
             return
         self._decoder = Chunked() if head.chunked else Counted(length or 0)
-        if expect is not None and not self._buffer:
+        if expect is not None and not self._buffer and self.http11:
             self.write(_CONTINUE)
         self._body_began_at = self._loop.time()
         self._body_bytes = 0
@@ -291,13 +312,16 @@ class ClientConnection(asyncio.Protocol):
         if self._decoder.done:
             self._buffer = self._decoder.rest
             self._body_complete(bytes(self._body + payload) if self._body else payload)
+        elif self._owner.body_bytes + len(payload) > self._owner.limits.bodies_bytes_max:
+            self._refuse_body(reasons.BODIES_FULL)
         else:
             self._body += payload
+            self._owner.body_bytes += len(payload)
             self._set_body_due()
 
     def _body_complete(self, body: bytes) -> None:
         assert self.exchange is not None
-        self._decoder, self._body = None, bytearray()
+        self._drop_body()
         self.state = State.BUSY
         self._due = math.inf
         if len(self._buffer) > self._owner.limits.pipelined_bytes_max:
@@ -308,8 +332,16 @@ class ClientConnection(asyncio.Protocol):
         """The rest of the body will not be read, so this connection can carry no further request."""
         assert self.exchange is not None
         self._keep_alive = False
-        self._decoder, self._body, self._buffer = None, bytearray(), b""
+        self._buffer = b""
+        self._drop_body()
         self.exchange.refuse(reason, detail)
+
+    def _drop_body(self) -> None:
+        """It is complete, or will never be: others have room for theirs."""
+        self._decoder = None
+        if self._body:
+            self._owner.body_bytes -= len(self._body)
+            self._body = bytearray()
 
     def _keep_pipelined(self, data: bytes) -> None:
         if self._close_after:
@@ -336,6 +368,9 @@ class ClientConnection(asyncio.Protocol):
         self._unsent = head  # goes out with what follows it in this turn, see `flush`
 
     def send(self, payload: bytes) -> None:
+        if self._bodyless:
+            self.flush()
+            return
         if self._chunked_answer:
             payload = chunk(payload)
         if self._unsent:
@@ -354,7 +389,7 @@ class ClientConnection(asyncio.Protocol):
 
     def finish(self) -> None:
         """The answer is complete: on to the next request."""
-        if self._chunked_answer:
+        if self._chunked_answer and not self._bodyless:
             self._chunked_answer = False
             self.send(LAST_CHUNK)
         elif self._unsent:

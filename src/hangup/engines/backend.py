@@ -125,7 +125,7 @@ class Backend:
         """The request as the engine gets it, whole."""
         dropped = self._dropped_without_key if self._key or not forward_key else self._dropped
         if head.fields.get(b"connection", b"keep-alive") not in (b"keep-alive", b"close"):
-            dropped = dropped | _named_by_connection(head.fields[b"connection"])
+            dropped = dropped | head.connection_options()
         if traced:
             dropped = dropped | {b"traceparent"}
         lines = [f"{head.method} {self._prefix}{path}".encode("ascii"), head.query, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
@@ -160,8 +160,3 @@ class Backend:
 
     def _target(self, path: str) -> bytes:
         return (self._prefix + path).encode("ascii")
-
-
-def _named_by_connection(connection: bytes) -> frozenset[bytes]:
-    """Headers that the client itself calls hop-by-hop."""
-    return frozenset(name.strip().lower() for name in connection.split(b","))

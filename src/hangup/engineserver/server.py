@@ -39,6 +39,7 @@ class EngineServer:
         self.options: Options = runner.options
         self.limits = limits
         self.connections: set[ClientConnection] = set()
+        self.body_bytes = 0
         self._calls: dict[str, set[Call]] = {}
         self._pages: dict[str, Callable[[], tuple[int, bytes, bytes]]] = {
             "/health": self._health,
@@ -54,6 +55,9 @@ class EngineServer:
             return False
         self.connections.add(connection)
         return True
+
+    def may_refuse(self, connection: ClientConnection) -> bool:
+        return False
 
     def disconnected(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
@@ -93,7 +97,7 @@ class EngineServer:
             return (200 if calls else 404), b"application/json", orjson.dumps({"cancelled": len(calls)})
         made = self._pages.get(path)
         reason = reasons.METHOD if made or path in _GENERATE or path.startswith(_CANCEL) else reasons.NOT_FOUND
-        if made is None or method != "GET":
+        if made is None or method not in ("GET", "HEAD"):
             return reason.status, b"application/json", orjson.dumps(error(reason.status, reason.code, reason.message))
         return made()
 

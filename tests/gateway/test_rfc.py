@@ -1,0 +1,304 @@
+"""HTTP by the letter of RFC 9110 and 9112, at the client's side: a table of requests and what the RFCs say of each."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from support.processes import Gateway, StandIn
+from support.raw import Client
+from support.raw_engine import answer, raw_engine
+
+BODY = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":1}'
+LENGTH = b"Content-Length: %d\r\n" % len(BODY)
+CHAT = b"/v1/chat/completions"
+HOST = b"Host: a\r\n"
+END = b"\r\n"
+
+
+def post(target: bytes = CHAT, version: bytes = b"1.1", fields: bytes = HOST + LENGTH, body: bytes = BODY) -> bytes:
+    return b"POST %b HTTP/%b\r\n" % (target, version) + fields + END + body
+
+
+def get(line: bytes, fields: bytes = HOST) -> bytes:
+    return line + END + fields + END
+
+
+@dataclass
+class Case:
+    sent: bytes
+    status: int
+    kept: bool | None = True  # whether the connection can be used again; None: either
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+CASES: dict[str, Case] = {
+    # RFC 9112, 3: the request line
+    "a path": Case(post(), 200),
+    "absolute form": Case(post(b"http://other:8080" + CHAT), 200),
+    "absolute form, https, any case": Case(post(b"HTTPS://other" + CHAT), 200),
+    "absolute form without a path": Case(get(b"GET http://other HTTP/1.1"), 404),
+    "absolute form with a query alone": Case(get(b"GET http://other?a=b HTTP/1.1"), 404),
+    "absolute form, bad authority": Case(get(b"GET http://a@b/v1/models HTTP/1.1"), 400, False),
+    "absolute form, no authority": Case(get(b"GET http:///v1/models HTTP/1.1"), 400, False),
+    "absolute form, other scheme": Case(get(b"GET ftp://b/v1/models HTTP/1.1"), 400, False),
+    "options asterisk": Case(get(b"OPTIONS * HTTP/1.1"), 200, headers={"content-length": "0"}),
+    "options absolute without a path": Case(get(b"OPTIONS http://a HTTP/1.1"), 200),
+    "get asterisk": Case(get(b"GET * HTTP/1.1"), 400, False),
+    "fragment": Case(get(b"GET /v1/models#x HTTP/1.1"), 400, False),
+    "connect": Case(get(b"CONNECT b:443 HTTP/1.1", b"Host: b:443\r\n"), 501, False),
+    "two blanks": Case(get(b"GET  /v1/models HTTP/1.1"), 400, False),
+    "no version": Case(get(b"GET /v1/models"), 400, False),
+    "version in small letters": Case(get(b"GET /v1/models http/1.1"), 400, False),
+    "trailing blank": Case(get(b"GET /v1/models HTTP/1.1 "), 400, False),
+    "tab": Case(get(b"GET\t/v1/models HTTP/1.1"), 400, False),
+    "method that is no token": Case(get(b"G(T /v1/models HTTP/1.1"), 400, False),
+    "http 1.2 is read as 1.1": Case(post(version=b"1.2"), 200),
+    "http 2.0": Case(get(b"GET / HTTP/2.0"), 505, False),
+    "http 0.9": Case(get(b"GET / HTTP/0.9"), 505, False),
+    "empty lines before": Case(b"\r\n\r\n" + post(), 200),
+    "bare lf before": Case(b"\n" + post(), 400, False),
+    # RFC 9110, 9: methods
+    "unknown method": Case(get(b"BREW /v1/models HTTP/1.1"), 501),
+    "unknown method, unknown path": Case(get(b"BREW /nowhere HTTP/1.1"), 501),
+    "methods are told apart by case": Case(get(b"get /v1/models HTTP/1.1"), 501),
+    "method of another path": Case(get(b"PUT /v1/models HTTP/1.1"), 405, headers={"allow": "GET, HEAD"}),
+    "trace": Case(get(b"TRACE /v1/models HTTP/1.1"), 405),
+    "options of a path": Case(get(b"OPTIONS /v1/models HTTP/1.1"), 405),
+    "delete": Case(get(b"DELETE /v1/chat/completions HTTP/1.1"), 405, headers={"allow": "POST"}),
+    # RFC 9110, 5.5 and 5.6.3: optional white space
+    "blanks around a length": Case(post(fields=HOST + b"Content-Length: \t %d \t\r\n" % len(BODY)), 200),
+    "blanks around a host": Case(post(fields=b"Host:\ta \t\r\n" + LENGTH), 200),
+    "no blank at all": Case(post(fields=b"Host:a\r\n" + LENGTH.replace(b" ", b"")), 200),
+    "empty port": Case(post(fields=b"Host: a:\r\n" + LENGTH), 200),
+    "blank before the colon": Case(post(fields=b"Host : a\r\n" + LENGTH), 400, False),
+    # RFC 9110, 7.6.1: Connection
+    "close in the first of two": Case(post(fields=HOST + LENGTH + b"Connection: close\r\nConnection: x-a\r\n"), 200, False),
+    "close among others": Case(post(fields=HOST + LENGTH + b"Connection: x-a ,\tClose\r\n"), 200, False),
+    "an option that only looks like close": Case(post(fields=HOST + LENGTH + b"Connection: closed\r\n"), 200),
+    # RFC 9112, 9.3 and RFC 9110, 10.1.1: HTTP/1.0
+    "1.0": Case(post(version=b"1.0"), 200, False),
+    "1.0 without a host": Case(post(version=b"1.0", fields=LENGTH), 200, False),
+    "1.0 keep-alive": Case(post(version=b"1.0", fields=LENGTH + b"Connection: keep-alive\r\n"), 200),
+    "1.0 expects nothing": Case(post(version=b"1.0", fields=LENGTH + b"Expect: 100-continue\r\n"), 200, False),
+    "1.0 expects nonsense": Case(post(version=b"1.0", fields=LENGTH + b"Expect: a-pony\r\n"), 200, False),
+    "1.0 with a transfer coding": Case(post(version=b"1.0", fields=b"Transfer-Encoding: chunked\r\n", body=b""), 400, False),
+    "expectation with blanks": Case(post(fields=HOST + LENGTH + b"Expect: 100-Continue \r\n"), 200),
+    "another expectation": Case(post(fields=HOST + LENGTH + b"Expect: a-pony\r\n"), 417, False),
+    # RFC 9112, 6 and 7: bodies
+    "unknown coding before chunked": Case(post(fields=HOST + b"Transfer-Encoding: gzip, chunked\r\n", body=b""), 501, False),
+    "the same on two lines": Case(
+        post(fields=HOST + b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", body=b""), 501, False
+    ),
+    "identity before chunked": Case(
+        post(fields=HOST + b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n", body=b""), 501, False
+    ),
+    "chunked is not last": Case(post(fields=HOST + b"Transfer-Encoding: chunked, gzip\r\n", body=b""), 400, False),
+    "chunked is not there": Case(post(fields=HOST + b"Transfer-Encoding: gzip\r\n", body=b""), 400, False),
+    "chunked twice": Case(post(fields=HOST + b"Transfer-Encoding: chunked, chunked\r\n", body=b""), 400, False),
+    "chunked twice on two lines": Case(
+        post(fields=HOST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", body=b"0\r\n\r\n"), 400, False
+    ),
+    "an empty element": Case(post(fields=HOST + b"Transfer-Encoding: , chunked\r\n", body=b""), 400, False),
+    "chunked in any case": Case(
+        post(fields=HOST + b"Transfer-Encoding: ChunKed\r\n", body=b"%X\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)), 200
+    ),
+    "zeros before a size": Case(
+        post(fields=HOST + b"Transfer-Encoding: chunked\r\n", body=b"000%x\r\n%b\r\n00\r\n\r\n" % (len(BODY), BODY)), 200
+    ),
+    "extensions": Case(
+        post(
+            fields=HOST + b"Transfer-Encoding: chunked\r\n",
+            body=b'%x;a;b=c;d="e f"\r\n%b\r\n0;last\r\n\r\n' % (len(BODY), BODY),
+        ),
+        200,
+    ),
+    "trailers": Case(
+        post(
+            fields=HOST + b"Transfer-Encoding: chunked\r\nTrailer: x-t\r\n",
+            body=b"%x\r\n%b\r\n0\r\nx-t: 1\r\nContent-Length: 5\r\n\r\n" % (len(BODY), BODY),
+        ),
+        200,
+    ),
+    "upgrade is ignored": Case(post(fields=HOST + LENGTH + b"Connection: upgrade\r\nUpgrade: h2c\r\n"), 200),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_by_the_letter(gateway: Gateway, name: str) -> None:
+    case = CASES[name]
+    with Client(gateway.address) as client:
+        client.send(case.sent)
+        got = client.read_answer()
+        assert (got.status, got.complete) == (case.status, True), got
+        assert case.headers.items() <= got.headers.items()
+        if case.status == 405:
+            assert got.headers["allow"]
+        if case.kept:
+            assert got.headers.get("connection", "keep-alive") == "keep-alive"
+            client.send(get(b"GET /nowhere HTTP/1.1"))
+            assert client.read_answer().status == 404, "the connection is in step"
+        elif case.kept is False:
+            assert client.closed_within(5)
+
+
+def test_the_target_has_the_last_word_about_the_host() -> None:
+    """RFC 9112, 3.2.2: with an absolute target, Host is not heeded."""
+    with StandIn() as engine, Gateway(engine.url) as gateway, Client(gateway.address) as client:
+        client.send(get(b"GET http://evil.example/v1/models HTTP/1.1"))
+        assert client.read_answer().headers["x-hangup-reason"] == "bad_host"
+        client.send(get(b"GET http://localhost/v1/models HTTP/1.1", b"Host: evil.example\r\n"))
+        assert client.read_answer().status == 200
+
+
+def test_no_100_for_http_1_0(gateway: Gateway) -> None:
+    with Client(gateway.address) as client:
+        client.send(post(version=b"1.0", fields=LENGTH + b"Expect: 100-continue\r\n", body=b""))
+        client.sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            client.read_some()
+        client.sock.settimeout(10)
+        client.send(BODY)
+        assert client.read_head()[0] == 200
+
+
+HEADS = {
+    "no such path": b"/nowhere",
+    "wrong method": b"/v1/chat/completions",
+    "an engine's": b"/v1/models",
+    "our own": b"/v1/jobs",
+    "our own, refused": b"/v1/jobs/job_nothing",
+    "a list": b"/v1/files",
+}
+
+
+class TestHead:
+    """RFC 9110, 9.3.2: HEAD never has a body, whatever its headers say."""
+
+    @pytest.mark.parametrize("name", HEADS)
+    def test_no_body(self, gateway: Gateway, name: str) -> None:
+        for version, kept in ((b"1.1", True), (b"1.0", False)):
+            sock = socket.create_connection(gateway.address, timeout=10)
+            with sock:
+                sock.sendall(b"HEAD %b HTTP/%b\r\nHost: a\r\n\r\n" % (HEADS[name], version))
+                if kept:
+                    sock.sendall(b"GET /nowhere HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                data = b""
+                while more := sock.recv(65536):
+                    data += more
+            head, _, rest = data.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 ")
+            if kept:
+                assert rest.startswith(b"HTTP/1.1 404 "), rest
+                assert rest.partition(b"\r\n\r\n")[2].startswith(b"{")
+            else:
+                assert rest == b""
+
+    def test_says_what_get_would(self, gateway: Gateway) -> None:
+        seen: list[dict[str, str]] = []
+        for method in ("GET", "HEAD"):
+            with Client(gateway.address) as client:
+                client.send(f"{method} /v1/jobs HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+                status, headers = client.read_head()
+                assert status == 200
+                seen.append({n: v for n, v in headers.items() if n in ("content-type", "content-length")})
+        assert seen[0] == seen[1]
+
+    def test_an_unreadable_request(self, gateway: Gateway) -> None:
+        """Whether it was a HEAD is not known of a request that cannot be read, so it gets a body and a close."""
+        with Client(gateway.address) as client:
+            client.send(b"HEAD /v1/models HTTP/1.1\r\nHost: a b\r\n\r\n")
+            assert client.read_answer().json()["error"]["message"]
+            assert client.closed_within(5)
+
+    def test_an_engine_that_tells_a_length(self) -> None:
+        """A route with HEAD: the engine tells a length and sends no body, so none is waited for."""
+        told = b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\netag: x\r\n\r\n"
+        with raw_engine(answer(told)) as engine:
+            config = f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/file"\nmethods = ["HEAD", "GET"]\n'
+            with Gateway(config=config) as gateway, Client(gateway.address) as client:
+                for _ in range(2):
+                    client.send(b"HEAD /file HTTP/1.1\r\nHost: a\r\n\r\n")
+                    status, headers = client.read_head()
+                    assert (status, headers["content-length"], headers["etag"]) == (200, "1000", "x")
+                client.send(get(b"GET /nowhere HTTP/1.1"))
+                assert client.read_answer().status == 404
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[tuple[dict[str, str], bytes]]:
+    body = json.dumps({"object": "list", "data": []}).encode()
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Length: %d \r\nConnection: x-private\r\nConnection: keep-alive, X-Other\r\n"
+        b"X-Private: 1\r\nX-Other: 2\r\nX-Request-Id: a\r\nX-Request-Id: b\r\n"
+        b"X-Hangup-Reason: queue_full\r\nX-Kept: yes\r\n\r\n"
+    ) % len(body)
+    with raw_engine(answer(head + body)) as engine, Gateway(engine.url) as gateway, Client(gateway.address) as client:
+        fields = b"Host: a\r\nConnection: x-mine\r\nConnection: keep-alive\r\nX-Mine: 1\r\nX-Yours: 2\r\n"
+        client.send(get(b"GET /v1/models HTTP/1.1", fields))
+        got = client.read_answer()
+        assert got.status == 200
+        yield got.headers, engine.requests[0]
+
+
+class TestEngineHeaders:
+    """What is between the engine and us stays there."""
+
+    def test_answer(self, told: tuple[dict[str, str], bytes]) -> None:
+        headers = told[0]
+        assert headers["x-kept"] == "yes"
+        assert not {"x-private", "x-other", "x-hangup-reason"} & headers.keys()
+
+    def test_request(self, told: tuple[dict[str, str], bytes]) -> None:
+        assert b"x-yours: 2" in told[1]
+        assert b"x-mine" not in told[1]
+
+    def test_204_has_no_length(self) -> None:
+        with raw_engine(answer(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")) as engine:
+            config = f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/thing"\nmethods = ["DELETE"]\n'
+            with Gateway(config=config) as gateway, Client(gateway.address) as client:
+                client.send(get(b"DELETE /thing HTTP/1.1"))
+                status, headers = client.read_head()
+                assert status == 204
+                assert "content-length" not in headers
+                assert "transfer-encoding" not in headers
+
+
+def rebound(gateway: Gateway, host: str, **headers: str) -> Any:
+    with Client(gateway.address) as client:
+        lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+        client.send(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n".encode())
+        return client.read_answer()
+
+
+class TestRebinding:
+    """A web site that lets its name point at this machine gets nothing."""
+
+    @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example."])
+    def test_refused(self, gateway: Gateway, host: str) -> None:
+        got = rebound(gateway, host)
+        assert (got.status, got.headers["x-hangup-reason"]) == (421, "bad_host")
+        assert "allowed_hosts" in got.json()["error"]["message"]
+
+    @pytest.mark.parametrize(
+        "host",
+        ["localhost", "127.0.0.1:8080", "[::1]:1", "10.1.2.3", "vllm", "app.localhost", "gw.internal", socket.gethostname()],
+    )
+    def test_served(self, gateway: Gateway, host: str) -> None:
+        assert rebound(gateway, host).status == 200
+
+    def test_configured(self, engine: StandIn) -> None:
+        with Gateway(engine.url, allowed_hosts="llm.example.com, other.example") as gateway:
+            assert rebound(gateway, "LLM.example.com:443").status == 200
+            assert rebound(gateway, "evil.example").status == 421
+        with Gateway(engine.url, allowed_hosts="*") as gateway:
+            assert rebound(gateway, "evil.example").status == 200
+
+    def test_any_where_others_must_reach_it(self, engine: StandIn) -> None:
+        with Gateway(engine.url, host="0.0.0.0") as gateway:
+            assert rebound(gateway, "llm.example.com").status == 200
