@@ -43,6 +43,9 @@ class Asker:
     def engine_garbled(self, connection: EngineConnection, error: Exception) -> None:
         raise AssertionError(error)
 
+    def fault(self, error: Exception) -> None:
+        raise error
+
 
 async def ask(engine: Serving, **fields: object) -> tuple[Asker, EngineConnection]:
     settings = BackendSettings(url="http://embedded", name="embedded")

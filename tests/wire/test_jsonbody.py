@@ -53,6 +53,29 @@ def test_structure_counts_the_same_in_pieces(value: dict[str, Any], cuts: list[i
     assert whole.keys == count_keys(value)
 
 
+def test_an_empty_piece_uses_up_no_backslash() -> None:
+    """The size line of a chunk may come in a read of its own."""
+    body = b'{"a":"x\\\\","b":"\\"c\\"","d":1}'
+    for cut in range(len(body)):
+        pieces = Structure(100)
+        for piece in (body[:cut], b"", body[cut:]):
+            pieces.feed(piece)
+        assert pieces.keys == 3, cut
+
+
+@given(st.integers(1, 1000), st.sampled_from([("[", "]"), ('{"k":', "}")]), st.booleans(), st.booleans())
+def test_depth(levels: int, shape: tuple[str, str], large: bool, spaced: bool) -> None:
+    """Refused by depth alone, whether the body is small or large, and as orjson would write it or not."""
+    deep = shape[0] * (levels - 1) + "1" + shape[1] * (levels - 1)
+    pad = "x" * 70_000 if large else ""
+    body = f'{{"pad":"{pad}","a":{" " if spaced else ""}{deep}}}'.encode()
+    if levels <= 200:
+        assert orjson.dumps(decode(body, None, 10_000))
+    else:
+        with pytest.raises(Refusal, match="more than 200 levels"):
+            decode(body, None, 10_000)
+
+
 def count_keys(value: Any) -> int:
     if isinstance(value, dict):
         return len(value) + sum(map(count_keys, value.values()))

@@ -36,6 +36,9 @@ class Carried:
     def refuse(self, reason: Reason, detail: str = "") -> None:
         self._exchange.end(reason, detail)
 
+    def fault(self, error: Exception) -> None:
+        self._exchange.fault(error)
+
     def pause_engine(self) -> None:
         self._exchange.pause_engine()
 

@@ -165,7 +165,7 @@ class Exchange:
         if not self.route.api.generates:
             self._set_clock(to_client=False, from_engine=False)
             return
-        value = jsonbody.decode(self._body, self._structure, self.limits.json_elements_max)
+        value = jsonbody.decode(self._body, self._structure, self.limits.json_elements_max, self.limits.json_depth_max)
         self.api = self.route.api_for(value)
         settings = self.gateway.settings
         ask = self.api.read(self.head.path, value, self.limits, settings.assemble)
@@ -232,11 +232,27 @@ class Exchange:
         except EngineFault as fault:
             self.task = None
             self.attempt_failed(fault)
+        except Exception as error:
+            self.task = None
+            self.fault(error)
         else:
             self.task = None
             self.connected(connection)
 
     def connected(self, connection: EngineConnection) -> None:
+        """From here on the connection is ours, whatever happens: the end of the call lets go of it."""
+        self.engine = connection
+        try:
+            request = self._request()
+        except Exception as error:
+            self.key = ""  # the engine has not heard of it
+            self.fault(error)
+            return
+        connection.ask(self, request)
+        if self.client.stalled:  # it has not read what it got before: an earlier answer, or heartbeats
+            connection.pause()
+
+    def _request(self) -> bytes:
         assert self.head is not None and self.backend is not None
         path, body, backend = self.head.path, self._body, self.backend
         self.key = self.gateway.engine_key(self)
@@ -247,7 +263,7 @@ class Exchange:
             if not self.ask.cap.named:
                 more |= backend.adapter.maximum(self.api.name, self.ask.cap.tokens)
             path, body = self.ask.path, self.ask.body(body, self._value, more)
-        request = backend.request(
+        return backend.request(
             self.head,
             path,
             body,
@@ -256,8 +272,6 @@ class Exchange:
             forward_key=not self.keyed,
             traced=f"00-{self.call.trace_id}-{self.call.span_id}-01" if self.call.span_id else "",
         )
-        self.engine = connection
-        connection.ask(self, request)
 
     def _time_left(self) -> float | None:
         """What is left of the client's own patience, for the engine to know."""
@@ -274,7 +288,7 @@ class Exchange:
             self.gateway.backend_succeeded(self.backend)
         self._body, self._value = b"", _NO_VALUE  # nothing is replayed any more
         relay = self._relay = self._choose_relay(head)
-        relay.keep_alive = head.keep_alive
+        relay.keep_alive = head.keep_alive and not (rest and relay.decoder.done)
         if head.status == 200 and isinstance(relay, PassRelay):
             self.gateway.first_token(self)  # nothing more will be seen of it than that it comes
         if relay.decoder.done:
@@ -384,17 +398,21 @@ class Exchange:
 
     def pause_engine(self) -> None:
         if self.engine is not None:
-            self.engine.transport.pause_reading()
+            self.engine.pause()
 
     def resume_engine(self) -> None:
         if self.engine is not None:
-            self.engine.transport.resume_reading()
+            self.engine.resume()
 
     def answer_whole(self, status: int, answer: Json) -> None:
         """An answer that was put together here, as the engine itself would have given it."""
         if self.backend is not None:
             self.backend.adapter.complete(answer)
-        reply.whole(self, status, orjson.dumps(answer), self._engine_headers)
+        try:
+            body = orjson.dumps(answer)
+        except TypeError as error:  # what can be read can be too deep to be written
+            raise WireError(f"an answer that cannot be written: {error}") from None
+        reply.whole(self, status, body, self._engine_headers)
 
     def first_token(self) -> None:
         self.reset_timer()  # from the wait for the first token to the watch over gaps
@@ -433,13 +451,15 @@ class Exchange:
         ending = self.call.end(reason, time.monotonic(), detail)
         if ending is None:
             return
-        self._stop_engine(ending)
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             self._heartbeat = None
+        guard, id = self.gateway.log.guard, self.call.id
+        guard(id, self._stop_engine, ending)
         if self._relay is not None:
-            self._relay.settle()
-        self._tell_client(ending)
+            guard(id, self._relay.settle)
+        if not guard(id, self._tell_client, ending):
+            guard(id, self.client.drop)
         self.gateway.closed(self)
         self._relay = None  # they point at each other: let go here, not when the collector comes round
         self._body, self._value = b"", _NO_VALUE
@@ -455,13 +475,18 @@ class Exchange:
             self.task = None
         connection, self.engine = self.engine, None
         backend, self.backend = self.backend, None
-        if ending.engine is Engine.ABORT and backend is not None:
-            self.leftover = self.gateway.stop(self, backend, connection)
-        else:
-            if backend is not None:
-                backend.unpin(self.slot)
+        try:
+            if ending.engine is Engine.ABORT and backend is not None:
+                self.leftover = self.gateway.stop(self, backend, connection)
+            else:
+                if backend is not None:
+                    backend.unpin(self.slot)
+                if connection is not None:
+                    connection.release(reusable=self._relay is not None and self._relay.connection_reusable())
+        except Exception:
             if connection is not None:
-                connection.release(reusable=self._relay is not None and self._relay.connection_reusable())
+                connection.abort()
+            raise
 
     def _tell_client(self, ending: Ending) -> None:
         client = self.client

@@ -20,6 +20,7 @@ from typing import Any
 
 from hangup.apis.base import Ask, Json
 from hangup.apis.routes import Route, Router
+from hangup.app.actions import ActionLoop
 from hangup.app.carried import Carried
 from hangup.app.entrance import CallIds, Hosts, Keys, Options, allowed_methods, check_route, own_deadline, sdk_read_timeout
 from hangup.app.exchange import Exchange
@@ -83,6 +84,7 @@ class Gateway:
         self._retired: set[Backend] = set()  # out of the configuration, with calls that may finish
         self._slots = settings.slots
         self.admission = Admission(settings.limits, [], random.random)
+        self._act = ActionLoop(self._carry_out, self._action_failed).run
         self.aborts = Aborts()
         self.reaper = Reaper(self.aborts, self, settings.limits.zombie_stories_max)
         self.heard_of_release = asyncio.Event()  # wakes those who wait for one, and is never set for longer
@@ -196,11 +198,16 @@ class Gateway:
         if head.path == "*":
             return Options(exchange)
         try:
-            route, tenant = self._admit(exchange, head)
-            deadline_s = own_deadline(head)
+            return self._begin(exchange, connection, head)
         except Refusal as refusal:
             exchange.refuse(refusal.reason, refusal.detail)
-            return None
+        except Exception as error:
+            exchange.fault(error)  # the connection does not know of it yet, so nobody else would end it
+        return None
+
+    def _begin(self, exchange: Exchange, connection: ClientConnection, head: RequestHead) -> Exchange | Carried | None:
+        route, tenant = self._admit(exchange, head)
+        deadline_s = own_deadline(head)
         limits = self.limits_of(route.path, tenant)
         exchange.client_total_s = deadline_s
         exchange.client_read_s = sdk_read_timeout(head)
@@ -303,20 +310,24 @@ class Gateway:
         if exchange.ticket is not None:
             self._act(self.admission.first_token(exchange.ticket, time.monotonic()))
 
-    def _act(self, actions: list[Action]) -> None:
-        for ticket, seat, reason in actions:
-            exchange: Exchange = ticket.key
-            if exchange.call.ended:
-                continue
-            if reason is not None:
-                exchange.end(reason)
-            elif seat is not None:
-                if ticket.job:
-                    exchange.begin_job()
-                if ticket.queued_at and exchange.client.left():
-                    exchange.end(reasons.CLIENT_FIN)
-                else:
-                    exchange.placed(self.backends[seat.name])
+    def _carry_out(self, action: Action) -> None:
+        ticket, seat, reason = action
+        exchange: Exchange = ticket.key
+        if exchange.call.ended:
+            return
+        if reason is not None:
+            exchange.end(reason)
+        elif seat is not None:
+            if ticket.job:
+                exchange.begin_job()
+            if ticket.queued_at and exchange.client.left():
+                exchange.end(reasons.CLIENT_FIN)
+            else:
+                exchange.placed(self.backends[seat.name])
+
+    def _action_failed(self, action: Action, error: Exception) -> None:
+        exchange: Exchange = action.ticket.key
+        exchange.fault(error)
 
     def may_fail_over(self, exchange: Exchange) -> bool:
         """Whether another backend may be tried after the one at hand."""
@@ -344,8 +355,11 @@ class Gateway:
         """Ends the engine's work on a call; what may be left of it is the reaper's, until the engine shows that it is gone."""
         key, slot, call = exchange.key, exchange.slot, exchange.call
         exchange.key, exchange.slot = "", None
-        if not key:
-            return None  # it was never sent
+        if not key:  # it was never sent
+            if connection is not None:
+                connection.abort()
+            backend.unpin(slot)
+            return None
         if exchange.passage is not None and exchange.passage.stays(backend, connection):
             return None
         self.aborts.stop(backend, key, connection)
@@ -408,16 +422,25 @@ class Gateway:
         """The last that happens to a call."""
         call, ticket = exchange.call, exchange.ticket
         exchange.ticket = None  # they point at each other
-        del self.calls[call.id]
+        self.calls.pop(call.id, None)
         if not self.calls:
             self.idle.set()
+        guard = self.log.guard
+        guard(call.id, self._write_down, call)
+        if ticket is not None:
+            guard(call.id, self._free, ticket, call, exchange.leftover)
+        guard(call.id, self._settle, exchange, ticket)
+
+    def _write_down(self, call: Call) -> None:
         self.ledger.record(call)
         self.log.call(call)
         self.ended_calls.append(call)
         if self.tracer is not None:
             self.tracer.end(call)
-        if ticket is not None:
-            self._free(ticket, call, exchange.leftover)
+
+    def _settle(self, exchange: Exchange, ticket: Ticket | None) -> None:
+        """Whoever it was for hears of its end, and what it cost is booked."""
+        call = exchange.call
         if exchange.passage is not None:
             exchange.passage.over()
         if exchange.errand is not None:
@@ -494,8 +517,7 @@ class Gateway:
             exchange.end(reason)
 
     async def close(self) -> None:
-        """Lets go of everything; no call may be live any more."""
-        assert not self.calls
+        """Lets go of everything; no call is live any more."""
         self._pace_timer.cancel()
         self._paces.clear()
         if self.provider is not None:

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,6 +51,15 @@ class Log:
         frames = traceback.extract_tb(error.__traceback__)
         where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         self.event("fault", id=call_id or None, type=type(error).__name__, where=where)
+
+    def guard(self, call_id: str, step: Callable[..., object], *arguments: object) -> bool:
+        """Takes one step of many that must all be taken: a bug in it is logged, and keeps nothing from the others."""
+        try:
+            step(*arguments)
+        except Exception as error:
+            self.fault(error, call_id)
+            return False
+        return True
 
     def close(self) -> None:
         self._closing = True

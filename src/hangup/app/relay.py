@@ -61,15 +61,14 @@ class Relay:
             payload = self.decoder.feed(data)
             if payload:
                 self.take(payload)
+            if self.decoder.done and not self.call.ended:
+                self.engine_finished()
         except WireError as error:
             over = "size cap" in str(error)
             self.joint.end(reasons.EVENT_BYTES if over else reasons.ENGINE_GARBLED, str(error))
             return
         except Exception as error:
             self.joint.fault(error)
-            return
-        if self.decoder.done and not self.call.ended:
-            self.engine_finished()
 
     def take(self, payload: bytes) -> None:
         raise NotImplementedError

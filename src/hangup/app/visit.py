@@ -40,7 +40,8 @@ class Visit(Carried):
         self._desk = desk
         self._body: asyncio.Future[bytes] = exchange.gateway.loop.create_future()
         self._writable = asyncio.Event()
-        self._writable.set()
+        if not connection.stalled:
+            self._writable.set()
         host = head.fields.get(b"host", b"").decode("latin-1")
         secure = exchange.gateway.settings.tls_cert or head.fields.get(b"x-forwarded-proto") == b"https"
         self._head_only = head.method == "HEAD"

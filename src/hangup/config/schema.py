@@ -70,6 +70,7 @@ class Limits:
     body_idle_s: float = limit(30.0, "Longest pause while a request body arrives.", least=0.1)
     body_s: float = limit(60.0, "Longest time for a whole request body.", least=0.1)
     json_elements_max: int = limit(100_000, "Most values in a JSON body, so that none can stall the others.", least=100)
+    json_depth_max: int = limit(200, "Most levels of nesting in a JSON body; what is deeper is refused.", least=8, most=250)
     idle_s: float = limit(75.0, "Keep-alive: how long a client's connection may rest between two calls.", least=0.1)
     pipelined_bytes_max: int = limit(
         64 * 1024, "Bytes kept of a request pipelined behind a running call; beyond it the connection closes after that call."

@@ -57,6 +57,9 @@ class Exchange(Protocol):
 
     def resume_engine(self) -> None: ...
 
+    def fault(self, error: Exception) -> None:
+        """A bug of ours: it costs this call and no other."""
+
 
 class Owner(Protocol):
     """Who gets the requests."""
@@ -160,6 +163,12 @@ class ClientConnection(asyncio.Protocol):
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        try:
+            self._take(data)
+        except Exception as error:
+            self._fault(error)
+
+    def _take(self, data: bytes) -> None:
         if self.state is State.BUSY:
             self._keep_pipelined(data)
         elif self.state is State.BODY:
@@ -168,9 +177,19 @@ class ClientConnection(asyncio.Protocol):
             self._linger_bytes += len(data)
             if self._linger_bytes > self._owner.limits.body_bytes_max:
                 self.transport.abort()
+        elif self.stalled:
+            self._keep_pipelined(data)
         elif self.state is not State.CLOSED:
             self._buffer += data
             self._take_head()
+
+    def _fault(self, error: Exception) -> None:
+        """A bug of ours. Where the request ends is not known any more, so the connection ends with its call."""
+        self._keep_alive = False
+        if self.exchange is None:
+            self.transport.abort()
+            raise error  # to the loop's handler, which tells of it
+        self.exchange.fault(error)
 
     def eof_received(self) -> bool:
         if self.exchange is not None:
@@ -215,10 +234,23 @@ class ClientConnection(asyncio.Protocol):
         self._set_user_timeout(self._owner.limits.client_silence_s)
         if self.exchange is not None:
             self.exchange.resume_engine()
+        elif self._close_after and self.state is State.IDLE:
+            self.transport.close()
+        elif self._buffer:
+            self._loop.call_soon(self._take_next_head)
 
     # Requests
 
+    def _take_next_head(self) -> None:
+        """Of a request that was here before the answer to the one before it had been read."""
+        try:
+            self._take_head()
+        except Exception as error:
+            self._fault(error)
+
     def _take_head(self) -> None:
+        if self.stalled:
+            return  # nothing is begun for a client that does not read what it was answered
         if self.state not in (State.IDLE, State.HEAD):
             return
         limits = self._owner.limits
@@ -401,13 +433,14 @@ class ClientConnection(asyncio.Protocol):
             self._linger()
         elif self.will_close:
             self.state = State.CLOSED
+            self._due = math.inf  # the call's time is no longer ours: whoever reads slowly may, the stall watch bounds it
             self.transport.close()
         else:
             self.state = State.IDLE
             self._set_due_in(self._owner.limits.idle_s)
             if self._buffer:
                 # In a later turn: a row of pipelined requests must neither recurse nor hold up the others.
-                self._loop.call_soon(self._take_head)
+                self._loop.call_soon(self._take_next_head)
 
     def break_off(self) -> None:
         """Ends a begun answer so that nobody can take it for a complete one."""
@@ -457,6 +490,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         self._timer, self._timer_at = None, math.inf
+        try:
+            self._time_has_come()
+        except Exception as error:
+            self._fault(error)
+
+    def _time_has_come(self) -> None:
         if self._due > self._loop.time():
             self.set_due(self._due)
         elif self.state is State.BUSY and self.exchange is not None:

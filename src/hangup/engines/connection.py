@@ -22,6 +22,9 @@ class Asker(Protocol):
 
     def engine_garbled(self, connection: EngineConnection, error: WireError) -> None: ...
 
+    def fault(self, error: Exception) -> None:
+        """A bug of ours came up while the answer was taken; the connection is cut."""
+
 
 class Home(Protocol):
     """Where a connection goes when its answer is complete, and which wants to know of its end."""
@@ -38,6 +41,7 @@ class EngineConnection(asyncio.Protocol):
         "_feed",
         "_head_bytes_max",
         "_home",
+        "_paused",
         "_receive_bytes",
         "idle_since",
         "reused",
@@ -53,6 +57,7 @@ class EngineConnection(asyncio.Protocol):
         self._asker: Asker | None = None
         self._feed: Callable[[bytes], None] | None = None
         self._buffer = b""
+        self._paused = False
         self.idle_since = 0.0
         self.reused = False
 
@@ -71,12 +76,20 @@ class EngineConnection(asyncio.Protocol):
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        if self._feed is not None:
-            self._feed(data)
-        elif self._asker is not None:
-            self._read_head(self._asker, data)
-        else:
-            self.abort()  # an idle connection has nothing to say: its framing is off
+        try:
+            if self._feed is not None:
+                self._feed(data)
+            elif self._asker is not None:
+                self._read_head(self._asker, data)
+            else:
+                self.abort()  # an idle connection has nothing to say: its framing is off
+        except Exception as error:
+            # Left to the transport, it would look as if the engine had broken off.
+            asker = self._asker
+            self.abort()
+            if asker is None:
+                raise
+            asker.fault(error)
 
     def _read_head(self, asker: Asker, data: bytes) -> None:
         self._buffer += data
@@ -106,12 +119,28 @@ class EngineConnection(asyncio.Protocol):
         asker, self._asker, self._feed = self._asker, None, None
         self._home.gone(self)
         if asker is not None:
-            asker.engine_lost(self, exc)
+            try:
+                asker.engine_lost(self, exc)
+            except Exception as error:
+                asker.fault(error)
+
+    def pause(self) -> None:
+        """Whoever gets the answer cannot take more of it just now."""
+        if not self._paused and not self.transport.is_closing():
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
 
     def release(self, reusable: bool) -> None:
-        """The answer is complete."""
+        """The answer is complete. If the engine gave it before it had read the request, the rest of that is in the way."""
         self._asker, self._feed = None, None
-        if reusable and not self.transport.is_closing():
+        if reusable and not self.transport.is_closing() and not self.transport.get_write_buffer_size():
+            self.resume()  # the last bytes of the answer may have been more than its client could take at once
             self._home.put_back(self)
         else:
             self.abort()

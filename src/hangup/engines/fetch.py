@@ -74,7 +74,7 @@ class Inquiry:
 
         self._until_close = head if isinstance(decoder, UntilClose) else None
         if decoder.done:
-            self._done(head, reusable=head.keep_alive)
+            self._done(head, reusable=head.keep_alive and not rest)
         elif rest:
             feed(rest)
         return feed
@@ -90,6 +90,10 @@ class Inquiry:
 
     def engine_garbled(self, connection: EngineConnection, error: WireError) -> None:
         self._fail(str(error))
+
+    def fault(self, error: Exception) -> None:
+        self.connection = None
+        self._fail(f"the answer could not be taken: {error!r}")
 
     def _done(self, head: ResponseHead, reusable: bool) -> None:
         if not self.answer.done():

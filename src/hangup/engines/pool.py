@@ -88,7 +88,7 @@ class Pool:
                 )
         except TimeoutError:
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"no connection within {self.limits.connect_s:g} s") from None
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ssl.SSLError, UnicodeError) as error:  # a name that is none is a UnicodeError
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
         self.open.add(connection)
         return connection

@@ -54,7 +54,8 @@ class Call:
 
     def body_arrived(self, body: bytes) -> None:
         try:
-            self._begin(jsonbody.decode(body, self._structure, self._server.limits.json_elements_max))
+            limits = self._server.limits
+            self._begin(jsonbody.decode(body, self._structure, limits.json_elements_max, limits.json_depth_max))
         except Refusal as refusal:
             self.refuse(refusal.reason, refusal.detail)
         except Busy as busy:
@@ -70,6 +71,10 @@ class Call:
         body = orjson.dumps(error(reason.status, reason.code, detail or reason.message))
         retry: Headers = [(b"retry-after", b"1")] if reason is reasons.QUEUE_FULL else []
         respond(self._client, reason.status, body, self.id, more=retry)
+
+    def fault(self, error: Exception) -> None:
+        self._fail()
+        raise error  # to the loop's handler, which tells of it
 
     def on_due(self) -> None:
         raise AssertionError("a call sets no time")

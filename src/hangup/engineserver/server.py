@@ -131,6 +131,10 @@ class _Page:
         answer = orjson.dumps(error(reason.status, reason.code, detail or reason.message))
         respond(self._client, reason.status, answer, self._id)
 
+    def fault(self, error: Exception) -> None:
+        self.refuse(reasons.INTERNAL)
+        raise error  # to the loop's handler, which tells of it
+
     def on_due(self) -> None: ...
 
     def client_left(self, reason: Reason) -> None: ...

@@ -138,7 +138,13 @@ class Upload:
         self._failure: Exception | None = None
         self._complete = False
         self._writer: asyncio.Task[None] | None = None
-        self._parser = MultipartParser(
+        try:
+            self._parser = self._new_parser(boundary)
+        except FormParserError as error:
+            raise Refusal(reasons.BAD_FIELD, f"The form cannot be read: {error}.") from None
+
+    def _new_parser(self, boundary: bytes) -> MultipartParser:
+        return MultipartParser(
             boundary,
             {
                 "on_part_begin": self._on_part_begin,

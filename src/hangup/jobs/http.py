@@ -35,7 +35,7 @@ class Asked:
     upload: Upload | None = None
 
     def json(self) -> Json:
-        value: Json = jsonbody.decode(self.body, None, self.limits.json_elements_max)
+        value: Json = jsonbody.decode(self.body, None, self.limits.json_elements_max, self.limits.json_depth_max)
         return value
 
     def number(self, name: str, default: int, least: int, most: int) -> int:

@@ -13,6 +13,7 @@ import orjson
 from hangup.core import reasons
 from hangup.errors import Refusal
 
+DEPTH_MAX = 200  # orjson reads 1024 levels and writes 254
 _COMPARED_BYTES_MAX = 64 * 1024  # above this, writing the body again costs more than counting its keys
 
 
@@ -32,6 +33,8 @@ class Structure:
         self.keys = 0
 
     def feed(self, piece: bytes) -> None:
+        if not piece:
+            return  # it would take the backslash before it for used up
         if self._escaped:
             piece, self._escaped = piece[1:], False
         if b"\\" in piece:
@@ -47,7 +50,7 @@ class Structure:
             raise Refusal(reasons.BAD_JSON, f"The body has more than {self._elements_max} values.")
 
 
-def decode(body: bytes, structure: Structure | None, elements_max: int) -> dict[str, Any]:
+def decode(body: bytes, structure: Structure | None, elements_max: int, depth_max: int = DEPTH_MAX) -> dict[str, Any]:
     """The body's object; Refusal says what is wrong with it. `structure` is there if it was counted on arrival."""
     if structure is None and len(body) > elements_max:
         structure = counted(body, elements_max)
@@ -57,11 +60,13 @@ def decode(body: bytes, structure: Structure | None, elements_max: int) -> dict[
         raise Refusal(reasons.BAD_JSON, f"The body is not valid JSON: {error}.") from None
     if type(value) is not dict:
         raise Refusal(reasons.BAD_JSON, "The body must be a JSON object.")
-    # What comes out again as it went in has lost no key on the way; else the keys are counted.
-    if len(body) > _COMPARED_BYTES_MAX or orjson.dumps(value) != body:
-        structure = structure or counted(body, elements_max)
-        if structure.keys != _count_keys(value):
-            raise Refusal(reasons.BAD_JSON, "The body has an object with the same key twice.")
+    # No deeper than there are brackets. What comes out again as it went in has lost no key on the way.
+    flat = len(body) <= _COMPARED_BYTES_MAX and body.count(b"{") + body.count(b"[") <= depth_max
+    if flat and orjson.dumps(value) == body:
+        return value
+    structure = structure or counted(body, elements_max)
+    if structure.keys != _count_keys(value, depth_max):
+        raise Refusal(reasons.BAD_JSON, "The body has an object with the same key twice.")
     return value
 
 
@@ -71,18 +76,21 @@ def counted(body: bytes, elements_max: int) -> Structure:
     return structure
 
 
-def _count_keys(value: Any) -> int:
+def _count_keys(value: Any, depth_max: int) -> int:
     """How many key-value pairs there are, at any depth; fewer than colons in the text means a key came twice."""
-    count, stack = 0, [value]
-    while stack:
-        item = stack.pop()
-        if type(item) is dict:
-            count += len(item)
-            item = item.values()
-        for inner in item:
-            if type(inner) is dict or type(inner) is list:
-                stack.append(inner)  # noqa: PERF401 (a comprehension for each object costs more)
-    return count
+    count, level = 0, [value]
+    for _ in range(depth_max):
+        below: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                count += len(item)
+            for inner in item.values() if type(item) is dict else item:
+                if type(inner) is dict or type(inner) is list:
+                    below.append(inner)  # noqa: PERF401 (a comprehension for each object costs more)
+        if not below:
+            return count
+        level = below
+    raise Refusal(reasons.BAD_JSON, f"The body is nested more than {depth_max} levels deep.")
 
 
 def with_fields(body: bytes, value: dict[str, Any], changes: dict[str, Any]) -> bytes:

@@ -1,0 +1,178 @@
+"""Connections to engines: none is reused that is not as good as new, none is lost, and a fault of ours costs one call."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.processes import Gateway, get_json
+from support.raw import Client, ask
+from support.raw_engine import DONE, HEAD, LAST, answer, chunk, event, raw_engine
+from support.waiting import wait_until
+
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def backend(gateway: Gateway) -> dict[str, Any]:
+    return dict(get_json(f"{gateway.admin_url}/api/backends")["backends"][0])
+
+
+def live(gateway: Gateway) -> int:
+    return int(sum(value for name, value in gateway.metrics().items() if name.startswith("hangup_calls_live")))
+
+
+class TestReuse:
+    def test_not_with_reading_paused(self) -> None:
+        """The end of an answer is more than its client takes at once; the connection it came on must be read for the next."""
+
+        def script(sock: socket.socket, request: bytes) -> None:
+            text = "a" * 300_000 if b"long" in request else "b"
+            sock.sendall(HEAD + chunk(event(text)) + chunk(event("", '"stop"')) + chunk(DONE) + LAST)
+
+        with raw_engine(script) as engine, Gateway(engine.url, first_token_s=3, health_interval_s=600) as gateway:
+            for number in range(4):  # the first ones meet connections of the gateway's own questions
+                with Client(gateway.address, receive_buffer=4096) as slow:
+                    slow.chat({"X-Request-Id": f"slow-{number}"}, model="long")
+                    gateway.call_log(f"slow-{number}")  # over, though its client has read nothing
+                    assert ask(gateway.address, CHAT, {"messages": []}).status == 200
+                    assert len(slow.read_answer().json()["choices"][0]["message"]["content"]) == 300_000
+
+    def test_not_while_its_request_is_unsent(self) -> None:
+        """An engine that refuses before it has read all: what is left of the body would stand before the next request."""
+        refused = threading.Event()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            def serve(sock: socket.socket) -> None:
+                with sock:
+                    while data := sock.recv(4096):
+                        if b"POST /v1/embeddings" in data and not refused.is_set():
+                            refused.set()
+                            sock.sendall(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\n{}")
+                            stop.wait(20)  # and reads no more
+                            return
+                        sock.sendall(OK)
+
+            stop = threading.Event()
+            threading.Thread(target=_accept, args=(listener, serve), daemon=True).start()
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with Gateway(url, engine="openai", total_s=5, health_interval_s=600) as gateway:
+                assert ask(gateway.address, EMBEDDINGS, {"input": "x" * 8_000_000}).status == 413
+                assert ask(gateway.address, EMBEDDINGS, {"input": "x"}).status == 200
+            stop.set()
+
+    def test_not_with_bytes_behind_an_empty_answer(self) -> None:
+        """What follows them would be taken for the answer to the next request."""
+        poisoned: set[socket.socket] = set()
+
+        def script(sock: socket.socket, request: bytes) -> None:
+            if b"first" in request:
+                poisoned.add(sock)
+                sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\nHTTP/1.1 200 OK\r\n")
+            elif sock in poisoned:
+                sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\npoison")
+            else:
+                sock.sendall(OK)
+
+        with raw_engine(script) as engine, Gateway(engine.url, health_interval_s=600) as gateway:
+            for _ in range(4):
+                assert ask(gateway.address, EMBEDDINGS, {"input": "first"}).body == b""
+                assert ask(gateway.address, EMBEDDINGS, {"input": "second"}).body == b"{}"
+
+
+class TestQueueOfTheDeparted:
+    def test_a_place_survives_any_number_of_them(self) -> None:
+        """A front proxy dies with hundreds of callers in line, in the very moment in which a place gets free."""
+        head, tail = OK[:-2], OK[-2:]
+        go = threading.Event()
+
+        def script(sock: socket.socket, request: bytes) -> None:
+            if b"first" in request:
+                sock.sendall(head)
+                go.wait(30)
+                sock.sendall(tail)
+            else:
+                sock.sendall(OK)
+
+        settings: dict[str, Any] = {"slots": 1, "queue_s": 60, "queue_depth_max": 1000, "health_interval_s": 600}
+        with raw_engine(script) as engine, Gateway(engine.url, **settings) as gateway:
+            with Client(gateway.address) as first:
+                first.post(EMBEDDINGS, {"input": "first"})
+                first.read_head()
+                crowd = [Client(gateway.address) for _ in range(300)]
+                for number, client in enumerate(crowd):
+                    client.post(EMBEDDINGS, {"input": "x"}, {"X-Request-Id": f"in-line-{number}"})
+                wait_until(lambda: live(gateway) == 301)
+                gateway.signal(signal.SIGSTOP)
+                go.set()
+                for client in crowd:
+                    client.fin()
+                wait_until(lambda: _unread(gateway, engine.port))
+                gateway.signal(signal.SIGCONT)
+                wait_until(lambda: live(gateway) == 0)
+            assert backend(gateway)["in_flight"] == 0
+            assert ask(gateway.address, EMBEDDINGS, {"input": "after"}).status == 200
+            for number in range(300):
+                assert gateway.call_log(f"in-line-{number}")["cause"] == "fin"
+            assert not [row for row in gateway.log() if row["event"] == "fault"]
+            assert not [line for line in gateway.stderr_lines if "Error" in line]
+
+
+class TestDeepJson:
+    """orjson reads deeper than it writes."""
+
+    @pytest.mark.parametrize("levels", [201, 254, 900])
+    @pytest.mark.parametrize("padding", [0, 70_000])
+    def test_is_refused_and_costs_nothing(self, levels: int, padding: int) -> None:
+        deep = "[" * (levels - 1) + "]" * (levels - 1)
+        body = f'{{"messages":[],"max_tokens":5,"stream":false,"pad":"{"x" * padding}","deep":{deep}}}'.encode()
+        with raw_engine(answer(OK)) as engine, Gateway(engine.url, first_token_s=2) as gateway:
+            ask(gateway.address, EMBEDDINGS, {"input": "x"})
+            files = gateway.open_files()
+            for _ in range(10):
+                got = ask(gateway.address, CHAT, body)
+                assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_json")
+            wait_until(lambda: gateway.open_files() <= files + 1)
+            assert backend(gateway)["in_flight"] == 0
+
+    def test_what_is_allowed_reaches_the_engine(self) -> None:
+        deep = "[" * 198 + "]" * 198
+        body = f'{{"messages":[],"max_tokens":5,"stream":false,"pad":"{"x" * 70_000}","deep":{deep}}}'.encode()
+        with raw_engine(answer(OK)) as engine, Gateway(engine.url) as gateway:
+            assert ask(gateway.address, CHAT, body).status == 200
+            assert json.loads(engine.requests[0].partition(b"\r\n\r\n")[2])["max_tokens"] == 5
+
+    def test_from_an_engine(self) -> None:
+        """An answer too deep to be put together is the engine's answer, not its death."""
+        deep = b"[" * 900 + b"]" * 900
+        odd = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}],"deep":%b}\n\n' % deep
+        data = HEAD + chunk(event("a")) + chunk(odd) + chunk(DONE) + LAST
+        with raw_engine(answer(data)) as engine, Gateway(engine.url, failures_max=1) as gateway:
+            for _ in range(2):
+                got = ask(gateway.address, CHAT, {"messages": []})
+                assert got.status in (200, 502)
+                assert got.headers.get("x-hangup-reason") in (None, "engine_garbled")
+            assert not [line for line in gateway.stderr_lines if "Fatal error" in line]
+
+
+def _accept(listener: socket.socket, serve: Any) -> None:
+    while True:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=serve, args=(sock,), daemon=True).start()
+
+
+def _unread(gateway: Gateway, port: int) -> bool:
+    """Whether the kernel holds something of this engine that the gateway has not read."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    wanted = f":{port:04X}"
+    return any(row[2].endswith(wanted) and int(row[4].partition(":")[2], 16) > 0 for row in rows)
