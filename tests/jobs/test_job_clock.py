@@ -70,15 +70,8 @@ def test_a_clock_that_is_set_ends_no_lease_and_no_window(monkeypatch: pytest.Mon
 
 
 class TestAbsences:
-    def test_another_machine_is_gone_when_its_beat_stands_still(self) -> None:
-        absences = Absences(15.0)
-        assert absences.gone([Worker(1, "elsewhere", "7-1", 10)], 2, now=100) == []
-        assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=110) == [], "it moved"
-        assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=124) == []
-        assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=125) == [1]
-
     def test_a_process_of_this_machine_is_gone_when_it_is(self) -> None:
-        absences = Absences(15.0)
+        absences = Absences(15.0, 2.0)
         here, alive = this_host(), this_process()
         assert absences.gone([Worker(1, here, alive, 0)], 2, now=0) == []
         pid, _, started = alive.partition("-")
@@ -89,4 +82,4 @@ class TestAbsences:
         assert absences.gone([Worker(1, here, f"{child.pid}-1", 0)], 2, now=0) == [1]
 
     def test_we_are_never_gone(self) -> None:
-        assert Absences(15.0).gone([Worker(3, "elsewhere", "1-1", 0)], 3, now=1e9) == []
+        assert Absences(15.0, 2.0).gone([Worker(3, "elsewhere", "1-1", 0)], 3, now=1e9) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hangup.core import reasons
 from hangup.core.jobs import After, Cause, Item, Kind, Lease, Status, Tally, after, outcome
 from hangup.core.reasons import REASONS, Outcome
+from hangup.jobs.feed import Event, Feed
 
 counts = st.integers(0, 3)
 tallies = st.builds(Tally, counts, counts, counts, counts, counts, counts)
@@ -84,3 +86,30 @@ class TestLease:
         assert not lease.expired(10_000)
         lease.stop_listening(600)
         assert not lease.expired(609.9) and lease.expired(610)
+
+
+class TestFeed:
+    def test_who_keeps_up_hears_all_of_it(self) -> None:
+        """However much more it is than what is kept."""
+
+        async def run() -> None:
+            feed, heard, at = Feed(1000), [], 0
+            for n in range(500):
+                feed.add("chunk", b"x" * 100)
+                events, at = await feed.more(at)
+                heard += [event.number for event in events]
+                assert sum(len(event.data) for event in feed.events) <= 1000, n
+            feed.close()
+            assert heard == list(range(500))
+            assert await feed.more(at) == ([], at)
+            assert [event.number for event in Feed.load(feed.dump())] == list(range(490, 500)), "the newest are kept"
+            late, _ = await feed.more(0)
+            assert late == feed.events and feed.forgotten == 489
+
+        asyncio.run(run())
+
+    def test_one_event_that_is_larger_than_all_that_is_kept(self) -> None:
+        feed = Feed(10)
+        feed.add("a", b"x" * 5)
+        feed.add("b", b"x" * 50)
+        assert feed.events == [Event(1, "b", b"x" * 50)]

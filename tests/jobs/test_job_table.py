@@ -97,7 +97,8 @@ class Jobs(RuleBasedStateMachine):
             job.items, job.owners, job.fences = [], [], []
         else:
             problems = [{"line": 1}] if what == "bad" else []
-            assert self.table.checked(key, -1, self.now, problems).status is Status.VALIDATING, "not theirs to end"
+            unchanged = self.table.checked(key, -1, self.now, problems)
+            assert unchanged is not None and unchanged.status is Status.VALIDATING, "not theirs to end"
             worker = self.table.get(key).worker
             assert worker is not None
             self.table.checked(key, worker, self.now, problems)
@@ -160,6 +161,7 @@ class Jobs(RuleBasedStateMachine):
         self.table.give_back_all(gone, self.now)
         self.workers_table.leave(gone)
         assert not self.workers_table.beat(gone)
+        assert self.table.claim(gone, TENANTS[0], 9, 1 << 20, self.now) == [], "one that was given up gets nothing"
         self.workers[who] = self.workers_table.enter("here", "again")
         assert self.workers[who] != gone, "a worker's number is never used again"
 

@@ -142,7 +142,9 @@ class Limits:
     job_lease_max_s: float = cap(86_400.0, "Longest lease that a client may ask for (x-hangup-lease).")
     job_cancel_wait_s: float = cap(5.0, "How long a cancel may wait for the engine to let go before it is answered.", least=0)
     upload_s: float = limit(600.0, "Longest time for a whole file to arrive.", least=1)
-    job_events_bytes_max: int = limit(4 * 1024 * 1024, "Events of a job that are kept, to be read again or later.", least=1024)
+    job_events_bytes_max: int = limit(
+        4 * 1024 * 1024, "Newest events of a job that are kept, to be read again or later.", least=1024
+    )
     job_failures_max: int = limit(3, "How often engines may fail on an item before that is its result.", least=1)
     job_worker_silence_s: float = limit(
         15.0, "A gateway on the same store that shows no life for this long loses the items it had claimed.", least=5

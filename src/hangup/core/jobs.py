@@ -116,6 +116,8 @@ class After(IntEnum):
 
 def after(reason: Reason, status: int, *, stopping: bool, failures: int, failures_max: int) -> After:
     """`status` is that of the answer, if there was one; `stopping` that its job is being cancelled; `failures` of engines."""
+    if reason is reasons.TAKEN_OVER:
+        return After.GIVEN_BACK
     if reason is reasons.YIELDED:
         return After.CANCELLED if stopping else After.AGAIN
     match reason.outcome:
@@ -157,6 +159,10 @@ class Lease:
     def stop_listening(self, now: float) -> None:
         self._listeners -= 1
         self._renewed_at = now
+
+    @property
+    def held(self) -> bool:
+        return self._listeners > 0
 
     def left_s(self, now: float) -> float:
         return self.lease_s if self._listeners else self._renewed_at + self.lease_s - now

@@ -112,5 +112,8 @@ BAD_DEADLINE = _reason("bad_deadline", Outcome.REFUSED, 400, "X-Request-Timeout 
 
 KILLED = _reason("killed", Outcome.KILLED, 503, "An operator ended the call.", False)
 YIELDED = _reason("yielded", Outcome.KILLED, 503, "A live client needed the place of this item of a job; it will run again.")
+TAKEN_OVER = _reason(
+    "taken_over", Outcome.KILLED, 503, "Another gateway took this one for dead, and has this item of a job; it will run again."
+)
 INTERNAL = _reason("internal_error", Outcome.KILLED, 500, "The gateway has a fault; it is in its log.", False)
 DRAINED = _reason("drain_s", Outcome.DRAINED, 503, "The gateway shut down before the answer was complete.")

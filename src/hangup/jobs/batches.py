@@ -107,7 +107,8 @@ class Batches:
             problem = {"code": refusal.reason.code, "message": str(refusal), "line": None, "param": None}
             lines.problems.append(problem)
         checked = await store.do(lambda: store.jobs.checked(job.key, worker, time.time(), lines.problems))
-        board.changed(checked)
+        if checked is not None:
+            board.changed(checked)
         board.runner.wake(job.tenant)
 
     def _add(self, job: Job, worker: int, first: int, lines: Lines, piece: bytes | None) -> int:

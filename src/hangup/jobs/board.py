@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, ValuesView
+from collections.abc import Awaitable, Callable, ValuesView
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,9 +17,10 @@ import orjson
 from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.call import Call
-from hangup.core.jobs import Cause, Kind, Lease, Status
+from hangup.core.jobs import Cause, Kind, Status
 from hangup.errors import Refusal
 from hangup.jobs import presence
+from hangup.jobs.care import Care
 from hangup.jobs.errand import Errand
 from hangup.jobs.feed import Feed
 from hangup.jobs.runner import Host, Runner
@@ -50,31 +51,6 @@ class Shape(Protocol):
         """Who turns the pieces of a stream into events."""
 
 
-class Care:
-    """What we know of a job that has not ended."""
-
-    __slots__ = ("changed", "ends_at", "feed", "fresh", "job", "lease", "touched")
-
-    def __init__(self, job: Job, now: float, now_of_day: float) -> None:
-        self.job = job
-        self.lease = Lease(job.lease_s, now) if job.lease_s is not None else None
-        self.ends_at = now + job.expires - now_of_day if job.expires is not None else None
-        self.feed: Feed | None = None
-        self.fresh = False  # submitted to this process: nobody has heard of an earlier attempt
-        self.touched = False  # and the store does not know it yet
-        self.changed = asyncio.Event()  # a new one each time
-
-    def note(self, job: Job) -> None:
-        self.job = job
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    def due(self, now: float) -> Cause | None:
-        if self.ends_at is not None and now >= self.ends_at:
-            return Cause.WINDOW
-        return Cause.LEASE if self.lease is not None and self.lease.expired(now) else None
-
-
 class Board:
     def __init__(self, store: JobStore, host: Host, loop: asyncio.AbstractEventLoop, keep_days: float) -> None:
         self.store = store
@@ -83,6 +59,7 @@ class Board:
         self._keep_s = keep_days * _DAY_S
         self._cares: dict[int, Care] = {}
         self.shapes: dict[Kind, Shape] = {}
+        self._draining = False
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._version = -1
@@ -91,12 +68,14 @@ class Board:
         """Takes up what an earlier process left, and whatever others have on the store."""
         store = self.store
         self._worker = await store.do(lambda: store.workers.enter(presence.this_host(), presence.this_process()))
-        self._absences = presence.Absences(self._host.limits.job_worker_silence_s)
+        self._absences = presence.Absences(self._host.limits.job_worker_silence_s, _BEAT_EVERY_S)
         self._runner = Runner(store, self._worker, self._host, self, self._loop)
-        self._beaten_at = self._pruned_at = time.monotonic()
+        self._pruned_at = time.monotonic()
         await self._bury()
         await self._refresh()
-        self.own(self._tick_for_ever())
+        # Apart, so that nothing which takes long makes us look dead.
+        self.own(self._every(_TICK_S, self._tick))
+        self.own(self._every(_BEAT_EVERY_S, self._beat))
 
     @property
     def worker(self) -> int:
@@ -122,8 +101,9 @@ class Board:
         *,
         window_s: float | None = None,
         lease_s: float | None = None,
+        opening: Callable[[Job, Feed], None] | None = None,
     ) -> Job:
-        """Promises to run a job; when this returns, it is on the disk."""
+        """Promises to run a job; when this returns, it is on the disk. `opening` tells its first events."""
         store, now = self.store, time.time()
         self._may_write()
         worker = self._worker if items is None else None
@@ -134,24 +114,28 @@ class Board:
             expires = now + window_s if window_s is not None else None
             return store.jobs.submit(id, kind, tenant, now, about, items, expires=expires, lease_s=lease_s, worker=worker)
 
-        writing = self.own(store.do(work))
+        writing = self.own(self._submitted(work, opening))
         try:
-            job: Job = await asyncio.shield(writing)
+            return await asyncio.shield(writing)
         except asyncio.CancelledError:
             self.own(self._unheard(writing))
             raise
+
+    async def _submitted(self, work: Callable[[], Job], opening: Callable[[Job, Feed], None] | None) -> Job:
+        """Notes the job in the very turn in which the store has it: its item may have been claimed in the same transaction."""
+        job = await self.store.do(work)
         self.changed(job)
         care = self._cares.get(job.key)
         if care is not None:
             care.fresh = True
-        self._runner.wake(tenant, urgent=kind.single)
+            if opening is not None:
+                opening(job, self._feed_of(care))
+        self._runner.wake(job.tenant, urgent=job.kind.single)
         return job
 
     async def _unheard(self, writing: asyncio.Task[Job]) -> None:
         """Its client left before it was told the id: nobody will ever ask for it."""
-        job = await writing
-        self.changed(job)
-        await self.cancel(job, Cause.UNHEARD)
+        await self.cancel(await writing, Cause.UNHEARD)
 
     def check_quota(self, tenant: str, *, jobs: int = 0, items: int = 0, size: int = 0) -> None:
         """Whether a tenant may have so much more; runs in the store's thread."""
@@ -165,14 +149,14 @@ class Board:
                 raise Refusal(reasons.JOB_QUOTA, f"That would make {count} {what} of jobs; at most {most} are allowed.")
 
     def _may_write(self) -> None:
-        if self._runner.keeper.failing or self._closing.is_set():
+        if self._runner.keeper.failing or self._draining:
             raise Refusal(reasons.NO_JOBS)
 
     async def find(self, id: str, tenant: str | None, kind: Kind | None) -> Job:
         """Looks at a job, which is how its owner says that the result is still wanted."""
         job = await self.store.do(lambda: self.store.jobs.find(id, tenant, kind))
         if job is None:
-            raise Refusal(reasons.NOT_FOUND, f"There is no {id[:80]!r}.")
+            raise _no_such(id)
         care = self._cares.get(job.key)
         if care is not None and tenant is not None:
             self._renew(care)
@@ -181,10 +165,12 @@ class Board:
     async def cancel(self, job: Job, cause: Cause, wait_s: float = 0.0) -> Job:
         """What waits is gone, what runs is stopped; waits a while for the engines to let go."""
         store = self.store
-        job = await store.do(lambda: store.jobs.cancel(job.key, cause, time.time()))
-        self.changed(job)
+        cancelled = await store.do(lambda: store.jobs.cancel(job.key, cause, time.time()))
+        if cancelled is None:
+            raise _no_such(job.id)
+        self.changed(cancelled)
         self._runner.hang_up(job.key, _REASON_OF[cause])
-        return await self.ended_within(job, wait_s)
+        return await self.ended_within(cancelled, wait_s)
 
     async def ended_within(self, job: Job, wait_s: float) -> Job:
         care = self._cares.get(job.key)
@@ -209,10 +195,6 @@ class Board:
             care.lease.listen()
         return self._feed_of(care)
 
-    def feed(self, job: Job) -> Feed | None:
-        care = self._cares.get(job.key)
-        return self._feed_of(care) if care is not None else None
-
     def stop_listening(self, job: Job) -> None:
         care = self._cares.get(job.key)
         if care is not None and care.lease is not None:
@@ -226,11 +208,8 @@ class Board:
     # What becomes of items
 
     def sending(self, errand: Errand) -> dict[str, str]:
-        care = self._cares.get(errand.claim.key)
-        if care is None:
-            return {}
-        job = care.job
-        if job.kind.single:
+        care, job = self._cares.get(errand.claim.key), errand.claim.of
+        if care is not None and job.kind.single:
             feed = self._feed_of(care)
             if not care.fresh or errand.attempts > 1:
                 # Whoever heard of an earlier attempt hears all of this one, and nothing has a number that was used before.
@@ -249,14 +228,15 @@ class Board:
 
     def result(self, errand: Errand, call: Call) -> tuple[bytes, bytes | None]:
         care = self._cares.get(errand.claim.key)
-        if care is None:  # somebody else has ended it: what we have will be refused
-            return bytes(errand.body), None
+        job = (
+            care.job if care is not None else errand.claim.of
+        )  # ended elsewhere: the store decides, so the shape must be right
         try:
-            body = self.shapes[care.job.kind].result(care.job, errand, call)
+            body = self.shapes[job.kind].result(job, errand, call)
         except Exception as error:  # an engine's answer can have any shape
             self._host.fault(error)
             body = orjson.dumps({"error": {"message": "The engine's answer has a shape that is not known."}}) + b"\n"
-        return body, care.feed.dump() if care.feed is not None else None
+        return body, care.feed.dump() if care is not None and care.feed is not None else None
 
     def changed(self, job: Job) -> None:
         """The store says how a job stands now."""
@@ -272,28 +252,28 @@ class Board:
 
     def _forget(self, key: int) -> None:
         """It has ended: whoever listens hears no more."""
-        care = self._cares.pop(key)
-        if care.feed is not None:
+        care = self._cares.pop(key, None)
+        if care is not None and care.feed is not None:
             care.feed.close()
 
     # Time
 
-    async def _tick_for_ever(self) -> None:
+    async def _every(self, pause_s: float, work: Callable[[float], Awaitable[None]]) -> None:
+        """To the very end, through a drain as well: while we have items, others must see that we live, and we what they do."""
         while not self._closing.is_set():
             try:
-                await self._tick(self._loop.time())
+                await work(self._loop.time())
             except StoreFailed as failure:
                 self._host.told("job_store_failed", error=str(failure))
+            except Exception as error:  # leases, beats and windows go on, whatever it was
+                self._host.fault(error)
             try:
-                async with asyncio.timeout(_TICK_S):
+                async with asyncio.timeout(pause_s):
                     await self._closing.wait()
             except TimeoutError:
                 continue
 
     async def _tick(self, now: float) -> None:
-        if now - self._beaten_at >= _BEAT_EVERY_S:
-            self._beaten_at = now
-            await self._beat()
         version = await self.store.do(self.store.jobs.changed_elsewhere)
         if version != self._version:
             self._version = version
@@ -302,33 +282,43 @@ class Board:
             cause = care.due(now)
             if cause is not None and care.job.status is not Status.CANCELLING:
                 await self.cancel(care.job, cause)
-        if now - self._pruned_at >= _PRUNE_EVERY_S:
+        if now - self._pruned_at >= _PRUNE_EVERY_S and not self._draining:
             self._pruned_at = now
             await self.prune(self._keep_s)
 
-    async def _beat(self) -> None:
+    async def _beat(self, now: float) -> None:
         store = self.store
-        touched = [care.job.key for care in self._cares.values() if care.touched]
-        for care in self._cares.values():
-            care.touched = False
+        touched = [care.job.key for care in self._cares.values() if care.to_touch()]
 
         def work() -> bool:
             store.jobs.touch(touched)
             return store.workers.beat(self._worker)
 
-        if not await store.do(work):
+        try:
+            lives = await store.do(work)
+        except StoreFailed:
+            for key in touched:  # to be said the next time
+                if key in self._cares:
+                    self._cares[key].touched = True
+            raise
+        if not lives:
             self._worker = await store.do(lambda: store.workers.enter(presence.this_host(), presence.this_process()))
             self._host.told("job_worker_was_given_up")
             self._runner.drop_all(self._worker)
+            await self._refresh()  # the lines of a batch that we checked are perhaps nobody's now
         await self._bury()
 
     async def _bury(self) -> None:
         """What workers that are gone had claimed is given back."""
         store = self.store
         workers = await store.do(store.workers.all)
+        given_back = 0
         for gone in self._absences.gone(workers, self._worker, self._loop.time()):
             await store.do(partial(self._give_back, gone))
             self._host.told("job_worker_gone", worker=gone)
+            given_back += 1
+        given_back += await store.do(lambda: store.jobs.give_back_orphans(time.time()))
+        if given_back:
             await self._refresh()
 
     def _give_back(self, worker: int) -> None:
@@ -345,7 +335,7 @@ class Board:
             care = self._cares.get(job.key)
             if care is not None and care.job.touched != job.touched and care.lease is not None:
                 care.lease.renew(self._loop.time())
-            if care is not None and job.status is Status.CANCELLING and care.job.status is not Status.CANCELLING:
+            if job.status is Status.CANCELLING:  # known or not: what of it runs here must stop
                 self._runner.hang_up(job.key, _REASON_OF[job.cause])
             self.changed(job)
             if job.tally.queued and job.status is Status.RUNNING:
@@ -362,7 +352,7 @@ class Board:
     def _adopt(self, job: Job) -> None:
         """Its lines were being checked by one who is gone."""
         check = self.check_lines
-        if check is not None:
+        if check is not None and not self._draining:
             self.own(check(job))
 
     check_lines: Callable[[Job], Any] | None = None  # how the lines of a batch are checked
@@ -383,12 +373,13 @@ class Board:
 
     def stop(self) -> None:
         """No new jobs and no new items; those that run may finish."""
-        self._closing.set()
+        self._draining = True
         self._runner.stop()
 
     async def close(self) -> None:
         """Every call has ended."""
         self.stop()
+        self._closing.set()
         await self._runner.close()
         for task in self._tasks:
             task.cancel()
@@ -411,3 +402,7 @@ class Board:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not isinstance(error, StoreFailed):
             self._host.fault(error)
+
+
+def _no_such(id: str) -> Refusal:
+    return Refusal(reasons.NOT_FOUND, f"There is no {id[:80]!r}.")

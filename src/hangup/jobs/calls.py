@@ -26,6 +26,7 @@ from hangup.store.jobs import Job
 from hangup.wire.sse import NDJSON, SSE, Splitter
 
 LEASE_HEADER = b"x-hangup-lease"
+GAP = "gap"  # events that were forgotten before they could be told
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _PROGRESS_S = 2.0  # how often a listener hears of the progress when nothing else comes
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,3})?")
@@ -162,29 +163,31 @@ def _deaf(payload: bytes) -> None:
 async def follow(board: Board, job: Job, seen: int, pause_s: float) -> AsyncIterator[Event | None]:
     """A job's events after the one numbered `seen`, to its end; None when for a while there was none."""
     feed = board.listen(job)
-    if feed is None:
-        dumped = await board.store.do(lambda: board.store.jobs.events(job.key))
-        for event in Feed.load(dumped).events if dumped is not None else ():
-            if event.number > seen:
-                yield event
-        return
-    try:
-        at = 0
-        while True:
-            try:
-                async with asyncio.timeout(pause_s):
-                    events = await feed.more(at)
-            except TimeoutError:
-                yield None
-                continue
-            if not events:
-                return
-            at += len(events)
-            for event in events:
-                if event.number > seen:
-                    yield event
-    finally:
-        board.stop_listening(job)
+    if feed is not None:
+        try:
+            at = 0
+            while True:
+                try:
+                    async with asyncio.timeout(pause_s):
+                        events, at = await feed.more(at)
+                except TimeoutError:
+                    yield None
+                    continue
+                if not events:
+                    break
+                if seen < feed.forgotten < events[0].number:
+                    yield Event(feed.forgotten, GAP, orjson.dumps({"after": seen, "before": events[0].number}))
+                for event in events:
+                    if event.number > seen:
+                        seen = event.number
+                        yield event
+        finally:
+            board.stop_listening(job)
+    # What another process ran is told by the store alone.
+    dumped = await board.store.do(lambda: board.store.jobs.events(job.key))
+    for event in Feed.load(dumped) if dumped is not None else ():
+        if event.number > seen:
+            yield event
 
 
 def _event(name: str, data: bytes, number: int | None = None) -> bytes:

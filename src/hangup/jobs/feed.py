@@ -15,11 +15,16 @@ class Event(NamedTuple):
 
 
 class Feed:
+    """Of more than `bytes_max` the oldest are forgotten: whoever keeps up hears all of it, to the last event."""
+
     def __init__(self, bytes_max: int) -> None:
         self._next = 0
         self._bytes_max = bytes_max
         self._bytes = 0
-        self.events: list[Event] = []
+        self._events: list[Event] = []
+        self._first = 0  # of them, those before are forgotten,
+        self._cut = 0  # and so many more were before those
+        self.forgotten = -1  # number of the last event that was forgotten
         self.closed = False
         self._changed = asyncio.Event()
 
@@ -27,13 +32,24 @@ class Feed:
     def next_number(self) -> int:
         return self._next
 
+    @property
+    def events(self) -> list[Event]:
+        return self._events[self._first :]
+
     def add(self, name: str, data: bytes) -> None:
-        """Beyond the cap nothing is kept; the result is whole all the same."""
-        self._bytes += len(data)
-        if self._bytes <= self._bytes_max:
-            self.events.append(Event(self._next, name, data))
-            self._wake()
+        self._events.append(Event(self._next, name, data))
         self._next += 1
+        self._bytes += len(data)
+        while self._bytes > self._bytes_max and self._first < len(self._events) - 1:
+            oldest = self._events[self._first]
+            self._bytes -= len(oldest.data)
+            self.forgotten = oldest.number
+            self._first += 1
+        if self._first > len(self._events) // 2:
+            del self._events[: self._first]
+            self._cut += self._first
+            self._first = 0
+        self._wake()
 
     def skip_to(self, number: int) -> None:
         self._next = max(self._next, number)
@@ -46,20 +62,17 @@ class Feed:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def more(self, seen: int) -> list[Event]:
-        """The events behind the first `seen` kept ones, once there are any; none when there will be no more."""
-        while len(self.events) <= seen and not self.closed:
+    async def more(self, at: int) -> tuple[list[Event], int]:
+        """The events from place `at` on, once there are any, and the place behind them; none when there will be no more."""
+        while self._cut + len(self._events) <= at and not self.closed:
             await self._changed.wait()
-        return self.events[seen:]
+        return self._events[max(at - self._cut, self._first) :], self._cut + len(self._events)
 
     # On the disk
 
     def dump(self) -> bytes:
         return orjson.dumps([[e.number, e.name, e.data.decode("utf-8", "replace")] for e in self.events])
 
-    @classmethod
-    def load(cls, dumped: bytes) -> Feed:
-        feed = cls(0)
-        feed.events = [Event(number, name, data.encode()) for number, name, data in orjson.loads(dumped)]
-        feed.closed = True
-        return feed
+    @staticmethod
+    def load(dumped: bytes) -> list[Event]:
+        return [Event(number, name, data.encode()) for number, name, data in orjson.loads(dumped)]

@@ -44,22 +44,30 @@ def _process(pid: int) -> str | None:
 
 
 class Absences:
-    """Others' beats, and since when they have not moved."""
+    """Others' beats, and for how long we have seen them stand still.
 
-    def __init__(self, silent_max_s: float) -> None:
+    Time in which we did not look ourselves (stopped, or waiting for the store) says nothing of others: it may have been the
+    same for them. So one look adds no more than the time between two looks that are on time.
+    """
+
+    def __init__(self, silent_max_s: float, look_s: float) -> None:
         self._silent_max_s = silent_max_s
-        self._seen: dict[int, tuple[int, float]] = {}
+        self._look_max_s = 1.2 * look_s
+        self._looked_at: float | None = None
+        self._seen: dict[int, tuple[int, float]] = {}  # beats, and seconds of silence
 
     def gone(self, workers: list[Worker], own: int, now: float) -> list[int]:
+        passed = min(now - self._looked_at, self._look_max_s) if self._looked_at is not None else 0.0
+        self._looked_at = now
         others = [worker for worker in workers if worker.id != own]
         seen = self._seen
         self._seen = {}
         gone = []
         for worker in others:
-            beats, since = seen.get(worker.id, (worker.beats, now))
-            since = since if beats == worker.beats else now
-            self._seen[worker.id] = (worker.beats, since)
-            if now - since >= self._silent_max_s or _is_dead_here(worker):
+            beats, silent_s = seen.get(worker.id, (None, 0.0))
+            silent_s = silent_s + passed if beats == worker.beats else 0.0
+            self._seen[worker.id] = (worker.beats, silent_s)
+            if silent_s >= self._silent_max_s or _is_dead_here(worker):
                 gone.append(worker.id)
         return gone
 

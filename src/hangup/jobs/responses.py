@@ -15,7 +15,7 @@ from hangup.core.jobs import Cause, Kind, Status
 from hangup.errors import Refusal
 from hangup.jobs.batches import body_of
 from hangup.jobs.board import Board
-from hangup.jobs.calls import EVENT_STREAM, follow, lease_of
+from hangup.jobs.calls import EVENT_STREAM, GAP, follow, lease_of
 from hangup.jobs.errand import Errand
 from hangup.jobs.feed import Feed
 from hangup.jobs.http import Answer, Asked, Json
@@ -57,13 +57,10 @@ class Responses:
         id = f"resp_{secrets.token_hex(24)}"
         item = AskedItem("", asked.path, body)
         lease_s = lease_of(asked.fields, asked.limits)
-        job = await self._board.submit(id, Kind.RESPONSE, asked.tenant, about, [item], lease_s=lease_s)
+        opening = _open if stream else None
+        job = await self._board.submit(id, Kind.RESPONSE, asked.tenant, about, [item], lease_s=lease_s, opening=opening)
         if not stream:
             return Answer.json(_made(job))
-        feed = self._board.feed(job)
-        for name in ("response.created", "response.queued"):
-            if feed is not None:
-                _tell(feed, {"type": name, "response": _made(job)})
         return Answer(content_type=EVENT_STREAM, pieces=self._events(job, -1))
 
     async def retrieve(self, asked: Asked, id: str) -> Answer:
@@ -102,7 +99,7 @@ class Responses:
         async for event in follow(self._board, job, seen, _HEARTBEAT_S):
             if event is None:
                 yield _HEARTBEAT
-            else:
+            elif event.name != GAP:  # which clients of OpenAI do not know; they see it by the sequence's numbers
                 last = event.number
                 yield SSE.encode(event.data, event.name.encode())
         job = await self._board.find(job.id, job.tenant, Kind.RESPONSE)
@@ -141,6 +138,11 @@ class Responses:
                 _tell(feed, value)
 
         return piece
+
+
+def _open(job: Job, feed: Feed) -> None:
+    for name in ("response.created", "response.queued"):
+        _tell(feed, {"type": name, "response": _made(job)})
 
 
 def _tell(feed: Feed, event: Json) -> None:

@@ -98,7 +98,7 @@ class Runner:
         self._ears = ears
         self._loop = loop
         self._lines: dict[str, _Line] = {}
-        self._errands: dict[tuple[int, int], Errand] = {}  # all that we have claimed, by job and item
+        self._errands: dict[int, dict[int, Errand]] = {}  # all that we have claimed, by job and item
         self._pausing: dict[Errand, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
@@ -106,11 +106,11 @@ class Runner:
 
     @property
     def running(self) -> int:
-        return sum(errand.exchange is not None for errand in self._errands.values())
+        return sum(errand.exchange is not None for errand in self._all())
 
     def running_of(self, key: int) -> int:
         """Of a job's items, how many have a call of ours."""
-        return sum(errand.exchange is not None for (job, _), errand in self._errands.items() if job == key)
+        return sum(errand.exchange is not None for errand in self._errands.get(key, {}).values())
 
     def wake(self, tenant: str, *, urgent: bool = False) -> None:
         """There may be items of this tenant to run; `urgent` if one of them does not wait behind batches."""
@@ -121,7 +121,7 @@ class Runner:
 
     def hang_up(self, key: int, reason: Reason) -> None:
         """All items of a job: those that run are stopped in their engines, the others end here."""
-        for errand in [errand for (job, _), errand in self._errands.items() if job == key]:
+        for errand in list(self._errands.get(key, {}).values()):
             idle = errand.exchange is None and errand.stopping is None
             errand.hang_up(reason)
             if idle:
@@ -129,7 +129,10 @@ class Runner:
                 self._finish(errand, _stopped_state(errand))
 
     def errand(self, key: int, n: int) -> Errand | None:
-        return self._errands.get((key, n))
+        return self._errands.get(key, {}).get(n)
+
+    def _all(self) -> list[Errand]:
+        return [errand for errands in self._errands.values() for errand in errands.values()]
 
     # From the store to the gateway
 
@@ -168,15 +171,23 @@ class Runner:
         finally:
             line.claiming = False
         line.more = bool(claims)
+        for job in {claim.key: claim.of for claim in claims}.values():
+            self._ears.changed(job)  # before one of its items is sent: the job may be news to this process
         for claim in claims:
-            errand = self._errands[claim.key, claim.n] = Errand(claim, tenant, self._loop, self)
-            line.of(errand).append(errand)
+            self._take(Errand(claim, tenant, self._loop, self), line)
         if self._stopped:
             self._give_back([*line.calls, *line.hand])
             line.calls.clear()
             line.hand.clear()
         elif claims:
             self._feed_soon(tenant)
+
+    def _take(self, errand: Errand, line: _Line) -> None:
+        before = self.errand(errand.claim.key, errand.claim.n)
+        if before is not None:  # the store has given it to us anew, so the earlier claim is void
+            self._drop(before)
+        self._errands.setdefault(errand.claim.key, {})[errand.claim.n] = errand
+        line.of(errand).append(errand)
 
     # From the gateway
 
@@ -247,13 +258,24 @@ class Runner:
         events: bytes | None = None,
         entry: Entry | None = None,
     ) -> None:
-        if self._errands.pop((errand.claim.key, errand.claim.n), None) is not None:  # else it is not ours any more
+        if self._let_go(errand):  # else it is not ours any more
             self.keeper.finish(Ended(errand.claim, state, body, events, entry))
 
     def _give_back(self, errands: list[Errand]) -> None:
         for errand in errands:
-            if self._errands.pop((errand.claim.key, errand.claim.n), None) is not None:
+            if self._let_go(errand):
                 self.keeper.give_back(errand.claim)
+
+    def _let_go(self, errand: Errand) -> bool:
+        """False if we do not have it, or have it under a later claim."""
+        key, n = errand.claim.key, errand.claim.n
+        errands = self._errands.get(key, {})
+        if errands.get(n) is not errand:
+            return False
+        del errands[n]
+        if not errands:
+            del self._errands[key]
+        return True
 
     def _store_works(self) -> None:
         for tenant in self._lines:
@@ -270,21 +292,29 @@ class Runner:
         for timer in self._pausing.values():
             timer.cancel()
         self._pausing.clear()
-        waiting = [errand for errand in self._errands.values() if errand.exchange is None and errand.stopping is None]
-        self._give_back(waiting)
-        for errand in [e for e in self._errands.values() if e.exchange is not None and e.exchange.call.sent_at is None]:
+        self._give_back([errand for errand in self._all() if errand.exchange is None and errand.stopping is None])
+        for errand in [e for e in self._all() if e.exchange is not None and e.exchange.call.sent_at is None]:
             assert errand.exchange is not None
             errand.exchange.end(reasons.DRAINED)
 
     def drop_all(self, worker: int) -> None:
-        """We were taken for dead, and what we had is somebody else's now: it is stopped, and we begin anew as `worker`."""
+        """We were taken for dead, and what we had is somebody else's now: it is stopped, and we begin anew as `worker`.
+
+        All of it is given back, in case nobody has it: where somebody does, the fence refuses what we say.
+        """
         self._worker = worker
-        for errand in list(self._errands.values()):
-            if errand.exchange is None and errand.stopping is None:
-                self._withdraw(errand)
-                del self._errands[errand.claim.key, errand.claim.n]
-            else:
-                errand.hang_up(reasons.JOB_CANCELLED)
+        for errand in self._all():
+            self._drop(errand)
+        for tenant in self._lines:
+            self.wake(tenant)
+
+    def _drop(self, errand: Errand) -> None:
+        """It is not ours to end; one that is cancelled already stays until its engine has let go."""
+        if errand.exchange is not None:
+            errand.exchange.end(reasons.TAKEN_OVER)  # `errand_over` gives it back
+        elif errand.stopping is None:
+            self._withdraw(errand)
+            self._give_back([errand])
 
     async def close(self) -> None:
         """Every call has ended; what is not yet in the store goes there."""

@@ -55,14 +55,25 @@ class Asked(NamedTuple):
 class Claim(NamedTuple):
     """An item that is ours to run; `fence` is what a late result of an earlier claim does not have."""
 
-    job: str
-    key: int
-    single: bool  # all of its job
+    of: Job  # as it stood with the claim: whoever has the claim knows the job
     n: int
     fence: int
     custom_id: str
     path: str
     body: bytes
+
+    @property
+    def job(self) -> str:
+        return self.of.id
+
+    @property
+    def key(self) -> int:
+        return self.of.key
+
+    @property
+    def single(self) -> bool:
+        """All of its job."""
+        return self.of.kind.single
 
 
 class Result(NamedTuple):

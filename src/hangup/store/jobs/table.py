@@ -122,7 +122,8 @@ class JobTable:
     def start_checking(self, key: int, worker: int, before: int | None) -> bool:
         """Begins the check of a job's lines, in the place of who had it `before`; False if somebody else has it by now."""
         changed = self._db.execute(
-            "UPDATE job SET worker = ?, queued = 0, bytes = 0 WHERE key = ? AND status = ? AND worker IS ?",
+            "UPDATE job SET worker = ?1, queued = 0, bytes = 0 WHERE key = ?2 AND status = ?3 AND worker IS ?4"
+            " AND EXISTS (SELECT 1 FROM worker WHERE id = ?1)",
             (worker, key, Status.VALIDATING, before),
         ).rowcount
         if changed:
@@ -135,10 +136,10 @@ class JobTable:
         job = self.look(key)
         return job is not None and job.status is Status.VALIDATING and job.worker == worker
 
-    def checked(self, key: int, worker: int, now: float, problems: list[dict[str, Any]]) -> Job:
-        """All its lines were looked at: it runs, or it failed for what was found."""
-        job = self.get(key)
-        if not self.checks(key, worker):
+    def checked(self, key: int, worker: int, now: float, problems: list[dict[str, Any]]) -> Job | None:
+        """All its lines were looked at: it runs, or it failed for what was found. None if it was deleted meanwhile."""
+        job = self.look(key)
+        if job is None or not self.checks(key, worker):
             return job
         if problems:
             self._db.execute("DELETE FROM ask WHERE job = ?", (key,))
@@ -156,33 +157,37 @@ class JobTable:
     # Running
 
     def claim(self, worker: int, tenant: str, count: int, bytes_max: int, now: float) -> list[Claim]:
-        """The next items of a tenant, single ones first, then batch by batch; at least one, however large."""
+        """The next items of a tenant, single ones first, then batch by batch; at least one, however large.
+
+        A worker that was given up gets none: nobody would ever give back what it claimed.
+        """
         jobs = self._db.execute(
-            "SELECT key, id, single FROM job WHERE tenant = ? AND ended IS NULL AND status = ? AND queued > 0"
-            " ORDER BY single DESC, key LIMIT ?",
-            (tenant, Status.RUNNING, count),
+            "SELECT key FROM job WHERE tenant = ?1 AND ended IS NULL AND status = ?2 AND queued > 0"
+            " AND EXISTS (SELECT 1 FROM worker WHERE id = ?4) ORDER BY single DESC, key LIMIT ?3",
+            (tenant, Status.RUNNING, count, worker),
         ).fetchall()
         claims: list[Claim] = []
-        for key, id, single in jobs:
+        for (key,) in jobs:
             rows = self._db.execute(
                 "SELECT item.n, fence + 1, custom_id, path, body FROM item JOIN ask USING (job, n)"
                 " WHERE job = ? AND state = 0 ORDER BY item.n LIMIT ?",
                 (key, count - len(claims)),
             )
-            taken: list[Claim] = []
+            taken: list[tuple[Any, ...]] = []
             for row in rows:
-                taken.append(Claim(id, key, bool(single), *row))
-                bytes_max -= len(taken[-1].body)
+                taken.append(row)
+                bytes_max -= len(row[-1])
                 if bytes_max <= 0:
                     break
             rows.close()
             self._db.executemany(
                 "UPDATE item SET state = 1, fence = ?, worker = ? WHERE job = ? AND n = ?",
-                [(claim.fence, worker, key, claim.n) for claim in taken],
+                [(fence, worker, key, n) for n, fence, *_ in taken],
             )
             self._move(key, Item.QUEUED, Item.CLAIMED, len(taken))
             self._db.execute("UPDATE job SET begun = ? WHERE key = ? AND begun IS NULL", (now, key))
-            claims += taken
+            job = self.get(key)
+            claims += [Claim(job, *row) for row in taken]
             if bytes_max <= 0 or len(claims) >= count:
                 break
         return claims
@@ -216,8 +221,19 @@ class JobTable:
         for (key,) in keys:
             self._requeue(key, "worker = ? AND state = 1", (worker,), now)
 
+    def give_back_orphans(self, now: float) -> int:
+        """What is claimed by workers that are not there runs again; nobody else would ever ask for it."""
+        keys = self._db.execute(
+            "SELECT DISTINCT job, worker FROM item WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM worker WHERE id = item.worker)"
+        ).fetchall()
+        for key, worker in keys:
+            self._requeue(key, "worker IS ? AND state = 1", (worker,), now)
+        return len(keys)
+
     def _requeue(self, key: int, where: str, values: tuple[Any, ...], now: float) -> None:
-        job = self.get(key)
+        job = self.look(key)
+        if job is None:  # it has ended, and was deleted since
+            return
         state = job.cause.of_items if job.status is Status.CANCELLING else Item.QUEUED
         changed = self._db.execute(
             f"UPDATE item SET state = ?, worker = NULL WHERE job = ? AND {where}",  # noqa: S608 - ours
@@ -228,10 +244,13 @@ class JobTable:
 
     # Ending
 
-    def cancel(self, key: int, cause: Cause, now: float) -> Job:
-        """What waits is gone at once; what runs is for its workers to stop. Harmless when it was cancelled or has ended."""
-        job = self.get(key)
-        if job.status.ended or job.status is Status.CANCELLING:
+    def cancel(self, key: int, cause: Cause, now: float) -> Job | None:
+        """What waits is gone at once; what runs is for its workers to stop. Harmless when it was cancelled or has ended.
+
+        None if it was deleted meanwhile.
+        """
+        job = self.look(key)
+        if job is None or job.status.ended or job.status is Status.CANCELLING:
             return job
         changed = self._db.execute("UPDATE item SET state = ? WHERE job = ? AND state = 0", (cause.of_items, key)).rowcount
         self._move(key, Item.QUEUED, cause.of_items, changed)

@@ -1,0 +1,266 @@
+"""Several gateways on one store, and one whose store is quicker than its own loop: no item is lost, none has a wrong shape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+
+from hangup.core import reasons
+from hangup.core.jobs import Cause, Item, Kind, Status
+from hangup.jobs.calls import follow
+from hangup.jobs.presence import Absences
+from hangup.store.jobs import Asked, Job, JobStore, Worker
+from support.board import FakeGateway, answered, open_board, soon
+from support.jobs import client, line, results, start_batch, wait_batch
+from support.processes import Gateway, StandIn
+from support.waiting import wait_until
+
+PATH = "/v1/chat/completions"
+CALL = {"path": PATH, "model": "m", "stream": True, "headers": {"anthropic-version": "2023-06-01"}}
+BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "headers": {"openai-project": "p"}}
+
+
+def items(count: int) -> list[Asked]:
+    return [Asked(f"c{n}", PATH, b"{}") for n in range(count)]
+
+
+class TestClaimedBeforeItIsKnown:
+    def test_in_the_transaction_of_its_submission(self) -> None:
+        """Its headers go out with it, and it is listened to."""
+
+        async def run() -> None:
+            host, store = FakeGateway(), JobStore("")
+            async with open_board(store, host) as board:
+                held, go = threading.Event(), threading.Event()
+
+                def hold() -> None:
+                    held.set()
+                    go.wait(10)
+
+                holding = asyncio.create_task(store.do(hold))
+                await asyncio.to_thread(held.wait, 10)
+                submits = [
+                    asyncio.create_task(board.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=60))
+                    for n in range(5)
+                ]
+                await asyncio.sleep(0)
+                board.runner.wake("ann", urgent=True)  # its claim is in the queue behind them
+                await asyncio.sleep(0.05)
+                go.set()
+                await asyncio.gather(holding, *submits)
+                await soon(lambda: len(host.undertaken) == 5)
+                assert host.headers == [CALL["headers"]] * 5
+                assert all(errand.listener is not None for errand in host.undertaken)
+                for errand in host.undertaken:
+                    answered(errand, b'data: {"x":1}\n\n')
+
+        asyncio.run(run())
+
+    def test_by_another_gateway(self, tmp_path: Path) -> None:
+        """It knows the job with the claim: headers, the shape of the result, and the events."""
+
+        async def run() -> None:
+            path = str(tmp_path / "jobs.sqlite")
+            idle = FakeGateway()
+            async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), idle) as two:
+                one.runner.stop()  # it takes jobs, and the other one runs them
+                batch = await one.submit("batch_b", Kind.BATCH, "ann", BATCH, items(2), window_s=600)
+                two.runner.wake("ann")  # long before it looks for what others have done
+                await soon(lambda: len(idle.undertaken) == 2)
+                assert idle.headers == [BATCH["headers"]] * 2
+                for errand in idle.undertaken:
+                    two._cares.pop(batch.key, None)  # as if it were not known here
+                    answered(errand, b'{"a":\n 1}')
+                await soon(lambda: two.runner.keeper.ended[Item.SUCCEEDED] == 2)
+                rows = await one.store.do(lambda: one.store.jobs.results(batch.key, 0, 10))
+                lines = [json.loads(row.body or b"") for row in rows]
+                assert [row["custom_id"] for row in lines] == ["c0", "c1"]
+                assert all(row["response"]["body"] == {"a": 1} for row in lines)
+                assert all((row.body or b"").endswith(b"\n") and (row.body or b"").count(b"\n") == 1 for row in rows)
+
+        asyncio.run(run())
+
+    def test_a_listener_at_one_hears_what_the_other_ran(self, tmp_path: Path) -> None:
+        async def run() -> None:
+            path = str(tmp_path / "jobs.sqlite")
+            idle = FakeGateway()
+            async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), idle) as two:
+                one.runner.stop()  # it takes jobs, and the other one runs them
+                job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+
+                async def listen() -> list[str]:
+                    return [event.name async for event in follow(one, job, -1, 30.0) if event is not None]
+
+                listening = asyncio.create_task(listen())
+                two.runner.wake("ann", urgent=True)
+                await soon(lambda: len(idle.undertaken) == 1)
+                answered(idle.undertaken[0], b'data: {"x":1}\n\ndata: {"x":2}\n\n')
+                assert await asyncio.wait_for(listening, 10) == ["attempt", "chunk", "chunk"]
+
+        asyncio.run(run())
+
+
+class TestTakenForDead:
+    def test_what_it_had_runs_again_and_nothing_is_cancelled(self, tmp_path: Path) -> None:
+        """What another gateway does to one that it takes for dead is done to one that lives."""
+        count = 150
+        with (
+            StandIn(slots=16, token_s=0.01, prefill_s=0.01, answer_tokens=10) as engine,
+            Gateway(engine.url, jobs=tmp_path / "jobs.sqlite", ledger=tmp_path / "ledger.sqlite", slots=8) as gateway,
+        ):
+            sdk = client(gateway.url)
+            id = start_batch(sdk, [line(f"r{n}", max_tokens=10) for n in range(count)])
+            wait_until(lambda: engine.stats()["tokens"] > 50, 20, "items to run")
+            asyncio.run(bury_all(tmp_path / "jobs.sqlite"))
+            batch = wait_batch(sdk, id, timeout_s=60)
+            assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", count, 0)
+            assert [row["custom_id"] for row in results(sdk, batch.output_file_id)] == [f"r{n}" for n in range(count)]
+            wait_until(lambda: any(row["event"] == "job_worker_was_given_up" for row in gateway.log()), 10, "it to be told")
+
+    def test_it_claims_nothing_until_it_has_a_new_name(self) -> None:
+        async def run() -> None:
+            host, store = FakeGateway(), JobStore("")
+            async with open_board(store, host) as board:
+                await store.do(lambda: store.workers.leave(board.worker))
+                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                assert await store.do(lambda: store.jobs.claim(board.worker, "ann", 1, 1000, 0.0)) == []
+                await board._beat(0.0)
+                await soon(lambda: len(host.undertaken) == 1)
+                answered(host.undertaken[0])
+                await soon(lambda: board.care_for(job) is None)
+                assert (await store.do(lambda: store.jobs.get(job.key))).status is Status.COMPLETED
+
+        asyncio.run(run())
+
+    def test_running_and_waiting_items_are_given_back(self) -> None:
+        async def run() -> None:
+            host, store = FakeGateway(room=2), JobStore("")
+            async with open_board(store, host) as board:
+                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(6), window_s=600)
+                await soon(lambda: len(host.undertaken) == 2)
+                await store.do(lambda: board._give_back(board.worker))
+                host.room = 100
+                await board._beat(0.0)
+                ended = [errand.exchange for errand in host.undertaken[:2]]
+                assert ended == [None, None], "they were stopped"
+                await soon(lambda: len(host.undertaken) == 8)
+                for errand in host.undertaken[2:]:
+                    answered(errand)
+                await soon(lambda: board.care_for(job) is None)
+                done = await store.do(lambda: store.jobs.get(job.key))
+                assert done.status is Status.COMPLETED and done.tally.succeeded == 6
+
+        asyncio.run(run())
+
+    def test_items_of_workers_that_are_not_there_run_again(self) -> None:
+        """Of a store that an earlier version has left so."""
+
+        async def run() -> None:
+            store = JobStore("")
+            job = await store.do(lambda: store.jobs.submit("b", Kind.BATCH, "ann", 0.0, BATCH, items(3)))
+            gone = await store.do(lambda: store.workers.enter("here", "1-1"))
+            await store.do(lambda: store.jobs.claim(gone, "ann", 2, 1 << 20, 0.0))
+            await store.do(lambda: store.workers.leave(gone))
+            host = FakeGateway()
+            async with open_board(store, host) as board:
+                await soon(lambda: len(host.undertaken) == 3)
+                for errand in host.undertaken:
+                    answered(errand)
+                await soon(lambda: board.care_for(job) is None)
+
+        asyncio.run(run())
+
+
+async def bury_all(path: Path) -> None:
+    store = JobStore(str(path))
+
+    def work() -> None:
+        for worker in store.workers.all():
+            store.jobs.give_back_all(worker.id, time.time())
+            store.workers.leave(worker.id)
+
+    await store.do(work)
+    await asyncio.to_thread(store.close)
+
+
+class TestDrain:
+    def test_it_lives_to_its_end(self) -> None:
+        """While its items finish, others must not take it for dead, and it must hear what they cancel."""
+
+        async def run() -> None:
+            host, store = FakeGateway(), JobStore("")
+            async with open_board(store, host) as board:
+                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.undertaken) == 1)
+                board.stop()
+                beats = await store.do(lambda: store.workers.all()[0].beats)
+                async with asyncio.timeout(10):
+                    while await store.do(lambda: store.workers.all()[0].beats) < beats + 2:  # noqa: ASYNC110 - the store has no event for it
+                        await asyncio.sleep(0.1)
+                await store.do(lambda: store.jobs.cancel(job.key, Cause.ASKED, 0.0))
+                board._version = -2  # as if another process had written
+                await soon(lambda: host.undertaken[0].stopping is reasons.JOB_CANCELLED)
+
+        asyncio.run(run())
+
+
+class TestTwo:
+    def test_a_cancel_at_one_reaches_what_the_other_just_claimed(self, tmp_path: Path) -> None:
+        async def run() -> None:
+            path = str(tmp_path / "jobs.sqlite")
+            idle = FakeGateway()
+            async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), idle) as two:
+                one.runner.stop()  # it takes jobs, and the other one runs them
+                job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                two.runner.wake("ann", urgent=True)
+                await soon(lambda: len(idle.undertaken) == 1)
+                two._cares.pop(job.key, None)
+                await one.cancel(job, Cause.ASKED)
+                await soon(lambda: idle.undertaken[0].exchange is None)
+                await soon(lambda: one.care_for(job) is None)
+                assert (await one.find("job_a", "ann", Kind.CALL)).status is Status.CANCELLED
+
+        asyncio.run(run())
+
+    def test_a_listener_at_one_holds_the_lease_at_the_other(self, tmp_path: Path) -> None:
+        async def run() -> None:
+            path = str(tmp_path / "jobs.sqlite")
+            async with (
+                open_board(JobStore(path), FakeGateway(room=0)) as one,
+                open_board(JobStore(path), FakeGateway(0)) as two,
+            ):
+                job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                two.listen(job)
+                await two._refresh()
+                two.listen(job)
+
+                async def touched() -> int:
+                    found: Job = await one.store.do(lambda: one.store.jobs.get(job.key))
+                    return found.touched
+
+                before = await touched()
+                await two._beat(0.0)
+                await two._beat(0.0)
+                assert await touched() >= before + 2, "each beat says that somebody listens"
+                two.stop_listening(job)
+
+        asyncio.run(run())
+
+
+class TestAbsences:
+    def test_another_machine_is_gone_when_its_beat_stands_still(self) -> None:
+        absences = Absences(15.0, 2.0)
+        assert absences.gone([Worker(1, "elsewhere", "7-1", 10)], 2, now=100) == []
+        for now in range(102, 118, 2):
+            assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=now) == [], now
+        assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=118) == [1]
+
+    def test_our_own_blindness_is_nobodys_absence(self) -> None:
+        """Both were stopped for an hour, and this one wakes first."""
+        absences = Absences(5.0, 2.0)
+        for now in (100, 102, 3700):
+            assert absences.gone([Worker(1, "elsewhere", "7-1", 10)], 2, now=now) == [], now
+        assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=3702) == []

@@ -1,0 +1,99 @@
+"""A board of jobs by itself: its gateway is an object that keeps what it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from hangup.apis.routes import Router
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.core.account import Account, Entry
+from hangup.core.call import Call
+from hangup.core.reasons import Reason
+from hangup.jobs.board import Board
+from hangup.jobs.desk import Desk
+from hangup.jobs.errand import Errand
+from hangup.store.jobs import JobStore
+
+ENTRY = Entry("ann", "m", "engine", "completed", Account())
+
+
+class FakeExchange:
+    """A call under way for as long as nobody ends it."""
+
+    def __init__(self, errand: Errand, id: str) -> None:
+        self.call = Call(id, time.monotonic(), "job")
+        self.call.sent_at = time.monotonic()
+        self._errand = errand
+
+    def end(self, reason: Reason, detail: str = "") -> None:
+        if self.call.reason is None:
+            self.call.reason = reason
+            self._errand.over(self.call, None, ENTRY)
+
+    def on_due(self) -> None: ...
+
+
+class FakeGateway:
+    """Has room for `room` items that wait, and runs what it is given until it is told how that ended."""
+
+    def __init__(self, room: int = 1000, limits: Limits | None = None) -> None:
+        self.room = room
+        self.limits = limits or Limits()
+        self.events: list[str] = []
+        self.faults: list[Exception] = []
+        self.booked: list[Entry] = []
+        self.undertaken: list[Errand] = []
+        self.headers: list[dict[str, str]] = []
+
+    def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
+        errand.exchange = FakeExchange(errand, id)
+        self.undertaken.append(errand)
+        self.headers.append(headers)
+
+    def jobs_waiting(self, tenant: str) -> int:
+        return 0 if len(self.undertaken) < self.room else 1000
+
+    def limits_of_tenant(self, tenant: str) -> Limits:
+        return self.limits
+
+    def book(self, entry: Entry) -> None:
+        self.booked.append(entry)
+
+    def told(self, event: str, **fields: Any) -> None:
+        self.events.append(event)
+
+    def fault(self, error: Exception) -> None:
+        self.faults.append(error)
+
+
+def answered(errand: Errand, body: bytes = b'{"id":"x"}', status: int = 200, reason: Reason = reasons.COMPLETED) -> None:
+    """An engine's answer, all at once."""
+    exchange = errand.exchange
+    assert exchange is not None
+    errand.begin(b"", chunked=False)
+    errand.send(body)
+    exchange.call.status = status
+    exchange.end(reason)
+
+
+@contextlib.asynccontextmanager
+async def open_board(store: JobStore, host: FakeGateway, keep_days: float = 1) -> AsyncIterator[Board]:
+    board = Board(store, host, asyncio.get_running_loop(), keep_days)
+    Desk(board, lambda: Router(()))
+    await board.open()
+    try:
+        yield board
+    finally:
+        await board.close()
+
+
+async def soon(what: Any, timeout_s: float = 10.0) -> None:
+    """Waits until `what()` is true."""
+    async with asyncio.timeout(timeout_s):
+        while not what():  # noqa: ASYNC110 - the condition is anybody's
+            await asyncio.sleep(0.01)
