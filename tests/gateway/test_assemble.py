@@ -59,8 +59,9 @@ def without_times(value: Any) -> Any:
 def test_same_json_as_from_the_engine(gateway: Gateway, engine: StandIn, name: str) -> None:
     path, body = CALLS[name]
     id = {"X-Request-Id": f"same-{name.replace(' ', '-')}"}
-    direct = ask(("127.0.0.1", engine.port), path, body, id)
     through = ask(gateway.address, path, body, id)
+    seen = engine.seen()[-1]
+    direct = ask(("127.0.0.1", engine.port), path, body, engine.last_name())
     assert through.status == direct.status == 200
     assert through.headers["content-type"].startswith("application/json")
     if name.startswith("responses"):
@@ -70,7 +71,6 @@ def test_same_json_as_from_the_engine(gateway: Gateway, engine: StandIn, name: s
         assert without_times(through_json) == without_times(direct_json)
     else:
         assert without_times(through.json()) == without_times(direct.json())
-    seen = engine.seen()[-1]
     streamed = seen["path"] == "/generate_stream" or json.loads(seen["body"])["stream"] is True
     assert streamed, "the engine was not asked to stream"
 
@@ -109,7 +109,7 @@ def test_an_engine_that_cannot_stream_is_asked_plainly() -> None:
 def test_an_engine_that_ignores_stream() -> None:
     with gateway_and_engine(ignore_stream=True) as (gateway, engine):
         through = ask(gateway.address, *CALLS["chat"], {"X-Request-Id": "whole"})
-        direct = ask(("127.0.0.1", engine.port), *CALLS["chat"], {"X-Request-Id": "whole"})
+        direct = ask(("127.0.0.1", engine.port), *CALLS["chat"], engine.last_name())
         assert without_times(through.json()) == without_times(direct.json())
         assert gateway.call_log("whole")["tokens_out"] == 9
 

@@ -146,13 +146,13 @@ def test_soak() -> None:
             assert counted == len(rows)
             stats, past = engine.stats(), engine.past()
             sent = [row for row in rows if row["attempts"]]
-            reached = [row for row in sent if row["id"] in past]
+            reached = [row for row in sent if row["engine_id"] in past]
             assert stats["finished"] + stats["aborted"] == stats["requests"]
             assert {row["outcome"] for row in rows} <= {"completed", "client_gone", "shed"}
             assert len(reached) == stats["requests"] == len(past)
             assert stats["tokens"] == sum(row["tokens"] for row in past.values())
             for row in reached:
-                computed = past[row["id"]]["tokens"]
+                computed = past[row["engine_id"]]["tokens"]
                 if row["outcome"] == "completed":
                     assert row["tokens_out"] == computed, row
                 else:  # what is computed while the cut is on its way, only the engine can tell

@@ -36,8 +36,8 @@ def test_byte_for_byte(gateway: Gateway, engine: StandIn, name: str) -> None:
     path, body = STREAMS[name]
     id = {"X-Request-Id": f"bytes-{name.replace(' ', '-')}"}
     for _ in range(3):  # the second their clocks differ in is not the test's fault
-        direct = ask(("127.0.0.1", engine.port), path, body, id)
         through = ask(gateway.address, path, body, id)
+        direct = ask(("127.0.0.1", engine.port), path, body, engine.last_name())
         if direct.body == through.body:
             break
     assert through.body == direct.body

@@ -109,6 +109,10 @@ class StandIn(Process):
         rows = get_json(f"{self.url}/standin/seen")["seen"]
         return [row for row in rows if row["headers"].get("user-agent") != "hangup"]
 
+    def last_name(self) -> dict[str, str]:
+        """The header by which the last request was named: asked directly under it, the engine says the same."""
+        return {"X-Request-Id": self.seen()[-1]["headers"]["x-request-id"]}
+
     def past(self) -> dict[str, dict[str, Any]]:
         return {row["id"]: row for row in get_json(f"{self.url}/standin/past")["past"]}
 

@@ -132,6 +132,7 @@ def describe(call: Call, waits_for: str, now: float) -> dict[str, Any]:
         "model": call.model,
         "stream": call.stream,
         "backend": call.backend,
+        "engine_id": call.engine_id or None,
         "slot": call.slot,
         "attempts": call.attempts,
         "phase": call.phase.value,

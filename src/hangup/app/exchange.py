@@ -111,7 +111,7 @@ class Exchange:
         self.ticket: Ticket | None = None  # its place in the queue or on a backend
         self.backend: Backend | None = None
         self.engine: EngineConnection | None = None
-        self.key = ""  # the engine's name for the call, once it has it
+        self.key = ""  # the engine's name for this attempt, once it has it
         self.slot: int | None = None  # its own slot there
         self.leftover: Leftover | None = None  # what it left behind in an engine
         self._body = b""
@@ -255,7 +255,9 @@ class Exchange:
     def _request(self) -> bytes:
         assert self.head is not None and self.backend is not None
         path, body, backend = self.head.path, self._body, self.backend
-        self.key = self.gateway.engine_key(self)
+        self.key = self.gateway.engine_key()
+        request_id = backend.request_id(self.call.id, self.key)
+        self.call.engine_id = self.key if request_id == self.key or backend.adapter.keyed_by == "body" else ""
         if self.ask is not None:
             if self.slot is None:
                 self.slot = self.call.slot = backend.pin(self.ask.choices)
@@ -267,7 +269,7 @@ class Exchange:
             self.head,
             path,
             body,
-            call_id=self.call.id,
+            request_id=request_id,
             timeout_s=self._time_left(),
             forward_key=not self.keyed,
             traced=f"00-{self.call.trace_id}-{self.call.span_id}-01" if self.call.span_id else "",

@@ -346,10 +346,10 @@ class Gateway:
 
     # The engine's side of an end
 
-    def engine_key(self, exchange: Exchange) -> str:
-        """What the engine shall know the call by."""
-        own = exchange.backend is not None and exchange.backend.adapter.own_key
-        return self._ids.new() if own else exchange.call.id
+    def engine_key(self) -> str:
+        """What an engine shall know this attempt by. It is never a name that a client chose, and never used again: whatever is
+        done later about this attempt, an abort that comes late included, can reach no other call."""
+        return self._ids.new()
 
     def stop(self, exchange: Exchange, backend: Backend, connection: EngineConnection | None) -> Leftover | None:
         """Ends the engine's work on a call; what may be left of it is the reaper's, until the engine shows that it is gone."""
@@ -362,12 +362,13 @@ class Gateway:
             return None
         if exchange.passage is not None and exchange.passage.stays(backend, connection):
             return None
-        self.aborts.stop(backend, key, connection)
+        abort_sent = self.aborts.stop(backend, key, connection)
         choices = exchange.ask.choices if exchange.ask is not None else 1
         now, ticket = time.monotonic(), exchange.ticket
         leftover = Leftover(call.id, now, key=key, slot=slot, tokens=call.tokens_out, choices=choices)
         if ticket is not None and ticket.reading:
             leftover.reading_s = backend.seat.estimates.first_token.predict(ticket.work, now)
+        leftover.abort_sent = abort_sent
         call.leftovers += (leftover,)
         if slot is not None:
             backend.pinned -= 1

@@ -132,6 +132,7 @@ def call_record(call: Call) -> dict[str, Any]:
         "model": call.model,
         "stream": call.stream,
         "backend": call.backend,
+        "engine_id": call.engine_id or None,
         "attempts": call.attempts,
         "outcome": reason.outcome,
         "cause": reason.code,

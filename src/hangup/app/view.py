@@ -72,10 +72,10 @@ class AdminView:
         if exchange is None:
             return None
         call, backend = exchange.call, exchange.backend
-        works = backend is not None and not call.engine_finished
-        aborts = works and backend is not None and backend.adapter.abort(call.id) is not None
-        cut = works and exchange.engine is not None
+        cut = backend is not None and not call.engine_finished and exchange.engine is not None
+        before = len(call.leftovers)
         exchange.end(reasons.KILLED)
+        aborts = any(left.abort_sent for left in call.leftovers[before:])
         self._log.event("killed", id=id, tenant=call.tenant, backend=call.backend)
         return Killed(call, cut, aborts)
 

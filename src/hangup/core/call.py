@@ -93,6 +93,7 @@ class Call:
         "detail",
         "ended_at",
         "engine_finished",
+        "engine_id",
         "first_token_at",
         "id",
         "leftovers",
@@ -129,6 +130,7 @@ class Call:
         self.parent_id = ""
         self.stream = False
         self.backend = ""
+        self.engine_id = ""  # what that engine calls it, where that is not its id
         self.slot: int | None = None  # its place in the engine's batch, where that is known
         self.attempts = 0
         self.status = 0

@@ -85,6 +85,7 @@ def _attributes(call: Call, operation: str) -> list[dict[str, Any]]:
         "hangup.tenant": call.tenant,
         "hangup.route": call.route,
         "hangup.backend": call.backend,
+        "hangup.engine_id": call.engine_id,
         "hangup.slot": call.slot,
         "hangup.outcome": call.reason.outcome.value,
         "hangup.cause": call.reason.code,

@@ -21,31 +21,30 @@ class Aborts:
         self.skipped = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def stop(self, backend: Backend, key: str, connection: EngineConnection | None) -> None:
-        """Ends a call in its engine: its connection is cut, and it is told by id if it has ears for that."""
+    def stop(self, backend: Backend, key: str, connection: EngineConnection | None) -> bool:
+        """Ends a call in its engine: its connection is cut, and it is told by id if it has ears for that (then True)."""
         abort = backend.abort(key)
         first = abort is not None and backend.adapter.abort_first and len(self._tasks) < IN_FLIGHT_MAX
         if connection is not None and first:
             connection.linger()
         elif connection is not None:
             connection.abort()
-        if abort is not None:
-            self._start(backend, abort, connection if first else None)
+        return abort is not None and self._start(backend, abort, connection if first else None)
 
-    def send(self, backend: Backend, key: str) -> None:
-        """Tells the engine once more."""
+    def send(self, backend: Backend, key: str) -> bool:
+        """Tells the engine once more, if that can be done."""
         abort = backend.abort(key)
-        if abort is not None:
-            self._start(backend, abort, None)
+        return abort is not None and self._start(backend, abort, None)
 
-    def _start(self, backend: Backend, abort: Abort, connection: EngineConnection | None) -> None:
+    def _start(self, backend: Backend, abort: Abort, connection: EngineConnection | None) -> bool:
         if len(self._tasks) >= IN_FLIGHT_MAX:
             self.skipped += 1
-            return
+            return False
         self.sent += 1
         task = asyncio.get_running_loop().create_task(self._send(backend, abort, connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return True
 
     async def _send(self, backend: Backend, abort: Abort, connection: EngineConnection | None) -> None:
         cut = None

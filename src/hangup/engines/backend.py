@@ -107,6 +107,10 @@ class Backend:
         """Whether it gets a key of ours instead of the client's."""
         return bool(self._key)
 
+    def request_id(self, call_id: str, key: str) -> str:
+        """The X-Request-Id that it gets: the call's own, unless that is, or may turn out to be, the name it is stopped by."""
+        return key if not self.learned or (self.adapter.keyed_by == "header" and self.facts.can_abort) else call_id
+
     def abort(self, key: str) -> Abort | None:
         """How to stop a call by the engine's name for it, if that can be done here."""
         return self.adapter.abort(key) if self.facts.can_abort and key else None
@@ -117,7 +121,7 @@ class Backend:
         path: str,
         body: bytes,
         *,
-        call_id: str,
+        request_id: str,
         timeout_s: float | None,
         forward_key: bool,
         traced: str = "",
@@ -130,7 +134,7 @@ class Backend:
             dropped = dropped | {b"traceparent"}
         lines = [f"{head.method} {self._prefix}{path}".encode("ascii"), head.query, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
         lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
-        lines.append(b"accept-encoding: identity\r\nx-request-id: %b\r\n" % call_id.encode("ascii"))
+        lines.append(b"accept-encoding: identity\r\nx-request-id: %b\r\n" % request_id.encode("ascii"))
         if traced:
             lines.append(b"traceparent: %b\r\n" % traced.encode("ascii"))
         if self._key:

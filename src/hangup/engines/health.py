@@ -45,13 +45,13 @@ async def learn(backend: Backend, timeout_s: float) -> None:
     async def get(path: str) -> Seen:
         return await see(backend, path, timeout_s)
 
-    backend.learned = True
     if backend.settings.engine == AUTO:
         backend.use(*await recognise(backend.pool.address.host, get))
     else:
         facts = await backend.adapter.inspect(get)
         if facts is not None:
             backend.use(backend.adapter, facts)
+    backend.learned = True
 
 
 async def see(backend: Backend, path: str, timeout_s: float) -> Seen:

@@ -288,9 +288,9 @@ class Watch:
 
     def _name_zombies(self) -> None:
         known = self._named
-        self._named = {left.call_id for left in self.book.zombies}
+        self._named = {left.key for left in self.book.zombies}  # a client's id may be in use again
         for left in self.book.zombies:
-            if left.call_id not in known:
+            if left.key not in known:
                 self._books.remember(self.backend.name, left)
                 since_s = round(time.monotonic() - left.at, 3)
                 self._tell("zombie", id=left.call_id, slot=left.slot, since_s=since_s, tokens=left.tokens_since)

@@ -135,17 +135,16 @@ class Engine:
             self._drop(work)
 
     def abort(self, id: str) -> int | None:
-        """Stops a call by its id, unless deaf; tells how many tokens it got."""
+        """Stops the calls with this id, unless deaf; tells how many tokens they got."""
         self.counters.abort_requests += 1
         if self.behaviour.crash_on_abort:
             self.crash()
         self.wedged = self.wedged or self.behaviour.wedge
-        for work in [*self.running, *self.waiting]:
-            if work.id == id:
-                if not self.behaviour.deaf and not self.wedged:
-                    self._drop(work)
-                return work.computed * work.choices
-        return None
+        named = [work for work in (*self.running, *self.waiting) if work.id == id]
+        if not self.behaviour.deaf and not self.wedged:
+            for work in named:
+                self._drop(work)
+        return sum(work.computed * work.choices for work in named) if named else None
 
     def _drop(self, work: Work) -> None:
         (self.running if work in self.running else self.waiting).remove(work)

@@ -41,6 +41,7 @@ class Leftover:
     """What an ended call left behind in an engine. `place` is the caller's: what is held until it is released."""
 
     __slots__ = (
+        "abort_sent",
         "aborts",
         "at",
         "call_id",
@@ -75,6 +76,7 @@ class Leftover:
         self.silent = False  # it had sent nothing yet
         self.reading_s: float | None = None  # how long its prompt takes to be read, if that is known
         self.figures: tuple[object, ...] | None = None  # the engine's first ones after its end
+        self.abort_sent = False  # by id, at its end
         self.aborts = 0  # sent after the first
         self.task = ""
         self.zombie_since: float | None = None

@@ -93,14 +93,14 @@ class Ladder:
             self._next.clear()
             return [self._go(Rung.WELL, now, "the engine has let go")]
         terms, steps, used_up = self.terms, list[Step](), bool(trouble)
-        self._next = {z.call_id: self._next.get(z.call_id, now) for z in zombies}
+        self._next = {z.key: self._next.get(z.key, now) for z in zombies}
         for zombie in zombies:
-            if now < self._next[zombie.call_id]:
+            if now < self._next[zombie.key]:
                 continue
             if zombie.aborts >= terms.aborts_max:
                 used_up = True
                 continue
-            self._next[zombie.call_id] = now + terms.abort_backoff_s * 2**zombie.aborts
+            self._next[zombie.key] = now + terms.abort_backoff_s * 2**zombie.aborts
             zombie.aborts += 1
             what = "abort" if self.can_abort else "wait"
             steps.append(Step(what, f"{what} {zombie.aborts} of {terms.aborts_max}", zombie))

@@ -91,8 +91,8 @@ class Adapter:
     blind_hold_s = 0.25
     # Where it is asked; "" if it cannot be.
     status_path = ""
-    # It must know calls by a key of our own making, not by an id that a client may have chosen.
-    own_key = False
+    # Where it gets the key by which it is told to stop a call: the "header" X-Request-Id, a field of the "body", or "" nowhere.
+    keyed_by = ""
     # Its abort must find the connection open.
     abort_first = False
     # Calls can be given a slot of their own.

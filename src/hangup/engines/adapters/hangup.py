@@ -15,6 +15,7 @@ class HangupEngine(Adapter):
     status_path = "/metrics"
     slots_path = "/slots"
     maximum_fields = {"openai.chat": "max_tokens"}  # completions have 16 by default, which a maximum would raise
+    keyed_by = "header"
 
     def recognises(self, models: Seen) -> bool:
         return any(row.get("owned_by") == "hangup" and "max_model_len" in row for row in models.rows)

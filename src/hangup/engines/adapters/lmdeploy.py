@@ -19,7 +19,7 @@ class LmDeploy(Adapter):
     lag_s = 2.0
     status_path = "/metrics"
     abort_first = True
-    own_key = True
+    keyed_by = "body"
 
     def recognises(self, models: Seen) -> bool:
         return any(row.get("owned_by") == "lmdeploy" for row in models.rows)

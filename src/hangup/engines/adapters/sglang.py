@@ -20,7 +20,7 @@ class Sglang(Adapter):
     poll_s = 0.5
     status_path = "/v1/loads?include=core,queues"
     abort_first = True
-    own_key = True
+    keyed_by = "body"
 
     def recognises(self, models: Seen) -> bool:
         return any(row.get("owned_by") == "sglang" for row in models.rows)

@@ -1,4 +1,4 @@
-"""hangup's own stand-in engine (`hangup standin`), which knows calls by our id."""
+"""hangup's own stand-in engine (`hangup standin`), which knows calls by our key."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class StandIn(Adapter):
     grace_s = 2.0
     poll_s = 0.05
     status_path = "/standin/stats"
+    keyed_by = "header"
 
     def recognises(self, models: Seen) -> bool:
         return models.server.startswith("hangup-standin")

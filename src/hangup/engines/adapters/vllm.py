@@ -1,6 +1,6 @@
 """vLLM. Closing the connection stops a call within a step; an abort by id exists in its development mode only.
 
-Our id reaches it in the header X-Request-Id, and the engine's own name for the call is made of it. An empty list of ids
+Our key reaches it in the header X-Request-Id, and the engine's own name for the call is made of it. An empty list of ids
 would abort everything, so there is always exactly one.
 """
 
@@ -35,6 +35,7 @@ class Vllm(Adapter):
     counts_steps = True
     status_path = "/metrics"
     abort_first = True
+    keyed_by = "header"
 
     def recognises(self, models: Seen) -> bool:
         return any(row.get("owned_by") == "vllm" for row in models.rows)
