@@ -14,6 +14,8 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
+from hangup.apis.base import Api
+from hangup.apis.engine_paths import HEALTH, REFUSED
 from hangup.apis.routes import BUILT_IN
 from hangup.cli import engines
 from hangup.cli.main import make_parser
@@ -54,8 +56,21 @@ def outcomes_table() -> str:
 
 
 def routes_table() -> str:
-    rows = [[f"`{route.path}`", ", ".join(route.methods), f"`{route.api.name}`"] for route in BUILT_IN.values()]
-    return _table(["path", "methods", "name in logs and metrics"], rows)
+    rows = [[f"`{r.path}`", ", ".join(r.methods), f"`{r.api.name}`", _how(r.api)] for r in BUILT_IN.values()]
+    return _table(["path", "methods", "name in logs and metrics", "how"], rows)
+
+
+def _how(api: Api) -> str:
+    if api is HEALTH or api.about_jobs:
+        return "answered by hangup"
+    if api.generates:
+        return "capped, counted"
+    return "question" if api.question else "inference, with files" if api.media else "inference"
+
+
+def refused_paths() -> str:
+    reasons = dict.fromkeys(REFUSED.values())
+    return "\n".join(f"- {why}: {', '.join(f'`{p}`' for p in REFUSED if REFUSED[p] == why)}" for why in reasons) + "\n"
 
 
 def command_line() -> str:
@@ -96,6 +111,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "outcomes": ("outcomes.md", outcomes_table),
     "engines": ("engines.md", engines_table),
     "routes": ("apis.md", routes_table),
+    "refused": ("apis.md", refused_paths),
     "commands": ("commands.md", command_line),
     "lint-rules": ("lint.md", lint_rules),
 }

@@ -288,7 +288,7 @@ class TestPaths:
         [
             "/",
             "/metrics",
-            "/health",
+            "/health/",
             "/slots",
             "/abort_requests",
             "/abort_request",

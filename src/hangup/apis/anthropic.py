@@ -71,6 +71,7 @@ class AnthropicMessages(AnthropicErrors):
 
 class AnthropicCountTokens(AnthropicErrors):
     name = "anthropic.count_tokens"
+    question = True
 
 
 class MessageAssembler(Assembler):

@@ -105,6 +105,8 @@ class Api:
     name = ""
     generates = False
     about_jobs = False  # answered by the gateway itself, or by the provider that has the jobs
+    question = False  # costs an engine next to nothing: goes past the queue, and takes no place
+    media = False  # the body may be a file: `media_bytes_max` and `upload_s` hold
     format: Format = SSE
 
     # Errors

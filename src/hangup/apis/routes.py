@@ -1,4 +1,4 @@
-"""Which path is which API. Whatever is not in this table does not exist from outside."""
+"""Which path is which API. Whatever is not in these tables does not exist from outside."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from urllib.parse import unquote_to_bytes
 
 from hangup.apis.anthropic import AnthropicCountTokens, AnthropicErrors, AnthropicMessages
 from hangup.apis.base import Api, Json
+from hangup.apis.engine_paths import PASSED, Plain
 from hangup.apis.llamacpp import LlamaCppCompletion
 from hangup.apis.ollama import OllamaChat, OllamaGenerate
 from hangup.apis.openai_chat import OpenAIChat
@@ -60,8 +61,13 @@ class Generate(TgiGenerate):
     """/generate belongs to TGI and to SGLang; the body tells which (see `Route.api_for`)."""
 
 
+class Invocations(OpenAIChat):
+    """SageMaker's one path for all that a model does; the body tells what it is (see `Route.api_for`)."""
+
+
 UNKNOWN = Api()  # for errors before the path is known: OpenAI's shape, which most clients read
 _SGLANG = SglangGenerate()
+_CHAT, _COMPLETIONS, _INVOCATION = OpenAIChat(), OpenAICompletions(), Plain("invocations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class Route:
     def api_for(self, value: Json) -> Api:
         if type(self.api) is Generate and "inputs" not in value:
             return _SGLANG
+        if type(self.api) is Invocations:
+            return _CHAT if "messages" in value else _COMPLETIONS if "prompt" in value else _INVOCATION
         return self.api
 
 
@@ -88,10 +96,11 @@ BUILT_IN: dict[str, Route] = {
         Route("/v1/messages", ("POST",), AnthropicMessages()),
         Route("/v1/messages/count_tokens", ("POST",), AnthropicCountTokens()),
         Route("/completion", ("POST",), LlamaCppCompletion()),
-        Route("/generate", ("POST",), Generate()),
+        Route("/generate", ("POST", "PUT"), Generate()),
         Route("/generate_stream", ("POST",), TgiGenerate()),
         Route("/api/chat", ("POST",), OllamaChat()),
         Route("/api/generate", ("POST",), OllamaGenerate()),
+        Route("/invocations", ("POST",), Invocations()),
         Route("/v1/files", ("GET", "POST"), Files()),
         Route("/v1/files/*", ("GET", "DELETE"), Files()),
         Route("/v1/batches", ("GET", "POST"), Batches()),
@@ -102,7 +111,7 @@ BUILT_IN: dict[str, Route] = {
         Route("/v1/jobs", ("GET",), Jobs()),
         Route("/v1/jobs/*", ("GET", "DELETE"), Jobs()),
     )
-}
+} | {path: Route(path, methods, api) for path, (methods, api) in PASSED.items()}
 
 # Where jobs are a hosted API's, its paths are all passed, and there are none of our own.
 AT_PROVIDER: dict[str, Route] = {

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hangup.app.relay import PassRelay
 from hangup.core.reasons import Reason
+from hangup.engines.backend import Backend
+from hangup.engines.connection import EngineConnection
+from hangup.wire.body import Decoder
+from hangup.wire.head import ResponseHead
 
 if TYPE_CHECKING:
     from hangup.app.exchange import Exchange
@@ -44,3 +49,21 @@ class Carried:
 
     def resume_engine(self) -> None:
         self._exchange.resume_engine()
+
+
+class PassedOn(Carried):
+    """A call that goes past the queue and takes no place: what the exchange asks of whoever chose its backend."""
+
+    def relay(self, decoder: Decoder, final: Reason, head: ResponseHead) -> PassRelay:
+        return PassRelay(self._exchange, decoder, final, None)
+
+    def elsewhere(self, status: int = 0) -> Backend | None:
+        """Another backend that may be asked, after the one at hand failed or answered `status`."""
+        return None
+
+    def stays(self, backend: Backend, connection: EngineConnection | None) -> bool:
+        """The call ends before it was answered: True if no work is left behind that the reaper must look after."""
+        return False
+
+    def over(self) -> None:
+        """The call has ended, one way or another."""

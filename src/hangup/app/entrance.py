@@ -13,6 +13,7 @@ import time
 from collections.abc import Container, Iterable
 from functools import lru_cache
 
+from hangup.apis.engine_paths import why_not
 from hangup.apis.routes import Route
 from hangup.app import reply
 from hangup.app.carried import Carried
@@ -124,7 +125,7 @@ def check_route(route: Route | None, head: RequestHead) -> Route:
     if not allowed and head.method not in _METHODS:
         raise Refusal(reasons.UNSUPPORTED, f"The method {head.method} is not known here.")
     if route is None:
-        raise Refusal(reasons.NOT_FOUND, f"There is no {head.path[:200]} here.")
+        raise Refusal(reasons.NOT_FOUND, why_not(head.path))
     if not allowed:
         raise Refusal(reasons.METHOD)
     if b"origin" in head.fields and head.method == "POST" and not _is_json(head):

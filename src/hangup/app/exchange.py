@@ -44,8 +44,8 @@ from hangup.wire.body import Counted
 from hangup.wire.head import Headers, RequestHead, ResponseHead
 
 if TYPE_CHECKING:
+    from hangup.app.carried import PassedOn
     from hangup.app.gateway import Gateway
-    from hangup.app.passage import Passage
 
 _NO_VALUE: Json = {}
 _HEARTBEAT = b": hangup\n\n"
@@ -77,6 +77,7 @@ class Exchange:
         "event_bytes_max",
         "gateway",
         "head",
+        "held_bytes",
         "key",
         "keyed",
         "leftover",
@@ -100,8 +101,9 @@ class Exchange:
         self.body_bytes_max = self.limits.body_bytes_max
         self.body_s = self.limits.body_s
         self.event_bytes_max = self.limits.event_bytes_max
+        self.held_bytes = 0  # of `media_held_bytes_max`
         self.errand: Errand | None = None  # what it is made for, if its client is a job
-        self.passage: Passage | None = None  # what it is about, if a provider answers for jobs
+        self.passage: PassedOn | None = None  # who chose its backend, if it goes past the queue
         self.listens = False  # its answer is a stream of a job's events
         self.task: asyncio.Task[None] | None = None  # the one thing that it waits for: cancelled when the call ends
         self.keyed = False  # the client's key is one of ours: the engine must not see it
@@ -133,6 +135,9 @@ class Exchange:
         self.limits = limits
         self.body_bytes_max = limits.body_bytes_max
         self.event_bytes_max = limits.event_bytes_max
+        if route.api.media:
+            self.body_bytes_max = max(limits.media_bytes_max, limits.body_bytes_max)
+            self.body_s = limits.upload_s
 
     def body_piece(self, piece: bytes) -> bool:
         """A large body: counted as it comes, so that no one has to wait while it is looked at as a whole."""
@@ -167,12 +172,15 @@ class Exchange:
             return
         value = jsonbody.decode(self._body, self._structure, self.limits.json_elements_max, self.limits.json_depth_max)
         self.api = self.route.api_for(value)
+        self.call.route = self.api.name
+        if not self.api.generates:
+            self._set_clock(to_client=False, from_engine=False)
+            return
         settings = self.gateway.settings
         ask = self.api.read(self.head.path, value, self.limits, settings.assemble)
         check_name(ask.model, self.limits)
         self.ask, self._value = ask, value
         call = self.call
-        call.route = self.api.name
         call.model = ask.model
         call.stream = ask.stream
         self._set_clock(to_client=ask.stream, from_engine=ask.streams)
@@ -185,8 +193,10 @@ class Exchange:
     def _set_clock(self, *, to_client: bool, from_engine: bool) -> None:
         """Which time limits hold, now that we know where the answer streams."""
         limits, read_s, patient = self.limits, self.client_read_s, self.errand is not None
+        # A file may take long to arrive, which has a limit of its own.
+        took_s = time.monotonic() - self.call.started_at if self.api.media else 0.0
         self.call.clock = Clock(
-            math.inf if patient else limits.total_s,
+            math.inf if patient else limits.total_s + took_s,
             # Of an answer that comes as a whole nothing is seen before its end.
             limits.first_token_s if from_engine else math.inf,
             limits.gap_s if from_engine else math.inf,
@@ -307,6 +317,9 @@ class Exchange:
         if self.ask is not None and self.ask.assembler is not None and status in _CANNOT_STREAM:
             self._ask_plainly()
             return True
+        if status == 404 and self.passage is not None and self.passage.elsewhere(status) is not None:
+            self._go_elsewhere()
+            return True
         if 300 <= status < 400 and status != 304:
             self.attempt_failed(EngineFault(reasons.ENGINE_REDIRECT, f"The engine answered {status}."))
             return True
@@ -346,8 +359,8 @@ class Exchange:
         if not gateway.may_fail_over(self):
             self.end(fault.reason, fault.detail)
             return
-        assert self.ticket is not None
-        self.ticket.tried |= {backend.name}
+        if self.ticket is not None:
+            self.ticket.tried |= {backend.name}
         self._go_elsewhere()
 
     def _ask_plainly(self) -> None:
@@ -396,6 +409,9 @@ class Exchange:
         self.end(reason)
 
     def refuse(self, reason: Reason, detail: str = "") -> None:
+        if reason is reasons.BODY_TOO_LARGE and not detail:
+            limit = "media_bytes_max" if self.api.media else reason.code
+            detail = f"The request's body is too large: at most {self.body_bytes_max} bytes are taken here ({limit})."
         self.end(reason, detail)
 
     def pause_engine(self) -> None:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hangup.apis.base import Ask, Json
+from hangup.apis.engine_paths import HEALTH
 from hangup.apis.routes import Route, Router
 from hangup.app.actions import ActionLoop
 from hangup.app.carried import Carried
@@ -26,8 +27,11 @@ from hangup.app.entrance import CallIds, Hosts, Keys, Options, allowed_methods, 
 from hangup.app.exchange import Exchange
 from hangup.app.log import Log
 from hangup.app.passage import Passage
+from hangup.app.probe import Probe
+from hangup.app.question import Question
 from hangup.app.tracing import TRACEPARENT, Tracer
 from hangup.app.undertaking import Undertaking
+from hangup.app.uploads import Uploads
 from hangup.app.visit import Visit
 from hangup.config import Limits, Settings
 from hangup.core import reasons
@@ -78,6 +82,7 @@ class Gateway:
         self.turned_away: set[ClientConnection] = set()
         self.handshakes = 0  # TLS connections that are not ready yet; they count like any other
         self.body_bytes = 0  # of bodies on their way in
+        self.uploads = Uploads()
         self.calls: dict[str, Exchange] = {}
         self.ended_calls: deque[Call] = deque(maxlen=settings.limits.ended_calls_max)
         self.backends: dict[str, Backend] = {}
@@ -161,6 +166,13 @@ class Gateway:
         self.log.event("backend", backend=backend.name, change=what)
         self.seat_changed(backend)
 
+    def why_not_ready(self) -> Reason | None:
+        """Why a call that came now could not be served, as far as is known; None if it could."""
+        if self.draining:
+            return reasons.DRAINING
+        seats = [backend.seat for backend in self.backends.values()]
+        return None if any(seat.up and not seat.drained and not seat.closed for seat in seats) else reasons.NO_BACKEND
+
     def drain_backend(self, name: str, on: bool) -> bool:
         """No new calls for a backend, until it is taken back; False when there is none of that name."""
         backend = self.backends.get(name)
@@ -192,21 +204,26 @@ class Gateway:
 
     # Calls begin
 
-    def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | Carried | None:
+    def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | Carried | Probe | None:
         """A request's head: who asks for what, and may they? Nothing of the body is read before this."""
+        known = self.router.find(head.path)
+        if known is not None and known.api is HEALTH and head.method in allowed_methods(known):
+            return Probe(self, connection)
         exchange = self._new_exchange(connection, head)
         if head.path == "*":
             return Options(exchange)
         try:
-            return self._begin(exchange, connection, head)
+            return self._begin(exchange, connection, head, known)
         except Refusal as refusal:
             exchange.refuse(refusal.reason, refusal.detail)
         except Exception as error:
             exchange.fault(error)  # the connection does not know of it yet, so nobody else would end it
         return None
 
-    def _begin(self, exchange: Exchange, connection: ClientConnection, head: RequestHead) -> Exchange | Carried | None:
-        route, tenant = self._admit(exchange, head)
+    def _begin(
+        self, exchange: Exchange, connection: ClientConnection, head: RequestHead, known: Route | None
+    ) -> Exchange | Carried | None:
+        route, tenant = self._admit(exchange, head, known)
         deadline_s = own_deadline(head)
         limits = self.limits_of(route.path, tenant)
         exchange.client_total_s = deadline_s
@@ -216,7 +233,9 @@ class Gateway:
             if self.provider is not None:
                 return Passage.begin(exchange, self.provider)
             return Visit.begin(exchange, connection, self.desk)
-        return exchange
+        if route.api.media:
+            self.uploads.hold(exchange, head, self.limits.media_held_bytes_max)
+        return Question(exchange) if route.api.question else exchange
 
     def defers(self, exchange: Exchange, ask: Ask, body: bytes, value: Json) -> bool:
         """Whether the client will not wait for this call: then it is a job from here on."""
@@ -255,9 +274,8 @@ class Gateway:
         self.enter(exchange)
         return exchange
 
-    def _admit(self, exchange: Exchange, head: RequestHead) -> tuple[Route, str]:
+    def _admit(self, exchange: Exchange, head: RequestHead, route: Route | None) -> tuple[Route, str]:
         call = exchange.call
-        route = self.router.find(head.path)
         if route is not None:
             exchange.api = route.api
             exchange.route = route
@@ -286,7 +304,7 @@ class Gateway:
         size = call.bytes_in
         return Ticket(
             exchange,
-            prompt=self.admission.prompt_tokens(size),
+            prompt=self.admission.prompt_tokens(0 if exchange.api.media else size),  # a file's bytes tell nothing of tokens
             output_max=ask.cap.planned if ask is not None else 0,
             choices=ask.choices if ask is not None else 1,
             stream=call.stream,
@@ -302,7 +320,11 @@ class Gateway:
     def place_again(self, exchange: Exchange) -> None:
         """Its backend failed it before the first byte."""
         ticket = exchange.ticket
-        assert ticket is not None
+        if ticket is None:
+            backend = exchange.passage.elsewhere() if exchange.passage is not None else None
+            assert backend is not None  # somebody asked whether it may fail over
+            exchange.placed(backend)
+            return
         ticket.blind = exchange.ask is None or not exchange.ask.streams
         self._act(self.admission.fell_back(ticket, time.monotonic()))
 
@@ -331,8 +353,8 @@ class Gateway:
 
     def may_fail_over(self, exchange: Exchange) -> bool:
         """Whether another backend may be tried after the one at hand."""
-        if exchange.ticket is None:
-            return False  # it is about something that only this one has
+        if exchange.ticket is None:  # it may be about something that only this one has
+            return exchange.passage is not None and exchange.passage.elsewhere() is not None
         tried = exchange.ticket.tried | {exchange.call.backend}
         return len(tried) <= self.limits.failover_max and self.admission.fleet.usable(tried, exchange.ticket.seats)
 
@@ -423,6 +445,8 @@ class Gateway:
         """The last that happens to a call."""
         call, ticket = exchange.call, exchange.ticket
         exchange.ticket = None  # they point at each other
+        if exchange.held_bytes:
+            self.uploads.release(exchange)
         self.calls.pop(call.id, None)
         if not self.calls:
             self.idle.set()

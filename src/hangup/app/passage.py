@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hangup.apis import hosted_jobs
 from hangup.apis.base import Ask
 from hangup.apis.hosted_jobs import Target, Told, What
-from hangup.app.carried import Carried
+from hangup.app.carried import PassedOn
 from hangup.app.relay import PassRelay
 from hangup.core import reasons
 from hangup.core.call import Clock
@@ -36,7 +36,7 @@ _KEPT_BYTES_MAX = 1024 * 1024  # of an answer, to be understood
 _FORM_BYTES_MAX = 64 * 1024  # what a form has around its file
 
 
-class Passage(Carried):
+class Passage(PassedOn):
     def __init__(self, exchange: Exchange, provider: Provider, target: Target, *, stream: bool) -> None:
         head, limits, tenant = exchange.head, exchange.limits, exchange.call.tenant
         assert head is not None

@@ -45,9 +45,8 @@ class AdminView:
         return time.monotonic()
 
     def ready(self) -> str | None:
-        if self._gateway.draining:
-            return "draining"
-        return None if any(seat.up and not seat.drained and not seat.closed for seat in self.seats()) else "no backend is up"
+        reason = self._gateway.why_not_ready()
+        return None if reason is None else "draining" if reason is reasons.DRAINING else "no backend is up"
 
     # Calls
 

@@ -51,6 +51,9 @@ class Limits:
     gap_s: float = cap(60.0, "Longest silence between two tokens; comments do not count.", least=0.01)
     queue_s: float = cap(10.0, "Longest wait in the queue; a call that would have to wait longer is refused at once.", least=0)
     body_bytes_max: int = cap(16 * 1024 * 1024, "Largest request body.", least=1024)
+    media_bytes_max: int = cap(
+        32 * 1024 * 1024, "Largest request body of calls with audio or image files, the form around them included.", least=1024
+    )
     event_bytes_max: int = cap(4 * 1024 * 1024, "Largest single event of an answer.", least=1024)
 
     # The client's connection
@@ -69,6 +72,11 @@ class Limits:
     )
     body_idle_s: float = limit(30.0, "Longest pause while a request body arrives.", least=0.1)
     body_s: float = limit(60.0, "Longest time for a whole request body.", least=0.1)
+    media_held_bytes_max: int = limit(
+        1024**3,
+        "Most bytes of bodies with audio or image files held at a time; one more call with a file is refused.",
+        least=1024,
+    )
     json_elements_max: int = limit(100_000, "Most values in a JSON body, so that none can stall the others.", least=100)
     json_depth_max: int = limit(200, "Most levels of nesting in a JSON body; what is deeper is refused.", least=8, most=250)
     idle_s: float = limit(75.0, "Keep-alive: how long a client's connection may rest between two calls.", least=0.1)
@@ -141,7 +149,7 @@ class Limits:
     )
     job_lease_max_s: float = cap(86_400.0, "Longest lease that a client may ask for (x-hangup-lease).")
     job_cancel_wait_s: float = cap(5.0, "How long a cancel may wait for the engine to let go before it is answered.", least=0)
-    upload_s: float = limit(600.0, "Longest time for a whole file to arrive.", least=1)
+    upload_s: float = limit(600.0, "Longest time for a whole file to arrive, of audio and image calls, too.", least=1)
     job_events_bytes_max: int = limit(
         4 * 1024 * 1024, "Newest events of a job that are kept, to be read again or later.", least=1024
     )

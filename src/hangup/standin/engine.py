@@ -35,6 +35,7 @@ class Behaviour:
     lag_s: float = 0.0  # how old the figures are that it tells
     status_hangs: bool = False  # never answers when asked what it runs
     wedge: bool = False  # stops computing altogether at the first hang-up or abort, and stays busy
+    cors: bool = False  # answers pages of other sites, as vLLM does by default
     crash_on_abort: bool = False  # the process kills itself when told to abort
 
     def change(self, values: dict[str, Any]) -> None:

@@ -28,6 +28,8 @@ class Likeness:
 
     def page(self, path: str, engine: Engine) -> Page | None:
         """The answer to a GET of the engine's own."""
+        if path == "/version":
+            return _json({"version": "0.0-standin"})
         if path != "/metrics":
             return None
         stats = engine.stats()

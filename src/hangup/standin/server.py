@@ -13,10 +13,13 @@ import orjson
 
 from hangup.standin.engine import Behaviour, Engine, Work
 from hangup.standin.likeness import LIKENESSES, Likeness
-from hangup.standin.shapes import Shape, shape_for
+from hangup.standin.plain import PATHS, Plain, about_text, read_form
+from hangup.standin.shapes import Responses, Shape, shape_for
 
 MODEL = "standin"
 SEEN_MAX = 20_000  # requests whose ids are remembered, for tests that ask what reached the engine
+SEEN_BODY_BYTES_MAX = 1024 * 1024
+RESPONSES_MAX = 1000  # kept, as vLLM does with VLLM_ENABLE_RESPONSES_API_STORE
 
 
 class StandIn:
@@ -25,12 +28,19 @@ class StandIn:
     def __init__(self, behaviour: Behaviour) -> None:
         self.engine = Engine(behaviour, crash=lambda: os.kill(os.getpid(), signal.SIGKILL))
         self.seen: list[dict[str, Any]] = []
+        self.responses: dict[str, Any] = {}
         self.connections = 0
         self.calls = 0
 
     def remember(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
         if len(self.seen) < SEEN_MAX:
-            self.seen.append({"method": method, "path": path, "headers": headers, "body": body.decode("utf-8", "replace")})
+            text = body[:SEEN_BODY_BYTES_MAX].decode("utf-8", "replace")
+            self.seen.append({"method": method, "path": path, "headers": headers, "body": text, "bytes": len(body)})
+
+    def keep(self, response: Any) -> None:
+        if len(self.responses) >= RESPONSES_MAX:
+            del self.responses[next(iter(self.responses))]
+        self.responses[response["id"]] = response
 
 
 class Connection(asyncio.Protocol):
@@ -103,6 +113,8 @@ class Connection(asyncio.Protocol):
     def _handle(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
         if path.startswith("/standin/"):
             self._control(path, body)
+        elif method == "OPTIONS" and self._engine.behaviour.cors and "access-control-request-method" in headers:
+            self._send(200, b"text/plain", b"OK")
         elif path == "/health":
             self._answer(200, {"status": "ok"})
         elif path == "/v1/models" or path.startswith("/v1/models/"):
@@ -117,8 +129,15 @@ class Connection(asyncio.Protocol):
             self._embed(_embeddings(orjson.loads(body)))
         elif method == "POST" and path == "/v1/messages/count_tokens":
             self._answer(200, {"input_tokens": len(body.split())})
+        elif path.startswith("/v1/responses/"):
+            self._stored(method, path)
         elif method == "POST":
-            self._generate(path, headers, orjson.loads(body))
+            is_form = headers.get("content-type", "").startswith("multipart/form-data")
+            value = read_form(body) if is_form else orjson.loads(body)
+            if (answer := about_text(path, value)) is not None:
+                self._answer(200, answer)
+            else:
+                self._generate(path, headers, value)
         else:
             self._answer(404, {"error": {"message": "not found", "type": "not_found_error"}})
 
@@ -142,12 +161,20 @@ class Connection(asyncio.Protocol):
             case _:
                 self._answer(404, {"error": {"message": "no such control"}})
 
+    def _stored(self, method: str, path: str) -> None:
+        id, _, action = path.removeprefix("/v1/responses/").partition("/")
+        response = self._standin.responses.get(id)
+        if response is None or (method, action) not in (("GET", ""), ("POST", "cancel")):
+            self._answer(404, {"error": {"message": f"no response {id}", "type": "not_found_error"}})
+        else:
+            self._answer(200, response)
+
     def _generate(self, path: str, headers: dict[str, str], request: dict[str, Any]) -> None:
         behaviour = self._engine.behaviour
         if behaviour.fail_status:
             self._answer(behaviour.fail_status, {"error": {"message": "told to fail", "type": "server_error"}})
             return
-        kind = shape_for(path, request)
+        kind = Plain if path in PATHS and "messages" not in request else shape_for(path, request)
         if kind is None:
             self._answer(404, {"error": {"message": "not found", "type": "not_found_error"}})
             return
@@ -167,8 +194,8 @@ class Connection(asyncio.Protocol):
             self._work = None
             self._refuse()
         elif shape.stream:
-            head = b"HTTP/1.1 200 OK\r\nserver: %b\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
-            self.transport.write(head % (self._like.server.encode(), shape.content_type))
+            head = b"HTTP/1.1 200 OK\r\nserver: %b\r\n%bcontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
+            self.transport.write(head % (self._like.server.encode(), self._cors(), shape.content_type))
 
     def _refuse(self) -> None:
         status, retry_after_s = self._engine.behaviour.full_status, self._engine.behaviour.retry_after_s
@@ -212,17 +239,29 @@ class Connection(asyncio.Protocol):
         elif work.computed < shape.length:
             self.transport.close()  # aborted by id
         elif shape.stream:
+            self._keep(shape, work.computed)
             events = shape.closing(work.computed)
             self.transport.write(b"".join([b"%x\r\n%b\r\n" % (len(e), e) for e in events]) + b"0\r\n\r\n")
         else:
+            self._keep(shape, work.computed)
             self._answer(200, shape.whole(work.computed))
+
+    def _keep(self, shape: Shape, count: int) -> None:
+        if isinstance(shape, Responses) and shape.request.get("store", True):
+            self._standin.keep(shape.whole(count))
 
     def _answer(self, status: int, value: Any) -> None:
         self._send(status, b"application/json", orjson.dumps(value))
 
     def _send(self, status: int, kind: bytes, body: bytes, more: bytes = b"") -> None:
-        head = b"HTTP/1.1 %d X\r\nserver: %b\r\ncontent-type: %b\r\n%bcontent-length: %d\r\n\r\n"
-        self.transport.write(head % (status, self._like.server.encode(), kind, more, len(body)) + body)
+        head = b"HTTP/1.1 %d X\r\nserver: %b\r\n%bcontent-type: %b\r\n%bcontent-length: %d\r\n\r\n"
+        self.transport.write(head % (status, self._like.server.encode(), self._cors(), kind, more, len(body)) + body)
+
+    def _cors(self) -> bytes:
+        """As vLLM and SGLang have it unless they are told otherwise."""
+        if not self._engine.behaviour.cors:
+            return b""
+        return b"access-control-allow-origin: *\r\naccess-control-allow-methods: GET, POST\r\naccess-control-max-age: 600\r\n"
 
 
 def _embeddings(request: dict[str, Any]) -> dict[str, Any]:

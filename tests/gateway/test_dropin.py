@@ -1,0 +1,304 @@
+"""Drop-in: what talks to vLLM or SGLang directly works through the gateway unchanged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from hangup.apis.engine_paths import PASSED, REFUSED
+from support.processes import Gateway, StandIn, gateway_and_engine
+from support.raw import Answer, Client, ask
+from support.raw_engine import raw_engine
+from support.waiting import wait_until
+
+SERVED = ["/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/v1/classify", "/classify", "/pooling", "/v2/embed"]
+SERVED += ["/v1/moderations", "/v1/images/generations", "/v1/audio/speech", "/encode"]
+
+
+def get(gateway: Gateway, path: str, method: str = "GET", headers: str = "") -> Answer:
+    with Client(gateway.address) as client:
+        client.send(f"{method} {path} HTTP/1.1\r\nHost: a\r\n{headers}Content-Length: 0\r\n\r\n".encode())
+        return client.read_answer()
+
+
+def in_flight(gateway: Gateway) -> float:
+    return sum(value for name, value in gateway.metrics().items() if name.startswith("hangup_backend_in_flight"))
+
+
+def live(gateway: Gateway) -> float:
+    return sum(value for name, value in gateway.metrics().items() if name.startswith("hangup_calls_live"))
+
+
+def calls_logged(gateway: Gateway) -> int:
+    return sum(row.get("event") == "call" for row in gateway.log())
+
+
+class TestHealth:
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [("GET", "/health"), ("HEAD", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/health_generate")],
+    )
+    def test_well(self, gateway: Gateway, engine: StandIn, method: str, path: str) -> None:
+        before = len(engine.seen())
+        answer = get(gateway, path, method)
+        assert (answer.status, answer.body) == (200, b"")
+        assert len(engine.seen()) == before
+
+    def test_a_probe_is_no_call(self, gateway: Gateway) -> None:
+        assert get(gateway, "/v1/models").status == 200  # one that is
+        before = wait_until(lambda: calls_logged(gateway))
+        metrics = {name: value for name, value in gateway.metrics().items() if name.startswith("hangup_calls_total")}
+        with Client(gateway.address) as client:
+            for _ in range(20):  # on one connection, kept alive
+                client.send(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+                assert client.read_answer().status == 200
+        answer = get(gateway, "/v1/models")
+        gateway.call_log(answer.headers["x-request-id"])
+        assert calls_logged(gateway) == before + 1
+        after = {name: value for name, value in gateway.metrics().items() if name.startswith("hangup_calls_total")}
+        assert sum(after.values()) == sum(metrics.values()) + 1
+
+    def test_no_key_is_asked_for(self, engine: StandIn) -> None:
+        """As vLLM and SGLang have it: load balancers hold no keys."""
+        digest = hashlib.sha256(b"secret").hexdigest()
+        config = f'[[backend]]\nurl = "{engine.url}"\n[[tenant]]\nname = "a"\nkey_sha256 = ["{digest}"]\n'
+        with Gateway(config=config) as keyed:
+            assert get(keyed, "/health").status == 200
+            assert get(keyed, "/version").status == 401
+            assert get(keyed, "/version", headers="Authorization: Bearer secret\r\n").status == 200
+
+    def test_503_while_no_backend_is_up(self) -> None:
+        with StandIn() as engine, Gateway(engine.url, health_interval_s=0.1, failures_max=1) as gateway:
+            wait_until(lambda: get(gateway, "/health").status == 200, 10)
+            engine.close()
+            answer = wait_until(lambda: found if (found := get(gateway, "/health")).status == 503 else None, 10)
+            assert answer is not None
+            assert (answer.body, answer.headers["x-hangup-reason"]) == (b"", "no_backend")
+            assert gateway.ready() == 503
+
+    def test_503_while_draining(self) -> None:
+        with gateway_and_engine({"drain_s": 20}, token_s=0.02) as (gateway, _), Client(gateway.address) as busy:
+            busy.chat(stream=True, ignore_eos=True)
+            busy.read_until(b'"content":" ')
+            gateway.signal(signal.SIGTERM)
+            wait_until(lambda: any(row.get("event") == "drain" for row in gateway.log()))
+            answer = get(gateway, "/health")
+            assert (answer.status, answer.headers["x-hangup-reason"]) == (503, "draining")
+            assert answer.headers["connection"] == "close"
+
+
+class TestQuestions:
+    def test_version_and_tokens(self, gateway: Gateway, engine: StandIn) -> None:
+        assert get(gateway, "/version").json() == {"version": "0.0-standin"}
+        answer = ask(gateway.address, "/tokenize", b'{"model":"m","prompt":"one two three"}')
+        assert answer.json()["count"] == 3
+        assert ask(gateway.address, "/detokenize", b'{"tokens":[1,2]}').json() == {"prompt": "word word"}
+        row = gateway.call_log(answer.headers["x-request-id"])
+        assert (row["route"], row["outcome"], row["attempts"]) == ("tokenize", "completed", 1)
+
+    def test_answered_while_every_place_is_taken(self) -> None:
+        settings = {"slots": 1, "queue_s": 30}
+        with gateway_and_engine(settings, slots=1, token_s=0.02) as (gateway, engine), Client(gateway.address) as busy:
+            busy.chat(stream=True, ignore_eos=True)
+            busy.read_until(b'"content":" ')
+            for path, body in (("/tokenize", b'{"prompt":"a b"}'), ("/v1/messages/count_tokens", b'{"messages":[]}')):
+                assert ask(gateway.address, path, body).status == 200
+            assert get(gateway, "/version").status == 200
+            assert engine.stats()["running"] == 1
+            assert in_flight(gateway) == 1
+
+    def test_a_backend_that_does_not_know_is_not_the_last(self) -> None:
+        """SGLang has /model_info and vLLM has not: whichever is asked first."""
+
+        def knows_nothing(sock: socket.socket, request: bytes) -> None:
+            sock.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}")
+
+        def knows(sock: socket.socket, request: bytes) -> None:
+            sock.sendall(b'HTTP/1.1 200 OK\r\ncontent-length: 13\r\n\r\n{"model":"m"}')
+
+        with raw_engine(knows_nothing) as one, raw_engine(knows) as two, Gateway(one.url, two.url) as gateway:
+            for _ in range(6):
+                assert get(gateway, "/model_info").json() == {"model": "m"}
+            two.close()
+            answer = wait_until(lambda: found if (found := get(gateway, "/model_info")).status == 404 else None, 10)
+            assert answer is not None and answer.body == b"{}"
+
+    def test_a_backend_that_is_gone_is_not_the_last(self) -> None:
+        with StandIn() as one, StandIn() as two, Gateway(one.url, two.url, health_interval_s=60) as gateway:
+            one.close()
+            assert [get(gateway, "/version").status for _ in range(6)] == [200] * 6
+
+    def test_leaving_leaves_nothing_behind(self) -> None:
+        """No abort is sent and nothing is held for a question that its client did not wait for."""
+        asked: list[bytes] = []
+
+        def silent(sock: socket.socket, request: bytes) -> None:
+            asked.append(request)
+
+        with raw_engine(silent) as engine, Gateway(engine.url, slots=1) as gateway:
+            with Client(gateway.address) as client:
+                client.send(b"GET /version HTTP/1.1\r\nHost: a\r\nX-Request-Id: q1\r\n\r\n")
+                wait_until(lambda: asked)
+            assert gateway.call_log("q1")["outcome"] == "client_gone"
+            assert in_flight(gateway) == 0
+            assert not any(value for name, value in gateway.metrics().items() if "zombie" in name or "abort" in name)
+
+
+class TestInference:
+    @pytest.mark.parametrize("path", SERVED)
+    def test_served(self, gateway: Gateway, engine: StandIn, path: str) -> None:
+        body = b'{ "model":"m", "input":"x" }'
+        answer = ask(gateway.address, path, body)
+        assert answer.status == 200 and answer.json()["text"]
+        assert (engine.seen()[-1]["path"], engine.seen()[-1]["body"]) == (path, body.decode())
+        row = gateway.call_log(answer.headers["x-request-id"])
+        assert (row["outcome"], row["route"]) == ("completed", PASSED[path][1].name)
+
+    @pytest.mark.parametrize("path", ["/v1/rerank", "/pooling", "/v1/audio/speech"])
+    def test_a_hang_up_ends_it(self, path: str) -> None:
+        with gateway_and_engine({}, token_s=0.02, answer_tokens=100_000) as (gateway, engine):
+            with Client(gateway.address) as client:
+                client.post(path, {"input": "x"}, {"X-Request-Id": "left"})
+                wait_until(lambda: engine.stats()["running"] == 1)
+            engine.wait_idle(5)
+            assert gateway.call_log("left")["outcome"] == "client_gone"
+
+    def test_they_take_places(self) -> None:
+        settings = {"slots": 2, "queue_s": 30}
+        with gateway_and_engine(settings, slots=8, token_s=0.005, answer_tokens=40) as (gateway, engine):
+            with ThreadPoolExecutor(8) as pool:
+                asked = [pool.submit(ask, gateway.address, "/v1/rerank", b'{"query":"x"}') for _ in range(8)]
+                assert [future.result().status for future in asked] == [200] * 8
+            assert engine.stats()["running_peak"] <= 2
+
+    def test_invocations(self, gateway: Gateway, engine: StandIn) -> None:
+        """SageMaker's path: a chat in it is capped like any other, the rest passes."""
+        chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+        answer = ask(gateway.address, "/invocations", json.dumps(chat).encode())
+        row = gateway.call_log(answer.headers["x-request-id"])
+        assert row["route"] == "openai.chat"
+        answer = ask(gateway.address, "/invocations", b'{"input":"x"}')
+        assert answer.json()["text"]
+        assert gateway.call_log(answer.headers["x-request-id"])["route"] == "invocations"
+
+
+class TestRefused:
+    @pytest.mark.parametrize("path", [*REFUSED, "/no/such/path"])
+    @pytest.mark.parametrize("method", ["GET", "POST"])
+    def test_says_why_and_how_to_allow_it(self, gateway: Gateway, engine: StandIn, path: str, method: str) -> None:
+        before = len(engine.seen())
+        answer = get(gateway, path, method)
+        message = answer.json()["error"]["message"]
+        assert (answer.status, answer.headers["x-hangup-reason"]) == (404, "not_found")
+        assert f'[[route]] with path = "{path}"' in message
+        assert REFUSED.get(path, "There is no") in message
+        assert len(engine.seen()) == before
+
+    def test_no_path_is_both(self) -> None:
+        assert not set(REFUSED) & set(PASSED)
+
+    def test_allowed_as_the_message_says(self, engine: StandIn) -> None:
+        with Gateway(config=f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/metrics"\n') as gateway:
+            assert b"standin_tokens_total" in get(gateway, "/metrics").body
+
+
+def form(file: bytes, **fields: str) -> tuple[bytes, str]:
+    parts = [
+        f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}\r\n'.encode() for name, text in fields.items()
+    ]
+    head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
+    return b"".join([*parts, head, file, b"\r\n--b--\r\n"]), "multipart/form-data; boundary=b"
+
+
+def upload_head(body: bytes, kind: str) -> bytes:
+    lines = ["POST /v1/audio/transcriptions HTTP/1.1", "Host: a", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+class TestFiles:
+    def test_25_megabytes_of_audio(self, gateway: Gateway) -> None:
+        body, kind = form(bytes(range(256)) * (100 * 1024), model="whisper")
+        answer = httpx.post(f"{gateway.url}/v1/audio/transcriptions", content=body, headers={"content-type": kind}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        told = answer.json()
+        assert (told["bytes"], told["sha256"]) == (len(body), hashlib.sha256(body).hexdigest())
+        assert told["bytes"] > 25 * 1024 * 1024
+        assert gateway.call_log(answer.headers["x-request-id"])["bytes_in"] == len(body)
+
+    def test_in_chunks(self, gateway: Gateway) -> None:
+        body, kind = form(b"\0\xff" * (10 * 1024 * 1024), model="whisper")
+
+        def pieces() -> Iterator[bytes]:
+            for at in range(0, len(body), 100_000):
+                yield body[at : at + 100_000]
+
+        answer = httpx.post(
+            f"{gateway.url}/v1/audio/translations", content=pieces(), headers={"content-type": kind}, timeout=60
+        )
+        assert answer.json()["sha256"] == hashlib.sha256(body).hexdigest()
+
+    def test_the_sdk(self, gateway: Gateway) -> None:
+        sdk = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=30)
+        assert sdk.audio.transcriptions.create(file=("a.wav", b"RIFF" * 1000), model="whisper").text
+        stream = sdk.audio.transcriptions.create(file=("a.wav", b"RIFF" * 1000), model="whisper", stream=True)
+        assert len(list(stream)) > 10
+        assert sdk.moderations.with_raw_response.create(input="x").status_code == 200
+        assert sdk.images.with_raw_response.edit(image=b"\x89PNG", prompt="x").status_code == 200
+
+    def test_a_hang_up_in_a_stream_of_text(self) -> None:
+        body, kind = form(b"\0" * 1000, model="whisper", stream="true")
+        with gateway_and_engine({}, token_s=0.01, answer_tokens=100_000) as (gateway, engine):
+            with Client(gateway.address) as client:
+                client.send(upload_head(body, kind) + body)
+                assert b"text/event-stream" in client.read_until(b"transcription.chunk")
+            engine.wait_idle(5)
+
+    def test_a_larger_one_is_refused_with_the_limit_and_its_name(self) -> None:
+        with gateway_and_engine({"media_bytes_max": 20_000, "body_bytes_max": 1024}) as (gateway, engine):
+            body, kind = form(b"\0" * 30_000)
+            for path, most, name in (
+                ("/v1/audio/transcriptions", 20_000, "media_bytes_max"),
+                ("/v1/chat/completions", 1024, "body_bytes_max"),
+            ):
+                answer = httpx.post(f"{gateway.url}{path}", content=body, headers={"content-type": kind})
+                assert answer.status_code == 413
+                assert f"at most {most} bytes" in answer.json()["error"]["message"]
+                assert f"({name})" in answer.json()["error"]["message"]
+            body, _ = form(b"\0" * 10_000)
+            assert (
+                httpx.post(f"{gateway.url}/v1/audio/transcriptions", content=body, headers={"content-type": kind}).status_code
+                == 200
+            )
+            assert len(engine.seen()) == 1
+
+    def test_what_is_held_is_bounded_and_given_back(self) -> None:
+        settings = {"media_held_bytes_max": 100_000}
+        body, kind = form(b"\0" * 60_000)
+        head = upload_head(body, kind)
+        with gateway_and_engine(settings) as (gateway, engine):
+            for leave in ("fin", "reset"):
+                with Client(gateway.address) as first, Client(gateway.address) as second:
+                    first.send(head + body[:100])
+                    wait_until(lambda: live(gateway) == 1)
+                    second.send(head + body)
+                    answer = second.read_answer()
+                    assert (answer.status, answer.headers["x-hangup-reason"]) == (503, "media_held_bytes_max")
+                    assert answer.headers["retry-after"]
+                    getattr(first, leave)()
+                    wait_until(lambda: live(gateway) == 0)
+            for _ in range(3):
+                assert (
+                    httpx.post(
+                        f"{gateway.url}/v1/audio/transcriptions", content=body, headers={"content-type": kind}
+                    ).status_code
+                    == 200
+                )
+            assert len(engine.seen()) == 3
