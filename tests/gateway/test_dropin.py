@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -302,3 +303,113 @@ class TestFiles:
                     == 200
                 )
             assert len(engine.seen()) == 3
+
+
+class TestResponses:
+    """`/v1/responses/{id}` of the engine's own, beside those of jobs."""
+
+    def test_an_engines_own(self) -> None:
+        with gateway_and_engine({"jobs_calm_s": 0}, answer_tokens=5) as (gateway, _):
+            sdk = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=20)
+            made = sdk.responses.create(model="m", input="hello")
+            assert sdk.responses.retrieve(made.id).output_text == made.output_text
+            assert sdk.responses.cancel(made.id).id == made.id
+            job = sdk.responses.create(model="m", input="hello", background=True)
+            done = wait_until(lambda: found if (found := sdk.responses.retrieve(job.id)).status == "completed" else None, 30)
+            assert done is not None and done.id == job.id
+            with pytest.raises(openai.NotFoundError, match="no response resp_nowhere"):  # the engine's word for it
+                sdk.responses.retrieve("resp_nowhere")
+
+    def test_without_jobs(self) -> None:
+        with gateway_and_engine({"jobs": "none"}, answer_tokens=5) as (gateway, _):
+            sdk = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=20)
+            made = sdk.responses.create(model="m", input="hello")
+            assert sdk.responses.retrieve(made.id).id == made.id
+
+    @pytest.mark.parametrize("remembered", [0, 1000])
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_several_backends(self, remembered: int, stream: bool) -> None:
+        with (
+            StandIn(answer_tokens=3) as one,
+            StandIn(answer_tokens=3) as two,
+            Gateway(one.url, two.url, engine_responses_max=remembered) as gateway,
+        ):
+            ids = []
+            for _ in range(6):
+                answer = ask(gateway.address, "/v1/responses", json.dumps({"input": "x", "stream": stream}).encode())
+                ids.append(re.search(rb'"(resp_[^"]+)"', answer.body)[1].decode())  # type: ignore[index]
+            assert len(one.seen()) == len(two.seen()) == 3
+            attempts = []
+            for id in ids:
+                answer = get(gateway, f"/v1/responses/{id}")
+                assert answer.json()["id"] == id
+                attempts.append(gateway.call_log(answer.headers["x-request-id"])["attempts"])
+            assert not remembered or attempts == [1] * 6
+            assert get(gateway, "/v1/responses/resp_nowhere").status == 404
+
+    def test_nobody_sees_anothers(self) -> None:
+        keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b")}
+        tenants = "".join(f'[[tenant]]\nname = "{name}"\nkey_sha256 = ["{digest}"]\n' for name, digest in keys.items())
+        with StandIn(answer_tokens=3) as engine, Gateway(config=f'[[backend]]\nurl = "{engine.url}"\n{tenants}') as gateway:
+            with Client(gateway.address) as client:
+                client.post("/v1/responses", {"input": "x"}, {"Authorization": "Bearer a"})
+                id = client.read_answer().json()["id"]
+            before = len(engine.seen())
+            assert get(gateway, f"/v1/responses/{id}", headers="Authorization: Bearer b\r\n").status == 404
+            assert len(engine.seen()) == before
+            assert get(gateway, f"/v1/responses/{id}", headers="Authorization: Bearer a\r\n").status == 200
+
+
+PREFLIGHT = (
+    "Origin: https://page.example\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: content-type\r\n"
+)
+
+
+class TestPagesOfOtherSites:
+    def test_the_engine_decides(self) -> None:
+        with gateway_and_engine(cors=True) as (gateway, engine):
+            answer = get(gateway, "/v1/chat/completions", "OPTIONS", PREFLIGHT)
+            assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "*")
+            assert engine.seen()[-1]["headers"]["origin"] == "https://page.example"
+            for stream in (False, True):
+                with Client(gateway.address) as client:
+                    client.chat({"Origin": "https://page.example"}, stream=stream, max_tokens=2)
+                    answer = client.read_answer()
+                assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "*")
+            engine.behave(cors=False)
+            assert "access-control-allow-origin" not in get(gateway, "/v1/chat/completions", "OPTIONS", PREFLIGHT).headers
+
+    def test_no_key_is_asked_for(self) -> None:
+        digest = hashlib.sha256(b"secret").hexdigest()
+        with StandIn(cors=True) as engine:
+            config = f'[[backend]]\nurl = "{engine.url}"\n[[tenant]]\nname = "a"\nkey_sha256 = ["{digest}"]\n'
+            with Gateway(config=config) as gateway:
+                assert get(gateway, "/v1/chat/completions", "OPTIONS", PREFLIGHT).status == 200
+                refused = get(gateway, "/v1/models", headers="Origin: https://page.example\r\n")
+                assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, "*")
+
+    def test_a_refusal_can_be_read_by_a_page_that_the_engine_allows(self) -> None:
+        with gateway_and_engine({"slots": 1, "queue_depth_max": 0}, cors=True, token_s=0.02) as (gateway, _):
+            assert get(gateway, "/v1/chat/completions", "OPTIONS", PREFLIGHT).status == 200
+            with Client(gateway.address) as busy, Client(gateway.address) as page, Client(gateway.address) as other:
+                busy.chat(stream=True, ignore_eos=True)
+                busy.read_until(b'"content":" ')
+                page.chat({"Origin": "https://page.example"})
+                answer = page.read_answer()
+                assert (answer.status, answer.headers["access-control-allow-origin"]) == (503, "*")
+                assert "retry-after" in answer.headers["access-control-expose-headers"]
+                other.chat({"Origin": "https://other.example"})
+                assert "access-control-allow-origin" not in other.read_answer().headers
+
+    @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/jobs/x", "/v1/responses/x", "/metrics", "/health"])
+    def test_not_for_what_is_ours_or_not_there(self, path: str) -> None:
+        with gateway_and_engine(cors=True) as (gateway, engine):
+            answer = get(gateway, path, "OPTIONS", PREFLIGHT)
+            assert answer.status in (404, 405)
+            assert "access-control-allow-origin" not in answer.headers
+            assert not engine.seen()
+
+    def test_turned_off(self) -> None:
+        with gateway_and_engine({"cors": "none"}, cors=True) as (gateway, engine):
+            assert get(gateway, "/v1/chat/completions", "OPTIONS", PREFLIGHT).status == 405
+            assert not engine.seen()

@@ -12,6 +12,7 @@ _LAST = ("response.completed", "response.incomplete", "response.failed", "respon
 class OpenAIResponses(Api):
     name = "openai.responses"
     generates = True
+    kept_by_engine = True
     caps = Caps(("max_output_tokens",), least=16)  # OpenAI refuses less
     fields = {"model": (str,), "input": (str, list), "stream": (bool,), "background": (bool,), "tools": (list,)}
     needles = (b'.delta"',)

@@ -39,6 +39,7 @@ class Batches(Api):
 class StoredResponses(Api):
     name = "openai.responses.stored"
     about_jobs = True
+    engine_may_have = True
 
 
 class MessageBatches(AnthropicErrors):

@@ -303,12 +303,28 @@ class Exchange:
         relay.keep_alive = head.keep_alive and not (rest and relay.decoder.done)
         if head.status == 200 and isinstance(relay, PassRelay):
             self.gateway.first_token(self)  # nothing more will be seen of it than that it comes
+        feed: Callable[[bytes], None] = relay.feed
+        if head.status == 200 and self.api.kept_by_engine:
+            feed = self._note_response(relay.feed)
         if relay.decoder.done:
             relay.engine_finished()
         elif rest:
-            relay.feed(rest)
+            feed(rest)
         self.client.flush()
-        return relay.feed
+        return feed
+
+    def _note_response(self, feed: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Looks at the beginning of an answer that the engine may keep, for its name."""
+        new = True
+
+        def look(data: bytes) -> None:
+            nonlocal new
+            if new:
+                new = False
+                self.gateway.kept_responses.note(self, data, self.limits.engine_responses_max)
+            feed(data)
+
+        return look
 
     def _goes_elsewhere(self, head: ResponseHead) -> bool:
         status = head.status

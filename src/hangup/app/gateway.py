@@ -23,8 +23,20 @@ from hangup.apis.engine_paths import HEALTH
 from hangup.apis.routes import Route, Router
 from hangup.app.actions import ActionLoop
 from hangup.app.carried import Carried
-from hangup.app.entrance import CallIds, Hosts, Keys, Options, allowed_methods, check_route, own_deadline, sdk_read_timeout
+from hangup.app.cors import Origins, Preflight, is_preflight
+from hangup.app.entrance import (
+    ANONYMOUS,
+    CallIds,
+    Hosts,
+    Keys,
+    Options,
+    allowed_methods,
+    check_route,
+    own_deadline,
+    sdk_read_timeout,
+)
 from hangup.app.exchange import Exchange
+from hangup.app.kept import AboutResponse, KeptResponses
 from hangup.app.log import Log
 from hangup.app.passage import Passage
 from hangup.app.probe import Probe
@@ -83,6 +95,8 @@ class Gateway:
         self.handshakes = 0  # TLS connections that are not ready yet; they count like any other
         self.body_bytes = 0  # of bodies on their way in
         self.uploads = Uploads()
+        self.origins = Origins()
+        self.kept_responses = KeptResponses()
         self.calls: dict[str, Exchange] = {}
         self.ended_calls: deque[Call] = deque(maxlen=settings.limits.ended_calls_max)
         self.backends: dict[str, Backend] = {}
@@ -229,9 +243,13 @@ class Gateway:
         exchange.client_total_s = deadline_s
         exchange.client_read_s = sdk_read_timeout(head)
         exchange.start(route, limits)
+        if is_preflight(head):
+            return Preflight(exchange, self.origins)
         if route.api.about_jobs:
             if self.provider is not None:
                 return Passage.begin(exchange, self.provider)
+            if self.desk is None and route.api.engine_may_have:
+                return AboutResponse(exchange, self.kept_responses)
             return Visit.begin(exchange, connection, self.desk)
         if route.api.media:
             self.uploads.hold(exchange, head, self.limits.media_held_bytes_max)
@@ -284,9 +302,15 @@ class Gateway:
             raise Refusal(reasons.DRAINING)
         if not self._keys:
             self._hosts.check(head)
+        if route is not None and self._passes_preflight(route, head):
+            return route, ANONYMOUS  # browsers send no key with it
         tenant = call.tenant = self._keys.tenant_of(head)
         exchange.keyed = bool(self._keys)
         return check_route(route, head), tenant
+
+    def _passes_preflight(self, route: Route, head: RequestHead) -> bool:
+        """What we answer ourselves is for no page of another site."""
+        return is_preflight(head) and self.settings.cors == "engine" and not route.api.about_jobs and route.api is not HEALTH
 
     # Places
 

@@ -84,6 +84,7 @@ def error(exchange: Exchange, reason: Reason, detail: str) -> None:
     if reason.retry is not None:
         headers.append((b"x-should-retry", b"true" if reason.retry else b"false"))
     headers += exchange.gateway.refusal_headers(exchange, reason)
+    headers += exchange.gateway.origins.headers(exchange.head)
     _write_head(exchange, reason.status, headers, chunked=False)
     exchange.client.send(body)
 

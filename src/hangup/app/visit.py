@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hangup.apis.base import Ask, Json
 from hangup.app import reply
 from hangup.app.carried import Carried
+from hangup.app.kept import AboutResponse
 from hangup.core import reasons
 from hangup.core.call import UNLIMITED, Clock
 from hangup.core.reasons import Reason
@@ -132,13 +133,28 @@ class Visit(Carried):
             await self._give(answer)
         except (Refusal, StoreFailed) as error:
             exchange.task = None  # it ends with the call
-            exchange.end(*_reason(error))
+            if not self._ask_engine(error):
+                exchange.end(*_reason(error))
         except Exception as error:
             exchange.task = None
             exchange.fault(error)
         finally:
             if asked.upload is not None:
                 asked.upload.close()
+
+    def _ask_engine(self, error: Refusal | StoreFailed) -> bool:
+        """There is no such thing here: whether the engine is asked for it."""
+        exchange = self._exchange
+        missing = isinstance(error, Refusal) and error.reason is reasons.NOT_FOUND
+        if not missing or not exchange.api.engine_may_have:
+            return False
+        try:
+            question = AboutResponse(exchange, exchange.gateway.kept_responses)
+        except Refusal:
+            return False
+        self._connection.exchange = question
+        question.ask(self._asked.body)
+        return True
 
     async def _give(self, answer: Answer) -> None:
         exchange = self._exchange

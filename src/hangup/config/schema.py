@@ -101,6 +101,9 @@ class Limits:
         "Kernel buffer for what an engine sends: how far it can run ahead of a client that does not read.",
         least=4096,
     )
+    engine_responses_max: int = limit(
+        10_000, "Responses that engines keep (/v1/responses/{id}) of which it is remembered which backend has them.", least=0
+    )
     failover_max: int = limit(2, "Most further backends tried when one fails before its first byte.")
 
     # The queue
@@ -317,6 +320,11 @@ class Settings:
     slots: int = setting(0, "Most calls sent to a backend at a time; 0 learns it from how soon first tokens come.", least=0)
     half_close: str = setting(
         "hangup", "What a client's half-close (FIN after its request) means.", choices=("hangup", "allow")
+    )
+    cors: str = setting(
+        "engine",
+        "Who decides whether pages of other sites may call (CORS): engine passes their preflights on to it; none refuses them.",
+        choices=("engine", "none"),
     )
     assemble: bool = setting(
         True,
