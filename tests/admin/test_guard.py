@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from urllib.parse import urlsplit
+
 import pytest
 from starlette.datastructures import Headers
 
 from admin.test_api import admin, streaming
 from hangup.admin.guard import Policy, is_loopback
-from support.processes import Gateway, Process
+from support.processes import Gateway, Process, StandIn
+from support.raw import Client
+from support.waiting import wait_until
 
 POLICY = Policy.of("", "ops.example", "127.0.0.1")
 SECRET = Policy.of("s3cret", "", "0.0.0.0")
@@ -87,3 +92,54 @@ def test_a_kill_from_another_site_is_refused_on_the_wire(gateway: Gateway) -> No
         assert admin(gateway, "DELETE", "/api/calls/target", {"origin": "https://evil.example"})[0] == 403
         assert admin(gateway, "GET", "/api/calls", {"host": "evil.example"})[0] == 421
         assert admin(gateway, "GET", "/api/calls/target")[1]["outcome"] is None
+
+
+@pytest.mark.parametrize("headers", [{"Host": "["}, {"Host": "[::1"}, {"Host": "a:b:c]"}, {"Origin": "http://["}])
+def test_names_that_are_none_are_refused(gateway: Gateway, headers: dict[str, str]) -> None:
+    for method in ("GET", "DELETE"):
+        address = urlsplit(gateway.admin_url)
+        with Client((address.hostname or "", address.port or 0)) as client:
+            lines = "".join(f"{name}: {value}\r\n" for name, value in {"Host": "localhost", "x-hangup": "1", **headers}.items())
+            client.send(f"{method} /api/calls?id=none HTTP/1.1\r\n{lines}Connection: close\r\n\r\n".encode())
+            status = client.read_answer().status
+        assert status == (421 if "Host" in headers else 200 if method == "GET" else 403)
+    assert not [row for row in gateway.log() if row["event"] == "fault"]
+
+
+class TestConnections:
+    """The admin port shares its file descriptors with the data port."""
+
+    def test_silent_ones_are_closed(self, engine: StandIn) -> None:
+        with Gateway(engine.url, header_s=0.5) as gateway:
+            address = urlsplit(gateway.admin_url)
+            where = (address.hostname or "", address.port or 0)
+            with Client(where) as silent, Client(where) as slow, Client(where) as watching:
+                slow.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-")
+                watching.send(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                watching.read_until(b"data:")
+                assert silent.closed_within(10)
+                assert slow.closed_within(10)
+                watching.read_until(b"data:")
+                watching.read_until(b"data:")
+
+    def test_they_are_few(self, engine: StandIn) -> None:
+        with Gateway(engine.url, admin_connections_max=4) as gateway:
+            address = urlsplit(gateway.admin_url)
+            where = (address.hostname or "", address.port or 0)
+            wait_until(lambda: gateway.ready() == 200)
+            before = gateway.open_files()
+            clients = [Client(where) for _ in range(30)]
+            wait_until(lambda: gateway.open_files() <= before + 5)
+            for client in clients:
+                client.sock.close()
+            wait_until(lambda: gateway.open_files() <= before)
+            assert gateway.ready() == 200
+
+    def test_no_large_request(self, gateway: Gateway) -> None:
+        address = urlsplit(gateway.admin_url)
+        with Client((address.hostname or "", address.port or 0)) as client:
+            with contextlib.suppress(ConnectionError):
+                client.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
+                for _ in range(2000):
+                    client.send(b"x-a: " + b"a" * 1000 + b"\r\n")
+            assert client.closed_within(5)

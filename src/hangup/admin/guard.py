@@ -60,19 +60,31 @@ class Policy:
         return None
 
     def _is_ours(self, host: str) -> bool:
-        name = (urlsplit(f"//{host}").hostname or "") if host and "@" not in host else ""
+        name = _host_name(host) if host and "@" not in host else ""
         return name in self.names or _is_address(name)
 
     def _is_foreign(self, headers: Headers) -> bool:
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return True
         origin = headers.get("origin")
-        return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        if origin is None:
+            return False
+        try:
+            return urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        except ValueError:
+            return True
 
     def _knows_token(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = hashlib.sha256(token.strip().encode()).digest()
         return hmac.compare_digest(given, self.token_sha256) and scheme.lower() == "bearer"
+
+
+def _host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""  # which is nobody's
 
 
 def is_loopback(host: str) -> bool:

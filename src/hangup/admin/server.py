@@ -17,8 +17,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from hangup.admin import api, metrics
+from hangup.admin.connection import bounded
 from hangup.admin.guard import Guard, Policy
 from hangup.admin.view import View
+from hangup.config import Limits
 
 _FILES = files("hangup.admin") / "page"
 _PAGE = {
@@ -66,10 +68,16 @@ def make_app(view: View, policy: Policy) -> Starlette:
 class AdminServer(uvicorn.Server):
     """uvicorn on a socket of ours, leaving the signals to the gateway."""
 
-    def __init__(self, view: View, sock: socket.socket, policy: Policy) -> None:
+    def __init__(self, view: View, sock: socket.socket, policy: Policy, limits: Limits) -> None:
         super().__init__(
             uvicorn.Config(
-                make_app(view, policy), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+                make_app(view, policy),
+                http=bounded(limits),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=1,
             )
         )
         self._sock = sock

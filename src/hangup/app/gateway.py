@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import math
 import random
+import ssl
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -92,6 +93,7 @@ class Gateway:
         self.connections_allowed = settings.limits.connections_max  # fewer where file descriptors are scarce
         self.connections_refused = 0
         self.turned_away: set[ClientConnection] = set()
+        self.tls: ssl.SSLContext | None = None  # of the data port
         self.handshakes = 0  # TLS connections that are not ready yet; they count like any other
         self.body_bytes = 0  # of bodies on their way in
         self.uploads = Uploads()
@@ -124,33 +126,33 @@ class Gateway:
     # Configuration
 
     def configure(self, settings: Settings) -> None:
-        """Takes new settings into use; calls that run keep what they started with."""
+        """Takes new settings into use, all or none; calls that run keep what they started with."""
+        # What can fail comes first: nothing may be half in effect.
+        kept = {b.settings: b for b in self.backends.values() if b.settings.slots or self._slots == settings.slots}
+        backends = [
+            kept.get(s) or Backend(s, settings.limits, self.loop, settings.slots, self._dials.get(s.name))
+            for s in settings.backend
+        ]
+        router = Router(settings.route, provider=self.provider is not None)
+        keys, hosts = Keys(settings.tenant), Hosts(settings)
         self.settings = settings
         self.limits = settings.limits
         self.half_close_is_hangup = settings.half_close == "hangup"
-        self.router = Router(settings.route, provider=self.provider is not None)
-        self._keys = Keys(settings.tenant)
-        self._hosts = Hosts(settings)
+        self.router, self._keys, self._hosts = router, keys, hosts
         self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
         self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
         self.limits_of = lru_cache(maxsize=4096)(self._merge_limits)
         self.admission.configure(settings.limits, {tenant.name: Terms.of(tenant) for tenant in settings.tenant})
-        self._configure_backends(settings)
+        self._configure_backends(settings, backends)
 
     def _merge_limits(self, route: str, tenant: str) -> Limits:
         own = {**self._own_limits.get(f"route {route}", {}), **self._own_limits.get(f"tenant {tenant}", {})}
         return dataclasses.replace(self.limits, **own) if own else self.limits
 
-    def _configure_backends(self, settings: Settings) -> None:
-        old = list(self.backends.values())
-        # Limits can change under a backend; were it made anew, an engine that is a process of ours would be started anew.
-        kept = {b.settings: b for b in old if b.settings.slots or self._slots == settings.slots}
+    def _configure_backends(self, settings: Settings, backends: list[Backend]) -> None:
+        """Limits can change under a backend; were it made anew, an engine that is a process of ours would be started anew."""
         self._slots = settings.slots
-        backends = [
-            kept.get(s) or Backend(s, settings.limits, self.loop, settings.slots, self._dials.get(s.name))
-            for s in settings.backend
-        ]
-        for backend in old:
+        for backend in list(self.backends.values()):
             if backend not in backends:
                 self._retire(backend)
         self.backends = {backend.name: backend for backend in backends}
@@ -200,11 +202,16 @@ class Gateway:
     # Connections
 
     def connected(self, connection: ClientConnection) -> bool:
-        if len(self.connections) + self.handshakes >= self.connections_allowed:
-            self.connections_refused += 1
+        if not self.has_room():
             return False
         self.connections.add(connection)
         return True
+
+    def has_room(self) -> bool:
+        if len(self.connections) + self.handshakes < self.connections_allowed:
+            return True
+        self.connections_refused += 1
+        return False
 
     def may_refuse(self, connection: ClientConnection) -> bool:
         if len(self.turned_away) >= TURNED_AWAY_MAX:

@@ -17,21 +17,22 @@ from types import MappingProxyType
 
 from hangup.admin.guard import Policy, is_loopback
 from hangup.admin.server import AdminServer
-from hangup.app.gateway import Gateway
+from hangup.app.gateway import TURNED_AWAY_MAX, Gateway
 from hangup.app.log import Log
 from hangup.app.monitor import Monitor
 from hangup.app.otlp import Exporter
 from hangup.app.tracing import Tracer
 from hangup.app.undertaking import Undertaking
 from hangup.app.view import AdminView
-from hangup.config import Settings
+from hangup.config import Limits, Settings
 from hangup.config.load import Configuration
 from hangup.core import reasons
 from hangup.core.ledger import Histogram
 from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
+from hangup.edge.handshake import TlsListener
 from hangup.engines.pool import Dial
-from hangup.errors import ConfigError, HangupError
+from hangup.errors import HangupError
 from hangup.jobs.board import Board
 from hangup.jobs.desk import Desk
 from hangup.store.jobs import JobStore
@@ -45,8 +46,6 @@ _FIXED = (
     "admin_port",
     "admin_token_env",
     "admin_names",
-    "tls_cert",
-    "tls_key",
     "log",
     "ledger",
     "ledger_days",
@@ -56,8 +55,20 @@ _FIXED = (
     "otlp_protocol",
     "otlp_headers_env",
 )
+_FIXED_LIMITS = (
+    "client_silence_s",
+    "ended_calls_max",
+    "log_lines_max",
+    "ledger_flush_s",
+    "ledger_accounts_max",
+    "traced_calls_max",
+    "trace_release_s",
+    "trace_send_s",
+    "zombie_stories_max",
+    "admin_connections_max",
+)
 _LAG_PERIOD_S = 0.1
-_FILES_RESERVED = 64  # file descriptors for everything that is no call
+_FILES_RESERVED = 64 + TURNED_AWAY_MAX  # file descriptors for everything that is no call, the admin port apart
 
 
 class Server:
@@ -76,6 +87,7 @@ class Server:
         self._force = asyncio.Event()
         self._lag = Histogram((0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1))
         self._reload_tasks: set[asyncio.Task[None]] = set()
+        self._reloading = asyncio.Lock()  # the last to be asked for is the last to be taken
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
         settings = self._configuration.settings
@@ -84,7 +96,7 @@ class Server:
         data_sock = _listen("port", settings.host, settings.port, settings)
         admin_sock = _listen("admin_port", settings.admin_host, settings.admin_port, settings)
         tls = _server_tls(settings)
-        self._log = Log(settings.log, settings.limits.log_lines_max)
+        self._log = _open_log(settings)
         store = LedgerStore(
             settings.ledger,
             flush_s=settings.limits.ledger_flush_s,
@@ -93,14 +105,15 @@ class Server:
         )
         tracer = _tracer(settings)
         self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store, tracer)
-        gateway.connections_allowed = _connections_allowed(settings.limits.connections_max)
+        gateway.connections_allowed = _connections_allowed(settings.limits)
         if gateway.connections_allowed < settings.limits.connections_max:
             self._log.event("few_file_descriptors", connections_max=gateway.connections_allowed)
         gateway.desk = await self._open_jobs(settings, data_sock.getsockname()[1])
-        listener = await loop.create_server(lambda: ClientConnection(gateway, loop), sock=data_sock, ssl=tls, backlog=4096)
+        gateway.tls = tls
+        listener = await self._listen_for_clients(data_sock)
         monitor = Monitor(gateway, self._log)
         monitor_task = loop.create_task(monitor.run())
-        admin = AdminServer(AdminView(gateway, self._log, self._lag, monitor, store), admin_sock, policy)
+        admin = AdminServer(AdminView(gateway, self._log, self._lag, monitor, store), admin_sock, policy, settings.limits)
         admin_task = loop.create_task(admin.run_until_stopped())
         lag_task = loop.create_task(self._watch_lag())
         self._catch_signals(loop)
@@ -128,6 +141,12 @@ class Server:
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
             self._log.close()
+
+    async def _listen_for_clients(self, sock: socket.socket) -> asyncio.Server | TlsListener:
+        gateway, loop = self.gateway, self.gateway.loop
+        if gateway.tls is not None:
+            return TlsListener(gateway, loop, sock)
+        return await loop.create_server(lambda: ClientConnection(gateway, loop), sock=sock, backlog=sockets.BACKLOG)
 
     async def _open_jobs(self, settings: Settings, port: int) -> Desk | None:
         path = jobs_path(settings, port)
@@ -179,24 +198,39 @@ class Server:
             connection.transport.abort()
 
     def _reload_in_background(self, loop: asyncio.AbstractEventLoop) -> None:
-        task = loop.create_task(self._reload())
+        task = loop.create_task(self._reload_in_turn())
         self._reload_tasks.add(task)
         task.add_done_callback(self._reload_tasks.discard)
 
+    async def _reload_in_turn(self) -> None:
+        async with self._reloading:
+            await self._reload()
+
     async def _reload(self) -> None:
-        """Takes a new configuration, or keeps the old one and says why."""
+        """Takes a new configuration as a whole, or keeps the old one as a whole and says why."""
+        old = self._configuration.settings
         try:
             new = await asyncio.to_thread(self._load)
-        except (ConfigError, HangupError) as error:
+            _check_reload(old, new.settings)
+            tls = _server_tls(new.settings) if self.gateway.tls is not None and new.settings.tls_cert else self.gateway.tls
+            self.gateway.configure(new.settings)
+        except HangupError as error:
             self._log.event("reload_refused", problems=str(error).splitlines())
             print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
             return
-        old = self._configuration.settings
+        except Exception as error:  # a bug of ours must not look like a success
+            self._log.event("reload_refused", problems=[f"{type(error).__name__}: {error}"])
+            self._log.fault(error)
+            print(f"hangup: the configuration was not reloaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            return
         kept = [name for name in _FIXED if getattr(new.settings, name) != getattr(old, name)]
+        kept += [name for name in _FIXED_LIMITS if getattr(new.settings.limits, name) != getattr(old.limits, name)]
+        kept += ["tls_cert"] if bool(new.settings.tls_cert) != (tls is not None) else []
         self._configuration = new
-        self.gateway.configure(new.settings)
-        self.gateway.connections_allowed = _connections_allowed(new.settings.limits.connections_max)
-        self._log.event("reloaded", backends=list(self.gateway.backends), needs_restart=kept)
+        self.gateway.tls = tls  # from the files as they are now: a renewed certificate is taken by a reload
+        self.gateway.connections_allowed = _connections_allowed(new.settings.limits)
+        tenants = [tenant.name for tenant in new.settings.tenant]
+        self._log.event("reloaded", backends=list(self.gateway.backends), tenants=tenants, needs_restart=kept)
         note = f" (a restart is needed for: {', '.join(kept)})" if kept else ""
         print(f"hangup: configuration reloaded{note}", file=sys.stderr, flush=True)
 
@@ -206,6 +240,21 @@ class Server:
             before = loop.time()
             await asyncio.sleep(_LAG_PERIOD_S)
             self._lag.observe(max(0.0, loop.time() - before - _LAG_PERIOD_S))
+
+
+def _check_reload(old: Settings, new: Settings) -> None:
+    """What a file that was cut short, or is empty for a moment, would do to a running gateway."""
+    if old.backend and not new.backend:
+        raise HangupError("there is no backend in it; to serve with the embedded engine, restart")
+    if old.tenant and not new.tenant:
+        raise HangupError("there is no tenant in it, so that nobody would need a key any more; if that is meant, restart")
+
+
+def _open_log(settings: Settings) -> Log:
+    try:
+        return Log(settings.log, settings.limits.log_lines_max)
+    except OSError as error:
+        raise HangupError(f"cannot write the log to {settings.log}: {error.strerror or error}") from None
 
 
 def jobs_path(settings: Settings, port: int) -> str | None:
@@ -269,16 +318,17 @@ def _url(address: tuple[str, int], tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{host}:{address[1]}"
 
 
-def _connections_allowed(wanted: int) -> int:
+def _connections_allowed(limits: Limits) -> int:
     """As many client connections as there are file descriptors for, with one more each for its engine."""
-    needed = 2 * wanted + _FILES_RESERVED
+    wanted, reserved = limits.connections_max, _FILES_RESERVED + limits.admin_connections_max
+    needed = 2 * wanted + reserved
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for limit in (max(needed, hard), hard):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
             break
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if files >= needed else max(1, (files - _FILES_RESERVED) // 2)
+    return wanted if files >= needed else max(1, (files - reserved) // 2)
 
 
 def _tune_collector() -> None:

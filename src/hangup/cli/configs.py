@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hangup.cli.settings import add_flags, configuration
+from hangup.cli.settings import add_flags, check_engines, configuration
 from hangup.config import Limits, Settings
 from hangup.config.load import Configuration, load
 from hangup.config.schema import LISTS, scalar_fields
@@ -33,6 +33,7 @@ def add_parser(commands: Any) -> None:
 
 def run_check(arguments: argparse.Namespace) -> int:
     made = load(arguments.file)
+    check_engines(made.settings)
     count = len(made.settings.backend)
     print(f"{arguments.file}: ok ({count} backend{'' if count == 1 else 's'})")
     return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hangup.config import BackendSettings, Limits, Settings
+from hangup.config.check import backend_problems
 from hangup.config.load import Configuration, describe, load
 from hangup.config.schema import scalar_fields
 from hangup.engines.adapters import ADAPTERS, AUTO
@@ -60,11 +61,17 @@ def configuration(arguments: argparse.Namespace) -> Configuration:
         print(f"hangup: warning: {warning}", file=sys.stderr)
     if getattr(arguments, "spawn", None):
         made = dataclasses.replace(made, settings=_with_spawned(made.settings, arguments))
-    unknown = [b.engine for b in made.settings.backend if b.engine not in ADAPTERS and b.engine != AUTO]
+        if wrong := backend_problems(made.settings.backend[0]):
+            raise ConfigError([f"--{problem}" for problem in wrong])
+    check_engines(made.settings)
+    return made
+
+
+def check_engines(settings: Settings) -> None:
+    unknown = [b.engine for b in settings.backend if b.engine not in ADAPTERS and b.engine != AUTO]
     if unknown:
         names = ", ".join([AUTO, *ADAPTERS])
         raise ConfigError([f"backend: there is no engine named {unknown[0]!r}\n  hint: valid names: {names}"])
-    return made
 
 
 def _with_spawned(settings: Settings, arguments: argparse.Namespace) -> Settings:

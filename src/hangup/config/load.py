@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hangup.config import locate
+from hangup.config import check, locate
 from hangup.config.schema import (
     LISTS,
     BackendSettings,
@@ -123,7 +123,8 @@ def load(
     tenants = _tenants(document.get("tenant", []), place, problems)
     routes = _routes(document.get("route", []), place, problems)
     settings = Settings(**values, backend=chosen or backends, tenant=tenants, route=routes)
-    _cross_checks(settings, problems)
+    for where, problem in check.problems(settings):
+        problems.add(where, problem)
     if problems:
         raise ConfigError(problems)
     named = {settings.admin_token_env, settings.otlp_headers_env, *(backend.api_key_env for backend in settings.backend)}
@@ -151,7 +152,10 @@ def _read_file(path: Path, problems: _Problems) -> tuple[dict[str, Any], dict[lo
         return {}, {}
     try:
         return tomllib.loads(text), locate.key_lines(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        problems.add(str(path), "not valid TOML: nested too deeply")
+        return {}, {}
+    except ValueError as error:  # of tomllib, or of a number with thousands of digits
         place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         where = f"{path}:{place[1]}" if place else str(path)
         problems.add(where, f"not valid TOML: {str(error).split(' (at ')[0]}")
@@ -367,6 +371,8 @@ def url_problem(url: str) -> str:
         return f"expected http://host[:port] or https://host[:port], got {url!r}"
     if parts.username or parts.password:
         return "a URL must hold no user or password; use api_key_env"
+    if not url.isascii():
+        return f"{url!r} has letters that a URL cannot have; write the host name in its xn-- form"
     if parts.query or parts.fragment or port == 0:
         return f"expected no query, no fragment and a port above 0, got {url!r}"
     return ""
@@ -386,6 +392,9 @@ def _tenants(tables: Any, place: _Places, problems: _Problems) -> tuple[TenantSe
                 problems.add(place((*at, "key_sha256")), "key_sha256: expected 64 hex digits", "`hangup key new` makes a pair")
             elif owners.setdefault(digest, name) != name:
                 problems.add(place((*at, "key_sha256")), f"the same key belongs to {owners[digest]} and {name}")
+        if not row.get("key_sha256"):
+            # With keys for nobody, everybody would be let in.
+            problems.add(place(at), f"tenant {name} has no key, so that nobody can be it", "`hangup key new` makes one")
         tenants.append(TenantSettings(**row))
     return tuple(tenants)
 
@@ -400,23 +409,3 @@ def _routes(tables: Any, place: _Places, problems: _Problems) -> tuple[RouteSett
             problems.add(place((*at, "path")), f"there are two routes for {path}")
         routes.append(RouteSettings(**row))
     return tuple(routes)
-
-
-def _cross_checks(settings: Settings, problems: _Problems) -> None:
-    if bool(settings.tls_cert) != bool(settings.tls_key):
-        problems.add("tls_cert", "tls_cert and tls_key go together")
-    names = [b.name for b in settings.backend if b.name]
-    for name in sorted({n for n in names if names.count(n) > 1}):
-        problems.add("backend", f"there are two backends named {name}")
-    for backend in settings.backend:
-        if not re.fullmatch(r"engine|nvml(:[0-9]+(,[0-9]+)*)?|https?://[^\s#]+(#[0-9]+(,[0-9]+)*)?", backend.busy_from):
-            problems.add(
-                "backend", f"busy_from: expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}"
-            )
-    for name in ("alarm_webhook", "otlp_endpoint"):
-        url = getattr(settings, name)
-        if url and not url.startswith(("http://", "https://")):
-            problems.add(name, f"expected an http:// or https:// address, got {url!r}")
-    urls = [b.url.rstrip("/") for b in settings.backend]
-    for url in sorted({u for u in urls if urls.count(u) > 1}):
-        problems.add("backend", f"{url} is given twice")

@@ -89,6 +89,10 @@ class Limits:
     write_stall_s: float = limit(30.0, "A client that does not read what we write is given up after this.", least=0.1)
     linger_s: float = limit(2.0, "How long a refused client may take to read why; its request is dropped meanwhile.")
 
+    admin_connections_max: int = limit(
+        64, "Most connections to the admin port at a time; one more is closed at once. Silent ones are closed.", least=4
+    )
+
     # The engine's connection
     connect_s: float = limit(3.0, "Longest time to connect to a backend, TLS included.", least=0.05)
     engine_idle_s: float = limit(

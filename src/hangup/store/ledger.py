@@ -206,6 +206,7 @@ def _open(path: str) -> sqlite3.Connection:
     try:
         if path:
             Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
+            Path(path).expanduser().touch(mode=0o600)  # who asked for what, and what it cost
         db = sqlite3.connect(str(Path(path).expanduser()) if path else ":memory:", check_same_thread=False)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")

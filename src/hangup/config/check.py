@@ -1,0 +1,72 @@
+"""What settings must be together: whatever would fail at a start or in a reload is found here, before anything is changed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import ssl
+from collections import Counter
+from urllib.parse import urlsplit
+
+from hangup.config.schema import BackendSettings, Settings
+
+_BUSY_FROM = re.compile(r"engine|nvml(:[0-9]+(,[0-9]+)*)?|https?://[^\s#]+(#[0-9]+(,[0-9]+)*)?")
+_PORTS = {"http": 80, "https": 443}
+
+
+def problems(settings: Settings) -> list[tuple[str, str]]:
+    """Each with the setting that it is about."""
+    found: list[tuple[str, str]] = []
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        found.append(("tls_cert", "tls_cert and tls_key go together"))
+    for name in ("alarm_webhook", "otlp_endpoint"):
+        url = getattr(settings, name)
+        if url and not url.startswith(("http://", "https://")):
+            found.append((name, f"expected an http:// or https:// address, got {url!r}"))
+    urls = Counter(_plain(backend.url) for backend in settings.backend)
+    found += [("backend", f"{url} is given twice") for url, count in urls.items() if count > 1]
+    once = {_plain(backend.url): backend for backend in settings.backend}.values()
+    names = Counter(backend.name or default_name(backend.url) for backend in once)
+    found += [("backend", f"there are two backends named {name}") for name, count in names.items() if count > 1]
+    for backend in settings.backend:
+        found += [("backend", problem) for problem in backend_problems(backend)]
+    return found
+
+
+def backend_problems(backend: BackendSettings) -> list[str]:
+    found = []
+    if not _BUSY_FROM.fullmatch(backend.busy_from):
+        found.append(f"busy_from: expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}")
+    for name in ("spawn", "restart_command"):
+        command = getattr(backend, name)
+        try:
+            if command and not shlex.split(command):
+                found.append(f"{name}: there is no command in {command!r}")
+        except ValueError as error:
+            found.append(f"{name}: {error} in {command!r}")
+    if backend.ca_file:
+        try:
+            ssl.create_default_context(cafile=backend.ca_file)
+        except OSError as error:  # ssl.SSLError is one
+            found.append(f"ca_file: cannot use {backend.ca_file}: {error.strerror or error}")
+    return found
+
+
+def default_name(url: str) -> str:
+    """What a backend without a name is called: where it is."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return url
+    host = f"[{host}]" if ":" in host else host
+    authority = host if port is None or port == _PORTS.get(parts.scheme) else f"{host}:{port}"
+    return authority + _without_version(parts.path)
+
+
+def _plain(url: str) -> str:
+    return _without_version(url)
+
+
+def _without_version(path: str) -> str:
+    return path.rstrip("/").removesuffix("/v1")
