@@ -185,7 +185,7 @@ class TestReload:
                 gateway.signal(signal.SIGHUP)
                 gateway.find_line("configuration reloaded")
                 assert b"[DONE]" in client.read_until(b"[DONE]")  # what runs goes on where it is
-                answer = ask(gateway.address, CHAT, {"messages": []})
+                answer = ask(gateway.address, CHAT, {"messages": [], "max_tokens": 50})
                 assert answer.json()["usage"]["completion_tokens"] == 3
                 assert len(other.seen()) == 1
                 wait_until(lambda: other.stats()["connections"] == 1, what="the old backend's connections to close")
