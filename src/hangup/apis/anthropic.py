@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage
+from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Failure, Json, Usage, marks
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -15,6 +15,9 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+_ERROR_STATUS = {kind: status for status, kind in _ERROR_TYPES.items()} | {"overloaded_error": 529}
+_WORK = ("content_block_start", "content_block_stop", "message_delta", "message_stop")
 
 
 class AnthropicErrors(Api):
@@ -34,7 +37,8 @@ class AnthropicMessages(AnthropicErrors):
     generates = True
     caps = Caps(("max_tokens",))
     fields = {"model": (str,), "messages": (list,), "stream": (bool,), "tools": (list,)}
-    needles = (b"event: content_block_delta", b'"type":"content_block_delta"', b'"type": "content_block_delta"')
+    text_marks = marks("text", "thinking", "partial_json")
+    usage_mark = b'"output_tokens"'
 
     def least_maximum(self, value: Json) -> int:
         # A budget for thinking must be below the maximum.
@@ -46,7 +50,19 @@ class AnthropicMessages(AnthropicErrors):
         ask.assembler, ask.to_stream = MessageAssembler(), {"stream": True}
 
     def weigh(self, event: Json) -> int:
-        return 1 if event.get("type") == "content_block_delta" else 0
+        if event.get("type") != "content_block_delta":
+            return 0
+        delta = event.get("delta") or {}
+        return 1 if any(value for key, value in delta.items() if key not in ("type", "signature")) else 0
+
+    def is_all_text(self, event: Json) -> bool:
+        return set(event["delta"]) <= {"type", "text"}
+
+    def moves(self, event: Json) -> bool:
+        """A tool that the engine runs itself is seen by its block's beginning and end alone."""
+        if event.get("type") == "content_block_delta":
+            return bool((event.get("delta") or {}).get("signature"))
+        return event.get("type") in _WORK
 
     def usage(self, event: Json) -> Usage | None:
         # The start tells the input, and an output count of the first instant only; the end tells the output.
@@ -59,12 +75,18 @@ class AnthropicMessages(AnthropicErrors):
     def is_last(self, event: Json) -> bool:
         return event.get("type") == "message_stop"
 
-    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
-        events: list[Json] = []
-        if last.get("type") == "content_block_delta":
-            events.append({"type": "content_block_stop", "index": last.get("index", 0)})
+    def failure(self, event: Json) -> Failure | None:
+        if event.get("type") != "error":
+            return None
+        error = event.get("error")
+        kind = error.get("type") if type(error) is dict else None
+        return Failure(_ERROR_STATUS.get(str(kind), 502), event)
+
+    def closing(self, cut: Cut) -> bytes:
+        # What is beyond the cap is a piece of a block that has begun.
+        events: list[Json] = [{"type": "content_block_stop", "index": cut.over.get("index", 0)}]
         stop = {"stop_reason": "max_tokens", "stop_sequence": None}
-        events.append({"type": "message_delta", "delta": stop, "usage": {"output_tokens": tokens}})
+        events.append({"type": "message_delta", "delta": stop, "usage": {"output_tokens": cut.tokens}})
         events.append({"type": "message_stop"})
         return b"".join(self.format.encode(orjson.dumps(e), e["type"].encode()) for e in events)
 

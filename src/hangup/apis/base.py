@@ -99,6 +99,29 @@ class Ask:
         self.path, self.assembler, self.to_stream = path, None, {}
 
 
+class Cut(NamedTuple):
+    """A stream that is ended at the cap."""
+
+    ask: Ask
+    last: Json  # the last event that was looked at before
+    over: Json  # the event that is beyond
+    history: list[Json]  # all that was sent, where the API needs it
+    tokens: int
+    ended: set[int]  # choices that had ended by themselves
+
+
+class Failure(NamedTuple):
+    """An error in the midst of a stream, as it would have been answered in its place."""
+
+    status: int
+    body: Json
+
+
+def marks(*fields: str) -> tuple[bytes, ...]:
+    """How the beginning of a text in each of these fields is written."""
+    return tuple(f'"{field}":{space}"'.encode() for field in fields for space in ("", " "))
+
+
 class Api:
     """One API. Those with `generates` count tokens and may assemble answers."""
 
@@ -150,30 +173,58 @@ class Api:
 
     # Answers
 
-    # Byte strings of which exactly one stands in each event that carries a token; which of them depends on how the
-    # engine writes its JSON, so the first one found in the stream is used. None found: every event counts.
-    needles: tuple[bytes, ...] = ()
+    # What stands before the text in an event that carries a token; where it ends in a quote, another one right behind it means
+    # that there is none. Which of them it is depends on the field and on how the engine writes its JSON.
+    text_marks: tuple[bytes, ...] = ()
+    # What stands in every event that is not the last of an answer; () where an event with a text never is.
+    open_marks: tuple[bytes, ...] = ()
     # What stands before the text in an event whose text is all that changes from one to the next.
     text_mark = b""
-    # What stands in every event that tells the usage.
-    usage_mark = b'"usage":'
+    # What stands in every event that tells how many tokens there were.
+    usage_mark = b'"completion_tokens"'
     # The closing event of a stream cut by the token cap needs the whole stream.
     needs_history = False
+    # The stream is over with its last event; else with the event [DONE].
+    ends_with_last = True
 
     def weigh(self, event: Json) -> int:
         """How many tokens one event carries, as far as it shows."""
         return 1
 
+    def is_all_text(self, event: Json) -> bool:
+        """Whether the text behind `text_mark` is all that an event adds to an answer."""
+        return False
+
     def usage(self, event: Json) -> Usage | None:
         """Exact counts, where an event or a whole answer tells them."""
         return None
+
+    def moves(self, event: Json) -> bool:
+        """Whether an event without a token shows that the engine goes on with the answer; pings, roles and the like do not."""
+        return False
 
     def is_last(self, event: Json) -> bool:
         """Whether a stream may properly end after this event."""
         raise NotImplementedError
 
-    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
-        """The events that end a stream which the gateway stops at its token cap; `last` is the event before."""
+    def ended(self, event: Json) -> list[int]:
+        """The choices, by their index, whose answers end with this event."""
+        return [0] if self.is_last(event) else []
+
+    def given_up(self, event: Json) -> str | None:
+        """What an engine says that has given the answer up, though the stream ends as if it were complete."""
+        return None
+
+    def failure(self, event: Json) -> Failure | None:
+        """The error in which an engine says that it failed after its 200."""
+        error = event.get("error")
+        if error is None:
+            return None
+        status = error.get("code") if type(error) is dict else None
+        return Failure(status if type(status) is int and 400 <= status < 600 else 502, event)
+
+    def closing(self, cut: Cut) -> bytes:
+        """The events that end a stream which the gateway stops at its token cap."""
         raise NotImplementedError
 
 

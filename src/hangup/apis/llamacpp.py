@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage, count_answers
+from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks
 from hangup.config import Limits
 
 
@@ -14,7 +14,8 @@ class LlamaCppCompletion(Api):
     caps = Caps(("n_predict", "max_tokens"), endless=-1)
     fields = {"prompt": (str, list, dict), "stream": (bool,), "model": (str,)}
     usage_mark = b"tokens_predicted"
-    needles = (b'"stop":false', b'"stop": false')
+    text_marks = marks("content")
+    open_marks = (b'"stop":false', b'"stop": false')
 
     def error(self, status: int, code: str, message: str) -> Json:
         kind = "invalid_request_error" if status < 500 else "server_error"
@@ -39,8 +40,12 @@ class LlamaCppCompletion(Api):
     def is_last(self, event: Json) -> bool:
         return event.get("stop") is True
 
-    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
-        end = {**last, "content": "", "tokens": [], "stop": True, "stop_type": "limit", "stopping_word": "", "truncated": False}
+    def moves(self, event: Json) -> bool:
+        return event.get("stop") is True
+
+    def closing(self, cut: Cut) -> bytes:
+        end = {**cut.over, "content": "", "tokens": [], "tokens_predicted": cut.tokens}
+        end |= {"stop": True, "stop_type": "limit", "stopping_word": "", "truncated": False}
         return self.format.encode(orjson.dumps(end))
 
 

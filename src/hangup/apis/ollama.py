@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage
+from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, marks
 from hangup.wire.sse import NDJSON
 
 
@@ -17,7 +17,8 @@ class Ollama(Api):
     caps = Caps(("num_predict",), table="options", endless=-1)
     fields = {"model": (str,), "messages": (list,), "prompt": (str,), "stream": (bool,), "options": (dict,)}
     usage_mark = b"eval_count"
-    needles = (b'"done":false', b'"done": false')
+    text_marks = marks("response", "content", "thinking")
+    open_marks = (b'"done":false', b'"done": false')
 
     def error(self, status: int, code: str, message: str) -> Json:
         return {"error": message}
@@ -38,8 +39,11 @@ class Ollama(Api):
     def is_last(self, event: Json) -> bool:
         return event.get("done") is True
 
-    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
-        end = {**last, "done": True, "done_reason": "length", "eval_count": tokens}
+    def moves(self, event: Json) -> bool:
+        return event.get("done") is True
+
+    def closing(self, cut: Cut) -> bytes:
+        end = {**cut.over, "done": True, "done_reason": "length", "eval_count": cut.tokens}
         if "message" in end:
             end["message"] = {"role": "assistant", "content": ""}
         else:

@@ -6,18 +6,21 @@ from typing import Any
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage, count_answers, merge
+from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks, merge
 from hangup.config import Limits
 
 DONE = b"data: [DONE]\n\n"
-_TOKEN_KEYS = ("reasoning_content", "reasoning", "tool_calls", "refusal", "function_call")  # besides content
+_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+# How engines say that somebody made them stop: vLLM and SGLang, hangup's own and others.
+_GIVEN_UP = ("abort", "aborted", "cancelled", "canceled")
 
 
 class OpenAIStream(Api):
     """What chat and text completions have in common: chunks with choices, usage at the end, then [DONE]."""
 
     generates = True
-    needles = (b'"finish_reason":null', b'"finish_reason": null')
+    open_marks = (b'"finish_reason":null', b'"finish_reason": null')
+    ends_with_last = False
 
     def usage(self, event: Json) -> Usage | None:
         usage: Any = event.get("usage")
@@ -30,9 +33,17 @@ class OpenAIStream(Api):
             return any(c.get("finish_reason") for c in choices)
         return choices is not None and event.get("usage") is not None
 
-    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
-        frame = {k: v for k, v in last.items() if k not in ("choices", "usage")}
-        ends = [{**frame, "choices": [self.closing_choice(index)]} for index in range(ask.choices)]
+    def ended(self, event: Json) -> list[int]:
+        return [c.get("index") or 0 for c in event.get("choices") or () if c.get("finish_reason")]
+
+    def given_up(self, event: Json) -> str | None:
+        reasons = [c.get("finish_reason") for c in event.get("choices") or ()]
+        return next((reason for reason in reasons if reason in _GIVEN_UP), None)
+
+    def closing(self, cut: Cut) -> bytes:
+        frame = {k: v for k, v in cut.over.items() if k not in ("choices", "usage")}
+        open_choices = [index for index in range(cut.ask.choices) if index not in cut.ended]
+        ends = [{**frame, "choices": [self.closing_choice(index)]} for index in open_choices]
         return b"".join(self.format.encode(orjson.dumps(end)) for end in ends) + DONE
 
     def closing_choice(self, index: int) -> Json:
@@ -43,6 +54,7 @@ class OpenAIChat(OpenAIStream):
     name = "openai.chat"
     caps = Caps(("max_tokens", "max_completion_tokens"), minima=("min_tokens",))
     fields = {"model": (str,), "messages": (list,), "stream": (bool,), "stream_options": (dict,), "tools": (list,)}
+    text_marks = marks(*_TEXTS, "arguments")
     text_mark = b'"delta":{"content":"'
 
     def count_choices(self, value: Json, limits: Limits) -> int:
@@ -52,15 +64,36 @@ class OpenAIChat(OpenAIStream):
         ask.assembler, ask.to_stream = ChatAssembler(), streaming_fields(value)
 
     def weigh(self, event: Json) -> int:
-        tokens = 0
-        for choice in event.get("choices") or ():
-            delta = choice.get("delta")
-            if delta and (delta.get("content") or any(map(delta.get, _TOKEN_KEYS))):
-                tokens += 1
-        return tokens
+        return sum(map(_has_token, event.get("choices") or ()))
+
+    def is_all_text(self, event: Json) -> bool:
+        return adds_only_text(event, "delta") and all(
+            key in ("content", "role") or value is None for key, value in event["choices"][0]["delta"].items()
+        )
+
+    def moves(self, event: Json) -> bool:
+        """A field that is not known, sound for one, is part of the answer all the same."""
+        deltas = [c.get("delta") or {} for c in event.get("choices") or ()]
+        return any(value for delta in deltas for key, value in delta.items() if key != "role") or self.is_last(event)
 
     def closing_choice(self, index: int) -> Json:
         return {"index": index, "delta": {}, "logprobs": None, "finish_reason": "length"}
+
+
+def _has_token(choice: Json) -> bool:
+    delta = choice.get("delta")
+    if not delta:
+        return False
+    if any(map(delta.get, _TEXTS)):
+        return True
+    calls = [c.get("function") or {} for c in delta.get("tool_calls") or ()] + [delta.get("function_call") or {}]
+    return any(call.get("name") or call.get("arguments") for call in calls)
+
+
+def adds_only_text(event: Json, where: str) -> bool:
+    """One choice that holds nothing to be collected besides: no logprobs, no token ids."""
+    choices = event["choices"]
+    return len(choices) == 1 and all(key in (where, "index") or value is None for key, value in choices[0].items())
 
 
 def streaming_fields(value: Json) -> Json:

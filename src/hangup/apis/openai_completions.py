@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hangup.apis.base import Ask, Caps, Json, count_answers, count_prompts, merge
-from hangup.apis.openai_chat import ChoicesAssembler, OpenAIStream, streaming_fields
+from hangup.apis.base import Ask, Caps, Json, count_answers, count_prompts, marks, merge
+from hangup.apis.openai_chat import ChoicesAssembler, OpenAIStream, adds_only_text, streaming_fields
 from hangup.config import Limits
 
 
@@ -11,6 +11,7 @@ class OpenAICompletions(OpenAIStream):
     name = "openai.completions"
     caps = Caps(("max_tokens",), minima=("min_tokens",))
     fields = {"model": (str,), "prompt": (str, list), "stream": (bool,), "stream_options": (dict,)}
+    text_marks = marks("text")
     text_mark = b'"text":"'
 
     def count_choices(self, value: Json, limits: Limits) -> int:
@@ -26,6 +27,12 @@ class OpenAICompletions(OpenAIStream):
 
     def weigh(self, event: Json) -> int:
         return sum(1 for choice in event.get("choices") or () if choice.get("text"))
+
+    def is_all_text(self, event: Json) -> bool:
+        return adds_only_text(event, "text")
+
+    def moves(self, event: Json) -> bool:
+        return self.is_last(event)
 
     def closing_choice(self, index: int) -> Json:
         return {"index": index, "text": "", "logprobs": None, "finish_reason": "length"}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage
+from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Failure, Json, Usage, marks
 
+_NO_WORK = (None, "response.created", "response.queued", "response.in_progress", "keepalive", "ping", "error")
 _LAST = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
+
+_STATUS = {"rate_limit_exceeded": 429, "invalid_prompt": 400, "invalid_request_error": 400}  # of an error, by its code
 
 
 class OpenAIResponses(Api):
@@ -15,7 +18,8 @@ class OpenAIResponses(Api):
     kept_by_engine = True
     caps = Caps(("max_output_tokens",), least=16)  # OpenAI refuses less
     fields = {"model": (str,), "input": (str, list), "stream": (bool,), "background": (bool,), "tools": (list,)}
-    needles = (b'.delta"',)
+    text_marks = marks("delta")
+    usage_mark = b'"output_tokens"'
     needs_history = True
 
     def set_assembly(self, ask: Ask, value: Json) -> None:
@@ -23,7 +27,11 @@ class OpenAIResponses(Api):
             ask.assembler, ask.to_stream = ResponsesAssembler(), {"stream": True}
 
     def weigh(self, event: Json) -> int:
-        return 1 if str(event.get("type", "")).endswith(".delta") else 0
+        return 1 if event.get("delta") and str(event.get("type", "")).endswith(".delta") else 0
+
+    def moves(self, event: Json) -> bool:
+        """Tools that the engine runs itself, and parts that begin and end, are all that is seen for a while."""
+        return event.get("type") not in _NO_WORK
 
     def usage(self, event: Json) -> Usage | None:
         usage = (event.get("response") or event).get("usage")
@@ -36,14 +44,27 @@ class OpenAIResponses(Api):
         event = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
         return self.format.encode(orjson.dumps(event), b"error")
 
-    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
+    def given_up(self, event: Json) -> str | None:
+        return "cancelled" if event.get("type") == "response.cancelled" else None
+
+    def failure(self, event: Json) -> Failure | None:
+        """`error` ends a stream without any `response.failed`."""
+        if event.get("type") != "error":
+            return super().failure(event)
+        error = event.get("error")
+        told = error if type(error) is dict else event
+        code, message = told.get("code"), str(told.get("message") or "")
+        status = _STATUS.get(str(code), 502)
+        return Failure(status, self.error(status, str(code or "server_error"), message))
+
+    def closing(self, cut: Cut) -> bytes:
         assembler = ResponsesAssembler()
-        for event in history:
+        for event in cut.history:
             assembler.add(event)
         event = {
             "type": "response.incomplete",
             "response": assembler.result(capped=True),
-            "sequence_number": last.get("sequence_number", 0) + 1,
+            "sequence_number": cut.over.get("sequence_number", 0),
         }
         return self.format.encode(orjson.dumps(event), b"response.incomplete")
 

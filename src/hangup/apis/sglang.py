@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage, count_answers, count_prompts
+from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, count_prompts
 from hangup.apis.openai_chat import DONE
 from hangup.config import Limits
 
@@ -14,7 +14,7 @@ class SglangGenerate(Api):
     generates = True
     caps = Caps(("max_new_tokens",), table="sampling_params", minima=("min_new_tokens",))
     fields = {"text": (str, list), "input_ids": (list,), "stream": (bool,), "sampling_params": (dict,)}
-    usage_mark = b"meta_info"
+    ends_with_last = False
 
     def count_choices(self, value: Json, limits: Limits) -> int:
         prompts = value["text"] if type(value.get("text")) is list else value.get("input_ids")
@@ -24,6 +24,9 @@ class SglangGenerate(Api):
         if ask.choices == 1:
             ask.assembler, ask.to_stream = SglangAssembler(), {"stream": True}
 
+    def weigh(self, event: Json) -> int:
+        return 1 if event.get("text") or event.get("output_ids") else 0
+
     def usage(self, event: Json) -> Usage | None:
         meta = event.get("meta_info")
         return Usage(meta.get("prompt_tokens"), meta.get("completion_tokens")) if type(meta) is dict else None
@@ -32,8 +35,14 @@ class SglangGenerate(Api):
         meta = event.get("meta_info")
         return type(meta) is dict and meta.get("finish_reason") is not None
 
-    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
-        return self.format.encode(orjson.dumps(_cut(last, ask.cap.tokens))) + DONE
+    def given_up(self, event: Json) -> str | None:
+        reason = (event.get("meta_info") or {}).get("finish_reason")
+        if type(reason) is not dict or reason.get("type") != "abort":
+            return None
+        return str(reason.get("message") or "abort")
+
+    def closing(self, cut: Cut) -> bytes:
+        return self.format.encode(orjson.dumps(_cut(cut.last, cut.ask.cap.tokens))) + DONE
 
 
 def _cut(event: Json, cap: int) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Json, Usage, count_answers
+from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers
 from hangup.config import Limits
 
 _STREAM_PATH = "/generate_stream"
@@ -17,8 +17,9 @@ class TgiGenerate(Api):
     generates = True
     caps = Caps(("max_new_tokens",), table="parameters")
     fields = {"inputs": (str,), "parameters": (dict,), "stream": (bool,)}
-    usage_mark = b'"details":'
-    needles = (b'"generated_text":null', b'"generated_text": null')
+    usage_mark = b'"generated_tokens"'
+    text_marks = (b'"token":{', b'"token": {')
+    open_marks = (b'"generated_text":null', b'"generated_text": null')
 
     def error(self, status: int, code: str, message: str) -> Json:
         kind = "validation" if status < 500 else "overloaded" if status == 503 else "generation"
@@ -35,6 +36,9 @@ class TgiGenerate(Api):
         if not any(parameters.get(name) for name in _NOT_STREAMED):
             ask.assembler, ask.path = TgiAssembler(bool(parameters.get("details"))), _STREAM_PATH
 
+    def weigh(self, event: Json) -> int:
+        return 1 if event.get("token") else 0
+
     def usage(self, event: Json) -> Usage | None:
         details = event.get("details")
         return Usage(details.get("input_length"), details.get("generated_tokens")) if type(details) is dict else None
@@ -42,9 +46,10 @@ class TgiGenerate(Api):
     def is_last(self, event: Json) -> bool:
         return event.get("generated_text") is not None
 
-    def closing(self, ask: Ask, last: Json, history: list[Json], tokens: int) -> bytes:
-        details = {"finish_reason": "length", "generated_tokens": tokens, "seed": None, "input_length": 0}
-        return self.format.encode(orjson.dumps({**last, "generated_text": "", "details": details}))
+    def closing(self, cut: Cut) -> bytes:
+        details = {"finish_reason": "length", "generated_tokens": cut.tokens, "seed": None, "input_length": 0}
+        token = {"id": 0, "text": "", "logprob": 0.0, "special": True}  # the last event must have one
+        return self.format.encode(orjson.dumps({**cut.over, "token": token, "generated_text": "", "details": details}))
 
 
 class TgiAssembler(Assembler):

@@ -27,7 +27,8 @@ import orjson
 from hangup.apis.base import Api, Ask, Json
 from hangup.apis.routes import UNKNOWN, Route
 from hangup.app import reply
-from hangup.app.relay import AssembleRelay, PassRelay, Relay, StreamRelay
+from hangup.app.assembly import AssembleRelay
+from hangup.app.relay import PassRelay, Relay, StreamRelay
 from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.admission import Ticket
@@ -63,6 +64,7 @@ class Exchange:
         "_relay",
         "_structure",
         "_value",
+        "answer_bytes_max",
         "api",
         "ask",
         "backend",
@@ -102,6 +104,7 @@ class Exchange:
         self.body_s = self.limits.body_s
         self.event_bytes_max = self.limits.event_bytes_max
         self.held_bytes = 0  # of `media_held_bytes_max`
+        self.answer_bytes_max = self.limits.answer_bytes_max
         self.errand: Errand | None = None  # what it is made for, if its client is a job
         self.passage: PassedOn | None = None  # who chose its backend, if it goes past the queue
         self.listens = False  # its answer is a stream of a job's events
@@ -138,6 +141,7 @@ class Exchange:
         if route.api.media:
             self.body_bytes_max = max(limits.media_bytes_max, limits.body_bytes_max)
             self.body_s = limits.upload_s
+        self.answer_bytes_max = limits.answer_bytes_max
 
     def body_piece(self, piece: bytes) -> bool:
         """A large body: counted as it comes, so that no one has to wait while it is looked at as a whole."""

@@ -1,29 +1,26 @@
 """The pump: what an engine sends goes to the client in the same turn of the loop; events are only counted.
 
 There are three, chosen by what the answer is: `PassRelay` for bytes that mean nothing to us, `StreamRelay` for a
-stream of events, `AssembleRelay` for a stream that becomes one JSON answer. `StreamRelay.feed` is the hottest code
-of the gateway: it looks into a chunk by byte search only, and writes it on as it came.
+stream of events, and `AssembleRelay` (assembly.py) for a stream that becomes one JSON answer. `StreamRelay.feed`
+is the hottest code of the gateway: it looks into a chunk by byte search only, and writes it on as it came.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
-import orjson
-
-from hangup.apis.base import Api, Ask, Assembler, Json, Usage
+from hangup.apis.base import Api, Ask, Cut, Json, Usage
+from hangup.app.events import ended, failure_of, given_up, is_last, moves, note_usage, parse, usage_of, weigh
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
 from hangup.edge.client import Client
 from hangup.errors import WireError
-from hangup.wire.body import Chunked, Decoder, UntilClose, is_whole_chunks
-from hangup.wire.sse import Splitter
+from hangup.wire.body import KNOWN_SIZES, Chunked, Decoder, UntilClose, is_whole_chunks
 
 _NEVER = b"\0never\0"  # what no read ends with
-_TAIL_READS = 4  # reads kept to find the last events in: finish reason, usage, [DONE]
+_QUOTE = ord('"')
 _JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, kept to read its usage from
 
 
@@ -33,6 +30,7 @@ class Joint(Protocol):
     call: Call
     client: Client
     event_bytes_max: int
+    answer_bytes_max: int
 
     def end(self, reason: Reason, detail: str = "") -> None: ...
 
@@ -129,16 +127,26 @@ class StreamRelay(Relay):
     __slots__ = (
         "_api",
         "_ask",
+        "_before",
         "_carry",
+        "_done",
+        "_each",
+        "_empty",
         "_end",
+        "_ended",
+        "_failed",
         "_fast_end",
-        "_first",
+        "_frame",
+        "_given_up",
         "_history",
         "_history_bytes",
+        "_last",
+        "_moved",
         "_needle",
-        "_tail",
+        "_open",
         "_token_end",
         "_tokens_max",
+        "_usage",
         "_write",
     )
 
@@ -148,38 +156,64 @@ class StreamRelay(Relay):
         self._ask = ask
         self._write = joint.client.write
         self._end = api.format.end
-        self._needle = b""
-        self._first: Json = {}
         self._history: list[bytes] | None = [] if api.needs_history else None
         self._history_bytes = 0
-        self._tail: deque[bytes] = deque(maxlen=_TAIL_READS)
         self._carry = b""  # the beginning of an event whose end has not come
-        # Events that carry no token may be counted as one where several answers start at different times.
-        self._tokens_max = ask.tokens_max + (ask.choices if ask.choices > 1 else 0)
-        self._token_end = _NEVER  # how a chunk ends that ends in an event with a token, once one was seen
+        self._tokens_max = ask.tokens_max
+        # How an event with a token is known without parsing it, once one was seen: what stands before its text, and before
+        # one that is empty; and what shows that it is not the last.
+        self._needle = self._empty = self._open = b""
+        self._each = b""  # what stands in each event, so that they can be counted
+        self._before = _NEVER  # how the last one that was parsed begins
+        self._frame = 0  # the bytes that such events have in common
+        self._token_end = _NEVER  # how a chunk ends that ends in an event with a token
         self._fast_end = _NEVER  # the same, while the fast way is open
+        # What the events that were parsed have told
+        self._last: Json = {}
+        self._moved = False
+        self._usage: Usage | None = None
+        self._ended: set[int] = set()  # choices
+        self._done = False
+        self._failed = False
+        self._given_up: str | None = None
 
     def feed(self, data: bytes) -> None:
         # Most reads are whole chunks that end in an event with a token: those go on as they are.
-        if data.endswith(self._fast_end) and is_whole_chunks(data):
+        if data.endswith(self._fast_end):
+            start, size = data.find(b"\r\n", 0, 18) + 2, len(data)
+            if (
+                0 < size - start - self._frame < self._frame  # too short for two events
+                and data.startswith(self._before, start)
+                and data[start + len(self._before)] != _QUOTE  # it has a text
+                and KNOWN_SIZES.get(data[: start - 2]) == size - start - 2
+            ):
+                tokens = 1
+            else:
+                tokens = self._count_chunks(data)
             call = self.call
-            tokens = call.tokens_out + data.count(self._needle)
-            if tokens <= self._tokens_max:
-                call.tokens_out = tokens
+            if tokens and call.tokens_out + tokens <= self._tokens_max:
+                call.tokens_out += tokens
                 call.progress_at = monotonic()
                 self._write(data)
                 return
         super().feed(data)
         self._fast_end = self._token_end if self._aligned() else _NEVER
 
+    def _count_chunks(self, data: bytes) -> int:
+        """The events in a read of whole chunks, if each has a token; 0 is no verdict, only the slow way."""
+        if not is_whole_chunks(data):
+            return 0
+        events = data.count(self._each)
+        return events if data.count(self._needle) - data.count(self._empty) >= events else 0
+
     def _aligned(self) -> bool:
         """No chunk and no event is open, and the engine's chunks suit the client as they are."""
         between = isinstance(self.decoder, Chunked) and self.decoder.between_chunks and not self._carry
-        return between and self._history is None and self.joint.client.http11
+        return between and self._history is None and self._ask.choices == 1 and self.joint.client.http11
 
     def take(self, payload: bytes) -> None:
         text = self._carry + payload
-        if not self._needle and b"\r\n\r\n" in text:
+        if self._end == b"\n\n" and not self._needle and b"\r\n\r\n" in text:
             self._end = b"\r\n\r\n"
         cut = text.rfind(self._end) + len(self._end)
         if cut < len(self._end):
@@ -187,54 +221,107 @@ class StreamRelay(Relay):
         whole, carry = text[:cut], text[cut:]
         if len(carry) > self.joint.event_bytes_max:
             raise WireError("event over the size cap")
-        tokens = self._count(whole) if whole else 0
-        if self.call.tokens_out + tokens > self._tokens_max and self._overran(whole):
+        if whole and not self._take_events(whole):
             return
         self._carry = carry
-        if whole:
-            self._tail.append(whole)
-            self._remember(whole)
-        if tokens or (whole and not whole.startswith(b":")):
-            self._progress(tokens)
         self.joint.client.send(payload)
 
-    def _progress(self, tokens: int) -> None:
-        call, now = self.call, monotonic()
-        if tokens and call.first_token_at is None:
-            call.progressed(tokens, now)
-            self.joint.first_token()
-        else:
-            call.tokens_out += tokens
-            call.progress_at = now
-
-    def _count(self, whole: bytes) -> int:
-        """Tokens in whole events. The first one that has a token shows by which bytes the others are known; the rest,
-        beginnings and endings for the most part, are parsed.
-        """
-        tokens = 0
+    def _take_events(self, whole: bytes) -> bool:
+        """Counts whole events; False when the call has ended with one of them."""
+        call, sent, at, total = self.call, len(self._carry), 0, self.call.tokens_out
+        self._moved = False
         for event in whole.split(self._end):
-            if self._needle and self._needle in event:
-                tokens += 1
-                continue
-            value = parse(self._api.format.data(event))
-            if value is None:
-                continue
-            self._first = self._first or value
-            usage = usage_of(self._api, value)
-            if usage is not None and type(usage.tokens_in) is int:
+            if event:
+                last = self._last
+                after = self._look_at(event, total)
+                if after > self._tokens_max and self._is_over(event):
+                    over = parse(self._api.format.data(event)) or {}
+                    if at >= sent:
+                        self._close_at_cap(whole[:at], total, last, over)
+                    else:  # the client has its beginning
+                        self._close_at_cap(whole[: at + len(event) + len(self._end)], after, over, over)
+                    return False
+                if self._given_up is not None:
+                    call.tokens_out = after
+                    self._give_up(whole[:at])
+                    return False
+                total = after
+            at += len(event) + len(self._end)
+        self._remember(whole)
+        self._progress(total)
+        return True
+
+    def _progress(self, total: int) -> None:
+        """Only a token, or work that shows otherwise, ends the wait for the engine."""
+        call = self.call
+        if total > call.tokens_out:
+            if call.first_token_at is None:
+                call.progressed(total, monotonic())
+                self.joint.first_token()
+            else:
+                call.tokens_out = total
+                call.progress_at = monotonic()
+        elif self._moved:
+            call.progress_at = monotonic()
+
+    def _look_at(self, event: bytes, total: int) -> int:
+        """The tokens so far, with this event. One that looks like those with a token is not parsed."""
+        api = self._api
+        if self._needle and self._open in event and api.usage_mark not in event:
+            found = event.count(self._needle) - event.count(self._empty)
+            if found > 0:
+                return total + min(found, self._ask.choices)
+        data = api.format.data(event)
+        value = parse(data)
+        if value is None:
+            self._done = self._done or data == b"[DONE]"
+            return total
+        self._last = value
+        self._moved = self._moved or moves(api, value)
+        weight = weigh(api, value)
+        if weight:
+            self._learn(event)
+        total += weight
+        usage = usage_of(api, value)
+        if usage is not None:
+            self._usage = usage
+            if type(usage.tokens_in) is int:
                 self.call.tokens_in = usage.tokens_in
-            weight = weigh(self._api, value)
-            if weight and not self._needle:
-                self._learn(event)
-            tokens += weight
-        return tokens
+        if is_last(api, value):
+            self._note_end(value)
+        elif failure_of(api, value) is not None:
+            self._failed = True
+        elif usage is not None and type(usage.tokens_out) is int:
+            total = max(total, usage.tokens_out)
+        return total
+
+    def _note_end(self, value: Json) -> None:
+        over = ended(self._api, value)
+        self._ended.update(over)
+        # An event without choices, the usage, is about all of them.
+        self._done = self._done or not over or len(self._ended) >= self._ask.choices
+        self._given_up = given_up(self._api, value)
+
+    def _is_over(self, event: bytes) -> bool:
+        """Whether an event is more of the answer, and not just its end."""
+        value = parse(self._api.format.data(event))
+        return value is not None and weigh(self._api, value) > 0 and not is_last(self._api, value)
 
     def _learn(self, event: bytes) -> None:
         """What events with a token have in common, so that further ones need no parsing."""
-        any_event = b"data:" if self._api.format.data_prefix else b"{"
-        self._needle = next((n for n in self._api.needles if n in event), any_event)
-        if self._needle is not any_event:
-            self._token_end = event[event.rindex(self._needle) :] + self._end + b"\r\n"
+        api = self._api
+        needle = next((mark for mark in api.text_marks if event.count(mark) > event.count(mark + b'"')), b"")
+        shown = next((mark for mark in api.open_marks if mark in event), b"")
+        if not needle or (api.open_marks and not shown):
+            return
+        self._needle, self._open = needle, shown
+        self._empty = needle + b'"' if needle.endswith(b'"') else _NEVER
+        self._each = shown or self._end
+        start = event.index(needle) + len(needle)
+        at = event.rindex(shown) if shown else _end_of_text(event, start)
+        self._token_end = event[at:] + self._end + b"\r\n"
+        self._before = event[:start]
+        self._frame = len(self._before) + len(self._token_end)
 
     def _remember(self, whole: bytes) -> None:
         if self._history is not None:
@@ -242,224 +329,50 @@ class StreamRelay(Relay):
             if self._history_bytes <= self.joint.event_bytes_max:
                 self._history.append(whole)
 
-    def _overran(self, whole: bytes) -> bool:
-        """The engine goes on past the cap: pass on what is allowed, then end the answer as the engine should have."""
-        left = self._tokens_max - self.call.tokens_out
-        passed: list[bytes] = []
-        last: Json = self._first
-        for event in whole.split(self._end)[:-1]:
-            value = parse(self._api.format.data(event)) or {}
-            weight = weigh(self._api, value) if not is_last(self._api, value) else 0
-            if value and weight > left:
-                self._close_at_cap(passed, last)
-                return True
-            left -= weight
-            passed.append(event + self._end)
-            last = value or last
-        return False  # only a closing event was taken for a token
-
-    def _close_at_cap(self, passed: list[bytes], last: Json) -> None:
-        call = self.call
-        whole = b"".join(passed)
-        events = self._events(whole)
-        call.tokens_out += sum(weigh(self._api, event) for event in events)
-        history = self._events(b"".join(self._history)) + events if self._history is not None else []
-        if not passed and self._tail:
-            last = (self._events(self._tail[-1]) or [last])[-1]
-        closing = self._api.closing(self._ask, last, history, call.tokens_out)
-        self.joint.client.send(whole + closing)
+    def _close_at_cap(self, passed: bytes, tokens: int, last: Json, over: Json) -> None:
+        """The engine goes on past the cap: the answer is ended as the engine should have."""
+        self.call.tokens_out = tokens
+        history = self._events(b"".join(self._history) + passed) if self._history is not None else []
+        closing = self._api.closing(Cut(self._ask, last, over, history, tokens, self._ended))
+        self.joint.client.send(passed[len(self._carry) :] + closing)
         self.joint.end(reasons.OUTPUT_TOKENS)
+
+    def _give_up(self, passed: bytes) -> None:
+        """The engine has cancelled the answer: that must not look like its end."""
+        unsent = passed[len(self._carry) :]
+        if unsent:
+            self.joint.client.send(unsent)
+        if len(passed) >= len(self._carry):
+            self._carry = b""  # nothing of the event that said so was sent
+        self.joint.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._given_up}.")
 
     def _events(self, text: bytes) -> list[Json]:
         parsed = (parse(self._api.format.data(event)) for event in text.split(self._end))
         return [value for value in parsed if value is not None]
 
     def finished(self) -> None:
-        if self._ended_properly():
-            self.joint.end(reasons.COMPLETED)
-        else:
-            self.joint.end(reasons.ENGINE_TRUNCATED)
-
-    def _ended_properly(self) -> bool:
         """A stream that merely stops is no answer, however clean its framing."""
-        tail = b"".join(self._tail) + self._carry
-        return b"[DONE]" in tail or any(is_last(self._api, e) or "error" in e for e in self._events(tail))
+        if self._carry:
+            self._look_at(self._carry, self.call.tokens_out)  # some engines end without the last line end
+        if self._given_up is not None:
+            self._give_up(b"")
+        elif self._failed:
+            self.call.client_has_all = True  # it was told, in the engine's own words
+            self.joint.end(reasons.ENGINE_ERROR)
+        else:
+            self.joint.end(reasons.COMPLETED if self._done else reasons.ENGINE_TRUNCATED)
 
     def at_event_boundary(self) -> bool:
         return not self._carry
 
     def settle(self) -> None:
-        for event in self._events(b"".join(self._tail)):
-            usage = usage_of(self._api, event)
-            if usage is not None:
-                note_usage(self.call, usage)
+        if self._usage is not None:
+            note_usage(self.call, self._usage)
 
 
-class AssembleRelay(Relay):
-    """A stream that the client gets as one JSON answer.
-
-    Most events differ from the one before only in their text. Such a run is joined as bytes and parsed once.
-    """
-
-    __slots__ = ("_after", "_api", "_assembler", "_before", "_done", "_run", "_splitter", "_tokens_max", "_told")
-
-    def __init__(self, joint: Joint, decoder: Decoder, api: Api, ask: Ask, assembler: Assembler) -> None:
-        super().__init__(joint, decoder, reasons.COMPLETED)
-        self._api = api
-        self._assembler = assembler
-        self._splitter = Splitter(api.format, joint.event_bytes_max)
-        self._tokens_max = ask.tokens_max
-        self._done = False
-        self._before = _NEVER  # what stands before and behind the text in an event of the run
-        self._after = b""
-        self._run: list[bytes] = []  # texts, still in JSON's escapes
-        self._told = 0  # output tokens, as the engine says; taken over at the end
-
-    def take(self, payload: bytes) -> None:
-        call = self.call
-        for event in self._splitter.feed(payload):
-            if event.startswith(self._before) and event.endswith(self._after):
-                text = event[len(self._before) : -len(self._after)]
-                if b'"' not in text and call.tokens_out < self._tokens_max:
-                    self._run.append(text)
-                    call.tokens_out += 1
-                    continue
-            if not self._take_event(event):
-                return
-        call.progress_at = monotonic()
-
-    def _take_event(self, event: bytes) -> bool:
-        """Parses an event; False when the answer has ended with it."""
-        data = self._api.format.data(event)
-        if data is None:
-            return True
-        if self._run:
-            self._end_run()
-        if data == b"[DONE]":
-            self._done = True
-            return True
-        api, call = self._api, self.call
-        value = parse(data)
-        if value is None:
-            if data == b"null":  # llama.cpp begins some streams with it
-                return True
-            raise WireError("an event that is not JSON")
-        if value.get("error") is not None:
-            self._fail(value)
-            return False
-        if api.usage_mark in data:
-            self._note(usage_of(api, value))
-        tokens = weigh(api, value)
-        if tokens:
-            if max(call.tokens_out + tokens, self._told) > self._tokens_max and not is_last(api, value):
-                self._answer(reasons.OUTPUT_TOKENS)
-                return False
-            if call.first_token_at is None:
-                call.progressed(tokens, monotonic())
-                self.joint.first_token()
-            else:
-                call.tokens_out += tokens
-            self._learn(event)
-        self._add(value)
-        return True
-
-    def _learn(self, event: bytes) -> None:
-        """Takes the event as the pattern of those to come."""
-        mark = self._api.text_mark
-        at = event.find(mark) if mark else -1
-        if at >= 0:
-            start = at + len(mark)
-            end = event.find(b'"', start)
-            if event[end - 1 : end] != b"\\":
-                self._before, self._after = event[:start], event[end:]
-
-    def _end_run(self) -> None:
-        event = self._before + b"".join(self._run) + self._after
-        self._run.clear()
-        value = parse(self._api.format.data(event))
-        if value is None:
-            raise WireError("an event that is not JSON")
-        self._add(value)
-
-    def _add(self, value: Json) -> None:
-        try:
-            self._assembler.add(value)
-        except _ODD as error:
-            raise WireError(f"an event of a shape that is not known: {error!r}") from None
-
-    def _fail(self, event: Json) -> None:
-        """An engine that had to say 200 before it failed says so in an event."""
-        error = event["error"]
-        status = error.get("code") if type(error) is dict else None
-        status = status if type(status) is int and 400 <= status < 600 else 502
-        self.joint.answer_whole(502 if status == 500 else status, event)
-        self.call.engine_finished = False  # what follows is not wanted
-        self.joint.end(reasons.ENGINE_ERROR)
-
-    def _note(self, usage: Usage | None) -> None:
-        if usage is not None:
-            if type(usage.tokens_in) is int:
-                self.call.tokens_in = usage.tokens_in
-            if type(usage.tokens_out) is int:
-                self._told = usage.tokens_out
-
-    def settle(self) -> None:
-        if self._told:
-            self.call.tokens_out, self.call.tokens_exact = self._told, True
-
-    def finished(self) -> None:
-        if self._done or self._assembler.finished:
-            self._answer(reasons.COMPLETED)
-        else:
-            self.joint.end(reasons.ENGINE_TRUNCATED)
-
-    def _answer(self, reason: Reason) -> None:
-        if self._run:
-            self._end_run()
-        self.joint.answer_whole(200, self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS))
-        self.joint.end(reason)
-
-
-def parse(data: bytes | None) -> Json | None:
-    """An event's object; None for anything else."""
-    if not data:
-        return None
-    try:
-        value: Any = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None
-    return value if type(value) is dict else None
-
-
-# An engine may send events of a shape that its API does not have. Counting them must not break the stream.
-_ODD = (KeyError, TypeError, AttributeError, IndexError, ValueError)
-
-
-def weigh(api: Api, event: Json) -> int:
-    try:
-        return api.weigh(event)
-    except _ODD:
-        return 1
-
-
-def is_last(api: Api, event: Json) -> bool:
-    try:
-        return api.is_last(event)
-    except _ODD:
-        return False
-
-
-def usage_of(api: Api, event: Json) -> Usage | None:
-    try:
-        return api.usage(event)
-    except _ODD:
-        return None
-
-
-def note_usage(call: Call, usage: Usage) -> None:
-    """Takes over the counts that the engine tells."""
-    if type(usage.tokens_in) is int:
-        call.tokens_in = usage.tokens_in
-    if type(usage.tokens_out) is int:
-        call.tokens_out = usage.tokens_out
-        call.tokens_exact = True
+def _end_of_text(event: bytes, start: int) -> int:
+    """Where the quote is that ends a text; any later one will do, too."""
+    end = event.find(b'"', start)
+    while end > 0 and event[end - 1 : end] == b"\\":
+        end = event.find(b'"', end + 1)
+    return max(end, start)

@@ -48,13 +48,18 @@ class Limits:
     choices_max: int = cap(32, "Most answers in one call: n or best_of, times the number of prompts.")
     total_s: float = cap(600.0, "Longest time from a call's first byte to its end.", least=0.01)
     first_token_s: float = cap(120.0, "Longest wait for the first token, counted from sending to the engine.", least=0.01)
-    gap_s: float = cap(60.0, "Longest silence between two tokens; comments do not count.", least=0.01)
+    gap_s: float = cap(60.0, "Longest silence between two tokens; comments, pings and empty events do not count.", least=0.01)
     queue_s: float = cap(10.0, "Longest wait in the queue; a call that would have to wait longer is refused at once.", least=0)
     body_bytes_max: int = cap(16 * 1024 * 1024, "Largest request body.", least=1024)
     media_bytes_max: int = cap(
         32 * 1024 * 1024, "Largest request body of calls with audio or image files, the form around them included.", least=1024
     )
     event_bytes_max: int = cap(4 * 1024 * 1024, "Largest single event of an answer.", least=1024)
+    answer_bytes_max: int = cap(
+        64 * 1024 * 1024,
+        "Largest answer that is put together here from an engine's stream.",
+        least=1024,
+    )
 
     # The client's connection
     connections_max: int = limit(

@@ -60,6 +60,9 @@ CLIENT_DEADLINE = _reason("client_deadline", Outcome.DEADLINE, 504, "The client'
 
 OUTPUT_TOKENS = _reason("output_tokens_max", Outcome.CAP, 200, "The engine ran past the cap on output tokens.")
 EVENT_BYTES = _reason("event_bytes_max", Outcome.CAP, 502, "The engine sent an event over the size cap.", False)
+ANSWER_BYTES = _reason(
+    "answer_bytes_max", Outcome.CAP, 502, "The answer is larger than what may be put together here; ask for a stream.", False
+)
 TOTAL_TIME = _reason("total_s", Outcome.CAP, 504, "The call took longer than allowed.")
 FIRST_TOKEN_TIME = _reason("first_token_s", Outcome.CAP, 504, "The engine sent no first token in time.")
 GAP_TIME = _reason("gap_s", Outcome.CAP, 504, "The engine fell silent.")
@@ -86,6 +89,7 @@ ENGINE_DIED = _reason("engine_died", Outcome.ENGINE_FAILED, 502, "The engine clo
 ENGINE_GARBLED = _reason("engine_garbled", Outcome.ENGINE_FAILED, 502, "The engine did not answer in valid HTTP.")
 ENGINE_TRUNCATED = _reason("engine_truncated", Outcome.ENGINE_FAILED, 502, "The engine's answer ended too early.")
 ENGINE_REDIRECT = _reason("engine_redirect", Outcome.ENGINE_FAILED, 502, "The engine answered with a redirect.", False)
+ENGINE_GAVE_UP = _reason("engine_gave_up", Outcome.ENGINE_FAILED, 502, "The engine cancelled the answer before its end.")
 ENGINE_ERROR = _reason("engine_error", Outcome.ENGINE_FAILED, 502, "The engine failed.")
 
 # Refused: the client's request, not our state, is what stands in the way.

@@ -1,0 +1,374 @@
+"""Tokens are counted as tokens: the pump alone, fed with streams cut at any byte, and the limits on silence around it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangup.apis.anthropic import AnthropicMessages
+from hangup.apis.base import Api, Json
+from hangup.apis.llamacpp import LlamaCppCompletion
+from hangup.apis.ollama import OllamaChat
+from hangup.apis.openai_chat import OpenAIChat
+from hangup.apis.openai_completions import OpenAICompletions
+from hangup.apis.tgi import TgiGenerate
+from hangup.app.assembly import AssembleRelay
+from hangup.app.relay import StreamRelay
+from hangup.config import Limits
+from hangup.core.call import Call
+from hangup.core.reasons import Reason
+from hangup.wire.body import Chunked
+from support.processes import Gateway
+from support.raw import Client, ask, events
+from support.raw_engine import DONE, HEAD, LAST, RawEngine, chunk, event, raw_engine
+
+CHAT = "/v1/chat/completions"
+
+
+class Side:
+    """Both sides of a relay, without sockets."""
+
+    http11 = True
+    event_bytes_max = answer_bytes_max = 1 << 20
+
+    def __init__(self) -> None:
+        self.call = Call("c", 0.0)
+        self.client: Any = self
+        self.received = bytearray()
+        self.reason: Reason | None = None
+        self.answer: Json = {}
+        self._decoder = Chunked()
+
+    def write(self, data: bytes) -> None:
+        self.received += self._decoder.feed(data)
+
+    def send(self, payload: bytes) -> None:
+        self.write(chunk(payload))
+
+    def end(self, reason: Reason, detail: str = "") -> None:
+        self.reason = self.reason or reason
+
+    def first_token(self) -> None: ...
+
+    def answer_whole(self, status: int, answer: Json) -> None:
+        self.answer = answer
+
+    def fault(self, error: Exception) -> None:
+        raise error
+
+
+def sse(value: Any, name: str = "") -> bytes:
+    text = json.dumps(value, separators=(",", ":"))
+    return (f"event: {name}\n" if name else "").encode() + b"data: " + text.encode() + b"\n\n"
+
+
+def chat(delta: Json, finish: str | None = None, **more: Any) -> bytes:
+    frame = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    return sse({**frame, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, **more}]})
+
+
+def spaced(event: bytes) -> bytes:
+    """As Python's json writes it."""
+    return b"data: " + json.dumps(json.loads(event[6:])).encode() + b"\n\n"
+
+
+def block(kind: str, field: str, text: str) -> bytes:
+    delta = {"type": kind, field: text}
+    return sse({"type": "content_block_delta", "index": 0, "delta": delta}, "content_block_delta")
+
+
+WORDS = ["a", " the", '"', "\\", "\n\n", "é", "[DONE]", '{"content":"x"}', "x" * 300]
+NOISE = [b": ping\n\n", b":\n\n", b"data: {}\n\n", b"\n\n"]
+# Per API: its path and request, an event with a token, events without any, and the end.
+Kind = tuple[Api, str, Json, list[Callable[[str], bytes]], list[bytes], list[bytes]]
+KINDS: dict[str, Kind] = {
+    "chat": (
+        OpenAIChat(),
+        CHAT,
+        {"messages": []},
+        [
+            lambda text: chat({"content": text}),
+            lambda text: chat({"content": text}, logprobs={"content": [{"token": text, "logprob": 0.0}]}),
+            lambda text: chat({"reasoning_content": text}),
+            lambda text: chat({"content": "", "reasoning_content": text}),
+            lambda text: chat({"tool_calls": [{"index": 0, "function": {"arguments": text}}]}),
+            lambda text: spaced(chat({"content": text})),
+        ],
+        [*NOISE, chat({}), chat({"content": ""}), chat({"role": "assistant", "content": ""}), chat({"content": None})],
+        [chat({}, "stop"), DONE],
+    ),
+    "completions": (
+        OpenAICompletions(),
+        "/v1/completions",
+        {"prompt": "x"},
+        [lambda text: sse({"id": "c", "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": None}]})],
+        [*NOISE, sse({"id": "c", "choices": [{"index": 0, "text": "", "logprobs": None, "finish_reason": None}]})],
+        [sse({"id": "c", "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}), DONE],
+    ),
+    "messages": (
+        AnthropicMessages(),
+        "/v1/messages",
+        {"messages": []},
+        [
+            lambda text: block("text_delta", "text", text),
+            lambda text: block("thinking_delta", "thinking", text),
+            lambda text: block("input_json_delta", "partial_json", text),
+        ],
+        [*NOISE, sse({"type": "ping"}, "ping"), block("text_delta", "text", ""), block("input_json_delta", "partial_json", "")],
+        [sse({"type": "message_delta", "delta": {"stop_reason": "end_turn"}}), sse({"type": "message_stop"}, "message_stop")],
+    ),
+    "llama.cpp": (
+        LlamaCppCompletion(),
+        "/completion",
+        {"prompt": "x"},
+        [lambda text: sse({"index": 0, "content": text, "tokens": [], "stop": False, "id_slot": -1})],
+        [*NOISE, sse({"index": 0, "content": "", "tokens": [], "stop": False, "id_slot": -1})],
+        [sse({"index": 0, "content": "", "tokens": [], "stop": True})],
+    ),
+    "tgi": (
+        TgiGenerate(),
+        "/generate_stream",
+        {"inputs": "x"},
+        [
+            lambda text: sse({"index": 1, "token": {"id": 1, "text": text}, "generated_text": None, "details": None}),
+            lambda text: sse({"token": {"id": 1, "text": text}, "top_tokens": [{"text": text}] * 2, "generated_text": None}),
+        ],
+        NOISE,
+        [sse({"index": 2, "token": {"id": 2, "text": "</s>", "special": True}, "generated_text": "ab", "details": None})],
+    ),
+    "ollama": (
+        OllamaChat(),
+        "/api/chat",
+        {"messages": []},
+        [
+            lambda text: json.dumps({"message": {"role": "assistant", "content": text}, "done": False}).encode() + b"\n",
+            lambda text: json.dumps({"message": {"content": "", "thinking": text}, "done": False}).encode() + b"\n",
+        ],
+        [b'{"message":{"role":"assistant","content":""},"done":false}\n'],
+        [b'{"message":{"role":"assistant","content":""},"done":true,"done_reason":"stop"}\n'],
+    ),
+}
+LAST_HAS_TOKEN = ("tgi",)
+
+
+@st.composite
+def streams(draw: st.DrawFn, name: str) -> tuple[list[bytes], int, list[bytes]]:
+    """A stream's events, the tokens in them, and its bytes as they are read: chunks and reads end anywhere."""
+    _, _, _, tokens, noise, end = KINDS[name]
+    token = st.builds(lambda make, text: (make(text), 1), st.sampled_from(tokens), st.sampled_from(WORDS))
+    drawn = draw(st.lists(token | st.sampled_from(noise).map(lambda e: (e, 0)), max_size=30))
+    made = [event for event, _ in drawn] + end
+    count = sum(n for _, n in drawn) + (name in LAST_HAS_TOKEN)
+    chunks = [chunk(event) for event in made]
+    if draw(st.booleans()):
+        text = b"".join(made)
+        borders = sorted(draw(st.sets(st.integers(1, len(text) - 1), max_size=10)))
+        chunks = [chunk(text[a:b]) for a, b in zip([0, *borders], [*borders, len(text)], strict=True)]
+    if draw(st.booleans()):
+        return made, count, [*chunks, LAST]
+    wire = b"".join(chunks) + LAST
+    borders = sorted(draw(st.sets(st.integers(1, len(wire) - 1), max_size=10)))
+    return made, count, [wire[a:b] for a, b in zip([0, *borders], [*borders, len(wire)], strict=True)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+def test_the_pump_counts_tokens_and_changes_nothing(name: str, data: st.DataObject) -> None:
+    made, tokens, reads = data.draw(streams(name))
+    api, path, body, *_ = KINDS[name]
+    # The cap is what there is: one event that is taken for a token and is none, and a good stream is cut.
+    limits = Limits(output_tokens_default=max(tokens, 1), output_tokens_max=max(tokens, 1))
+    asked = api.read(path, {**body, "stream": True}, limits, True)
+    side = Side()
+    relay = StreamRelay(side, Chunked(), api, asked)
+    for read in reads:
+        relay.feed(read)
+    assert bytes(side.received) == b"".join(made)
+    assert side.call.tokens_out == tokens
+    assert side.reason is not None and side.reason.code == "completed"
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in LAST_HAS_TOKEN])
+@given(data=st.data())
+def test_the_pump_ends_at_the_cap(name: str, data: st.DataObject) -> None:
+    """No token too many, none too few, no byte twice; only an event of which the client has the beginning is let through."""
+    made, tokens, reads = data.draw(streams(name).filter(lambda drawn: drawn[1] >= 2))
+    api, path, body, *_ = KINDS[name]
+    most = data.draw(st.integers(1, tokens - 1))
+    asked = api.read(path, {**body, "stream": True}, Limits(output_tokens_default=most, output_tokens_max=most), True)
+    side = Side()
+    relay = StreamRelay(side, Chunked(), api, asked)
+    for read in reads:
+        if side.reason is None:
+            relay.feed(read)
+    assert side.reason is not None and side.reason.code == "output_tokens_max"
+    passed, whole = bytes(side.received), b"".join(made)
+    assert side.call.tokens_out in (most, most + 1)
+    same = next((i for i, (a, b) in enumerate(zip(passed, whole, strict=False)) if a != b), min(len(passed), len(whole)))
+    borders = [len(b"".join(made[:n])) for n in range(len(made) + 1)]
+    closing = passed[max(border for border in borders if border <= same) :]
+    assert closing.endswith(api.format.end)
+    for piece in closing.split(api.format.end)[:-1]:
+        given = api.format.data(piece)
+        assert given == b"[DONE]" or isinstance(json.loads(given or b""), dict), "what is added is whole events"
+
+
+@given(data=st.data())
+def test_an_answer_has_all_that_its_events_had(data: st.DataObject) -> None:
+    """Texts, logprobs and token ids, of equal tokens in a row, too."""
+    texts = data.draw(st.lists(st.sampled_from(["ha", "ha", "é", '"', ""]), min_size=1, max_size=30))
+    kind = data.draw(st.sampled_from(["plain", "logprobs", "token_ids"]))
+    kinds: dict[str, Callable[[str], Json]] = {
+        "plain": lambda text: {},
+        "logprobs": lambda text: {"logprobs": {"content": [{"token": text, "logprob": 0.0}]}},
+        "token_ids": lambda text: {"token_ids": [7]},
+    }
+    more = kinds[kind]
+    api = OpenAIChat()
+    asked = api.read(CHAT, {"messages": []}, Limits(), True)
+    assert asked.assembler is not None
+    side = Side()
+    relay = AssembleRelay(side, Chunked(), api, asked, asked.assembler)
+    made = b"".join(chat({"content": text}, **more(text)) for text in texts) + chat({}, "stop") + DONE
+    borders = sorted(data.draw(st.sets(st.integers(1, len(made) - 1), max_size=5)))
+    for a, b in zip([0, *borders], [*borders, len(made)], strict=True):
+        relay.feed(chunk(made[a:b]))
+    relay.feed(LAST)
+    choice = side.answer["choices"][0]
+    assert choice["message"]["content"] == "".join(texts)
+    assert side.call.tokens_out == sum(1 for text in texts if text)
+    if kind == "logprobs":
+        assert [row["token"] for row in choice["logprobs"]["content"]] == texts
+    if kind == "token_ids":
+        assert choice["token_ids"] == [7] * len(texts)
+
+
+Script = Callable[[socket.socket], None]
+
+
+def sends(*pieces: bytes) -> Script:
+    return lambda sock: sock.sendall(HEAD + b"".join(chunk(piece) for piece in pieces) + LAST)
+
+
+def repeats(first: bytes, again: bytes) -> Script:
+    """A dead engine behind a live HTTP server: says the same thing over and over."""
+
+    def script(sock: socket.socket) -> None:
+        sock.sendall(HEAD + (chunk(first) if first else b""))
+        for _ in range(200):
+            sock.sendall(chunk(again))
+            time.sleep(0.05)
+
+    return script
+
+
+TWO_CHOICES = [
+    sse({"id": "c", "choices": [{"index": index, "delta": {"content": "x"}, "finish_reason": None}]}) for index in (0, 1)
+]
+ONE_ENDS = sse({"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+START = sse({"type": "message_start", "message": {"id": "m", "usage": {"input_tokens": 3, "output_tokens": 1}}})
+SCRIPTS: dict[str, Script] = {
+    "comment": repeats(event("a"), b": ping\n\n"),
+    "empty delta": repeats(event("a"), chat({})),
+    "empty text": repeats(event("a"), chat({"content": ""})),
+    "role": repeats(event("a"), chat({"role": "assistant", "content": ""})),
+    "nothing": repeats(event("a"), b"data: {}\n\n"),
+    "blank": repeats(event("a"), b"\n\n"),
+    "comment first": repeats(b"", b": ping\n\n"),
+    "role first": repeats(b"", chat({"role": "assistant"})),
+    "nothing first": repeats(b"", b"data: {}\n\n"),
+    "ping": repeats(START + block("text_delta", "text", "a"), sse({"type": "ping"}, "ping")),
+    "ping first": repeats(START, sse({"type": "ping"}, "ping")),
+    "empty text block": repeats(START + block("text_delta", "text", "a"), block("text_delta", "text", "")),
+    "done in the text": sends(event("the end is [DONE]")),
+    "one of two": sends(*TWO_CHOICES, ONE_ENDS),
+    "two": sends(*TWO_CHOICES, ONE_ENDS, *([TWO_CHOICES[1]] * 9), DONE),
+    "cancelled": sends(event("a"), event("", '"cancelled"'), DONE),
+    "aborted": sends(event("a"), event("b"), event("", '"abort"'), DONE),
+    "error": sends(event("a"), sse({"error": {"message": "out of memory", "code": 500}}), DONE),
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RawEngine]:
+    with raw_engine(lambda sock, request: SCRIPTS[json.loads(request.partition(b"\r\n\r\n")[2])["model"]](sock)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def gateway(engine: RawEngine) -> Iterator[Gateway]:
+    config = f"""
+        [limits]
+        first_token_s = 0.8
+        gap_s = 0.6
+        total_s = 30
+        failures_max = 1000
+        [[backend]]
+        url = "{engine.url}"
+        slots = 100
+    """
+    with Gateway(config=config) as process:
+        yield process
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if SCRIPTS[name].__qualname__.startswith("repeats")])
+def test_what_is_no_token_keeps_no_call_alive(gateway: Gateway, name: str, stream: bool) -> None:
+    path = "/v1/messages" if "ping" in name or "block" in name else CHAT
+    with Client(gateway.address) as client:
+        client.post(path, {"model": name, "messages": [], "max_tokens": 50, "stream": stream})
+        got = client.read_answer()
+    row = gateway.call_log(got.headers["x-request-id"])
+    assert row["cause"] == ("first_token_s" if "first" in name else "gap_s")
+    assert row["tokens_out"] == (0 if "first" in name else 1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("name", ["done in the text", "one of two"])
+def test_a_stream_that_merely_stops_is_truncated(gateway: Gateway, name: str, stream: bool) -> None:
+    with Client(gateway.address) as client:
+        client.post(CHAT, {"model": name, "messages": [], "stream": stream, "n": 2 if "two" in name else 1})
+        got = client.read_answer()
+    assert gateway.call_log(got.headers["x-request-id"])["cause"] == "engine_truncated"
+    if stream:
+        assert not got.complete
+    else:
+        assert got.status == 502
+
+
+def test_a_choice_that_had_ended_is_not_ended_again(gateway: Gateway) -> None:
+    got = ask(gateway.address, CHAT, {"model": "two", "messages": [], "stream": True, "n": 2, "max_tokens": 2})
+    ends = [(c["index"], c["finish_reason"]) for e in events(got.body) for c in e["choices"] if c["finish_reason"]]
+    assert ends == [(0, "stop"), (1, "length")]
+    assert gateway.call_log(got.headers["x-request-id"])["outcome"] == "cap"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("name", "tokens"), [("cancelled", 1), ("aborted", 2)])
+def test_an_answer_that_the_engine_cancelled_is_not_complete(gateway: Gateway, name: str, tokens: int, stream: bool) -> None:
+    with Client(gateway.address) as client:
+        client.post(CHAT, {"model": name, "messages": [], "stream": stream})
+        got = client.read_answer()
+    row = gateway.call_log(got.headers["x-request-id"])
+    assert (row["outcome"], row["cause"], row["tokens_out"]) == ("engine_failed", "engine_gave_up", tokens)
+    if stream:
+        assert not got.complete
+        assert events(got.body)[-1]["error"]["code"] == "engine_gave_up"
+        assert b'finish_reason":"' not in got.body and b"[DONE]" not in got.body
+    else:
+        assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_gave_up")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_error_within_a_stream_is_no_completion(gateway: Gateway, stream: bool) -> None:
+    got = ask(gateway.address, CHAT, {"model": "error", "messages": [], "stream": stream})
+    assert b"out of memory" in got.body
+    row = gateway.call_log(got.headers["x-request-id"])
+    assert (row["outcome"], row["cause"]) == ("engine_failed", "engine_error")
