@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hangup.config import Limits
 from hangup.core.account import Entry
-from hangup.core.jobs import Kind, Status
+from hangup.core.clocks import SteadyClock
+from hangup.core.jobs import Cause, Kind, Status
 from hangup.jobs.board import Board
 from hangup.jobs.errand import Errand
 from hangup.jobs.presence import Absences, this_host, this_process
@@ -83,3 +85,54 @@ class TestAbsences:
 
     def test_we_are_never_gone(self) -> None:
         assert Absences(15.0, 2.0).gone([Worker(3, "elsewhere", "1-1", 0)], 3, now=1e9) == []
+
+
+class TestSteadyClock:
+    def test_it_follows_the_clock(self) -> None:
+        clock = SteadyClock(0.0, of_day=1e6, now=0.0)
+        assert clock.at(1e6, 0.0) == 1e6
+        assert clock.at(1e6 + 60, 60.0) == 1e6 + 60
+        assert clock.at(1e6 + 30, 61.0) == 1e6 + 30, "also back"
+
+    def test_a_clock_that_is_set_ahead_for_a_while_moves_it_little(self) -> None:
+        clock = SteadyClock(0.0, of_day=1e6, now=0.0)
+        month = 31 * 86_400
+        assert clock.at(1e6 + month, 40.0) == 1e6 + 40 * 24
+        assert clock.at(1e6 + 3600, 3600.0) == 1e6 + 3600, "set right again"
+
+    def test_after_a_long_night_it_comes_to_the_day(self) -> None:
+        clock = SteadyClock(1e6, of_day=1e6 + 86_400, now=0.0)
+        assert clock.at(1e6 + 86_400, 0.0) == 1e6
+        assert clock.at(1e6 + 90_000, 3600.0) == 1e6 + 86_400
+        assert clock.at(1e6 + 90_200, 3800.0) == 1e6 + 90_200
+
+
+def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither while the process runs nor when it starts with such a clock: jobs, uploads and windows are as they were."""
+    path = str(tmp_path / "jobs.sqlite")
+    real, ahead = time.time, 0.0
+    monkeypatch.setattr(time, "time", lambda: real() + ahead)
+
+    async def run(*, first: bool) -> None:
+        nonlocal ahead
+        loop, store = asyncio.get_running_loop(), JobStore(path)
+        ahead = 0.0 if first else 31 * 86_400.0
+        board = Board(store, Idle(), loop, keep_days=30)
+        await board.open()
+        item = [Asked("a", "/v1/chat/completions", b"{}")]
+        if first:
+            done = await board.submit("job_a", Kind.CALL, "ann", {}, item, lease_s=60)
+            await board.cancel(done, Cause.ASKED)
+            await board.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
+            key = await store.do(lambda: store.files.begin("file-a", "ann", time.time()))
+            await store.do(lambda: store.files.ready(key, "batch", "f", time.time() + 86_400))
+            ahead = 31 * 86_400.0
+        await board._tick(loop.time() + 1200)
+        await asyncio.gather(*board._tasks - {task for task in board._tasks if "_every" in repr(task)})
+        statuses = await store.do(lambda: [store.jobs.find(id) for id in ("job_a", "batch_b")])
+        assert [job.status if job else None for job in statuses] == [Status.CANCELLED, Status.RUNNING]
+        assert await store.do(lambda: store.files.find("file-a", "ann")) is not None
+        await board.close()
+
+    asyncio.run(run(first=True))
+    asyncio.run(run(first=False))

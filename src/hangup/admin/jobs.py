@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hangup.admin.view import Jobs, View
+from hangup.errors import HangupError
 
 _PAGE_MAX = 1000
 _KINDS = ("call", "response", "batch", "message_batch")
@@ -33,14 +34,17 @@ async def _answer(view: View, handler: Callable[[Jobs, Request], Awaitable[Answe
     if jobs is None:
         status, value = 503, {"error": "jobs are turned off here, or their store could not be opened (see the log)"}
     else:
-        status, value = await handler(jobs, request)
+        try:
+            status, value = await handler(jobs, request)
+        except HangupError as error:  # the store, most likely
+            status, value = 503, {"error": str(error)}
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
 async def list_jobs(jobs: Jobs, request: Request) -> Answer:
     query = request.query_params
     count = query.get("limit", "100")
-    if not count.isdigit() or not 1 <= int(count) <= _PAGE_MAX:
+    if not (count.isascii() and count.isdigit() and len(count) < 9) or not 1 <= int(count) <= _PAGE_MAX:
         return 400, {"error": f"limit: expected a number from 1 to {_PAGE_MAX}"}
     if query.get("kind", "call") not in _KINDS:
         return 400, {"error": f"kind: expected one of {', '.join(_KINDS)}"}

@@ -99,9 +99,13 @@ def outcome(kind: Kind, status: Status, cause: Cause, tally: Tally) -> Status | 
     """The status in which a job ends, if it has come to its end."""
     if status.ended or status is Status.VALIDATING or tally.queued or tally.claimed:
         return None
-    if tally.expired or tally.cancelled or not tally.total:  # with no items at all it was cancelled before they were known
+    stopped = status is Status.CANCELLING or kind.single  # of a batch that is not, single items may have been killed
+    if (stopped and (tally.expired or tally.cancelled)) or not tally.total:  # none at all: cancelled before they were known
         return Status.EXPIRED if cause is Cause.WINDOW else Status.CANCELLED
     return Status.FAILED if kind.single and tally.errored else Status.COMPLETED
+
+
+TOO_MANY = 429  # Too Many Requests
 
 
 class After(IntEnum):
@@ -121,6 +125,8 @@ def after(reason: Reason, status: int, *, stopping: bool, failures: int, failure
     if reason is reasons.YIELDED:
         return After.CANCELLED if stopping else After.AGAIN
     match reason.outcome:
+        case Outcome.COMPLETED if status == TOO_MANY:  # it has no room now, which says nothing of the item
+            return After.CANCELLED if stopping else After.AGAIN
         case Outcome.COMPLETED:
             return After.SUCCEEDED if 200 <= status < 300 else After.ERRORED
         case Outcome.CLIENT_GONE:

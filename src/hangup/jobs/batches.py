@@ -20,7 +20,7 @@ from hangup.errors import Refusal
 from hangup.jobs.board import Board
 from hangup.jobs.errand import Errand
 from hangup.jobs.feed import Feed
-from hangup.jobs.files import listed, parts
+from hangup.jobs.files import Gone, listed, parts
 from hangup.jobs.http import Answer, Asked, Json
 from hangup.jobs.lines import Lines, StopReading
 from hangup.store.database import StoreFailed
@@ -151,12 +151,14 @@ class Batches:
         assert file.job is not None
         key, wanted = file.job, file.id.endswith("-output")
         store = self._board.store
-        job = await store.do(lambda: store.jobs.get(key))
+        job = await store.do(lambda: store.jobs.look(key))
+        if job is None:
+            raise Gone(reasons.NOT_FOUND, f"The results in {file.id} were deleted.")
         start = 0
-        while True:
+        while start < job.tally.total:
             rows = await store.do(partial(store.jobs.results, key, start, _RESULTS_TOGETHER))
-            if not rows:
-                return
+            if not rows or rows[-1].n + 1 != start + len(rows):
+                raise Gone(reasons.NOT_FOUND, f"The results of {job.id} were deleted while they were read.")
             start = rows[-1].n + 1
             text = b"".join(_told(job, row) for row in rows if (row.state is Item.SUCCEEDED) == wanted)
             if text:
@@ -174,6 +176,8 @@ def body_of(errand: Errand) -> Any:
 def _told(job: Job, row: Result) -> bytes:
     if row.body is not None:
         return row.body
+    if row.state is Item.CANCELLED and job.status is Status.COMPLETED:
+        return _line(job, row.n, row.custom_id, None, {"code": "killed", "message": reasons.KILLED.message})
     code, message = _ENDED_FOR.get(row.state, ("unanswered", "This request has no answer."))
     return _line(job, row.n, row.custom_id, None, {"code": code, "message": message})
 

@@ -17,7 +17,9 @@ import orjson
 from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.call import Call
+from hangup.core.clocks import SteadyClock
 from hangup.core.jobs import Cause, Kind, Status
+from hangup.core.reasons import Reason
 from hangup.errors import Refusal
 from hangup.jobs import presence
 from hangup.jobs.care import Care
@@ -62,7 +64,8 @@ class Board:
         self._draining = False
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._version = -1
+        self._version = -1  # of the file: another number when others have written
+        self._change: int | None = None  # of the jobs: up to which we know them
 
     async def open(self) -> None:
         """Takes up what an earlier process left, and whatever others have on the store."""
@@ -70,7 +73,8 @@ class Board:
         self._worker = await store.do(lambda: store.workers.enter(presence.this_host(), presence.this_process()))
         self._absences = presence.Absences(self._host.limits.job_worker_silence_s, _BEAT_EVERY_S)
         self._runner = Runner(store, self._worker, self._host, self, self._loop)
-        self._pruned_at = time.monotonic()
+        self._clock = SteadyClock(await store.do(store.clock.seen), time.time(), self._loop.time())
+        self._pruned_at = self._loop.time()
         await self._bury()
         await self._refresh()
         # Apart, so that nothing which takes long makes us look dead.
@@ -154,7 +158,13 @@ class Board:
 
     async def find(self, id: str, tenant: str | None, kind: Kind | None) -> Job:
         """Looks at a job, which is how its owner says that the result is still wanted."""
-        job = await self.store.do(lambda: self.store.jobs.find(id, tenant, kind))
+        job = self._known(id, tenant, kind) if self._runner.keeper.failing else None
+        try:
+            job = job or await self.store.do(lambda: self.store.jobs.find(id, tenant, kind))
+        except StoreFailed:
+            job = self._known(id, tenant, kind)  # so that it can be cancelled all the same
+            if job is None:
+                raise
         if job is None:
             raise _no_such(id)
         care = self._cares.get(job.key)
@@ -162,15 +172,29 @@ class Board:
             self._renew(care)
         return job
 
+    def _known(self, id: str, tenant: str | None, kind: Kind | None) -> Job | None:
+        for care in self._cares.values():
+            job = care.job
+            if job.id == id and tenant in (None, job.tenant) and kind in (None, job.kind):
+                return job
+        return None
+
     async def cancel(self, job: Job, cause: Cause, wait_s: float = 0.0) -> Job:
-        """What waits is gone, what runs is stopped; waits a while for the engines to let go."""
-        store = self.store
-        cancelled = await store.do(lambda: store.jobs.cancel(job.key, cause, time.time()))
-        if cancelled is None:
-            raise _no_such(job.id)
-        self.changed(cancelled)
-        self._runner.hang_up(job.key, _REASON_OF[cause])
-        return await self.ended_within(cancelled, wait_s)
+        """What runs is stopped, what waits is gone; waits a while for the engines to let go.
+
+        The engines first: a store that cannot be written must not keep them at work. It is told when it works again.
+        """
+        if not job.status.ended:
+            self._runner.hang_up(job.key, _REASON_OF[cause])
+            try:
+                await self._runner.keeper.cancel(job.key, cause)
+            except StoreFailed as failure:
+                raise StoreFailed(f"{failure}; the job is stopped, and its cancel is written when the store works") from None
+        return await self.ended_within(job, wait_s)
+
+    def unwanted(self, key: int) -> Reason | None:
+        cause = self._runner.keeper.cancelled(key)
+        return _REASON_OF[cause] if cause is not None else None
 
     async def ended_within(self, job: Job, wait_s: float) -> Job:
         care = self._cares.get(job.key)
@@ -181,7 +205,12 @@ class Board:
                     await care.changed.wait()
             except TimeoutError:
                 break
-        return care.job if care is not None else job
+        if care is not None:
+            return care.job
+        now = await self.store.do(lambda: self.store.jobs.look(job.key))
+        if now is None:
+            raise _no_such(job.id)
+        return now
 
     def care_for(self, job: Job) -> Care | None:
         return self._cares.get(job.key)
@@ -242,7 +271,8 @@ class Board:
         """The store says how a job stands now."""
         care = self._cares.get(job.key)
         if care is None and not job.status.ended:
-            care = self._cares[job.key] = Care(job, self._loop.time(), time.time())
+            now = self._loop.time()
+            care = self._cares[job.key] = Care(job, now, max(self._clock.at(time.time(), now), job.created))
         if care is None:
             return
         care.note(job)
@@ -264,7 +294,7 @@ class Board:
             try:
                 await work(self._loop.time())
             except StoreFailed as failure:
-                self._host.told("job_store_failed", error=str(failure))
+                self._runner.keeper.failed(failure)
             except Exception as error:  # leases, beats and windows go on, whatever it was
                 self._host.fault(error)
             try:
@@ -274,24 +304,31 @@ class Board:
                 continue
 
     async def _tick(self, now: float) -> None:
+        due = [(care.job, cause) for care in self._cares.values() if (cause := care.due(now)) is not None]
+        cancels = [self.cancel(job, cause) for job, cause in due if self._may_end(job)]
+        for failed in await asyncio.gather(*cancels, return_exceptions=True):
+            if isinstance(failed, Exception) and not isinstance(failed, StoreFailed | Refusal):
+                self._host.fault(failed)  # else the store is told later, or another one has ended it
         version = await self.store.do(self.store.jobs.changed_elsewhere)
         if version != self._version:
             self._version = version
             await self._refresh()
-        for care in list(self._cares.values()):
-            cause = care.due(now)
-            if cause is not None and care.job.status is not Status.CANCELLING:
-                await self.cancel(care.job, cause)
         if now - self._pruned_at >= _PRUNE_EVERY_S and not self._draining:
             self._pruned_at = now
-            await self.prune(self._keep_s)
+            self.own(self.prune(self._keep_s, now=self._clock.at(time.time(), now)))
+
+    def _may_end(self, job: Job) -> bool:
+        return job.status is not Status.CANCELLING and self._runner.keeper.cancelled(job.key) is None
 
     async def _beat(self, now: float) -> None:
         store = self.store
         touched = [care.job.key for care in self._cares.values() if care.to_touch()]
 
+        time_of_day = self._clock.at(time.time(), self._loop.time())
+
         def work() -> bool:
             store.jobs.touch(touched)
+            store.clock.note(time_of_day)
             return store.workers.beat(self._worker)
 
         try:
@@ -305,7 +342,6 @@ class Board:
             self._worker = await store.do(lambda: store.workers.enter(presence.this_host(), presence.this_process()))
             self._host.told("job_worker_was_given_up")
             self._runner.drop_all(self._worker)
-            await self._refresh()  # the lines of a batch that we checked are perhaps nobody's now
         await self._bury()
 
     async def _bury(self) -> None:
@@ -320,18 +356,22 @@ class Board:
         given_back += await store.do(lambda: store.jobs.give_back_orphans(time.time()))
         if given_back:
             await self._refresh()
+        await self._look_for_lost()
 
     def _give_back(self, worker: int) -> None:
         self.store.jobs.give_back_all(worker, time.time())
         self.store.workers.leave(worker)
 
     async def _refresh(self) -> None:
-        """Reads which jobs have not ended, for what others have changed."""
-        store = self.store
-        active, workers = await store.do(lambda: (store.jobs.active(), {worker.id for worker in store.workers.all()}))
-        known = set(self._cares)
-        for job in active:
-            known.discard(job.key)
+        """Reads what has changed, since others may have changed it; all that has not ended when nothing is known yet."""
+        store, since = self.store, self._change
+
+        def read() -> tuple[int, list[Job]]:
+            jobs = store.jobs.active() if since is None else store.jobs.changed_since(since)
+            return store.jobs.changes(), jobs
+
+        self._change, jobs = await store.do(read)
+        for job in jobs:
             care = self._cares.get(job.key)
             if care is not None and care.job.touched != job.touched and care.lease is not None:
                 care.lease.renew(self._loop.time())
@@ -340,9 +380,14 @@ class Board:
             self.changed(job)
             if job.tally.queued and job.status is Status.RUNNING:
                 self._runner.wake(job.tenant)
-            if job.status is Status.VALIDATING and job.worker not in workers:
-                self._adopt(job)
-        for key in known:
+
+    async def _look_for_lost(self) -> None:
+        """Batches whose lines nobody checks any more; jobs that another process has ended and deleted since we last looked."""
+        store, known = self.store, set(self._cares)
+        active, unchecked = await store.do(lambda: (store.jobs.active_keys(), store.jobs.unchecked()))
+        for job in unchecked:
+            self._adopt(job)
+        for key in known - active:
             ended = await store.do(partial(store.jobs.look, key))
             if ended is not None:
                 self.changed(ended)
@@ -357,16 +402,20 @@ class Board:
 
     check_lines: Callable[[Job], Any] | None = None  # how the lines of a batch are checked
 
-    async def prune(self, older_than_s: float, tenant: str | None = None) -> int:
+    async def prune(self, older_than_s: float, tenant: str | None = None, now: float | None = None) -> int:
         """Deletes jobs that ended long ago, and files past their time."""
-        store, now = self.store, time.time()
-        count = 0
-        while pruned := await store.do(lambda: store.jobs.prune(now - older_than_s, tenant)):
+        store, time_of_day = self.store, time.time() if now is None else now
+        count, more = 0, True
+        while more:
+            pruned, more = await store.do(lambda: store.jobs.prune(time_of_day - older_than_s, tenant))
             count += pruned
         if tenant is None:
-            unready = max(self._host.limits.upload_s * 2, _DAY_S)
-            while await store.do(lambda: store.files.prune(now, now - max(older_than_s, self._keep_s), now - unready)):
+            created_before = time_of_day - max(older_than_s, self._keep_s)
+            unready_before = time_of_day - max(self._host.limits.upload_s * 2, _DAY_S)
+            while await store.do(lambda: store.files.prune(time_of_day, created_before, unready_before)):
                 pass
+        while await store.do(store.shrink):
+            pass
         return count
 
     # The end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from hangup.core.call import Call
 from hangup.core.reaper import Leftover
 from hangup.core.reasons import Reason
 from hangup.store.jobs import Claim
+
+_RETRY_AFTER = re.compile(rb"\r\nretry-after: *([0-9]{1,5}) *\r\n", re.IGNORECASE)
 
 
 class Exchange(Protocol):
@@ -39,6 +42,7 @@ class Errand:
         self.failures = 0  # of engines that had it
         self.attempts = 0  # calls made for it, so that each has a name of its own
         self.body = bytearray()
+        self.retry_after_s = 0.0  # as the last answer has it
         self.exchange: Exchange | None = None
         self.stopping: Reason | None = None  # why it is to end, if it is
         self.listener: Callable[[bytes], None] | None = None  # gets the pieces of a stream as they come
@@ -77,6 +81,8 @@ class Errand:
 
     def begin(self, head: bytes, *, chunked: bool) -> None:
         self.body.clear()
+        after = _RETRY_AFTER.search(head)
+        self.retry_after_s = float(after[1]) if after is not None else 0.0
 
     def send(self, payload: bytes) -> None:
         self.body += payload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from hangup.core import reasons
 from hangup.errors import Refusal
 from hangup.jobs.board import Board
-from hangup.jobs.http import Answer, Asked, Json
+from hangup.jobs.http import Answer, Asked, Json, is_number
 from hangup.store.jobs import File
 
 _PART_BYTES = 256 * 1024
@@ -26,6 +27,10 @@ _EXPIRES_S = (3600, 30 * 86_400)  # what OpenAI allows
 _NO_FILE = "The form must have a field 'file' with a file name."
 
 Lines = Callable[[File, str], AsyncIterator[bytes]]
+
+
+class Gone(Refusal):
+    """What is being read was deleted."""
 
 
 class Files:
@@ -44,7 +49,10 @@ class Files:
         from_ = (await self._find(asked, query["after"])).key if "after" in query else None
         before, after = (None, from_ or 0) if ascending else (from_, None)
         rows = await store.do(lambda: store.files.page(asked.tenant, query.get("purpose"), before, after, count + 1))
-        shown_rows = [shown(await self._counted(row, asked.tenant)) for row in rows[:count]]
+        shown_rows = []
+        for row in rows[:count]:
+            with contextlib.suppress(Gone):  # deleted since, and so not listed
+                shown_rows.append(shown(await self._counted(row, asked.tenant)))
         return Answer.json(listed(shown_rows, has_more=len(rows) > count))
 
     async def retrieve(self, asked: Asked, id: str) -> Answer:
@@ -85,10 +93,14 @@ class Files:
 
 
 async def parts(board: Board, file: File) -> AsyncIterator[bytes]:
-    n = 0
+    """All of a file; a Gone if it is deleted meanwhile, which must not look like its end."""
+    n = read = 0
     while (data := await board.store.do(partial(board.store.files.part, file.key, n))) is not None:
         yield data
         n += 1
+        read += len(data)
+    if read != file.bytes:
+        raise Gone(reasons.NOT_FOUND, f"The file {file.id} was deleted while it was read.")
 
 
 def shown(file: File) -> Json:
@@ -202,7 +214,7 @@ class Upload:
         if given is None:
             return None
         least, most = _EXPIRES_S
-        if not given.isdigit() or not least <= int(given) <= most:
+        if not is_number(given) or not least <= int(given) <= most:
             raise Refusal(reasons.BAD_FIELD, f"'expires_after[seconds]' must be a number from {least} to {most}.")
         return time.time() + int(given)
 

@@ -88,15 +88,16 @@ class Lines:
         if hash(custom_id) in self._seen:
             raise Problem("duplicate_custom_id", f"The custom_id {custom_id[:80]!r} was used before.", "custom_id")
         self._seen.add(hash(custom_id))
-        return Asked(custom_id, self._endpoint, self._checked(body))
+        return Asked(custom_id, self._endpoint, self._checked(line, body))
 
-    def _checked(self, body: Json) -> bytes:
+    def _checked(self, line: bytes, body: Json) -> bytes:
         if body.get("stream"):
             raise Problem("invalid_request", "A batch's answers do not stream.", "body.stream")
         if body.get("background"):
             raise Problem("invalid_request", "A batch's requests are in the background anyhow.", "body.background")
-        written = orjson.dumps(body)
         try:
+            jsonbody.check_depth(line, body)
+            written = orjson.dumps(body)
             check(self._api, self._endpoint, written, body, self._limits)
         except Refusal as refusal:
             raise Problem("invalid_request", str(refusal), "body") from None

@@ -19,6 +19,7 @@ from hangup.jobs.batches import body_of
 from hangup.jobs.board import Board
 from hangup.jobs.errand import Errand
 from hangup.jobs.feed import Feed
+from hangup.jobs.files import Gone
 from hangup.jobs.http import Answer, Asked, Json
 from hangup.jobs.lines import check
 from hangup.store.jobs import Asked as AskedItem
@@ -110,7 +111,10 @@ class MessageBatches:
 
     async def _lines(self, job: Job) -> AsyncIterator[bytes]:
         store, start = self._board.store, 0
-        while rows := await store.do(partial(store.jobs.results, job.key, start, _RESULTS_TOGETHER)):
+        while start < job.tally.total:
+            rows = await store.do(partial(store.jobs.results, job.key, start, _RESULTS_TOGETHER))
+            if not rows or rows[-1].n + 1 != start + len(rows):
+                raise Gone(reasons.NOT_FOUND, f"The results of {job.id} were deleted while they were read.")
             start = rows[-1].n + 1
             yield b"".join(_told(row) for row in rows)
 

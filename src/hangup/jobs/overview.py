@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from hangup.core.jobs import Cause, Kind, Tally
+from hangup.errors import Refusal
 from hangup.jobs.board import Board
 from hangup.store.jobs import Job
 
@@ -44,10 +45,11 @@ class Overview:
 
     async def cancel(self, id: str) -> dict[str, Any] | None:
         """Stops it in its engines, and says how it stands when they have let go, or after a while."""
-        job = await self._board.store.do(lambda: self._board.store.jobs.find(id))
-        if job is None:
+        try:
+            job = await self._board.find(id, None, None)
+            return self._shown(await self._board.cancel(job, Cause.KILLED, CANCEL_WAIT_S))
+        except Refusal:  # there is none, or it was deleted this moment
             return None
-        return self._shown(await self._board.cancel(job, Cause.KILLED, CANCEL_WAIT_S))
 
     async def prune(self, older_than_s: float, tenant: str | None) -> int:
         return await self._board.prune(older_than_s, tenant)

@@ -32,6 +32,7 @@ from hangup.store.jobs import Job, JobStore
 _IN_LINE = 2  # of a tenant's items in the gateway's line: enough that a free place never waits for us
 _HAND_MIN, _HAND_MAX = 8, 256  # items claimed and not sent
 _HAND_BYTES_MAX = 8 * 1024 * 1024
+_AFTER_MAX_S = 600.0  # what an engine may ask for with `retry-after`
 _AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0  # pause before an item is tried again; it doubles
 
 
@@ -66,6 +67,9 @@ class Ears(Protocol):
         """What is kept of an answer: the result, and the events on the way to it."""
 
     def changed(self, job: Job) -> None: ...
+
+    def unwanted(self, key: int) -> Reason | None:
+        """Why a job's items shall not run, if its end is known here and not yet to the store."""
 
 
 @dataclass(slots=True)
@@ -175,6 +179,10 @@ class Runner:
             self._ears.changed(job)  # before one of its items is sent: the job may be news to this process
         for claim in claims:
             self._take(Errand(claim, tenant, self._loop, self), line)
+        for key in {claim.key for claim in claims}:
+            reason = self._ears.unwanted(key)
+            if reason is not None:
+                self.hang_up(key, reason)
         if self._stopped:
             self._give_back([*line.calls, *line.hand])
             line.calls.clear()
@@ -223,7 +231,8 @@ class Runner:
     def _again(self, errand: Errand, line: _Line) -> None:
         """After a pause, also when it made room for a live client: where one comes, others do."""
         errand.body.clear()
-        pause = min(_AGAIN_S * 2 ** min(errand.attempts - 1, 10), _AGAIN_MAX_S) * random.uniform(0.75, 1.25)  # noqa: S311
+        pause = min(_AGAIN_S * 2 ** min(errand.attempts - 1, 10), _AGAIN_MAX_S)
+        pause = max(pause, min(errand.retry_after_s, _AFTER_MAX_S)) * random.uniform(1.0, 1.25)  # noqa: S311
         self._pausing[errand] = self._loop.call_later(pause, self._paused, errand, line)
 
     def _paused(self, errand: Errand, line: _Line) -> None:

@@ -19,6 +19,7 @@ from hangup.errors import HangupError
 
 R = TypeVar("R")
 _TOGETHER_MAX = 512  # pieces of work in a transaction
+_WAL_BYTES_MAX = 64 * 1024 * 1024  # what is kept of it when all of it is in the file
 _BUSY_S = 5.0  # how long another process may hold the file
 
 
@@ -76,16 +77,22 @@ class Database:
                     raise  # of the file, not of this piece of work
                 except Exception as error:
                     self.db.execute("ROLLBACK TO work")
-                    outcomes.append((future, None, error))
+                    outcomes.append((future, None, _told(error)))
                 self.db.execute("RELEASE work")
             self.db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except Exception as error:  # whatever it was, nobody waits for ever, and the thread lives
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
             failure = StoreFailed(f"the store cannot be written: {error}")
             outcomes = [(future, None, failure) for _, future in batch]
         with contextlib.suppress(RuntimeError):  # the loop is gone, and everyone who waited with it
             batch[0][1].get_loop().call_soon_threadsafe(_resolve, outcomes)
+
+
+def _told(error: Exception) -> Exception:
+    """A damaged page fails what needs it, and nothing else."""
+    damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError)
+    return StoreFailed(f"the store cannot be used: {error}") if damaged else error
 
 
 def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
@@ -104,7 +111,9 @@ def _open(path: str, migrations: tuple[str, ...]) -> sqlite3.Connection:
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             Path(path).touch(mode=0o600)  # prompts and answers are nobody else's
         db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file: what is deleted can be given back to the disk
         db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
         _migrate(db, path, migrations)

@@ -115,4 +115,26 @@ CREATE TABLE worker (
 );
 """
 
-MIGRATIONS = (_FIRST,)
+# What others have changed is found by a number that grows; what is deleted, by what refers to it.
+_SECOND = """
+CREATE TABLE clock (seen REAL NOT NULL);
+INSERT INTO clock SELECT coalesce(max(coalesce(ended, created)), 0) FROM job;
+CREATE INDEX file_of_job ON file (job) WHERE job IS NOT NULL;
+CREATE INDEX file_by_age ON file (created);
+CREATE INDEX file_by_expiry ON file (expires) WHERE expires IS NOT NULL;
+CREATE INDEX job_by_end ON job (ended) WHERE ended IS NOT NULL;
+CREATE TABLE change (n INTEGER NOT NULL);
+INSERT INTO change VALUES (0);
+ALTER TABLE job ADD changed INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX job_by_change ON job (changed);
+CREATE TRIGGER job_noted AFTER UPDATE OF status, ended, touched, worker, queued, claimed ON job BEGIN
+    UPDATE change SET n = n + 1;
+    UPDATE job SET changed = (SELECT n FROM change) WHERE key = new.key;
+END;
+CREATE TRIGGER job_noted_first AFTER INSERT ON job BEGIN
+    UPDATE change SET n = n + 1;
+    UPDATE job SET changed = (SELECT n FROM change) WHERE key = new.key;
+END;
+"""
+
+MIGRATIONS = (_FIRST, _SECOND)

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hangup.store.database import Database
+from hangup.store.jobs.clock import ClockTable
 from hangup.store.jobs.files import FileTable
 from hangup.store.jobs.schema import MIGRATIONS
 from hangup.store.jobs.table import JobTable
 from hangup.store.jobs.workers import WorkerTable
 
 R = TypeVar("R")
+_PAGES_TOGETHER = 1000  # given back to the disk in one go
 
 
 class JobStore:
@@ -22,6 +24,18 @@ class JobStore:
         self.jobs = JobTable(self._database.db)
         self.files = FileTable(self._database.db)
         self.workers = WorkerTable(self._database.db)
+        self.clock = ClockTable(self._database.db)
+
+    def shrink(self) -> bool:
+        """Gives some of the room that was deleted back to the disk; False when that is all.
+
+        The file of an early version keeps it, for itself.
+        """
+        db = self._database.db
+        (before,) = db.execute("PRAGMA freelist_count").fetchone()
+        db.execute(f"PRAGMA incremental_vacuum({_PAGES_TOGETHER})").fetchall()
+        (after,) = db.execute("PRAGMA freelist_count").fetchone()
+        return bool(0 < after < before)
 
     async def do(self, work: Callable[[], R]) -> R:
         return await self._database.do(work)

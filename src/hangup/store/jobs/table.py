@@ -12,7 +12,8 @@ from hangup.core.jobs import Cause, Item, Kind, Status, outcome
 from hangup.store.jobs.rows import JOB_COLUMNS, Asked, Claim, Job, Result, Used
 
 _STATES = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # columns of the tally, in the order of Item
-_PRUNED_TOGETHER = 100  # jobs per transaction
+_PRUNED_TOGETHER = 100  # jobs, or items of one, that are looked for at a time
+_PRUNED_ITEMS, _PRUNED_BYTES = 1000, 16 * 1024 * 1024  # deleted per transaction, with what they asked and were answered
 
 
 class JobTable:
@@ -36,6 +37,23 @@ class JobTable:
 
     def active(self) -> list[Job]:
         return self._many("ended IS NULL ORDER BY key")
+
+    def active_keys(self) -> set[int]:
+        return {key for (key,) in self._db.execute("SELECT key FROM job WHERE ended IS NULL")}
+
+    def unchecked(self) -> list[Job]:
+        """Jobs whose lines were being checked by one who is gone."""
+        return self._many(
+            "ended IS NULL AND status = ? AND NOT EXISTS (SELECT 1 FROM worker WHERE id = job.worker)", Status.VALIDATING
+        )
+
+    def changes(self) -> int:
+        """A number that grows with each change of a job."""
+        return int(self._db.execute("SELECT n FROM change").fetchone()[0])
+
+    def changed_since(self, change: int) -> list[Job]:
+        """Jobs, ended ones too, that have changed since there were so many changes."""
+        return self._many("changed > ? ORDER BY key", change)
 
     def page(
         self,
@@ -268,12 +286,39 @@ class JobTable:
         """A job that has ended, with all that it left."""
         self._db.execute("DELETE FROM job WHERE key = ? AND ended IS NOT NULL", (key,))
 
-    def prune(self, ended_before: float, tenant: str | None = None) -> int:
-        """Deletes old jobs, the oldest first; fewer than there are, so that nobody waits: call it until it says 0."""
-        return self._db.execute(
-            "DELETE FROM job WHERE key IN (SELECT key FROM job WHERE ended < ?1 AND (?2 IS NULL OR tenant = ?2) LIMIT ?3)",
+    def prune(self, ended_before: float, tenant: str | None = None) -> tuple[int, bool]:
+        """Deletes old jobs, the oldest first: how many, and whether there are more.
+
+        It deletes no more at a time than takes a moment, since everybody waits for it: of a large batch some items at a time.
+        """
+        rows = self._db.execute(
+            "SELECT key FROM job WHERE ended < ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY ended LIMIT ?3",
             (ended_before, tenant, _PRUNED_TOGETHER),
-        ).rowcount
+        ).fetchall()
+        items, size, jobs = _PRUNED_ITEMS, _PRUNED_BYTES, 0
+        for (key,) in rows:
+            while items > 0 and size > 0:
+                count, bytes = self._prune_items(key, min(items, _PRUNED_TOGETHER))
+                items, size = items - count, size - bytes
+                if not count:
+                    self._db.execute("DELETE FROM job WHERE key = ?", (key,))
+                    jobs += 1
+                    break
+            else:
+                return jobs, True
+        return jobs, len(rows) == _PRUNED_TOGETHER
+
+    def _prune_items(self, key: int, count: int) -> tuple[int, int]:
+        """The last ones of a job, with what they asked and were answered: how many, and their bytes."""
+        rows = self._db.execute(
+            "SELECT item.n, ifnull(length(ask.body), 0) + ifnull(length(answer.body), 0) + ifnull(length(events), 0) FROM item"
+            " LEFT JOIN ask USING (job, n) LEFT JOIN answer USING (job, n) WHERE job = ? ORDER BY item.n DESC LIMIT ?",
+            (key, count),
+        ).fetchall()
+        if rows:
+            for table in ("answer", "ask", "item"):
+                self._db.execute(f"DELETE FROM {table} WHERE job = ? AND n >= ?", (key, rows[-1][0]))  # noqa: S608 - ours
+        return len(rows), sum(size for _, size in rows)
 
     # The tally
 

@@ -1,0 +1,387 @@
+"""A store that is full, locked, damaged or pruned: engines stop all the same, and nothing looks complete that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from hangup.core import reasons
+from hangup.core.clocks import Pauses
+from hangup.core.jobs import Cause, Item, Kind, Status
+from hangup.errors import Refusal
+from hangup.jobs.batches import Batches
+from hangup.jobs.files import Gone, parts
+from hangup.store.database import StoreFailed
+from hangup.store.jobs import Asked, JobStore
+from support.board import FakeGateway, answered, open_board, soon
+from support.jobs import client, line, results, start_batch, start_job, upload, wait_batch, wait_job
+from support.processes import Gateway, StandIn
+from support.waiting import wait_until
+
+PATH = "/v1/chat/completions"
+CALL = {"path": PATH, "model": "m", "stream": False, "headers": {}}
+BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "headers": {}}
+
+
+class FailingStore(JobStore):
+    """Fails all work, or that of which `broken` says so, when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.fails = False
+        self.broken: Callable[[], Exception] = lambda: StoreFailed("the disk is full")
+        self.asked = 0
+
+    async def do(self, work: Callable[[], Any]) -> Any:
+        self.asked += 1
+        if self.fails:
+            raise self.broken()
+        return await super().do(work)
+
+
+def items(count: int) -> list[Asked]:
+    return [Asked(f"c{n}", PATH, b"{}") for n in range(count)]
+
+
+class TestCancel:
+    def test_it_reaches_the_engine_and_the_store_when_that_works_again(self) -> None:
+        async def run() -> None:
+            host, store = FakeGateway(), FailingStore()
+            async with open_board(store, host) as board:
+                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.undertaken) == 1)
+                store.fails = True
+                with pytest.raises(StoreFailed, match="is stopped"):
+                    await board.cancel(await board.find("job_a", "ann", Kind.CALL), Cause.ASKED)
+                assert host.undertaken[0].exchange is None, "at once"
+                with pytest.raises(StoreFailed):
+                    await board.find("job_a", "bob", Kind.CALL)
+                store.fails = False
+                await soon(lambda: board.care_for(job) is None)
+                ended = await store.do(lambda: store.jobs.get(job.key))
+                assert (ended.status, ended.cause) == (Status.CANCELLED, Cause.ASKED), "with its cause"
+
+        asyncio.run(run())
+
+    def test_a_lease_ends_it_too(self) -> None:
+        async def run() -> None:
+            host, store = FakeGateway(), FailingStore()
+            async with open_board(store, host) as board:
+                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=1)
+                await soon(lambda: len(host.undertaken) == 1)
+                store.fails = True
+                await soon(lambda: host.undertaken[0].exchange is None)
+                store.fails = False
+                await soon(lambda: board.care_for(job) is None)
+                assert (await store.do(lambda: store.jobs.get(job.key))).cause is Cause.LEASE
+
+        asyncio.run(run())
+
+    def test_an_item_that_is_claimed_meanwhile_is_not_run(self) -> None:
+        async def run() -> None:
+            host, store = FakeGateway(), FailingStore()
+            async with open_board(store, host) as board:
+                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
+                board.runner.keeper._cancels[job.key] = Cause.ASKED  # decided, and not yet written
+                await soon(lambda: board.care_for(job) is None)
+                assert not host.undertaken
+
+        asyncio.run(run())
+
+    def test_with_a_store_that_is_locked(self, tmp_path: Path) -> None:
+        """Another process holds the file; the engine is stopped, and the operator is told why the answer is an error."""
+        path = tmp_path / "jobs.sqlite"
+        with (
+            StandIn(slots=8, token_s=0.1, answer_tokens=400) as engine,
+            Gateway(engine.url, jobs=path, slots=8) as gateway,
+            contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other,
+        ):
+            one, two = (start_job(gateway.url, max_tokens=400, lease_s=600)["id"] for _ in range(2))
+            wait_until(lambda: engine.stats()["running"] == 2, 10, "both to run")
+            other.execute("BEGIN IMMEDIATE")
+            refused = httpx.delete(f"{gateway.url}/v1/jobs/{one}", timeout=30)
+            assert refused.status_code == 503 and "is stopped" in refused.json()["error"]["message"]
+            wait_until(lambda: engine.stats()["running"] == 1, 10, "the first to stop")
+            refused = httpx.delete(f"{gateway.admin_url}/api/jobs/{two}", headers={"x-hangup": "1"}, timeout=30)
+            assert refused.status_code == 503 and "is stopped" in refused.json()["error"]
+            wait_until(lambda: engine.stats()["running"] == 0, 10, "the second to stop")
+            other.execute("ROLLBACK")
+            assert wait_job(gateway.url, one)["cause"] == "cancelled"
+            assert wait_job(gateway.url, two)["cause"] == "killed"
+            assert not [row for row in gateway.log() if row["event"] == "fault"]
+
+
+class TestPauses:
+    def test_they_double_until_it_has_worked_for_a_while(self) -> None:
+        pauses = Pauses(1.0, 30.0)
+        assert [pauses.failed(now) for now in (100, 101, 103, 107, 115, 131, 160)] == [1, 2, 4, 8, 16, 30, 30]
+        assert pauses.failed(190) == 30
+        assert pauses.failed(251) == 1
+
+    def test_a_store_whose_claims_fail_is_not_asked_without_end(self) -> None:
+        """What can be written says nothing of what cannot: no hot loop between the two."""
+
+        async def run() -> None:
+            host, store = FakeGateway(), FailingStore()
+            async with open_board(store, host) as board:
+
+                def broken(*_: object) -> list[Any]:
+                    raise StoreFailed("a page is damaged")
+
+                real = store.jobs.claim
+                store.jobs.claim = broken  # type: ignore[method-assign, assignment]
+                await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                before = store.asked
+                await asyncio.sleep(2.5)
+                assert store.asked - before < 40, "some ticks and beats, and a few tries"
+                assert host.events.count("job_store_failed") <= 3
+                store.jobs.claim = real  # type: ignore[method-assign]
+                await soon(lambda: len(host.undertaken) == 1, 20)
+                answered(host.undertaken[0])
+
+        asyncio.run(run())
+
+    def test_a_full_disk_makes_no_flood_of_log_lines(self, tmp_path: Path) -> None:
+        with (
+            StandIn(slots=4, token_s=0.05, answer_tokens=10) as engine,
+            Gateway(engine.url, jobs=tmp_path / "jobs.sqlite", ledger="none", slots=2) as gateway,
+        ):
+            sdk = client(gateway.url)
+            start_batch(sdk, [line(f"r{n}", max_tokens=10) for n in range(300)])
+            wait_until(lambda: engine.stats()["tokens"] > 5, 10, "items to run")
+            size = max(file.stat().st_size for file in tmp_path.glob("jobs.sqlite*"))
+            _, hard = resource.prlimit(gateway.popen.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(gateway.popen.pid, resource.RLIMIT_FSIZE, (size, hard))
+            wait_until(lambda: any(row["event"] == "job_store_failed" for row in gateway.log()), 20, "the failure")
+            before = len(gateway.log())
+            time.sleep(4)
+            assert len(gateway.log()) - before < 40
+            resource.prlimit(gateway.popen.pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+
+class TestKeeper:
+    def test_one_result_that_cannot_be_written_costs_no_other(self) -> None:
+        async def run() -> None:
+            host, store = FakeGateway(), FailingStore()
+            async with open_board(store, host) as board:
+                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=60)
+                await soon(lambda: len(host.undertaken) == 3)
+                real = store.jobs.finish
+
+                def finish(claim: Any, *rest: Any) -> Any:
+                    if claim.n == 1:
+                        raise OverflowError("Python int too large to convert to SQLite INTEGER")
+                    return real(claim, *rest)
+
+                store.jobs.finish = finish  # type: ignore[method-assign, assignment]
+                for errand in host.undertaken:
+                    answered(errand)
+                await soon(lambda: board.runner.keeper.ended[Item.SUCCEEDED] == 2)
+                assert any(isinstance(fault, OverflowError) for fault in host.faults), "it is told"
+                store.jobs.finish = real  # type: ignore[method-assign]
+                again = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.undertaken) == 4)
+                answered(host.undertaken[3])
+                await soon(lambda: board.care_for(again) is None)
+                assert board.care_for(job) is not None
+
+        asyncio.run(run())
+
+    def test_the_tick_survives_whatever_happens_in_it(self) -> None:
+        async def run() -> None:
+            host, store = FakeGateway(), FailingStore()
+            async with open_board(store, host) as board:
+                store.broken = lambda: AssertionError("not as it should be")
+                store.fails = True
+                await soon(lambda: len(host.faults) > 1)
+                store.fails = False
+                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=1)
+                await soon(lambda: board.care_for(job) is None)
+
+        asyncio.run(run())
+
+
+class TestReading:
+    def test_results_that_are_pruned_while_they_are_read(self) -> None:
+        async def run() -> None:
+            host, store = FakeGateway(), JobStore("")
+            async with open_board(store, host) as board:
+                batches = board.shapes[Kind.BATCH]
+                assert isinstance(batches, Batches)
+                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(300), window_s=60)
+                await soon(lambda: len(host.undertaken) == 300)
+                for errand in host.undertaken:
+                    answered(errand)
+                await soon(lambda: board.care_for(job) is None)
+                file = await store.do(lambda: store.files.find("file-b-output", "ann"))
+                assert file is not None
+                lines = batches.lines(file, "ann")
+                assert await anext(lines)
+                await board.prune(-1)
+                with pytest.raises(Gone):
+                    await anext(lines)
+
+        asyncio.run(run())
+
+    def test_a_file_that_is_deleted_while_it_is_read(self) -> None:
+        async def run() -> None:
+            host, store = FakeGateway(), JobStore("")
+            async with open_board(store, host) as board:
+
+                def write() -> Any:
+                    key = store.files.begin("file-a", "ann", 0.0)
+                    for n in range(3):
+                        store.files.add(key, n, b"x" * 1000)
+                    return store.files.ready(key, "batch", "f", None)
+
+                file = await store.do(write)
+                assert [len(part) async for part in parts(board, file)] == [1000] * 3
+                reading = parts(board, file)
+                assert await anext(reading)
+                await store.do(lambda: store.files.delete(file.key))
+                with pytest.raises(Refusal, match="deleted while it was read"):
+                    await anext(reading)
+
+        asyncio.run(run())
+
+    def test_a_download_does_not_end_cleanly(self, tmp_path: Path) -> None:
+        """Real bytes: the client sees that it was cut off."""
+        with StandIn() as engine, Gateway(engine.url, jobs=tmp_path / "jobs.sqlite") as gateway:
+            sdk = client(gateway.url)
+            id = upload(sdk, ["x" * 1000] * 20_000)
+            with httpx.stream("GET", f"{gateway.url}/v1/files/{id}/content", timeout=20) as answer:
+                pieces = answer.iter_raw(1000)
+                next(pieces)
+                sdk.files.delete(id)
+                with pytest.raises(httpx.HTTPError):
+                    list(pieces)
+
+
+class TestPrune:
+    def test_a_large_job_goes_in_portions(self) -> None:
+        """So that nobody waits for it; none of its bytes stay."""
+        store = JobStore("")
+        jobs = store.jobs
+        for n in range(3):
+            job = jobs.submit(f"j{n}", Kind.BATCH, "ann", 0.0, {}, [Asked(f"c{k}", "/", b"x" * 100) for k in range(2500)])
+            jobs.cancel(job.key, Cause.ASKED, 1.0)
+        rounds, count, more = 0, 0, True
+        while more:
+            before = store._database.db.total_changes
+            pruned, more = jobs.prune(10.0)
+            assert store._database.db.total_changes - before <= 4000
+            count, rounds = count + pruned, rounds + 1
+        assert count == 3 and rounds >= 7
+        for table in ("job", "item", "ask", "answer", "file"):
+            assert store._database.db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+        assert jobs.used("ann").bytes == 0
+        store.close()
+
+    def test_the_file_shrinks(self, tmp_path: Path) -> None:
+        async def run() -> None:
+            path = tmp_path / "jobs.sqlite"
+            store = JobStore(str(path))
+            async with open_board(store, FakeGateway()) as board:
+                board.runner.stop()
+                big = [Asked(f"c{k}", "/", b"x" * 100_000) for k in range(300)]
+                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, big, window_s=60)
+                await board.cancel(job, Cause.ASKED)
+                assert path.stat().st_size > 25_000_000
+                await board.prune(-1)
+            assert path.stat().st_size < 5_000_000, "closed, so all of it is in the file"
+
+        asyncio.run(run())
+
+
+class TestLines:
+    def test_one_that_is_nested_too_deeply_is_told_by_its_number(self, tmp_path: Path) -> None:
+        with StandIn() as engine, Gateway(engine.url, jobs=tmp_path / "jobs.sqlite") as gateway:
+            sdk = client(gateway.url)
+            deep: Any = "x"
+            for _ in range(300):
+                deep = [deep]
+            batch = wait_batch(sdk, start_batch(sdk, [line("a"), line("b", metadata=deep)]))
+            assert batch.status == "failed" and batch.errors.data[0].line == 2
+            assert "levels deep" in batch.errors.data[0].message
+
+    def test_an_input_that_is_deleted_while_it_is_checked(self, tmp_path: Path) -> None:
+        """All of it runs, or nothing, and it is said why."""
+
+        async def run() -> None:
+            host, store = FakeGateway(), JobStore("")
+            async with open_board(store, host) as board:
+                text = b"".join(line(f"r{n}").encode().ljust(1023) + b"\n" for n in range(600))
+
+                def write() -> Any:
+                    key = store.files.begin("file-a", "ann", 0.0)
+                    for n in range(3):
+                        store.files.add(key, n, text[n * 204_800 : (n + 1) * 204_800])
+                    return store.files.ready(key, "batch", "f", None)
+
+                file = await store.do(write)
+                real = store.files.part
+
+                def part(key: int, n: int) -> bytes | None:
+                    if n == 2:
+                        store.files.delete(file.key)
+                    return real(key, n)
+
+                store.files.part = part  # type: ignore[method-assign]
+                about = BATCH | {"input_file_id": "file-a"}
+                job = await board.submit("batch_b", Kind.BATCH, "ann", about, None, window_s=60)
+                assert board.check_lines is not None
+                await board.check_lines(job)
+                ended = await store.do(lambda: store.jobs.get(job.key))
+                assert ended.status is Status.FAILED and "deleted" in ended.about["problems"][0]["message"]
+
+        asyncio.run(run())
+
+
+def test_an_engine_that_has_no_room_is_asked_again(tmp_path: Path) -> None:
+    """429 says nothing of the item; `retry-after` is heeded."""
+
+    async def run() -> None:
+        host, store = FakeGateway(), JobStore("")
+        async with open_board(store, host) as board:
+            job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+            await soon(lambda: len(host.undertaken) == 1)
+            errand, asked_at = host.undertaken[0], time.monotonic()
+            errand.begin(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 2\r\n\r\n", chunked=False)
+            assert errand.exchange is not None
+            assert errand.retry_after_s == 2
+            errand.exchange.call.status = 429
+            errand.exchange.end(reasons.COMPLETED)
+            await soon(lambda: len(host.undertaken) == 2)
+            assert time.monotonic() - asked_at >= 2
+            answered(errand)
+            await soon(lambda: board.care_for(job) is None)
+            assert (await store.do(lambda: store.jobs.get(job.key))).status is Status.COMPLETED
+
+    asyncio.run(run())
+
+
+def test_killing_one_item_leaves_the_batch_alone(tmp_path: Path) -> None:
+    with (
+        StandIn(slots=4, token_s=0.05, answer_tokens=20) as engine,
+        Gateway(engine.url, jobs=tmp_path / "jobs.sqlite", slots=2) as gateway,
+    ):
+        sdk = client(gateway.url)
+        id = start_batch(sdk, [line(f"r{n}", max_tokens=20) for n in range(5)])
+        wait_until(lambda: engine.stats()["tokens"] > 2, 10, "items to run")
+        killed = httpx.delete(f"{gateway.admin_url}/api/calls/{id}.0", headers={"x-hangup": "1"}, timeout=20)
+        assert killed.status_code == 200, killed.text
+        batch = wait_batch(sdk, id)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 4, 1)
+        (row,) = [json.loads(text) for text in sdk.files.content(batch.error_file_id or "").text.splitlines()]
+        assert row["custom_id"] == "r0" and row["error"]["code"] == "killed"
+        assert len(results(sdk, batch.output_file_id)) == 4
