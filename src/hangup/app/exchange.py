@@ -233,29 +233,27 @@ class Exchange:
         self.backend = backend
         self.call.sent(backend.name, time.monotonic())
         self.reset_timer()
-        connection = backend.pool.idle_connection()
-        if connection is not None:
-            self.connected(connection)
+        self.engine = backend.pool.idle_connection()
+        if self.engine is not None:
+            self.connected(self.engine)
         else:
             self.task = self.gateway.loop.create_task(self._connect(backend))
 
     async def _connect(self, backend: Backend) -> None:
         """The only thing that is waited for; cancelled if the call ends meanwhile."""
         try:
-            connection = await backend.pool.connect()
+            self.engine = await backend.pool.connect()
+            self.task = None
+            self.connected(self.engine)
         except EngineFault as fault:
             self.task = None
             self.attempt_failed(fault)
         except Exception as error:
             self.task = None
             self.fault(error)
-        else:
-            self.task = None
-            self.connected(connection)
 
     def connected(self, connection: EngineConnection) -> None:
-        """From here on the connection is ours, whatever happens: the end of the call lets go of it."""
-        self.engine = connection
+        """The connection is ours: whatever happens, the end of the call lets go of it."""
         try:
             request = self._request()
         except Exception as error:
@@ -493,7 +491,9 @@ class Exchange:
             self._heartbeat.cancel()
             self._heartbeat = None
         guard, id = self.gateway.log.guard, self.call.id
-        guard(id, self._stop_engine, ending)
+        if not guard(id, self._stop_engine, ending) and self.engine is not None:
+            self.engine.abort()
+            self.engine = None
         if self._relay is not None:
             guard(id, self._relay.settle)
         if not guard(id, self._tell_client, ending):
@@ -511,20 +511,15 @@ class Exchange:
         if self.task is not None:
             self.task.cancel()
             self.task = None
-        connection, self.engine = self.engine, None
-        backend, self.backend = self.backend, None
-        try:
-            if ending.engine is Engine.ABORT and backend is not None:
-                self.leftover = self.gateway.stop(self, backend, connection)
-            else:
-                if backend is not None:
-                    backend.unpin(self.slot)
-                if connection is not None:
-                    connection.release(reusable=self._relay is not None and self._relay.connection_reusable())
-        except Exception:
+        connection, backend, self.backend = self.engine, self.backend, None
+        if ending.engine is Engine.ABORT and backend is not None:
+            self.leftover = self.gateway.stop(self, backend, connection)
+        else:
+            if backend is not None:
+                backend.unpin(self.slot)
             if connection is not None:
-                connection.abort()
-            raise
+                connection.release(reusable=self._relay is not None and self._relay.connection_reusable())
+        self.engine = None
 
     def _tell_client(self, ending: Ending) -> None:
         client = self.client

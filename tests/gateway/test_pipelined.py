@@ -1,0 +1,66 @@
+"""Requests sent before the answers to earlier ones were read, and answers that are read slowly."""
+
+from __future__ import annotations
+
+import time
+
+from support.processes import Gateway
+from support.raw import Client, ask
+from support.raw_engine import DONE, HEAD, LAST, answer, chunk, event, raw_engine
+
+EMBEDDINGS = "/v1/embeddings"
+LARGE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 200000\r\n\r\n" + b"x" * 200_000
+
+
+WHOLE = HEAD + chunk(event("a" * 300_000)) + chunk(event("", '"stop"')) + chunk(DONE) + LAST
+
+
+def test_nothing_is_begun_for_a_client_that_does_not_read() -> None:
+    """Else the engine would be read without end for somebody who reads nothing."""
+    with (
+        raw_engine(answer(WHOLE)) as engine,
+        Gateway(engine.url) as gateway,
+        Client(gateway.address, receive_buffer=4096) as client,
+    ):
+        client.chat({"X-Request-Id": "first"}, model="first")
+        client.chat(model="second")
+        gateway.call_log("first")  # over, though its client has read nothing
+        assert ask(gateway.address, "/v1/chat/completions", {"model": "other", "messages": []}).status == 200
+        assert [b"second" in request for request in engine.requests] == [False, False]
+        assert client.read_answer().complete
+        assert client.read_answer().complete
+        assert [b"second" in request for request in engine.requests] == [False, False, True]
+
+
+def test_a_flood_of_requests_unread_is_kept_within_bounds() -> None:
+    """Answers of our own, ten times as large as what they answer, to a client that reads none."""
+    with (
+        raw_engine(answer(LARGE)) as engine,
+        Gateway(engine.url) as gateway,
+        Client(gateway.address, receive_buffer=4096) as client,
+    ):
+        client.sock.settimeout(0.5)
+        sent = 0
+        try:
+            while sent < 30_000_000:
+                client.send(b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
+                sent += 33_000
+        except (TimeoutError, ConnectionError):
+            pass
+        assert ask(gateway.address, EMBEDDINGS, {"input": "other"}).status == 200
+        answered = [row for row in gateway.log() if row["event"] == "call" and row["cause"] == "not_found"]
+        assert 0 < len(answered) < 1000
+
+
+def test_a_slow_reader_of_a_last_answer_gets_all_of_it() -> None:
+    """The time of its call is over when the call is: what bounds the rest is the watch over stalls."""
+    with (
+        raw_engine(answer(WHOLE)) as engine,
+        Gateway(engine.url, total_s=1) as gateway,
+        Client(gateway.address, receive_buffer=4096) as client,
+    ):
+        began = time.monotonic()
+        client.chat({"X-Request-Id": "slow", "Connection": "close"})
+        assert gateway.call_log("slow")["outcome"] == "completed"
+        time.sleep(max(0.0, began + 1.5 - time.monotonic()))  # until the call's limit has passed
+        assert len(client.read_answer().json()["choices"][0]["message"]["content"]) == 300_000
