@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 HANGUP_ENGINES_DIR ?= .engines
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-dashboard dashboard-picture check format bench lock docs clean
+.PHONY: help setup run demo test test-engines test-dashboard dashboard-picture check format bench judge lock docs clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -60,6 +60,9 @@ format: $(VENV)/.setup-test  ## put the code into shape
 
 bench: $(VENV)/.setup-test  ## measure against nginx and the other gateways; see bench/README.md
 	PYTHONPATH=tests $(BIN)/python -m bench $(ARGS)
+
+judge: $(VENV)/.setup-test  ## AIPerf and GuideLLM judge direct, nginx, LiteLLM and hangup (installs 4 GB into bench/.envs); ARGS="--help"
+	PYTHONPATH=tests $(BIN)/python -m bench.judge $(ARGS)
 
 docs: $(VENV)/.setup-test  ## write the generated parts of docs/ anew
 	$(BIN)/python -m tools.docs

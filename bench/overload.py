@@ -38,6 +38,7 @@ class Scenario:
     crowd: dict[str, Any] = field(default_factory=lambda: dict(GIVES_UP))
     arrivals: dict[str, Any] = field(default_factory=dict)
     slow_by: float = 1.0  # from the middle of the counted time
+    counted_s: float = COUNTED_S
 
 
 SCENARIOS = [
@@ -65,7 +66,7 @@ def engine(**behaviour: Any) -> contextlib.AbstractContextManager[Target]:
 
 
 async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool) -> dict[str, Any]:
-    until = WARM_S + COUNTED_S
+    until = WARM_S + scenario.counted_s
     rate = scenario.load * capacity_tokens_s() / mean_tokens()
     plan: dict[str, Any] = {"port": target.port, "rate": rate / CROWDS, "from_s": WARM_S, "until_s": until, "keys": keys}
     plan |= {"crowd": scenario.crowd, "arrivals": scenario.arrivals}
@@ -78,10 +79,10 @@ async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool)
     await asyncio.sleep(WARM_S)
     targets.standin_told(engine_port, "forget_peaks")  # by now it is full
     before, cpu_before = targets.standin_stats(engine_port), target.cpu_s()
-    await asyncio.sleep(COUNTED_S / 2)
+    await asyncio.sleep(scenario.counted_s / 2)
     if scenario.slow_by != 1:
         targets.standin_told(engine_port, "behave", token_s=TOKEN_S * scenario.slow_by, prefill_s=PREFILL_S * scenario.slow_by)
-    await asyncio.sleep(COUNTED_S / 2)
+    await asyncio.sleep(scenario.counted_s / 2)
     after, cpu_s = targets.standin_stats(engine_port), target.cpu_s() - cpu_before
     told = [json.loads((await process.communicate())[0]) for process in processes]
     targets.standin_told(engine_port, "behave", token_s=TOKEN_S, prefill_s=PREFILL_S)
@@ -105,7 +106,7 @@ async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool)
 def _available(scenario: Scenario) -> float:
     """Tokens that could have been delivered within the counted time."""
     share = (1 + 1 / scenario.slow_by) / 2
-    return capacity_tokens_s() * COUNTED_S * min(scenario.load, 1.0) * share
+    return capacity_tokens_s() * scenario.counted_s * min(scenario.load, 1.0) * share
 
 
 def simulated(scenario: Scenario, settings: Settings) -> dict[str, float]:
@@ -113,14 +114,14 @@ def simulated(scenario: Scenario, settings: Settings) -> dict[str, float]:
     model = MODEL
     if scenario.slow_by != 1:
         values = {name: getattr(MODEL, name) for name in MODEL.__slots__}
-        model = EngineModel(**{**values, "slow_from_s": WARM_S + COUNTED_S / 2, "slow_by": scenario.slow_by})
+        model = EngineModel(**{**values, "slow_from_s": WARM_S + scenario.counted_s / 2, "slow_by": scenario.slow_by})
     runs = [
         world.run(
             crowd.load(seed, scenario.crowd, scenario.arrivals),
             model,
             hangup(settings),
             rate=rate,
-            seconds=COUNTED_S,
+            seconds=scenario.counted_s,
             warm_s=WARM_S,
             seed=seed,
         )

@@ -6,45 +6,32 @@ import contextlib
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from bench import suites, targets
+from bench.environments import environment
 from bench.load import CHAT
 from bench.targets import Target
 
-ENVIRONMENTS = Path(__file__).parent / ".envs"
 STREAMS = 64  # the slower ones cannot keep up with more
 Start = Callable[[int], contextlib.AbstractContextManager[Target]]
 
 
-def _environment(name: str, *packages: str) -> Path:
-    """A virtual environment with the packages in it, made once; returns its bin folder."""
-    folder = ENVIRONMENTS / name
-    if not (folder / "ready").exists():
-        print(f"  installing {name} …", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        subprocess.run([str(folder / "bin/pip"), "install", "-q", *packages], check=True, capture_output=True)
-        (folder / "ready").touch()
-    return folder / "bin"
-
-
 @contextlib.contextmanager
-def _serving(name: str, port: int, arguments: list[str], cwd: str | None = None) -> Iterator[Target]:
+def _serving(name: str, port: int, arguments: list[str], model: str = "bench-model") -> Iterator[Target]:
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with targets.started(arguments, **quiet) as process:
         targets.wait_for_port(port, process, 120)
-        _wait_until_it_answers(port)
+        _wait_until_it_answers(port, model)
         yield Target(name, port, [process])
 
 
-def _wait_until_it_answers(port: int) -> None:
-    body = json.dumps({**CHAT, "plain": True}).encode()
+def _wait_until_it_answers(port: int, model: str) -> None:
+    body = json.dumps({**CHAT, "model": model, "plain": True}).encode()
     deadline = time.monotonic() + 60
     while True:
         request = urllib.request.Request(
@@ -95,7 +82,7 @@ backend engine
 
 @contextlib.contextmanager
 def vllm_router(upstream: int) -> Iterator[Target]:
-    python = str(_environment("vllm-router", "vllm-router==0.1.16") / "python")
+    python = str(environment("vllm-router", "vllm-router==0.1.16") / "python")
     port, metrics = targets.free_port(), targets.free_port()
     flags = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics), "--policy", "round_robin"]
     command = [python, "-m", "vllm_router.launch_router", *flags, "--worker-urls", f"http://127.0.0.1:{upstream}"]
@@ -105,7 +92,7 @@ def vllm_router(upstream: int) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def sglang_router(upstream: int) -> Iterator[Target]:
-    python = str(_environment("sglang-router", "sglang-router==0.3.2") / "python")
+    python = str(environment("sglang-router", "sglang-router==0.3.2") / "python")
     port, metrics = targets.free_port(), targets.free_port()
     flags = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics), "--policy", "round_robin"]
     command = [python, "-m", "sglang_router.launch_router", *flags, "--worker-urls", f"http://127.0.0.1:{upstream}"]
@@ -114,17 +101,17 @@ def sglang_router(upstream: int) -> Iterator[Target]:
 
 
 @contextlib.contextmanager
-def litellm(upstream: int) -> Iterator[Target]:
-    binary = str(_environment("litellm", "litellm[proxy]<1.107") / "litellm")
+def litellm(upstream: int, model: str = "bench-model") -> Iterator[Target]:
+    binary = str(environment("litellm", "litellm[proxy]<1.107") / "litellm")
     port = targets.free_port()
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config:
-        entry = {"model": "openai/bench-model", "api_base": f"http://127.0.0.1:{upstream}/v1", "api_key": "none"}
-        models = [{"model_name": "bench-model", "litellm_params": entry}]
+        entry = {"model": f"openai/{model}", "api_base": f"http://127.0.0.1:{upstream}/v1", "api_key": "none"}
+        models = [{"model_name": model, "litellm_params": entry}]
         no_key = {"dangerously_permit_weak_or_unset_master_key": True}  # it listens on loopback, for a minute
         config.write(json.dumps({"model_list": models, "general_settings": no_key}))
         config.flush()
         command = [binary, "--config", config.name, "--port", str(port), "--host", "127.0.0.1", "--num_workers", "1"]
-        with _serving("litellm", port, command) as target:
+        with _serving("litellm", port, command, model) as target:
             yield target
 
 

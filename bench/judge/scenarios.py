@@ -1,0 +1,35 @@
+"""What is asked of the judges, and of what engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+SLOTS, TOKEN_S, PREFILL_S = 8, 0.02, 0.02
+PROMPT_TOKENS, OUTPUT_TOKENS = 50, 200
+BOUND_PER_S = SLOTS / (PREFILL_S + OUTPUT_TOKENS * TOKEN_S)  # answers a second with every slot always taken
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    title: str
+    rate: float
+    patience_s: float  # a client leaves when the whole answer is not there by then
+    cancelled: float = 0.0  # this share of the clients leaves in any case
+    cancel_after_s: float = 0.0
+    seconds: float = 45.0
+
+    def lasting(self, seconds: float) -> Scenario:
+        return replace(self, seconds=seconds)
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("healthy", "healthy: 1.2 calls/s", rate=1.2, patience_s=30.0),
+        Scenario("overload", "3 x overload: 6 calls/s, clients leave after 6 s", rate=6.0, patience_s=6.0),
+        Scenario(
+            "cancelled", "4 calls/s, half of them cancelled after 1 s", 4.0, patience_s=30.0, cancelled=0.5, cancel_after_s=1.0
+        ),
+    )
+}
