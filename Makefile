@@ -29,8 +29,8 @@ run: setup  ## serve on 127.0.0.1:8080; ARGS="--upstream http://127.0.0.1:8000" 
 demo: setup  ## a crowd that hangs up, behind a plain proxy and behind hangup: one minute
 	$(BIN)/hangup demo $(ARGS)
 
-test: $(VENV)/.setup-test  ## all tests; ARGS="-k name" chooses
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.setup-test  ## all tests, beside each other where that is safe; ARGS="-k name" chooses
+	$(BIN)/python -m tools.run_tests $(ARGS)
 
 test-engines: $(VENV)/.setup-test  ## the tests with real engines, set up in HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp: 0.5 GB
 	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR) $(ENGINES)

@@ -108,6 +108,7 @@ def test_the_worst_of_its_attempts_is_what_is_known_of_a_call(
     assert (call.fate, call.engine_let_go) == (worst, let_go)
 
 
+@pytest.mark.alone
 def test_the_first_page_of_ten_thousand() -> None:
     """The bound on sockets is measured in the bench; this one only fails if the cost is of another order."""
     calls = [make(f"c{at}", float(-at), f"t{at % 7}", at % 100) for at in range(10_000)]

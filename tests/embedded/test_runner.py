@@ -6,6 +6,8 @@ import asyncio
 import threading
 import time
 
+import pytest
+
 from hangup.embedded.options import Options
 from hangup.embedded.request import Ended, Event, Progress, Request
 from hangup.embedded.runner import Runner
@@ -25,6 +27,7 @@ async def _with_runner(use: object) -> None:
         assert not runner.alive
 
 
+@pytest.mark.alone
 def test_events_come_in_the_loops_thread_and_the_loop_is_not_held_up() -> None:
     async def use(runner: Runner) -> None:
         done, threads, lags = asyncio.Event(), set(), []

@@ -43,7 +43,22 @@ def test_the_wire_is_as_captured(real: Engine) -> None:
         FIXTURES.mkdir(parents=True, exist_ok=True)
         text = json.dumps(captured, indent=1).replace(real.model, "tiny")
         (FIXTURES / f"{real.name}.json").write_text(text + "\n")
+    else:
+        fixture = json.loads((FIXTURES / f"{real.name}.json").read_text())
+        for name, page in fixture.items():
+            missing = shape(page) - shape(captured.get(name, ""))
+            assert not missing, f"{name}: the fixture has what the engine does not say: {missing}"
     settle(real)
+
+
+def shape(page: Any) -> set[str]:
+    """The names of a page's fields or figures; of anything else, nothing but that it is there."""
+    text = str(page)
+    if text.startswith(("{", "[")):
+        return paths(json.loads(text))
+    if ":" in text and "\n" in text:
+        return {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+    return {"said"} if text else set()
 
 
 def test_an_assembled_answer_has_what_a_whole_one_has(real: Engine) -> None:

@@ -259,6 +259,7 @@ class TestJson:
         assert "40 answers" in answer.json()["error"]["message"]
         assert ask(gateway.address, path, {"prompt": "a", "best_of": 33}).status == 400
 
+    @pytest.mark.alone
     def test_the_loop_does_not_stall(self, gateway: Gateway) -> None:
         """The worst bodies of the allowed size cost no other client more than 50 ms."""
         before = late(gateway)

@@ -105,6 +105,7 @@ def test_every_rule_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line[:5] for line in out.splitlines()] == list(RULES)
 
 
+@pytest.mark.alone
 def test_lines_per_second() -> None:
     """50,000 lines a second are promised for a tree; one core alone, parsing every file, must not be far below."""
     source = "".join(rule.bad + "\n" + rule.good + "\n" for rule in RULES.values())
