@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,99 @@ class TestReuse:
             for _ in range(4):
                 assert ask(gateway.address, EMBEDDINGS, {"input": "first"}).body == b""
                 assert ask(gateway.address, EMBEDDINGS, {"input": "second"}).body == b"{}"
+
+    def test_not_when_closed_meanwhile(self) -> None:
+        """A FIN that the kernel has, and the event loop has not told of, costs no attempt."""
+
+        def script(sock: socket.socket, request: bytes) -> None:
+            sock.sendall(OK)
+            if b"last" in request:
+                sock.close()  # though it did not say so
+
+        with raw_engine(script) as engine, Gateway(engine.url, health_interval_s=600) as gateway:
+            for number in range(5):
+                assert ask(gateway.address, EMBEDDINGS, {"input": "last"}).status == 200
+                assert ask(gateway.address, EMBEDDINGS, {"input": "x"}, {"X-Request-Id": f"next-{number}"}).status == 200
+
+    @pytest.mark.parametrize("status", [b"400 Bad", b"401 No", b"429 Wait", b"503 Busy"])
+    def test_not_after_a_request_with_a_body_was_refused(self, status: bytes) -> None:
+        """Some HTTP libraries of engines leave such a body unread, and take it for the next request."""
+        ours: list[socket.socket] = []
+
+        def script(sock: socket.socket, request: bytes) -> None:
+            ours.append(sock)
+            sock.sendall(b"HTTP/1.1 %b\r\ncontent-length: 2\r\n\r\n{}" % status)
+
+        with raw_engine(script) as engine, Gateway(engine.url, health_interval_s=600, failures_max=1000) as gateway:
+            for _ in range(4):
+                ask(gateway.address, EMBEDDINGS, {"input": "x"})
+            assert len(set(ours)) == 4
+
+    def test_no_body_where_it_means_nothing(self) -> None:
+        with raw_engine(answer(OK)) as engine, Gateway(engine.url, health_interval_s=600) as gateway:
+            with Client(gateway.address) as client:
+                smuggled = b"POST /slots/0?action=erase HTTP/1.1\r\nhost: x\r\n\r\n"
+                client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(smuggled) + smuggled)
+                assert client.read_answer().status == 200
+            assert len(engine.requests) == 1
+            assert b"erase" not in engine.requests[0]
+            assert b"content-length" not in engine.requests[0].lower()
+
+
+class TestReplay:
+    """A request is sent again only if the engine cannot have read it."""
+
+    def test_not_of_a_call_that_the_engine_worked_on(self) -> None:
+        def script(sock: socket.socket, request: bytes) -> None:
+            if b"die" in request:
+                time.sleep(0.5)
+                sock.close()
+            else:
+                sock.sendall(OK)
+
+        with raw_engine(script) as engine, Gateway(engine.url, failover_max=0, health_interval_s=600) as gateway:
+            for _ in range(3):  # the first ones meet connections of the gateway's own questions
+                assert ask(gateway.address, EMBEDDINGS, {"input": "warm"}).status == 200
+            got = ask(gateway.address, EMBEDDINGS, {"input": "die"})
+            assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_died")
+            assert sum(b"die" in request for request in engine.requests) == 1
+
+    def test_is_counted_as_an_attempt(self) -> None:
+        seen: set[socket.socket] = set()
+
+        def script(sock: socket.socket, request: bytes) -> None:
+            if sock in seen and b"again" in request:
+                sock.close()
+                return
+            seen.add(sock)
+            sock.sendall(OK)
+
+        with raw_engine(script) as engine, Gateway(engine.url, failover_max=0, health_interval_s=600) as gateway:
+            for number in range(4):
+                assert ask(gateway.address, EMBEDDINGS, {"input": "warm"}).status == 200
+                assert ask(gateway.address, EMBEDDINGS, {"input": "again"}, {"X-Request-Id": f"again-{number}"}).status == 200
+                sent = sum(b"again" in request for request in engine.requests)
+                assert sum(gateway.call_log(f"again-{n}")["attempts"] for n in range(number + 1)) == sent
+            assert sent > 4
+
+    def test_never_of_what_makes_a_job(self) -> None:
+        """Even if the provider closes at once: it may have made one."""
+
+        def script(sock: socket.socket, request: bytes) -> None:
+            if request.startswith(b"POST /v1/batches"):
+                sock.close()
+            else:
+                sock.sendall(OK)
+
+        with raw_engine(script) as engine:
+            config = f'jobs = "provider"\n[[backend]]\nurl = "{engine.url}"\nengine = "openai-hosted"\n'
+            with Gateway(config=config, health_interval_s=600) as gateway:
+                for _ in range(3):
+                    with Client(gateway.address) as client:
+                        client.send(b"GET /v1/batches HTTP/1.1\r\nhost: x\r\n\r\n")
+                        assert client.read_answer().status == 200
+                    assert ask(gateway.address, "/v1/batches", {"input_file_id": "f"}).status == 502
+            assert sum(request.startswith(b"POST") for request in engine.requests) == 3
 
 
 class TestQueueOfTheDeparted:

@@ -61,6 +61,11 @@ class PassedOn(Carried):
         """Another backend that may be asked, after the one at hand failed or answered `status`."""
         return None
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether it may be sent again when its connection turns out to have been closed before."""
+        return True
+
     def stays(self, backend: Backend, connection: EngineConnection | None) -> bool:
         """The call ends before it was answered: True if no work is left behind that the reaper must look after."""
         return False

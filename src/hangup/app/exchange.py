@@ -260,7 +260,7 @@ class Exchange:
             self.key = ""  # the engine has not heard of it
             self.fault(error)
             return
-        connection.ask(self, request)
+        connection.ask(self, request, has_body=bool(self._body))
         if self.client.stalled:  # it has not read what it got before: an earlier answer, or heartbeats
             connection.pause()
 
@@ -403,9 +403,10 @@ class Exchange:
         if self._relay is not None:
             if error is not None or not self._relay.engine_closed():
                 self._engine_failed(reasons.ENGINE_DIED, str(error or ""))
-        elif connection.reused:
-            # It was closed by the engine as it lay idle; that says nothing about the engine.
+        elif connection.closed_before() and (self.passage is None or self.passage.repeatable):
+            # The engine closed it as it lay idle, which says nothing about the engine: the same again, on a new one.
             assert self.backend is not None
+            self.call.attempts += 1
             self.task = self.gateway.loop.create_task(self._connect(self.backend))
         else:
             self.attempt_failed(EngineFault(reasons.ENGINE_DIED, "The engine closed the connection without an answer."))

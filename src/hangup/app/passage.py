@@ -126,6 +126,12 @@ class Passage(PassedOn):
         if self._job is not None:
             self._listen(self._job)
 
+    @property
+    def repeatable(self) -> bool:
+        """A provider that closes a connection may have made a job of it: two of them would run, and one be unknown."""
+        head = self._exchange.head
+        return head is not None and head.method in ("GET", "HEAD")
+
     def stays(self, backend: Backend, connection: EngineConnection | None) -> bool:
         """The call ends before the provider has answered: whether its answer is still waited for."""
         target, reason = self._target, self._exchange.call.reason

@@ -22,6 +22,7 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"x-request-timeout",
     b"x-stainless-read-timeout",
 }
+_WITH_BODY = frozenset(["POST", "PUT", "PATCH", "DELETE"])
 _KEYS = frozenset([b"authorization", b"x-api-key"])
 
 
@@ -127,6 +128,8 @@ class Backend:
         traced: str = "",
     ) -> bytes:
         """The request as the engine gets it, whole."""
+        if head.method not in _WITH_BODY:
+            body = b""  # it means nothing there, and some engines would take it for the next request
         dropped = self._dropped_without_key if self._key or not forward_key else self._dropped
         if head.fields.get(b"connection", b"keep-alive") not in (b"keep-alive", b"close"):
             dropped = dropped | head.connection_options()

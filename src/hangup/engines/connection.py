@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
+import time
 from collections.abc import Callable
 from typing import Protocol, cast
 
 from hangup.errors import WireError
 from hangup.wire.body import Chunked, Counted, Decoder, UntilClose
 from hangup.wire.head import HEAD_END, ResponseHead
+
+_AT_ONCE_S = 0.25  # within which an engine says that it had closed a connection before our request came
+_NEWS = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 
 
 class Asker(Protocol):
@@ -36,13 +41,16 @@ class Home(Protocol):
 
 class EngineConnection(asyncio.Protocol):
     __slots__ = (
+        "_asked_at",
         "_asker",
         "_buffer",
         "_feed",
+        "_has_body",
         "_head_bytes_max",
         "_home",
         "_paused",
         "_receive_bytes",
+        "_refused",
         "idle_since",
         "reused",
         "transport",
@@ -58,6 +66,9 @@ class EngineConnection(asyncio.Protocol):
         self._feed: Callable[[bytes], None] | None = None
         self._buffer = b""
         self._paused = False
+        self._asked_at = 0.0
+        self._has_body = False  # of the request
+        self._refused = False  # the request, by the answer's status
         self.idle_since = 0.0
         self.reused = False
 
@@ -68,9 +79,12 @@ class EngineConnection(asyncio.Protocol):
             # The kernel would take megabytes of tokens on behalf of a client that has stopped reading.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
 
-    def ask(self, asker: Asker, request: bytes) -> None:
+    def ask(self, asker: Asker, request: bytes, *, has_body: bool) -> None:
         assert self._asker is None, "one request at a time"
         self._asker = asker
+        self._asked_at = time.monotonic()
+        self._has_body = has_body
+        self._refused = False
         self._feed = None
         self._buffer = b""
         self.transport.write(request)
@@ -108,6 +122,7 @@ class EngineConnection(asyncio.Protocol):
             if head.status >= 200:
                 break  # 1xx are announcements; the answer is behind them
         rest, self._buffer = self._buffer, b""
+        self._refused = head.status >= 400
         feed = asker.engine_answered(self, head, rest)
         if self._asker is asker:  # it may be done with us already
             self._feed = feed
@@ -136,10 +151,28 @@ class EngineConnection(asyncio.Protocol):
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
+    def closed_before(self) -> bool:
+        """After its loss: whether it had been closed as it lay idle, so that the engine never read the request."""
+        return self.reused and not self._buffer and time.monotonic() - self._asked_at < _AT_ONCE_S
+
+    def is_quiet(self) -> bool:
+        """Whether nothing has come that the event loop has not yet told: neither a FIN, nor bytes that nobody asked for."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is None:
+            return True
+        news = select.poll()
+        news.register(sock.fileno(), _NEWS)
+        return not news.poll(0)
+
     def release(self, reusable: bool) -> None:
-        """The answer is complete. If the engine gave it before it had read the request, the rest of that is in the way."""
+        """The answer is complete. The connection is kept if it is as good as new.
+
+        An engine may answer before it has read all of the request. What we have not sent of it stands in the way of the
+        next; and some engines, having refused a request, take its unread body for the next one.
+        """
         self._asker, self._feed = None, None
-        if reusable and not self.transport.is_closing() and not self.transport.get_write_buffer_size():
+        unread = self._has_body and self._refused
+        if reusable and not unread and not self.transport.is_closing() and not self.transport.get_write_buffer_size():
             self.resume()  # the last bytes of the answer may have been more than its client could take at once
             self._home.put_back(self)
         else:

@@ -61,9 +61,12 @@ class Pool:
         """A connection that is open and free, if there is one."""
         while self._idle:
             connection = self._idle.pop()
-            if not connection.transport.is_closing():
+            if connection.transport.is_closing():
+                continue
+            if connection.is_quiet():
                 connection.reused = True
                 return connection
+            connection.abort()
         return None
 
     async def connect(self) -> EngineConnection:
