@@ -154,7 +154,7 @@ class TestPauses:
     def test_a_full_disk_makes_no_flood_of_log_lines(self, tmp_path: Path) -> None:
         with (
             StandIn(slots=4, token_s=0.05, answer_tokens=10) as engine,
-            Gateway(engine.url, jobs=tmp_path / "jobs.sqlite", ledger="none", slots=2) as gateway,
+            Gateway(engine.url, jobs=tmp_path / "jobs.sqlite", slots=2) as gateway,
         ):
             sdk = client(gateway.url)
             start_batch(sdk, [line(f"r{n}", max_tokens=10) for n in range(300)])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from hangup.core import reasons
 from hangup.core.account import Price
 from hangup.core.call import Call
+from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Reason
 from hangup.errors import HangupError
 from hangup.store.ledger import LedgerStore
@@ -77,6 +80,7 @@ def test_only_the_window_counts_and_what_is_old_is_forgotten(tmp_path: Path) -> 
     assert store.report(3600, "tenant")["total"]["calls"] == 1
     assert store.report(86_400, "tenant")["total"]["calls"] == 2
     now[0] += 86_400 - 3600
+    store._day, store._sweep_at = SteadyClock(0.0, now[0], time.monotonic()), 0.0  # as in a process that lived all the while
     store._forget()
     assert store.report(1e6, "tenant")["total"]["calls"] == 1
     store.close()
@@ -100,6 +104,66 @@ def test_more_than_may_wait_is_counted() -> None:
     store.close()
 
 
+def test_a_clock_that_is_set_ahead_forgets_nothing(tmp_path: Path) -> None:
+    now = [1_000_000.0]
+    store = make(tmp_path / "l.db", clock=lambda: now[0], days=1.0)
+    book(store)
+    store.report(60, "tenant")
+    now[0] += 91 * 86_400
+    store._sweep_at = 0.0
+    store._forget()
+    store.close()
+    store = make(tmp_path / "l.db", clock=lambda: now[0], days=1.0)  # nor does a start with such a clock
+    store._sweep_at = 0.0
+    store._forget()
+    assert store.report(1e9, "tenant")["total"]["calls"] == 1
+    store.close()
+
+
+class TestFailing:
+    def test_a_file_that_is_locked_costs_nothing_but_time(self, tmp_path: Path) -> None:
+        """While it writes, and while it forgets; the thread lives, it is told, and all is written in the end."""
+        path, told = tmp_path / "l.db", []
+        store = make(path, flush_s=0.05, told=lambda event, **fields: told.append(event))
+        store._db.execute("PRAGMA busy_timeout = 50")
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            store._sweep_at = 0.0
+            book(store)
+            wait_until(lambda: "ledger_failed" in told, 10, "the failure to be told")
+            book(store)
+            time.sleep(0.3)
+            other.execute("ROLLBACK")
+        wait_until(lambda: "ledger_works" in told, 10, "it to work")
+        assert store._thread.is_alive() and store.dropped == 0
+        assert store.report(3600, "tenant")["total"]["calls"] == 2
+        assert told == ["ledger_failed", "ledger_works"]
+        store.close()
+
+    def test_numbers_that_no_database_takes(self) -> None:
+        """As an odd engine tells them; they cost neither the thread nor anybody else's entry."""
+        store = make(flush_s=0.05)
+        call = Call("id", 0.0)
+        call.tokens_in = 2**64 - 1
+        call.end(reasons.COMPLETED, 1.0)
+        store.book(call, float("inf"), float("nan"), Price(per_hour=1.0))
+        store.computed("b", 10**400)
+        book(store)
+        assert store.report(3600, "tenant")["total"]["calls"] == 2
+        assert store._thread.is_alive()
+        store.close()
+
+    def test_what_was_never_written_is_counted(self, tmp_path: Path) -> None:
+        store = make(tmp_path / "l.db", flush_s=0.05)
+        store._db.execute("PRAGMA busy_timeout = 10")
+        with contextlib.closing(sqlite3.connect(tmp_path / "l.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            book(store)
+            wait_until(lambda: store.failing, 10, "the failure")
+            store.close()
+        assert store.dropped == 1
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     path.write_bytes(b"not a database, but long enough to be looked at" * 100)
@@ -112,6 +176,7 @@ import sys, time
 from hangup.core import reasons
 from hangup.core.account import FREE
 from hangup.core.call import Call
+from hangup.core.clocks import SteadyClock
 from hangup.store.ledger import LedgerStore
 call = Call("id", 0.0)
 call.end(reasons.COMPLETED, 1.0)

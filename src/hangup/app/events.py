@@ -21,6 +21,7 @@ def parse(data: bytes | None) -> Json | None:
     return value if type(value) is dict else None
 
 
+_TOKENS_MAX = 1 << 40
 ODD = (KeyError, TypeError, AttributeError, IndexError, ValueError)
 
 
@@ -40,9 +41,15 @@ def is_last(api: Api, event: Json) -> bool:
 
 def usage_of(api: Api, event: Json) -> Usage | None:
     try:
-        return api.usage(event)
+        told = api.usage(event)
     except ODD:
         return None
+    return Usage(_plausible(told.tokens_in), _plausible(told.tokens_out)) if told is not None else None
+
+
+def _plausible(tokens: object) -> int | None:
+    """An engine can say anything; what no call can have is as good as nothing said."""
+    return tokens if type(tokens) is int and 0 <= tokens <= _TOKENS_MAX else None
 
 
 def note_usage(call: Call, usage: Usage) -> None:

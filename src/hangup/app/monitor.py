@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 import orjson
@@ -55,6 +56,7 @@ class Monitor:
     watched: dict[str, Watched] = field(default_factory=dict)
     history: deque[dict[str, float]] = field(init=False)  # the looks that the dashboard's picture is made of
     alarms_raised: int = 0
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _webhooks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -63,16 +65,25 @@ class Monitor:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await self.look()
-            self._remember()
+            try:
+                await self.look()
+                self._remember()
+            except Exception as error:  # one odd answer must not end the watch
+                self.log.fault(error)
             await asyncio.sleep(self.gateway.limits.counters_interval_s)
 
     async def look(self) -> None:
-        """One look at every backend."""
+        """One look at every backend; one at a time, since answers that overtake each other look like engines that restart."""
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
         backends = list(self.gateway.backends.values())
         for gone in self.watched.keys() - {backend.name for backend in backends}:
             del self.watched[gone]
-        await asyncio.gather(*(self._ask(backend) for backend in backends))
+        for failed in await asyncio.gather(*(self._ask(backend) for backend in backends), return_exceptions=True):
+            if isinstance(failed, Exception):
+                self.log.fault(failed)
         now = time.monotonic()
         seen, unseen = self._tokens()
         for backend in backends:
@@ -157,7 +168,7 @@ class Monitor:
     async def _send(self, url: str, told: dict[str, Any]) -> None:
         try:
             await asyncio.to_thread(_post, url, orjson.dumps(told), self.gateway.limits.webhook_s)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             self.log.event("webhook_failed", error=type(error).__name__)
 
     def suspects(self, backend: str) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class Server:
             flush_s=settings.limits.ledger_flush_s,
             days=settings.ledger_days,
             accounts_max=settings.limits.ledger_accounts_max,
+            told=self._log.event,
         )
         tracer = _tracer(settings)
         self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store, tracer)

@@ -81,7 +81,7 @@ class Tracer:
             batch = ready[at : at + _BATCH_MAX]
             try:
                 self._exporter.send([span for call in batch for span in spans(call, self._nanoseconds, _new_id)])
-            except (OSError, ValueError):
+            except Exception:  # a collector can answer with anything, and the thread must go on
                 self.dropped += len(batch)
 
     def _nanoseconds(self, moment: float) -> int:

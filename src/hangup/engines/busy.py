@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urldefrag
 
@@ -33,7 +34,7 @@ def _dcgm(url: str, gpus: frozenset[str], timeout_s: float) -> float | None:
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - checked with the configuration
             return gpu_use(answer.read(_PAGE_BYTES_MAX), gpus)
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return None
 
 
@@ -45,7 +46,7 @@ def _nvml(gpus: frozenset[str]) -> float | None:
     nvml: Any = pynvml
     try:
         nvml.nvmlInit()
-        numbers = [int(gpu) for gpu in gpus] or list(range(nvml.nvmlDeviceGetCount()))
+        numbers = [int(gpu) for gpu in gpus if gpu.isdecimal()] or list(range(nvml.nvmlDeviceGetCount()))
         handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in numbers]
         used = [nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
     except nvml.NVMLError:

@@ -33,6 +33,7 @@ _RUNNING = (
     "hangup_engine_running",
     "standin_running",
 )
+_MOST = 2.0**53
 _NUMBER = rb"([0-9.eE+-]+)"
 _LINE = rb"^(%b)(?:\{[^}]*\})? " + _NUMBER
 
@@ -70,12 +71,22 @@ def read(page: bytes) -> Counters:
 
 def _sum(page: bytes, names: tuple[str, ...]) -> float | None:
     pattern = _LINE % b"|".join(re.escape(name.encode()) for name in names)
-    values = [float(value) for _, value in re.findall(pattern, page, re.M)]
+    values = [number for _, value in re.findall(pattern, page, re.M) if (number := finite(value)) is not None]
     return sum(values) if values else None
+
+
+def finite(text: bytes | str) -> float | None:
+    """A number that can be counted with; None for what is none, infinite, or more than any engine has counted."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) <= _MOST else None
 
 
 def gpu_use(page: bytes, gpus: frozenset[str] = frozenset()) -> float | None:
     """Mean utilisation (0 to 1) on the page of a DCGM exporter, of the GPUs with these numbers, or of all."""
     rows = re.findall(rb'^DCGM_FI_DEV_GPU_UTIL\{[^}]*gpu="(\w+)"[^}]*\} ' + _NUMBER, page, re.M)
-    values = [float(value) / 100 for gpu, value in rows if not gpus or gpu.decode() in gpus]
+    told = [finite(value) for gpu, value in rows if not gpus or gpu.decode() in gpus]
+    values = [value / 100 for value in told if value is not None]
     return sum(values) / len(values) if values else None

@@ -17,6 +17,7 @@ from typing import Any
 
 from hangup.core.account import Account, Entry, Price
 from hangup.core.call import Call
+from hangup.core.clocks import SteadyClock
 from hangup.errors import HangupError
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # by minute and groups
@@ -26,7 +27,10 @@ _MODELS_MAX = 1000  # a model's name is the client's to choose: what comes beyon
 _MODEL_CHARS_MAX = 200
 _OTHER = "(other)"
 _VERSION = 1
-_RETENTION_EVERY_S = 3600.0
+_FIRST_SWEEP_S, _RETENTION_EVERY_S = 1.0, 3600.0
+_FORGOTTEN_MINUTES = 1440  # at a time
+_COUNTS_WAITING_MAX = 10_000  # of what engines say, while the file cannot be written
+_MOST = 2.0**53  # beyond this, sums are no longer exact
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS spent (
     minute INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in GROUPS)},
@@ -57,8 +61,16 @@ class LedgerStore:
     """`path` empty: kept in memory, for as long as the process lives."""
 
     def __init__(
-        self, path: str, *, flush_s: float, days: float, accounts_max: int, clock: Callable[[], float] = time.time
+        self,
+        path: str,
+        *,
+        flush_s: float,
+        days: float,
+        accounts_max: int,
+        clock: Callable[[], float] = time.time,
+        told: Callable[..., None] = lambda event, **fields: None,
     ) -> None:
+        """`told` is told of a file that cannot be written, in any thread."""
         self.dropped = 0
         self.flush_s = flush_s
         self._days = days
@@ -70,7 +82,10 @@ class LedgerStore:
         self._models: set[str] = set()
         self._lock = threading.Lock()  # for the database: between this thread and those that ask, never on the data path
         self._db = _open(path)
-        self._swept_at = 0.0
+        self._sweep_at = time.monotonic() + _FIRST_SWEEP_S
+        self._day = SteadyClock(_newest(self._db), clock(), time.monotonic())
+        self.failing = False  # the file cannot be written: what was booked waits in memory
+        self._told = told
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hangup-ledger", daemon=True)
         self._thread.start()
@@ -121,7 +136,7 @@ class LedgerStore:
 
     def _count(self, table: str, backend: str, tokens: int) -> None:
         if tokens:
-            self._counts[table].append((int(self._clock() // 60), backend, tokens))
+            self._counts[table].append((int(self._clock() // 60), backend, int(_bounded(tokens))))
 
     # From any thread
 
@@ -165,17 +180,22 @@ class LedgerStore:
         self._closing.set()
         self._thread.join(timeout=5)
         with self._lock:
+            self._write()  # what the thread did not come to
+            with self._booking:
+                self.dropped += sum(account.calls for account in self._accounts.values())
             self._db.close()
 
     # The thread
 
     def _run(self) -> None:
+        """Whatever happens in one turn, there is a next one: a full or damaged file costs time, and is told."""
         while not self._closing.wait(self.flush_s):
             with self._lock:
                 self._write()
+            try:
                 self._forget()
-        with self._lock:
-            self._write()
+            except Exception as error:
+                self._fail(error)
 
     def _write(self) -> None:
         with self._booking:
@@ -185,21 +205,55 @@ class LedgerStore:
             return
         try:
             with self._db:
-                self._db.executemany(_SPEND, [(*key, *astuple(account)) for key, account in accounts.items()])
+                spent = [(*key, *map(_bounded, astuple(account))) for key, account in accounts.items()]
+                self._db.executemany(_SPEND, spent)
                 for table, rows in counts.items():
                     self._db.executemany(_COUNT[table], rows)
-        except sqlite3.Error:  # a full disk must not stop the gateway; what is lost is counted
-            self.dropped += sum(account.calls for account in accounts.values())
+        except Exception as error:  # a full disk must not stop the gateway
+            self._put_back(accounts, counts)
+            self._fail(error)
+        else:
+            if self.failing:
+                self.failing = False
+                self._told("ledger_works")
+
+    def _put_back(self, accounts: _Accounts, counts: dict[str, list[tuple[int, str, int]]]) -> None:
+        """It is written with what comes next; of more than may wait, the number of calls is all that is kept."""
+        with self._booking:
+            for key, account in accounts.items():
+                waiting = self._accounts.get(key)
+                if waiting is not None:
+                    waiting.add(account)
+                elif len(self._accounts) < self._accounts_max:
+                    self._accounts[key] = account
+                else:
+                    self.dropped += account.calls
+        for table, rows in counts.items():
+            self._counts[table].extendleft(reversed(rows[-_COUNTS_WAITING_MAX:]))
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failing:
+            self.failing = True
+            self._told("ledger_failed", error=str(error))
 
     def _forget(self) -> None:
-        now = self._clock()
-        if now - self._swept_at < _RETENTION_EVERY_S:
+        now = time.monotonic()
+        if now < self._sweep_at:
             return
-        self._swept_at = now
-        oldest = int((now - self._days * 86400) // 60)
-        with self._db:
-            for table in ("spent", *_COUNTS):
-                self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (oldest,))  # noqa: S608 - names of ours
+        self._sweep_at = now + _RETENTION_EVERY_S
+        oldest = int((self._day.at(self._clock(), now) - self._days * 86400) // 60)
+        for table in ("spent", *_COUNTS):
+            while self._forget_some(table, oldest):  # others may ask in between
+                pass
+
+    def _forget_some(self, table: str, oldest: int) -> bool:
+        with self._lock, self._db:
+            (first,) = self._db.execute(f"SELECT min(minute) FROM {table}").fetchone()  # noqa: S608 - names of ours
+            if first is None or first >= oldest:
+                return False
+            until = min(first + _FORGOTTEN_MINUTES, oldest)
+            self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
+            return bool(until < oldest)
 
 
 def _open(path: str) -> sqlite3.Connection:
@@ -218,6 +272,17 @@ def _open(path: str) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise HangupError(f"cannot use the ledger {path}: {error}") from None
     return db
+
+
+def _newest(db: sqlite3.Connection) -> float:
+    """The time of day up to which there is anything; 0 when there is nothing."""
+    (minute,) = db.execute("SELECT max(minute) FROM spent").fetchone()
+    return float(minute) * 60 if minute is not None else 0.0
+
+
+def _bounded(value: float) -> float:
+    """A number that SQLite and sums can take, whatever an engine or a client said."""
+    return min(max(value, -_MOST), _MOST) if value == value else 0.0  # noqa: PLR0124 - NaN alone is not
 
 
 def _taken(entries: deque[Any]) -> Iterable[Any]:

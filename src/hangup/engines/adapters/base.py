@@ -15,6 +15,7 @@ import orjson
 from hangup.core.reaper import Status
 
 Json = dict[str, Any]
+_MOST = 2.0**53  # what an engine may count to
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +148,11 @@ def gauges(body: bytes) -> dict[str, float]:
             continue
         name, _, rest = line.partition("{") if "{" in line else line.partition(" ")
         try:
-            found[name] = found.get(name, 0.0) + float(rest.rpartition("} ")[2].split()[0])
+            value = float(rest.rpartition("} ")[2].split()[0])
         except (ValueError, IndexError):
             continue
+        if abs(value) <= _MOST:  # neither infinite nor no number at all
+            found[name] = found.get(name, 0.0) + value
     return found
 
 
@@ -173,4 +176,6 @@ def label(body: bytes, metric: str, name: str) -> str:
 
 def number(text: object) -> int:
     """A whole number that an engine told, or 0."""
-    return int(text) if isinstance(text, (int, float)) or (isinstance(text, str) and text.isdigit()) else 0
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 16:
+        return int(text)
+    return int(text) if isinstance(text, (int, float)) and abs(text) <= _MOST else 0

@@ -1,0 +1,170 @@
+"""Engines and exporters that answer with odd numbers, halves of pages, or late: the watch goes on, and counts nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hangup.apis.routes import Router
+from hangup.app.events import usage_of
+from hangup.app.monitor import Monitor
+from hangup.app.tracing import Tracer
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.core.account import Entry
+from hangup.core.call import Call
+from hangup.engines import busy as busy_module
+from hangup.engines import counters
+from hangup.engines.adapters.base import Seen, counted, gauges, number
+from hangup.engines.counters import Counters, gpu_use, read
+from support.waiting import wait_until
+
+ODD_NUMBERS = ["+Inf", "-Inf", "NaN", "1e999", "---", "e", "1.2.3", "1" * 400]
+
+
+@pytest.mark.parametrize("odd", ODD_NUMBERS)
+def test_numbers_that_are_none(odd: str) -> None:
+    page = f"vllm:generation_tokens_total {odd}\nvllm:num_requests_running {odd}\n".encode()
+    assert read(page) == (None, None)
+    assert read(page + b"vllm:generation_tokens_total 7\n").tokens == 7, "what can be read is"
+    assert gpu_use(f'DCGM_FI_DEV_GPU_UTIL{{gpu="0"}} {odd}\n'.encode()) is None
+    assert gauges(page) == {}
+    assert counted(Seen(200, "", page), "vllm:num_requests_running", "w", "vllm:generation_tokens_total") is None
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan"), 1e300, 10**30, "²", "9" * 5000, None, [], -(10**30)])
+def test_whole_numbers_that_are_none(odd: object) -> None:
+    assert number(odd) == 0
+
+
+@pytest.mark.parametrize("odd", [2**64 - 1, -1, 1.5, "7", None, True, 10**30])
+def test_usage_that_no_call_can_have(odd: object) -> None:
+    route = Router(()).find("/v1/chat/completions")
+    assert route is not None
+    usage = usage_of(route.api, {"usage": {"prompt_tokens": odd, "completion_tokens": odd}})
+    assert usage is None or usage == (None, None)
+
+
+def test_an_exporter_that_breaks_off() -> None:
+    """Not an OSError: half a page is http.client's own kind of failure."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nDCGM")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/metrics"
+        assert busy_module._dcgm(url, frozenset(), 5.0) is None
+        thread.join(5)
+
+
+class Books:
+    def __init__(self) -> None:
+        self.total = 0
+
+    def computed(self, backend: str, tokens: int) -> None:
+        self.total += tokens
+
+    def uncounted(self, backend: str, tokens: int) -> None: ...
+
+    def add(self, entry: Entry) -> None: ...
+
+
+class FakeLog:
+    def __init__(self) -> None:
+        self.faults: list[Exception] = []
+
+    def event(self, event: str, **fields: Any) -> None: ...
+
+    def fault(self, error: Exception) -> None:
+        self.faults.append(error)
+
+
+def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Monitor:
+    def backend(name: str) -> Any:
+        time_of = SimpleNamespace(count=1, call_s=0.0, busy_s=0.0, pass_until=lambda now: None)
+        seat = SimpleNamespace(time=time_of, up=True, held=0)
+        return SimpleNamespace(name=name, seat=seat, settings=SimpleNamespace(busy_from="engine", shared=False))
+
+    gateway: Any = SimpleNamespace(
+        limits=Limits(counters_interval_s=0.05),
+        backends={name: backend(name) for name in names},
+        calls={},
+        ledger=SimpleNamespace(tokens=Counter(), calls=Counter()),
+        admission=SimpleNamespace(queue=SimpleNamespace(count=0)),
+        store=books,
+        settings=SimpleNamespace(alarm_webhook=""),
+    )
+    return Monitor(gateway, log)  # type: ignore[arg-type]
+
+
+def test_answers_that_would_overtake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report beside the monitor's own look: an older answer must not look like an engine that began anew."""
+    told = iter(range(5_000_000, 6_000_000, 10))
+    delays = iter([0.0, 0.05, 0.0, 0.04, 0.0, 0.03, 0.0] * 10)
+
+    async def ask(*_: object) -> Counters:
+        tokens = next(told)
+        await asyncio.sleep(next(delays))
+        return Counters(tokens, 1.0)
+
+    monkeypatch.setattr(counters, "ask", ask)
+
+    async def run() -> None:
+        books = Books()
+        monitor = make(books, FakeLog())
+        await asyncio.gather(*(monitor.look() for _ in range(20)))
+        assert books.total == 190, "what it computed between the first look and the last"
+
+    asyncio.run(run())
+
+
+def test_whatever_a_look_runs_into_the_watch_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    async def ask(backend: Any, *_: object) -> Counters:
+        nonlocal looks
+        looks += 1
+        if backend.name == "odd":
+            raise OverflowError("cannot convert float infinity to integer")
+        return Counters(looks, 1.0)
+
+    monkeypatch.setattr(counters, "ask", ask)
+
+    async def run() -> None:
+        log = FakeLog()
+        monitor = make(Books(), log, ("odd", "sound"))
+        watching = asyncio.create_task(monitor.run())
+        async with asyncio.timeout(10):
+            while len(monitor.history) < 3:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        assert not watching.done() and log.faults
+        assert monitor.watched["sound"].computed is not None, "others are looked at"
+        watching.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_collector_that_answers_with_anything() -> None:
+    class Exporter:
+        def send(self, spans: object) -> None:
+            raise RuntimeError("BadStatusLine, IncompleteRead or whatever else")
+
+    tracer = Tracer(Exporter(), calls_max=10, release_s=0.0, close_s=5.0)  # type: ignore[arg-type]
+    for n in range(2):
+        call = Call(f"id{n}", 0.0)
+        tracer.begin(call, None)
+        call.end(reasons.COMPLETED, 1.0)
+        tracer.end(call)
+        wait_until(lambda n=n: tracer.dropped == n + 1, 10, "the thread to try")  # type: ignore[misc]
+    tracer.close()
