@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from admin.test_api import live, streaming
-from support.processes import Gateway, StandIn, gateway_and_engine
+from support.processes import Gateway, StandIn, gateway_and_engine, get_json
+from support.raw import Client
 from support.waiting import wait_until
 
 
@@ -82,3 +83,18 @@ def test_the_token_comes_from_the_environment(engine: StandIn) -> None:
     with Gateway(engine.url, admin_token_env="ADMIN_TOKEN", env={"ADMIN_TOKEN": "s3cret"}) as gateway:
         assert "HANGUP_ADMIN_TOKEN" in hangup(gateway, "ps").stderr
         assert hangup(gateway, "ps", env={"HANGUP_ADMIN_TOKEN": "s3cret"}).stdout == "no live calls\n"
+
+
+def test_no_name_commands_the_terminal(pair: tuple[Gateway, StandIn]) -> None:
+    """A model's name is a stranger's choice: it is shown, never obeyed."""
+    gateway, _ = pair
+    name = "m\x1b]0;owned\x07\x1b[2J\r\u009b31m\u202e"
+    with Client(gateway.address) as client:
+        client.chat(stream=True, max_tokens=20000, ignore_eos=True, model=name)
+        client.read_until(b"data:")
+        id = get_json(f"{gateway.admin_url}/api/calls")["calls"][0]["id"]
+        for arguments in (["ps"], ["trace", id], ["report", "--by", "model"], ["kill", "--model", name, "--dry-run"]):
+            shown = hangup(gateway, *arguments).stdout
+            assert all(character.isprintable() or character == "\n" for character in shown), arguments
+        assert "owned" in hangup(gateway, "ps").stdout
+        assert json.loads(hangup(gateway, "ps", "--json").stdout)["calls"][0]["model"] == name

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import time
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from hangup.app.log import Log
 from hangup.config import Limits
 from hangup.edge.connection import ClientConnection, Owner
 from support.processes import Gateway, StandIn, get_json
@@ -146,3 +150,104 @@ def test_a_head_that_comes_byte_by_byte_is_read_once() -> None:
 
     small, large = min(cpu_s(4_000) for _ in range(3)), min(cpu_s(32_000) for _ in range(3))
     assert large < 24 * small, "8 times the bytes; read anew with each of them it would be 64 times the work"
+
+
+class _Disk:
+    """A file on a disk that takes so many bytes, and then no more until it is emptied."""
+
+    def __init__(self, room: int) -> None:
+        self.data = b""
+        self.room = room
+
+    def write(self, data: bytes) -> int:
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        taken = data[: self.room]
+        self.data += taken
+        self.room -= len(taken)
+        return len(taken)
+
+    def flush(self) -> None: ...
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 4)), min_size=1, max_size=8))
+def test_a_full_disk_breaks_no_line_but_the_one_it_cut(steps: list[tuple[int, int]]) -> None:
+    """Every line is there whole or counted as dropped; none is glued to another."""
+    log = Log("none", 100)
+    disk = _Disk(0)
+    log._out = cast(Any, disk)
+    sent = 0
+    for room, lines in steps:
+        disk.room += room
+        rows = [json.dumps({"line": sent + n, "text": "x" * 20}).encode() + b"\n" for n in range(lines)]
+        sent += lines
+        log._write(b"".join(rows))
+    whole = 0
+    for line in disk.data.split(b"\n"):
+        try:
+            whole += "line" in json.loads(line)
+        except ValueError:
+            assert not line.startswith(b"{") or line.count(b"{") == 1
+    assert whole + log.dropped == sent
+
+
+def test_the_log_counts_what_a_full_disk_did_not_take() -> None:
+    """/dev/full is a disk that is always full."""
+    log = Log("/dev/full", 100)
+    log.event("drain")
+    log.close()
+    assert log.dropped == 1
+
+
+def test_not_ready_before_a_backend_has_answered() -> None:
+    """A hope is no readiness: an engine that accepts and never answers has not been seen at work."""
+    deaf = socket.create_server(("127.0.0.1", 0))
+    with deaf, Gateway(f"http://127.0.0.1:{deaf.getsockname()[1]}", health_timeout_s=30) as gateway:
+        assert gateway.ready() == 503
+    with StandIn() as engine, Gateway(engine.url) as gateway:
+        wait_until(lambda: gateway.ready() == 200)
+
+
+def test_draining_closes_connections_of_every_method(engine: StandIn) -> None:
+    with Gateway(engine.url, drain_s=20) as gateway, Client(gateway.address) as running:
+        running.chat(stream=True, max_tokens=20000, ignore_eos=True)
+        running.read_until(b"data:")
+        gateway.signal(signal.SIGTERM)
+        wait_until(lambda: any(row["event"] == "drain" for row in gateway.log()))
+        with Client(gateway.address) as late:
+            late.send(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
+            got = late.read_answer()
+            assert (got.status, got.headers["connection"]) == (503, "close")
+            assert late.closed_within(5)
+        running.fin()
+
+
+class TestAnswersAskedFor:
+    """choices_max, however the request names the number"""
+
+    @pytest.mark.parametrize(
+        ("path", "value"),
+        [
+            ("/v1/chat/completions", {"messages": [], "best_of": 1e9}),
+            ("/v1/chat/completions", {"messages": [], "best_of": 10**9}),
+            ("/v1/completions", {"prompt_embeds": ["x"] * 33}),
+            ("/v1/completions", {"prompt": ["x"] * 16, "prompt_embeds": ["x"] * 17}),
+            ("/v1/completions", {"prompt": "x", "prompt_embeds": ["x"] * 11, "n": 3}),
+        ],
+    )
+    def test_too_many(self, gateway: Gateway, path: str, value: dict[str, Any]) -> None:
+        got = ask(gateway.address, path, value)
+        assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_field")
+
+    def test_enough(self, gateway: Gateway) -> None:
+        assert ask(gateway.address, "/v1/completions", {"prompt_embeds": ["x"] * 32, "max_tokens": 1}).status == 200
+
+
+@pytest.mark.parametrize("key", ["Options", "OPTIONS", "Stream", "\u017ftream"])
+def test_ollama_reads_keys_in_any_case(gateway: Gateway, engine: StandIn, key: str) -> None:
+    """Go does: what stands beside our cap under a key in other letters would be heeded."""
+    before = len(engine.seen())
+    got = ask(gateway.address, "/api/chat", {"messages": [], key: {"num_predict": -2}})
+    assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_field")
+    assert len(engine.seen()) == before

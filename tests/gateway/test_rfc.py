@@ -302,3 +302,29 @@ class TestRebinding:
     def test_any_where_others_must_reach_it(self, engine: StandIn) -> None:
         with Gateway(engine.url, host="0.0.0.0") as gateway:
             assert rebound(gateway, "llm.example.com").status == 200
+
+
+class TestEncodedPaths:
+    """RFC 3986, 2.3: an encoded letter is that letter, so it leads past no rule."""
+
+    def test_the_same_route(self, gateway: Gateway, engine: StandIn) -> None:
+        with Client(gateway.address) as client:
+            client.send(post(b"/v1/%63hat/complet%69ons", body=BODY.replace(b'_tokens":1', b'_tokens":9')))
+            assert client.read_answer().status == 200
+        seen = engine.seen()[-1]
+        assert seen["path"] == "/v1/chat/completions"
+        assert json.loads(seen["body"])["max_tokens"] == 9
+
+    def test_no_way_past_the_guards(self, engine: StandIn) -> None:
+        config = f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/v1/*"\n'
+        with Gateway(config=config) as gateway, Client(gateway.address) as client:
+            body = b'{"messages":[],"n":1000000}'
+            client.send(post(b"/v1/%63hat/completions", fields=HOST + b"Content-Length: %d\r\n" % len(body), body=body))
+            got = client.read_answer()
+            assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_field")
+
+    @pytest.mark.parametrize("path", [b"/v1/models/%2e%2e/x", b"/v1/models/a%2f%2e%2e%2fb", b"/v1/%2e%2e/metrics"])
+    def test_dots(self, gateway: Gateway, path: bytes) -> None:
+        with Client(gateway.address) as client:
+            client.send(get(b"GET %b HTTP/1.1" % path))
+            assert client.read_answer().status == 404

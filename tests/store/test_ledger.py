@@ -211,3 +211,17 @@ def test_kill_9_loses_one_batch_at_most(tmp_path: Path) -> None:
     kept = store.report(3600, "tenant")["total"]["calls"]
     store.close()
     assert told[-1] - kept <= 2000 and kept > 1000
+
+
+def test_invented_models_displace_no_real_one() -> None:
+    store = make()
+    for number in range(2000):
+        call = Call("id", 0.0)
+        call.tenant, call.model = "a", f"invented-{number}"
+        call.end(reasons.BAD_FIELD, 1.0)
+        store.book(call, 0.0, 0.0, Price())
+    book(store, model="real")
+    rows = {row["model"]: row["calls"] for row in store.report(3600, "model")["rows"]}
+    assert rows["real"] == 1
+    assert rows["(other)"] == 1900
+    store.close()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 
 from hangup.errors import WireError
-from hangup.wire.body import LAST_CHUNK, Chunked, Counted, chunk, is_whole_chunks
+from hangup.wire.body import KNOWN_SIZES, LAST_CHUNK, Chunked, Counted, chunk, is_whole_chunks
 
 
 def split(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -142,3 +142,15 @@ def test_counted(data: bytes, length: int, cuts: list[int]) -> None:
     assert decoder.done == (len(data) >= length)
     if decoder.done:
         assert decoder.rest + b"".join(pieces) == data[length:]
+
+
+def test_no_peer_can_fill_the_table_of_sizes() -> None:
+    """What one client sends must not take the fast way from all others."""
+    before = len(KNOWN_SIZES)
+    decoder = Chunked()
+    for size in range(1, 3000):
+        assert decoder.feed(b"%015x\r\n%b\r\n" % (size, b"x" * size))
+    assert len(KNOWN_SIZES) == before
+    for form in (b"%x", b"%X"):
+        for size in (1, 10, 200, 2749, 4095):
+            assert is_whole_chunks(form % size + b"\r\n" + b"x" * size + b"\r\n")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import orjson
 
 from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, marks
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.errors import Refusal
 from hangup.wire.sse import NDJSON
 
 
@@ -22,6 +25,13 @@ class Ollama(Api):
 
     def error(self, status: int, code: str, message: str) -> Json:
         return {"error": message}
+
+    def read(self, path: str, value: Json, limits: Limits, assemble: bool) -> Ask:
+        for key in value:
+            if key not in self.fields and _folded(key) in self.fields:
+                # Go reads keys in any case; the engine would heed this one beside ours.
+                raise Refusal(reasons.BAD_FIELD, f"'{_folded(key)}' must be written in small letters.")
+        return super().read(path, value, limits, assemble)
 
     def wants_stream(self, path: str, value: Json) -> bool:
         return value.get("stream") is not False
@@ -49,6 +59,11 @@ class Ollama(Api):
         else:
             end["response"] = ""
         return self.format.encode(orjson.dumps(end))
+
+
+def _folded(key: str) -> str:
+    """As Go compares keys: the long s and the Kelvin sign are letters to it, too."""
+    return key.casefold()
 
 
 class OllamaChat(Ollama):

@@ -58,7 +58,7 @@ class OpenAIChat(OpenAIStream):
     text_mark = b'"delta":{"content":"'
 
     def count_choices(self, value: Json, limits: Limits) -> int:
-        return count_answers(value, ("n",), 1, limits)
+        return count_answers(value, ("n", "best_of"), 1, limits)
 
     def set_assembly(self, ask: Ask, value: Json) -> None:
         ask.assembler, ask.to_stream = ChatAssembler(), streaming_fields(value)

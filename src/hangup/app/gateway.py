@@ -187,7 +187,8 @@ class Gateway:
         if self.draining:
             return reasons.DRAINING
         seats = [backend.seat for backend in self.backends.values()]
-        return None if any(seat.up and not seat.drained and not seat.closed for seat in seats) else reasons.NO_BACKEND
+        ready = any(seat.seen and seat.up and not seat.drained and not seat.closed for seat in seats)
+        return None if ready else reasons.NO_BACKEND
 
     def drain_backend(self, name: str, on: bool) -> bool:
         """No new calls for a backend, until it is taken back; False when there is none of that name."""
@@ -306,6 +307,7 @@ class Gateway:
             exchange.route = route
             call.route = route.api.name
         if self.draining:
+            exchange.client.close_after_this()  # whoever keeps the connection finds no one here later
             raise Refusal(reasons.DRAINING)
         if not self._keys:
             self._hosts.check(head)

@@ -30,6 +30,7 @@ class Log:
         self._wake = threading.Event()
         self._awake = False  # the same, but cheaper to look at
         self._closing = False
+        self._torn = False  # what was written last is half a line
         self._out: BinaryIO | None = None
         self._thread: threading.Thread | None = None
         if target != "none":
@@ -89,13 +90,25 @@ class Log:
             lines = []
             while self._lines:
                 lines.append(self._lines.popleft())
-            try:
-                self._out.write(b"".join(lines))
-                self._out.flush()
-            except (OSError, ValueError):
-                self.dropped += len(lines)
+            self._write(b"".join(lines))
             if self._closing and not self._lines:
                 return
+
+    def _write(self, data: bytes) -> None:
+        """All of it, or as many whole lines as there is room for; the rest is counted as dropped."""
+        assert self._out is not None
+        if self._torn:  # a disk that was full has half a line: the next one must not be glued to it
+            data = b"\n" + data
+        written = 0
+        try:
+            while written < len(data):
+                written += self._out.write(data[written:]) or 0
+            self._out.flush()
+        except (OSError, ValueError):
+            # The first line that was not taken whole counts, unless only its end is missing: that comes with the next write.
+            self.dropped += data.count(b"\n", written + data.startswith(b"\n", written))
+        if written:
+            self._torn = data[written - 1 : written] != b"\n"
 
 
 class _WallClock:

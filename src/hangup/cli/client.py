@@ -10,6 +10,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from hangup.cli.table import printable
 from hangup.errors import HangupError
 
 DEFAULT_URL = "http://127.0.0.1:8081"
@@ -32,6 +33,7 @@ class Admin:
         self.url = (arguments.admin or os.environ.get("HANGUP_ADMIN_URL") or DEFAULT_URL).rstrip("/")
         if not self.url.startswith(("http://", "https://")):
             raise HangupError(f"--admin: expected http://host:port, got {self.url!r}")
+        self._as_json = getattr(arguments, "json", False)  # which escapes what a terminal would obey
         self._headers = {"x-hangup": "1"}
         if token := os.environ.get(TOKEN_VARIABLE):
             self._headers["authorization"] = f"Bearer {token}"
@@ -46,7 +48,8 @@ class Admin:
         request = urllib.request.Request(url, method=method, headers=self._headers)  # noqa: S310 - http(s), see above
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
-                return json.loads(answer.read())
+                value = json.loads(answer.read())
+                return value if self._as_json else printable(value)
         except urllib.error.HTTPError as error:
             raise HangupError(_said(error)) from None
         except (OSError, ValueError) as error:
@@ -63,7 +66,7 @@ def path_of(*parts: str) -> str:
 
 def _said(error: urllib.error.HTTPError) -> str:
     try:
-        said = str(json.loads(error.read())["error"])
+        said = str(printable(json.loads(error.read())["error"]))
     except (ValueError, KeyError, TypeError):
         said = f"the admin port answered {error.code}"
     return said + (f"\n  hint: put it into ${TOKEN_VARIABLE}" if error.code == 401 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hangup.errors import HangupError
 
@@ -27,6 +28,15 @@ def shown(value: object) -> str:
     if value is None or value == "":
         return "-"
     return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def printable(value: Any) -> Any:
+    """JSON whose strings a terminal shows and does not obey: names may be a stranger's choice, escape sequences and all."""
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in value)
+    if isinstance(value, dict):
+        return {printable(key): printable(item) for key, item in value.items()}
+    return [printable(item) for item in value] if isinstance(value, list) else value
 
 
 def seconds(text: str) -> float:

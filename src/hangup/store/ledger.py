@@ -18,12 +18,14 @@ from typing import Any
 from hangup.core.account import Account, Entry, Price
 from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
+from hangup.core.reasons import Outcome
 from hangup.errors import HangupError
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # by minute and groups
 GROUPS = ("tenant", "model", "backend", "cause")
 SUMS = tuple(field.name for field in fields(Account))
 _MODELS_MAX = 1000  # a model's name is the client's to choose: what comes beyond this is summed up as one
+_UNSERVED_MODELS_MAX = 100  # the same for names that no engine has served, so that invented ones displace no real one
 _MODEL_CHARS_MAX = 200
 _OTHER = "(other)"
 _VERSION = 1
@@ -80,6 +82,7 @@ class LedgerStore:
         self._booking = threading.Lock()  # for the accounts: held to book one call, or to take them away
         self._counts: dict[str, deque[tuple[int, str, int]]] = {table: deque() for table in _COUNTS}
         self._models: set[str] = set()
+        self._unserved_models: set[str] = set()
         self._lock = threading.Lock()  # for the database: between this thread and those that ask, never on the data path
         self._db = _open(path)
         self._sweep_at = time.monotonic() + _FIRST_SWEEP_S
@@ -95,7 +98,13 @@ class LedgerStore:
     def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
         """A call that has ended, with its share of the engine's time."""
         assert call.reason is not None
-        key = (int(self._clock() // 60), call.tenant, self._known(call.model), call.backend, call.reason.outcome.value)
+        key = (
+            int(self._clock() // 60),
+            call.tenant,
+            self._known(call.model, _served(call)),
+            call.backend,
+            call.reason.outcome.value,
+        )
         with self._booking:
             account = self._accounts.get(key) or self._open(key)
             if account is not None:
@@ -103,7 +112,13 @@ class LedgerStore:
 
     def add(self, entry: Entry) -> None:
         """What is not booked at a call's end."""
-        key = (int(self._clock() // 60), entry.tenant, self._known(entry.model), entry.backend, entry.cause)
+        key = (
+            int(self._clock() // 60),
+            entry.tenant,
+            self._known(entry.model, bool(entry.account.tokens_delivered)),
+            entry.backend,
+            entry.cause,
+        )
         with self._booking:
             account = self._open(key)
             if account is not None:
@@ -116,14 +131,15 @@ class LedgerStore:
             return None
         return self._accounts.setdefault(key, Account())
 
-    def _known(self, model: str) -> str:
+    def _known(self, model: str, served: bool) -> str:
         if model in self._models:
             return model
         model = model[:_MODEL_CHARS_MAX]
-        if model not in self._models:
-            if len(self._models) >= _MODELS_MAX:
+        known, most = (self._models, _MODELS_MAX) if served else (self._unserved_models, _UNSERVED_MODELS_MAX)
+        if model not in known and model not in self._models:
+            if len(known) >= most:
                 return _OTHER
-            self._models.add(model)
+            known.add(model)
         return model
 
     def computed(self, backend: str, tokens: int) -> None:
@@ -254,6 +270,11 @@ class LedgerStore:
             until = min(first + _FORGOTTEN_MINUTES, oldest)
             self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
             return bool(until < oldest)
+
+
+def _served(call: Call) -> bool:
+    """Whether an engine knows the model: it gave tokens, or a good answer."""
+    return bool(call.tokens_out) or (call.outcome is Outcome.COMPLETED and call.status == 200)
 
 
 def _open(path: str) -> sqlite3.Connection:

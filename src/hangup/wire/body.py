@@ -22,8 +22,9 @@ _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _EXTENSION = re.compile(rb'[ \t]*(?:;%b(?:=(?:%b|"[\t\x20\x21\x23-\x5b\x5d-\x7e]*"))?)+' % (_TOKEN, _TOKEN))
 _TRAILER = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 
-KNOWN_SIZES: dict[bytes, int] = {}  # size lines seen, so that the pump parses each only once
-_KNOWN_SIZES_MAX = 65_536
+# Size lines that need no parsing, so that the pump takes them by a look-up. Fixed: no peer can fill or spoil it.
+_KNOWN_SIZES_MAX = 4096
+KNOWN_SIZES: dict[bytes, int] = {form % size: size for form in (b"%x", b"%X") for size in range(_KNOWN_SIZES_MAX)}
 
 
 class Decoder(Protocol):
@@ -45,8 +46,6 @@ def chunk_size(line: bytes) -> int:
         if digits is None or (digits.end() != len(line) and not _EXTENSION.fullmatch(line, digits.end())):
             raise WireError("bad chunk size")
         size = int(digits[0], 16)
-        if len(KNOWN_SIZES) < _KNOWN_SIZES_MAX and digits.end() == len(line):
-            KNOWN_SIZES[line] = size
     return size
 
 
@@ -66,7 +65,7 @@ def _take_whole_chunks(data: bytes, payload: list[bytes]) -> int:
 
 
 def is_whole_chunks(data: bytes) -> bool:
-    """Whether `data` is nothing but complete chunks of sizes seen before; False is no verdict, only the slow way.
+    """Whether `data` is nothing but complete chunks of usual sizes; False is no verdict, only the slow way.
 
     The caller has seen that it ends in CRLF.
     """

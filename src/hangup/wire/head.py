@@ -20,6 +20,8 @@ HEAD_END = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])\r\n")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([/?][^#]*)?", re.IGNORECASE)
+_ENCODED = re.compile(rb"%([0-9A-Fa-f]{2})")
+_UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
 _EMPTY_LINES = re.compile(rb"(?:\r\n)*+")
 _BARE_LF = re.compile(rb"(?:^|[^\r])\n")
 # llhttp reads fields alone, so it is given a line that it knows.
@@ -199,7 +201,15 @@ def _split_target(method: str, target: bytes) -> tuple[str, bytes, bytes]:
     if b"#" in target:
         raise WireError("a request target has no fragment")
     path, mark, query = target.partition(b"?")
+    if b"%" in path:
+        path = _ENCODED.sub(_decoded, path)
     return path.decode("ascii"), mark + query, authority
+
+
+def _decoded(octet: re.Match[bytes]) -> bytes:
+    """RFC 3986, 2.3: a letter means the same encoded or not, so nobody gets past a rule about paths by encoding it."""
+    byte = bytes([int(octet[1], 16)])
+    return byte if byte in _UNRESERVED else octet[0]
 
 
 def has_bare_lf(data: bytes, start: int = 0) -> bool:

@@ -43,6 +43,7 @@ class Seat:
         "placed",
         "reading",
         "retired",
+        "seen",
         "slots",
         "suspected",
         "time",
@@ -80,6 +81,7 @@ class Seat:
         self.kv_used = 0
         self.failures = 0  # in a row
         self.up = True
+        self.seen = False  # it has answered at least once; until then `up` is only a hope
         self.drained = False  # an operator wants no new work there, what runs may finish
         self.retired = False  # taken out of the configuration: no new work, what runs may finish
         self.doubted = False  # it runs what nobody waits for: taken like one that is down
@@ -147,6 +149,7 @@ class Seat:
     def succeeded(self) -> bool:
         """A call or a check found it well; True if it has just come up. Tell the fleet."""
         self.failures = 0
+        self.seen = True
         came_up, self.up = not self.up, True
         return came_up
 
