@@ -10,12 +10,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from hashlib import sha256
+from typing import TypeVar
 
 from bench import callers, targets
 from bench.bars import Bar, Row, ratio
 from bench.callers import Outcome
 from bench.targets import pair
 
+T = TypeVar("T")
 SLOW_READERS, SLOW_S = 6, 35.0
 COLD_S = 15.0
 IMAGE_BYTES = 1_500_000
@@ -40,16 +42,22 @@ def _config(text: str) -> Iterator[list[str]]:
 
 
 class Group:
-    """Scenarios at the same time. Starting a process blocks, stopping one too: all start before any load and stop after it."""
+    """Scenarios at the same time: all processes start before any load, and stop after all of it."""
 
     def __init__(self, stack: contextlib.ExitStack, scenarios: int) -> None:
-        self.started = stack.enter_context
+        self._stack = stack
         self.all_started = asyncio.Barrier(scenarios).wait
+
+    async def started(self, manager: contextlib.AbstractContextManager[T]) -> T:
+        """Starting a process blocks, so it is done in a thread; stopping is left to the group's end."""
+        made = await asyncio.to_thread(manager.__enter__)
+        self._stack.push(manager)
+        return made
 
 
 async def slow_readers(group: Group) -> list[Row]:
     """Six clients that read 10 KB/s of a stream with large events; then 20 normal ones come."""
-    made = group.started(pair(like="openai", slots=64, token_s=0.01, prefill_s=0.02))
+    made = await group.started(pair(like="openai", slots=64, token_s=0.01, prefill_s=0.02))
     await group.all_started()
     normal = callers.encoded(callers.body(30))
     ports = (made.direct.port, made.gateway.port)
@@ -90,8 +98,8 @@ async def high_priority(group: Group) -> list[Row]:
         for name, band in bands.items()
     )
     rows = []
-    flags = group.started(_config(text))
-    made = group.started(pair(*flags, like="openai", slots=64, token_s=0.03, prefill_s=0.03))
+    flags = await group.started(_config(text))
+    made = await group.started(pair(*flags, like="openai", slots=64, token_s=0.03, prefill_s=0.03))
     await group.all_started()
     for name in ("other", "nightly"):
         data = callers.encoded(callers.body(100), key=name)
@@ -119,7 +127,7 @@ async def image(group: Group) -> list[Row]:
         beside = [o for o in texts.result() if 5 <= o.began_s <= 10]
         return [one, *beside]
 
-    made = group.started(pair(like="vllm", cache_tokens=200_000, slots=32, token_s=0.02, prefill_s=0.02))
+    made = await group.started(pair(like="vllm", cache_tokens=200_000, slots=32, token_s=0.02, prefill_s=0.02))
     await group.all_started()
     (image_direct, *direct), (image_through, *through) = await _both(load, (made.direct.port, made.gateway.port))
     calls = Bar("text calls / direct", ratio(len(through), len(direct)), 0.9)
@@ -138,7 +146,7 @@ async def embeddings(group: Group) -> list[Row]:
         clients = callers.closed(port, embed, clients=40, seconds=10, stream=False)
         return list(await asyncio.gather(callers.steady(port, chat, rate=5, seconds=10), clients))
 
-    made = group.started(pair(like="vllm", slots=256, token_s=0.02, prefill_s=0.05, embed_s=0.2))
+    made = await group.started(pair(like="vllm", slots=256, token_s=0.02, prefill_s=0.05, embed_s=0.2))
     await group.all_started()
     direct, through = await asyncio.gather(load(made.direct.port), load(made.gateway.port))
     calls = Bar("calls / direct", ratio(len(through[1]), len(direct[1])), 0.9)
@@ -151,10 +159,10 @@ async def embeddings(group: Group) -> list[Row]:
 async def bad_backend(group: Group, status: int) -> list[Row]:
     """Two backends, of which one answers every call at once with this status: nobody should notice."""
     flags = {"like": "openai", "slots": 32, "token_s": 0.02, "prefill_s": 0.02}
-    alone, good = (group.started(targets.standin(**flags)) for _ in range(2))
-    bad = group.started(targets.standin(fail_status=status, **flags))
+    alone, good = [await group.started(targets.standin(**flags)) for _ in range(2)]
+    bad = await group.started(targets.standin(fail_status=status, **flags))
     text = "".join(f'[[backend]]\nurl = "http://127.0.0.1:{engine.port}"\n' for engine in (good, bad))
-    gateway = group.started(targets.hangup(None, *group.started(_config(text))))
+    gateway = await group.started(targets.hangup(None, *(await group.started(_config(text)))))
     await group.all_started()
     data = callers.encoded(callers.body(50))
     runs = await _both(lambda port: callers.closed(port, data, clients=10, seconds=6, pause_s=0.1), (alone.port, gateway.port))
@@ -165,7 +173,7 @@ async def slower(group: Group) -> list[Row]:
     """An engine that takes three times as long for each token from some moment on, however many calls it has."""
     data = callers.encoded(callers.body(40))
     before_s, after_s = 6.0, 22.0
-    made = group.started(pair(like="openai", slots=32, token_s=0.04, prefill_s=0.04))
+    made = await group.started(pair(like="openai", slots=32, token_s=0.04, prefill_s=0.04))
     await group.all_started()
     ports = (made.direct.port, made.gateway.port)
     load = asyncio.create_task(_both(lambda port: callers.closed(port, data, clients=12, seconds=before_s + after_s), ports))
@@ -180,7 +188,7 @@ async def slower(group: Group) -> list[Row]:
 async def cold_call(group: Group) -> list[Row]:
     """The first call takes 15 s (a model is loaded); then 10 calls/s come to an engine with room."""
     data = callers.encoded(callers.body(20))
-    made = group.started(pair(like="openai", slots=1000, token_s=0.02, prefill_s=COLD_S))
+    made = await group.started(pair(like="openai", slots=1000, token_s=0.02, prefill_s=COLD_S))
     await group.all_started()
     ports = (made.direct.port, made.gateway.port)
     first = await _first_calls(made, data)
@@ -193,7 +201,7 @@ async def cold_call(group: Group) -> list[Row]:
 async def cold_call_then_full(group: Group) -> list[Row]:
     """The same, with 4 slots and 60 clients: a first call that took long does not make the engine's own queue long."""
     data = callers.encoded(callers.body(20))
-    made = group.started(pair(like="openai", slots=4, token_s=0.02, prefill_s=COLD_S, queue=1000))
+    made = await group.started(pair(like="openai", slots=4, token_s=0.02, prefill_s=COLD_S, queue=1000))
     await group.all_started()
     await _first_calls(made, data)
     load = asyncio.create_task(
