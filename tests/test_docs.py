@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -12,10 +13,12 @@ import pytest
 from tools import docs, grafana
 
 from hangup.cli.main import COMMANDS, make_parser
+from hangup.core import reasons
 from support.processes import Gateway
 from support.raw import ask
 
 ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "hangup"
 
 
 @pytest.mark.parametrize("name", docs.PARTS)
@@ -88,3 +91,32 @@ def test_every_command_is_found_in_its_module() -> None:
     assert set(commands.choices or ()) == set(COMMANDS)
     for command in COMMANDS:
         make_parser(command)
+
+
+def test_every_event_of_the_log_is_documented_and_no_other() -> None:
+    """A log line that nobody can look up is half a line. Events are the constant first argument of the calls named below."""
+    told: set[str] = {"call"}
+    for path in SOURCE.rglob("*.py"):
+        if path.relative_to(SOURCE).parts[0] in ("app", "reaper", "jobs", "store", "engines"):
+            told |= _events_in(ast.parse(path.read_text()))
+    text = (docs.DOCS / "outcomes.md").read_text().partition("| event | fields | meaning |")[2]
+    documented = {"call"}
+    for row in text.splitlines()[2:]:
+        documented |= set(re.findall(r"`(\w+)`", row.split("|")[1])) if row.startswith("|") else set()
+    assert told - documented == set(), "not in docs/outcomes.md"
+    assert documented - told == set(), "told by nobody"
+
+
+def _events_in(tree: ast.AST) -> set[str]:
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
+    names = {"event", "told", "_told", "_tell"}
+    first = [node.args[0] for node in calls if isinstance(node.func, ast.Attribute) and node.func.attr in names and node.args]
+    return {word.value for word in first if isinstance(word, ast.Constant) and isinstance(word.value, str)}
+
+
+def test_every_reason_is_given_by_somebody() -> None:
+    """A cause that no code gives is a promise about nothing."""
+    text = "".join(path.read_text() for path in SOURCE.rglob("*.py") if path.name != "reasons.py")
+    names = [name for name, value in vars(reasons).items() if isinstance(value, reasons.Reason)]
+    assert [name for name in names if not re.search(rf"\breasons\.{name}\b", text)] == []
+    assert {getattr(reasons, name).code for name in names} == set(reasons.REASONS)
