@@ -76,6 +76,7 @@ class Route:
     path: str
     methods: tuple[str, ...]
     api: Api
+    websocket: bool = False  # whether one may be opened here
 
     def api_for(self, value: Json) -> Api:
         if type(self.api) is Generate and "inputs" not in value:
@@ -101,6 +102,7 @@ BUILT_IN: dict[str, Route] = {
         Route("/generate_stream", ("POST",), TgiGenerate()),
         Route("/api/chat", ("POST",), OllamaChat()),
         Route("/api/generate", ("POST",), OllamaGenerate()),
+        Route("/v1/realtime", ("GET",), Plain("openai.realtime", question=True), websocket=True),
         Route("/invocations", ("POST",), Invocations()),
         Route("/v1/files", ("GET", "POST"), Files()),
         Route("/v1/files/*", ("GET", "DELETE"), Files()),
@@ -132,7 +134,7 @@ class Router:
         for row in extra:
             if row.path in built_in:
                 continue
-            route = Route(row.path, tuple(m.upper() for m in row.methods), PassThrough())
+            route = Route(row.path, tuple(m.upper() for m in row.methods), PassThrough(), row.websocket)
             if row.path.endswith("*"):
                 self._prefixes.append(route)
             else:

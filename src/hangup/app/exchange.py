@@ -47,6 +47,7 @@ from hangup.wire.head import Headers, RequestHead, ResponseHead
 if TYPE_CHECKING:
     from hangup.app.carried import PassedOn
     from hangup.app.gateway import Gateway
+    from hangup.app.tunnel import Tunnel
 
 _NO_VALUE: Json = {}
 _HEARTBEAT = b": hangup\n\n"
@@ -90,6 +91,7 @@ class Exchange:
         "slot",
         "task",
         "ticket",
+        "tunnel",
     )
 
     def __init__(self, gateway: Gateway, client: Client, call: Call, head: RequestHead | None) -> None:
@@ -107,6 +109,7 @@ class Exchange:
         self.answer_bytes_max = self.limits.answer_bytes_max
         self.errand: Errand | None = None  # what it is made for, if its client is a job
         self.passage: PassedOn | None = None  # who chose its backend, if it goes past the queue
+        self.tunnel: Tunnel | None = None  # what it becomes, if it is a WebSocket's handshake
         self.listens = False  # its answer is a stream of a job's events
         self.task: asyncio.Task[None] | None = None  # the one thing that it waits for: cancelled when the call ends
         self.keyed = False  # the client's key is one of ours: the engine must not see it
@@ -260,7 +263,7 @@ class Exchange:
             self.key = ""  # the engine has not heard of it
             self.fault(error)
             return
-        connection.ask(self, request, has_body=bool(self._body))
+        connection.ask(self, request, has_body=bool(self._body), may_switch=self.tunnel is not None)
         if self.client.stalled:  # it has not read what it got before: an earlier answer, or heartbeats
             connection.pause()
 
@@ -285,6 +288,7 @@ class Exchange:
             timeout_s=self._time_left(),
             forward_key=not self.keyed,
             traced=f"00-{self.call.trace_id}-{self.call.span_id}-01" if self.call.span_id else "",
+            upgrade=self.tunnel is not None,
         )
 
     def _time_left(self) -> float | None:
@@ -301,6 +305,8 @@ class Exchange:
         if head.status not in _FAILED_STATUSES:
             self.gateway.backend_succeeded(self.backend)
         self._body, self._value = b"", _NO_VALUE  # nothing is replayed any more
+        if head.status == 101:
+            return self._switch(connection, head, rest)
         relay = self._relay = self._choose_relay(head)
         relay.keep_alive = head.keep_alive and not (rest and relay.decoder.done)
         if head.status == 200 and isinstance(relay, PassRelay):
@@ -314,6 +320,15 @@ class Exchange:
             feed(rest)
         self.client.flush()
         return feed
+
+    def _switch(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
+        """The engine takes a WebSocket's handshake: from here on the two connections are joined."""
+        assert self.tunnel is not None
+        self.gateway.first_token(self)
+        relay = self._relay = self.tunnel.begin(connection, head)
+        if rest and not self.call.ended:
+            relay.feed(rest)
+        return relay.feed
 
     def _note_response(self, feed: Callable[[bytes], None]) -> Callable[[bytes], None]:
         """Looks at the beginning of an answer that the engine may keep, for its name."""
@@ -330,7 +345,7 @@ class Exchange:
 
     def _goes_elsewhere(self, head: ResponseHead) -> bool:
         status = head.status
-        if status == 200:
+        if status in (200, 101):
             return False
         if self.ask is not None and self.ask.assembler is not None and status in _CANNOT_STREAM:
             self._ask_plainly()
@@ -532,6 +547,8 @@ class Exchange:
             case Tell.STATUS:
                 reply.error(self, ending.reason, ending.detail)
                 client.finish()
+            case Tell.ERROR_EVENT if self.tunnel is not None and self.call.status == 101:
+                client.finish()  # its frames tell it what happened
             case Tell.ERROR_EVENT:
                 if self.call.stream and (self._relay is None or self._relay.at_event_boundary()):
                     reply.error_event(self, ending.reason, ending.detail)

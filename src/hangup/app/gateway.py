@@ -43,6 +43,7 @@ from hangup.app.passage import Passage
 from hangup.app.probe import Probe
 from hangup.app.question import Question
 from hangup.app.tracing import TRACEPARENT, Tracer
+from hangup.app.tunnel import Tunnel, check_origin
 from hangup.app.undertaking import Undertaking
 from hangup.app.uploads import Uploads
 from hangup.app.visit import Visit
@@ -67,6 +68,7 @@ from hangup.jobs.provider import Provider
 from hangup.reaper import Reaper
 from hangup.store.ledger import LedgerStore
 from hangup.wire.head import Headers, RequestHead
+from hangup.wire.websocket import is_handshake
 
 _PACE_S = 1.0  # between two looks at the pace of running calls,
 _PACE_CALLS_MAX = 64  # and at how many of them
@@ -253,6 +255,9 @@ class Gateway:
         exchange.start(route, limits)
         if is_preflight(head):
             return Preflight(exchange, self.origins)
+        if route.websocket and is_handshake(head):
+            check_origin(head, self.settings.websocket_origins)
+            return Tunnel(exchange, connection)
         if route.api.about_jobs:
             if self.provider is not None:
                 return Passage.begin(exchange, self.provider)
@@ -417,6 +422,9 @@ class Gateway:
             return None
         if exchange.passage is not None and exchange.passage.stays(backend, connection):
             return None
+        if exchange.tunnel is not None and connection is not None:
+            connection.abort()  # at once: no engine knows a WebSocket by an id of ours
+            connection = None
         abort_sent = self.aborts.stop(backend, key, connection)
         choices = exchange.ask.choices if exchange.ask is not None else 1
         now, ticket = time.monotonic(), exchange.ticket

@@ -46,6 +46,15 @@ def begin(exchange: Exchange, status: int, head: ResponseHead, is_stream: bool) 
         _write_open_head(exchange, status, headers)
 
 
+def switched(exchange: Exchange, head: ResponseHead) -> None:
+    """Passes on the engine's word that it goes on in WebSocket."""
+    headers = [pair for pair in head.headers if pair[0] not in _NOT_RELAYED]
+    headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+    headers.append((b"x-request-id", exchange.call.id.encode("ascii")))
+    exchange.call.client_answer_began(head.status)
+    exchange.client.begin(encode_head(head.status, headers), chunked=False)
+
+
 def begin_stream(exchange: Exchange) -> None:
     """Begins a stream before the engine does, for a heartbeat."""
     _write_open_head(exchange, 200, [(b"content-type", b"text/event-stream; charset=utf-8"), *_STREAM_HEADERS])

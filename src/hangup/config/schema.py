@@ -94,6 +94,16 @@ class Limits:
     write_stall_s: float = limit(30.0, "A client that does not read what we write is given up after this.", least=0.1)
     linger_s: float = limit(2.0, "How long a refused client may take to read why; its request is dropped meanwhile.")
 
+    websocket_s: float = cap(3600.0, "Longest time that a WebSocket may be open.", least=0.01)
+    websocket_idle_s: float = cap(
+        300.0, "A WebSocket over which nothing comes from either side is closed after this.", least=0.01
+    )
+    websocket_close_s: float = limit(5.0, "How long the other side may take to answer a WebSocket's Close frame.", least=0.01)
+    websocket_buffer_bytes_max: int = limit(
+        256 * 1024,
+        "Bytes held of what a client sends over a WebSocket and its engine has not read; then it is not read.",
+        least=1,
+    )
     admin_connections_max: int = limit(
         64, "Most connections to the admin port at a time; one more is closed at once. Silent ones are closed.", least=4
     )
@@ -302,6 +312,7 @@ class RouteSettings:
 
     path: str = setting("", "The path, exactly; one that hangup does not know is passed through. A final * matches any rest.")
     methods: list[str] = setting(["GET", "POST"], "Methods allowed on a passed-through path.")
+    websocket: bool = setting(False, "Whether WebSockets may be opened on a passed-through path.")
     limits: dict[str, Any] = setting({}, "Per-call limits of this route.")
 
 
@@ -329,6 +340,11 @@ class Settings:
     slots: int = setting(0, "Most calls sent to a backend at a time; 0 learns it from how soon first tokens come.", least=0)
     half_close: str = setting(
         "hangup", "What a client's half-close (FIN after its request) means.", choices=("hangup", "allow")
+    )
+    websocket_origins: str = setting(
+        "",
+        "Origins (https://page.example), separated by commas, whose pages may open WebSockets without a key; * allows all. "
+        "Programs and pages of the same host always may.",
     )
     cors: str = setting(
         "engine",

@@ -64,6 +64,8 @@ ANSWER_BYTES = _reason(
     "answer_bytes_max", Outcome.CAP, 502, "The answer is larger than what may be put together here; ask for a stream.", False
 )
 TOTAL_TIME = _reason("total_s", Outcome.CAP, 504, "The call took longer than allowed.")
+WEBSOCKET_TIME = _reason("websocket_s", Outcome.CAP, 504, "The WebSocket was open for as long as is allowed.")
+WEBSOCKET_IDLE = _reason("websocket_idle_s", Outcome.CAP, 504, "Nothing came over the WebSocket, from either side.")
 FIRST_TOKEN_TIME = _reason("first_token_s", Outcome.CAP, 504, "The engine sent no first token in time.")
 GAP_TIME = _reason("gap_s", Outcome.CAP, 504, "The engine fell silent.")
 
@@ -108,6 +110,7 @@ UNSUPPORTED = _reason("unsupported", Outcome.REFUSED, 501, "That part of HTTP is
 HTTP_VERSION = _reason("http_version", Outcome.REFUSED, 505, "Only HTTP/1.1 and HTTP/1.0 are spoken here.", False)
 EXPECTATION = _reason("expectation", Outcome.REFUSED, 417, "Only Expect: 100-continue is supported.", False)
 UNAUTHORIZED = _reason("unauthorized", Outcome.REFUSED, 401, "A valid API key is needed.", False)
+ORIGIN = _reason("origin", Outcome.REFUSED, 403, "A page of another site may not open a WebSocket here.", False)
 MEDIA_TYPE = _reason("media_type", Outcome.REFUSED, 415, "A page of another site must send application/json.", False)
 BAD_JSON = _reason("bad_json", Outcome.REFUSED, 400, "The request's body is not acceptable JSON.", False)
 BAD_FIELD = _reason("bad_field", Outcome.REFUSED, 400, "A field of the request has a wrong value.", False)

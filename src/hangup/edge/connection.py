@@ -1,7 +1,8 @@
 """A client's connection: requests in, answers out, and its departure noticed in every phase.
 
     IDLE ──▶ HEAD ──▶ BODY ──▶ BUSY ──▶ IDLE …          one request at a time, keep-alive in between
-                                 └────▶ LINGER          refused: let the client read why, then cut
+                                 ├────▶ LINGER          refused: let the client read why, then cut
+                                 └────▶ TUNNEL          a WebSocket: what comes is handed on, until the end
 
 Reading is never paused: a FIN can only be seen by reading up to it. So bytes behind the running request (pipelining)
 are kept up to a limit and dropped beyond it, and the connection then closes after the current answer.
@@ -31,6 +32,7 @@ class State(Enum):
     HEAD = auto()
     BODY = auto()
     BUSY = auto()
+    TUNNEL = auto()
     LINGER = auto()
     CLOSED = auto()
 
@@ -103,6 +105,7 @@ class ClientConnection(asyncio.Protocol):
         "_stalled_since",
         "_timer",
         "_timer_at",
+        "_tunnel",
         "_unsent",
         "exchange",
         "http11",
@@ -140,6 +143,7 @@ class ClientConnection(asyncio.Protocol):
         self._stall_timer: asyncio.TimerHandle | None = None
         self._stalled_since = 0.0
         self._stall_size = 0
+        self._tunnel: Callable[[bytes], None] | None = None
 
     def __repr__(self) -> str:
         return f"<client {self.peer} {self.state.name.lower()}>"
@@ -173,6 +177,9 @@ class ClientConnection(asyncio.Protocol):
             self._keep_pipelined(data)
         elif self.state is State.BODY:
             self._take_body(data)
+        elif self.state is State.TUNNEL:
+            assert self._tunnel is not None
+            self._tunnel(data)
         elif self.state is State.LINGER:
             self._linger_bytes += len(data)
             if self._linger_bytes > self._owner.limits.body_bytes_max:
@@ -394,6 +401,14 @@ class ClientConnection(asyncio.Protocol):
         if self.state in (State.IDLE, State.HEAD):
             self.transport.close()
 
+    def switch(self, take: Callable[[bytes], None]) -> bytes:
+        """The answer's head was the last of HTTP: what comes is for `take`, and so is what came early, which is returned."""
+        self.flush()
+        self.state = State.TUNNEL
+        self._tunnel = take
+        early, self._buffer = self._buffer, b""
+        return early
+
     def begin(self, head: bytes, *, chunked: bool) -> None:
         """The head of an answer whose body follows by `send`; from the second read on also by `write`, framed already."""
         self._chunked_answer = chunked
@@ -498,7 +513,7 @@ class ClientConnection(asyncio.Protocol):
     def _time_has_come(self) -> None:
         if self._due > self._loop.time():
             self.set_due(self._due)
-        elif self.state is State.BUSY and self.exchange is not None:
+        elif self.state in (State.BUSY, State.TUNNEL) and self.exchange is not None:
             self.exchange.on_due()
         elif self.state is State.BODY:
             self._refuse_body(reasons.BODY_TIME)

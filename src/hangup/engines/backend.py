@@ -126,8 +126,9 @@ class Backend:
         timeout_s: float | None,
         forward_key: bool,
         traced: str = "",
+        upgrade: bool = False,
     ) -> bytes:
-        """The request as the engine gets it, whole."""
+        """The request as the engine gets it, whole; `upgrade`: a WebSocket's handshake."""
         if head.method not in _WITH_BODY:
             body = b""  # it means nothing there, and some engines would take it for the next request
         dropped = self._dropped_without_key if self._key or not forward_key else self._dropped
@@ -148,6 +149,8 @@ class Backend:
             lines.append(b"x-request-timeout: %.3f\r\n" % timeout_s)
         if body or head.method == "POST":
             lines.append(b"content-length: %d\r\n" % len(body))
+        if upgrade:
+            lines.append(b"connection: Upgrade\r\nupgrade: websocket\r\n")
         lines.append(b"\r\n")
         lines.append(body)
         return b"".join(lines)

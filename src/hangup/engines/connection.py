@@ -48,9 +48,11 @@ class EngineConnection(asyncio.Protocol):
         "_has_body",
         "_head_bytes_max",
         "_home",
+        "_may_switch",
         "_paused",
         "_receive_bytes",
         "_refused",
+        "_tell_full",
         "idle_since",
         "reused",
         "transport",
@@ -69,6 +71,8 @@ class EngineConnection(asyncio.Protocol):
         self._asked_at = 0.0
         self._has_body = False  # of the request
         self._refused = False  # the request, by the answer's status
+        self._may_switch = False
+        self._tell_full: Callable[[bool], None] | None = None
         self.idle_since = 0.0
         self.reused = False
 
@@ -79,12 +83,14 @@ class EngineConnection(asyncio.Protocol):
             # The kernel would take megabytes of tokens on behalf of a client that has stopped reading.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
 
-    def ask(self, asker: Asker, request: bytes, *, has_body: bool) -> None:
+    def ask(self, asker: Asker, request: bytes, *, has_body: bool, may_switch: bool = False) -> None:
+        """`may_switch`: the request is a handshake, and 101 an answer to it."""
         assert self._asker is None, "one request at a time"
         self._asker = asker
         self._asked_at = time.monotonic()
         self._has_body = has_body
         self._refused = False
+        self._may_switch = may_switch
         self._feed = None
         self._buffer = b""
         self.transport.write(request)
@@ -119,8 +125,8 @@ class EngineConnection(asyncio.Protocol):
             except WireError as error:
                 asker.engine_garbled(self, error)
                 return
-            if head.status >= 200:
-                break  # 1xx are announcements; the answer is behind them
+            if head.status >= 200 or (head.status == 101 and self._may_switch):
+                break  # other 1xx are announcements; the answer is behind them
         rest, self._buffer = self._buffer, b""
         self._refused = head.status >= 400
         feed = asker.engine_answered(self, head, rest)
@@ -138,6 +144,19 @@ class EngineConnection(asyncio.Protocol):
                 asker.engine_lost(self, exc)
             except Exception as error:
                 asker.fault(error)
+
+    def when_full(self, tell: Callable[[bool], None], bytes_max: int) -> None:
+        """Tells when more than so many bytes wait for the engine to read them, and when it has."""
+        self._tell_full = tell
+        self.transport.set_write_buffer_limits(high=bytes_max)
+
+    def pause_writing(self) -> None:
+        if self._tell_full is not None:
+            self._tell_full(True)
+
+    def resume_writing(self) -> None:
+        if self._tell_full is not None:
+            self._tell_full(False)
 
     def pause(self) -> None:
         """Whoever gets the answer cannot take more of it just now."""
@@ -189,6 +208,7 @@ class EngineConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Cuts the connection now; on most engines this is what stops the work."""
+        self._tell_full = None
         self._asker, self._feed = None, None
         self.transport.abort()
 

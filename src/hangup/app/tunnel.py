@@ -1,0 +1,219 @@
+"""A WebSocket: one call from its handshake to its close, bytes passed both ways as they come.
+
+It takes a place like any call, since the engine works for it as long as it is open. The frames are only walked over, to know
+when both sides have said goodbye, and where a Close of our own fits in. A client that goes without one has hung up: the
+engine's side is cut at once.
+
+    handshake ──▶ place ──▶ 101 ──▶ frames both ways ──▶ both Closes, or the engine's and its end: completed
+                                      └──▶ FIN, RST, silence, a Close that the engine does not answer: the client is gone
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from hangup.app import reply
+from hangup.app.carried import Carried
+from hangup.app.relay import Relay
+from hangup.core import reasons
+from hangup.core.call import Clock
+from hangup.core.reasons import Outcome, Reason
+from hangup.edge.connection import ClientConnection
+from hangup.engines.connection import EngineConnection
+from hangup.errors import Refusal
+from hangup.wire.body import UntilClose
+from hangup.wire.head import RequestHead, ResponseHead
+from hangup.wire.websocket import GOING_AWAY, INTERNAL_ERROR, POLICY, Frames, close_frame
+
+if TYPE_CHECKING:
+    from hangup.app.exchange import Exchange
+
+_LOOK_S = 0.5  # between two looks whether a client has left that is not read just now
+
+
+def check_origin(head: RequestHead, allowed: str) -> None:
+    """Browsers let any page open a WebSocket to anywhere, and do not ask first: the Origin is all that tells them apart."""
+    origin = head.fields.get(b"origin", b"").decode("latin-1").lower()
+    if not origin or b"authorization" in head.fields or b"x-api-key" in head.fields:
+        return  # no browser, or something that a page cannot send
+    names = {name.strip().lower() for name in allowed.split(",")}
+    if "*" in names or origin in names or urlsplit(origin).netloc == head.fields.get(b"host", b"").decode("latin-1").lower():
+        return
+    raise Refusal(reasons.ORIGIN, f"Pages of {origin[:100]} may not open WebSockets here; websocket_origins allows it.")
+
+
+class Tunnel(Carried):
+    def __init__(self, exchange: Exchange, connection: ClientConnection) -> None:
+        super().__init__(exchange)
+        self._connection = connection
+        self._limits = exchange.limits
+        self._engine: EngineConnection | None = None
+        self._from_client = Frames()
+        self._from_engine = Frames()
+        self._heard_at = math.inf  # when anything last came from either side
+        self._closing_at = math.inf  # when the first Close came
+        self._full_since = math.inf  # since when the engine has not read what the client sent
+        self._full_bytes = 0
+        exchange.tunnel = self
+        exchange.call.stream = True
+
+    # The handshake
+
+    def body_arrived(self, body: bytes) -> None:
+        exchange, limits = self._exchange, self._limits
+        exchange.call.received(time.monotonic())
+        exchange.call.clock = Clock(
+            limits.websocket_s, limits.first_token_s, queue_s=limits.queue_s, client_total_s=exchange.client_total_s
+        )
+        exchange.find_place()
+
+    def begin(self, engine: EngineConnection, head: ResponseHead) -> Relay:
+        """The engine has agreed: from here on the connections are joined."""
+        now = time.monotonic()
+        self._engine, self._heard_at = engine, now
+        self._exchange.call.progressed(0, now)
+        engine.when_full(self._engine_full, self._limits.websocket_buffer_bytes_max)
+        reply.switched(self._exchange, head)
+        early = self._connection.switch(self._client_sent)
+        relay = _TunnelRelay(self)
+        if early:
+            self._client_sent(early)
+        self._set_due()
+        return relay
+
+    # What passes
+
+    def _client_sent(self, data: bytes) -> None:
+        engine, call = self._engine, self._exchange.call
+        if engine is None or call.ended:
+            return
+        self._heard_at = time.monotonic()
+        call.bytes_in += len(data)
+        self._from_client.feed(data)
+        engine.transport.write(data)
+        if self._from_client.closed:
+            self._said_goodbye()
+
+    def engine_sent(self, data: bytes) -> None:
+        self._heard_at = self._exchange.call.progress_at = time.monotonic()
+        self._from_engine.feed(data)
+        self._connection.write(data)
+        if self._from_engine.closed:
+            self._said_goodbye()
+
+    def _said_goodbye(self) -> None:
+        """One side has sent a Close; when both have, it is over. The other has a while to answer."""
+        if self._from_client.closed and self._from_engine.closed:
+            self._completed()
+        elif self._closing_at == math.inf:
+            self._closing_at = time.monotonic()
+            self._set_due()
+
+    def _completed(self) -> None:
+        self._exchange.call.engine_finished = True
+        self._exchange.call.client_has_all = True
+        self._exchange.end(reasons.COMPLETED)
+
+    def _engine_full(self, full: bool) -> None:
+        """The client sends faster than the engine reads: it is not read meanwhile, but looked after."""
+        transport = self._connection.transport
+        if self._exchange.call.ended or transport.is_closing():
+            return
+        if full:
+            self._full_since, self._full_bytes = time.monotonic(), self._unread()
+            transport.pause_reading()
+            self._set_due()
+        else:
+            self._full_since = math.inf
+            transport.resume_reading()
+
+    def _unread(self) -> int:
+        return self._engine.transport.get_write_buffer_size() if self._engine is not None else 0
+
+    # Departures
+
+    def client_left(self, reason: Reason) -> None:
+        if self._from_engine.closed:
+            self._completed()  # it was told that this is the end
+        else:
+            self._exchange.end(reason)
+
+    def engine_left(self) -> bool:
+        """The engine closed the connection; True if that is how it should end."""
+        if self._from_engine.closed:
+            self._completed()
+        return self._from_engine.closed
+
+    def farewell(self, reason: Reason) -> None:
+        """We end it: the client is told in its own language, if a frame fits in where the engine's stopped."""
+        if self._full_since < math.inf and not self._connection.transport.is_closing():
+            self._connection.transport.resume_reading()  # its own goodbye is still to be read
+        if self._engine is None or self._from_engine.closed or not self._from_engine.between:
+            return
+        if reason.outcome is Outcome.CLIENT_GONE or reason.outcome is Outcome.COMPLETED:
+            return
+        code = INTERNAL_ERROR if reason.outcome is Outcome.ENGINE_FAILED else GOING_AWAY
+        code = POLICY if reason.outcome is Outcome.KILLED else code
+        self._connection.write(close_frame(code, reason.code))
+
+    # Time
+
+    def on_due(self) -> None:
+        exchange, limits, now = self._exchange, self._limits, time.monotonic()
+        if self._engine is None:
+            exchange.on_due()
+        elif (reason := exchange.call.overdue(now)) is not None:
+            exchange.end(reasons.WEBSOCKET_TIME if reason is reasons.TOTAL_TIME else reason)
+        elif now >= self._closing_at + limits.websocket_close_s:
+            self.client_left(reasons.CLIENT_FIN)  # it said that it goes, and the engine did not hear it
+        elif now >= self._heard_at + limits.websocket_idle_s:
+            exchange.end(reasons.WEBSOCKET_IDLE)
+        elif self._full_since < math.inf and self._connection.left():
+            exchange.end(reasons.CLIENT_FIN)
+        elif self._engine_stalls(now):
+            engine = self._engine
+            engine.abort()
+            exchange.engine_lost(engine, TimeoutError("The engine stopped reading what its client sends."))
+        else:
+            self._set_due()
+
+    def _engine_stalls(self, now: float) -> bool:
+        if (unread := self._unread()) < self._full_bytes:
+            self._full_since, self._full_bytes = (now, unread) if self._full_since < math.inf else (math.inf, 0)
+        return now >= self._full_since + self._limits.write_stall_s
+
+    def _set_due(self) -> None:
+        limits = self._limits
+        due = min(
+            self._exchange.call.next_due(),
+            self._heard_at + limits.websocket_idle_s,
+            self._closing_at + limits.websocket_close_s,
+        )
+        self._connection.set_due(min(due, time.monotonic() + _LOOK_S) if self._full_since < math.inf else due)
+
+
+class _TunnelRelay(Relay):
+    """What the engine sends, to the client, as it is."""
+
+    __slots__ = ("_tunnel",)
+
+    def __init__(self, tunnel: Tunnel) -> None:
+        super().__init__(tunnel._exchange, UntilClose(), reasons.COMPLETED)  # noqa: SLF001 (its own)
+        self._tunnel = tunnel
+
+    def take(self, payload: bytes) -> None:
+        self._tunnel.engine_sent(payload)
+
+    def engine_closed(self) -> bool:
+        return self._tunnel.engine_left()
+
+    def connection_reusable(self) -> bool:
+        return False
+
+    def settle(self) -> None:
+        reason = self.call.reason
+        assert reason is not None
+        self._tunnel.farewell(reason)
