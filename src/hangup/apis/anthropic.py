@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Failure, Json, Usage, marks
+from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Failure, Json, Usage, marks, merge
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -38,7 +38,7 @@ class AnthropicMessages(AnthropicErrors):
     caps = Caps(("max_tokens",))
     fields = {"model": (str,), "messages": (list,), "stream": (bool,), "tools": (list,)}
     text_marks = marks("text", "thinking", "partial_json")
-    usage_mark = b'"output_tokens"'
+    usage_mark = b'_tokens"'
 
     def least_maximum(self, value: Json) -> int:
         # A budget for thinking must be below the maximum.
@@ -116,6 +116,7 @@ class MessageAssembler(Assembler):
         elif kind == "message_delta":
             self._message.update(event["delta"])
             self._message.setdefault("usage", {}).update(event.get("usage") or {})
+            self._message.update({key: value for key, value in event.items() if key not in ("type", "delta", "usage")})
         elif kind == "message_stop":
             self.finished = True
 
@@ -132,6 +133,8 @@ class MessageAssembler(Assembler):
                 block["signature"] = block.get("signature", "") + delta["signature"]
             case "citations_delta":
                 block["citations"] = [*(block.get("citations") or []), delta["citation"]]
+            case _:
+                merge(block, {key: value for key, value in delta.items() if key != "type"})
 
     def result(self, capped: bool) -> Json:
         for index, text in self._arguments.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -304,9 +305,8 @@ def read_cap(caps: Caps, value: Json, limits: Limits, least: int) -> Cap:
 
 # Assembling
 
-_TEXT_KEYS = frozenset(
-    ["content", "reasoning_content", "reasoning", "refusal", "thinking", "text", "arguments", "name", "data"]
-)
+# Of a delta, what is said once, though some engines repeat it; all other texts grow.
+_SAID_ONCE = frozenset(["role", "id", "type", "name", "object", "model", "status", "format", "tool_call_id"])
 
 
 def merge(into: Json, delta: Json) -> None:
@@ -316,11 +316,31 @@ def merge(into: Json, delta: Json) -> None:
         if old is None or new is None:
             if new is not None or key not in into:
                 into[key] = new
-        elif type(old) is str and type(new) is str and key in _TEXT_KEYS:
-            into[key] = old + new
+        elif type(old) is str and type(new) is str:
+            into[key] = (old or new) if key in _SAID_ONCE else join_base64(old, new) if key == "data" else old + new
         elif type(old) is list and type(new) is list:
             old.extend(new)
         elif type(old) is dict and type(new) is dict:
             merge(old, new)
         else:
             into[key] = new
+
+
+def merge_choice(into: Json, choice: Json, text: str = "") -> None:
+    """Adds what stands beside the delta: logprobs and token ids grow, as does the field `text`; the rest is replaced."""
+    for key, new in choice.items():
+        old = into.get(key)
+        if type(old) is type(new) and (type(old) in (list, dict) or key == text):
+            merge(into, {key: new})
+        elif new is not None or key not in into:
+            into[key] = new
+
+
+def join_base64(old: str, new: str) -> str:
+    """Pieces of base64 that were padded one by one are no base64 when they are put together."""
+    if not old.endswith("="):
+        return old + new
+    try:
+        return b64encode(b64decode(old) + b64decode(new)).decode()
+    except ValueError:
+        return old + new

@@ -80,6 +80,7 @@ class OllamaAssembler(Assembler):
     def __init__(self) -> None:
         self._message: Json = {}
         self._texts: dict[str, str] = {}
+        self._logprobs: list[object] = []
         self._last: Json = {}
         self._tokens = 0
 
@@ -87,6 +88,8 @@ class OllamaAssembler(Assembler):
         for key in ("response", "thinking"):
             if type(event.get(key)) is str:
                 self._texts[key] = self._texts.get(key, "") + event[key]
+        if type(event.get("logprobs")) is list:
+            self._logprobs += event["logprobs"]
         for key, value in (event.get("message") or {}).items():
             old = self._message.get(key)
             grows = key in ("content", "thinking") or type(value) is list
@@ -97,6 +100,8 @@ class OllamaAssembler(Assembler):
 
     def result(self, capped: bool) -> Json:
         answer = {**self._last, **self._texts}
+        if self._logprobs:
+            answer["logprobs"] = self._logprobs
         if self._message:
             answer["message"] = self._message
         if capped:

@@ -6,11 +6,12 @@ from typing import Any
 
 import orjson
 
-from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks, merge
+from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks, merge, merge_choice
 from hangup.config import Limits
 
 DONE = b"data: [DONE]\n\n"
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+_TOOL_CALLS_MAX = 1024
 # How engines say that somebody made them stop: vLLM and SGLang, hangup's own and others.
 _GIVEN_UP = ("abort", "aborted", "cancelled", "canceled")
 
@@ -61,7 +62,9 @@ class OpenAIChat(OpenAIStream):
         return count_answers(value, ("n", "best_of"), 1, limits)
 
     def set_assembly(self, ask: Ask, value: Json) -> None:
-        ask.assembler, ask.to_stream = ChatAssembler(), streaming_fields(value)
+        # What OpenAI gives of sound as a whole (WAV, MP3) it does not stream.
+        if not value.get("audio") and "audio" not in (value.get("modalities") or ()):
+            ask.assembler, ask.to_stream = ChatAssembler(), streaming_fields(value)
 
     def weigh(self, event: Json) -> int:
         return sum(map(_has_token, event.get("choices") or ()))
@@ -112,6 +115,7 @@ class ChoicesAssembler(Assembler):
 
     def add(self, event: Json) -> None:
         choices = event.pop("choices", None) or ()
+        event.pop("obfuscation", None)  # pads the events of a stream, and says nothing
         if not self._answer:
             self._answer = event
         elif event.keys() != self._answer.keys() or event.get("usage"):  # else the frame only repeats itself
@@ -149,6 +153,10 @@ class ChoicesAssembler(Assembler):
 class ChatAssembler(ChoicesAssembler):
     object = "chat.completion"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[tuple[int, int], int] = {}  # of tool calls in their message, by message and index
+
     def new_choice(self) -> Json:
         return {"message": {"role": "assistant", "content": None}}
 
@@ -157,9 +165,33 @@ class ChatAssembler(ChoicesAssembler):
         if delta:
             message = mine["message"]
             for call in delta.pop("tool_calls", None) or ():
-                _add_tool_call(message, call)
+                self._add_tool_call(message, call)
             merge(message, delta)
-        merge(mine, choice)
+        merge_choice(mine, choice)
+
+    def _add_tool_call(self, message: Json, call: Json) -> None:
+        calls = message.setdefault("tool_calls", [])
+        index = call.pop("index", None)
+        if index is None:
+            place = self._place_without_index(calls, call)
+        else:
+            key = (id(message), index)
+            place = self._places.setdefault(key, index)
+            # Some engines give all of their calls one index: another name with another id is another call. The id alone says
+            # nothing, since some give every piece a new one.
+            if place < len(calls) and _name_of(call) and _name_of(calls[place]) and call.get("id") != calls[place].get("id"):
+                place = self._places[key] = len(calls)
+        while len(calls) <= place and len(calls) < _TOOL_CALLS_MAX:
+            calls.append({})
+        merge(calls[place], call)
+
+    @staticmethod
+    def _place_without_index(calls: list[Json], call: Json) -> int:
+        """A call that is named begins here; other pieces belong to the last one."""
+        same = [place for place, known in enumerate(calls) if call.get("id") and known.get("id") == call["id"]]
+        if same:
+            return same[0]
+        return len(calls) if not calls or _name_of(call) else len(calls) - 1
 
     def result(self, capped: bool) -> Json:
         for choice in self._choices.values():
@@ -169,11 +201,5 @@ class ChatAssembler(ChoicesAssembler):
         return super().result(capped)
 
 
-def _add_tool_call(message: Json, call: Json) -> None:
-    calls = message.setdefault("tool_calls", [])
-    index = call.pop("index", len(calls))
-    while len(calls) <= index and len(calls) < 1024:
-        calls.append({})
-    if calls[index].get("function", {}).get("name"):
-        call.get("function", {}).pop("name", None)  # some engines repeat it; it does not grow
-    merge(calls[index], call)
+def _name_of(call: Json) -> object:
+    return (call.get("function") or {}).get("name")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangup.apis.base import Ask, Caps, Json, count_answers, count_prompts, marks, merge
+from hangup.apis.base import Ask, Caps, Json, count_answers, count_prompts, marks, merge_choice
 from hangup.apis.openai_chat import ChoicesAssembler, OpenAIStream, adds_only_text, streaming_fields
 from hangup.config import Limits
 
@@ -48,4 +48,4 @@ class CompletionAssembler(ChoicesAssembler):
         return {"text": ""}
 
     def add_choice(self, mine: Json, choice: Json) -> None:
-        merge(mine, choice)
+        merge_choice(mine, choice, "text")

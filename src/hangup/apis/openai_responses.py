@@ -19,7 +19,7 @@ class OpenAIResponses(Api):
     caps = Caps(("max_output_tokens",), least=16)  # OpenAI refuses less
     fields = {"model": (str,), "input": (str, list), "stream": (bool,), "background": (bool,), "tools": (list,)}
     text_marks = marks("delta")
-    usage_mark = b'"output_tokens"'
+    usage_mark = b'_tokens"'
     needs_history = True
 
     def set_assembly(self, ask: Ask, value: Json) -> None:
@@ -82,24 +82,51 @@ class ResponsesAssembler(Assembler):
             self._response = event["response"]
             self.finished = kind in _LAST
         index = event.get("output_index")
-        if type(index) is not int:
-            return
+        if type(index) is int and type(kind) is str:
+            self._add_piece(kind, self._items.setdefault(index, {}), index, event)
+
+    def _add_piece(self, kind: str, item: Json, index: int, event: Json) -> None:
         if kind in ("response.output_item.added", "response.output_item.done"):
             self._items[index] = event["item"]
-        elif kind in ("response.content_part.added", "response.content_part.done"):
-            self._items.setdefault(index, {}).setdefault("content", [])[event.get("content_index", 0) :] = [event["part"]]
-        elif kind == "response.output_text.delta":
-            content = self._items.setdefault(index, {}).setdefault("content", [])
-            if not content:
-                content.append({"type": "output_text", "text": "", "annotations": []})
-            content[-1]["text"] = content[-1].get("text", "") + event.get("delta", "")
-        elif kind == "response.function_call_arguments.delta":
-            item = self._items.setdefault(index, {})
-            item["arguments"] = item.get("arguments", "") + event.get("delta", "")
+        elif kind in _PARTS:
+            where, numbered = _PARTS[kind]
+            item.setdefault(where, [])[event.get(numbered, 0) :] = [event["part"]]
+        elif kind in _PART_DELTAS:
+            where, numbered, field, empty = _PART_DELTAS[kind]
+            parts = item.setdefault(where, [])
+            if len(parts) <= event.get(numbered, 0):
+                parts.append({**empty})
+            part = parts[event.get(numbered, 0)]
+            part[field] = part.get(field, "") + event.get("delta", "")
+        elif kind in _ITEM_DELTAS:
+            field = _ITEM_DELTAS[kind]
+            item[field] = item.get(field, "") + event.get("delta", "")
 
     def result(self, capped: bool) -> Json:
         if not capped:
             return self._response
-        items = [{**self._items[index], "status": "incomplete"} for index in sorted(self._items)]
+        items = [self._items[index] for index in sorted(self._items) if self._items[index]]
+        items = [item if item.get("status") == "completed" else {**item, "status": "incomplete"} for item in items]
         cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}, "output": items}
         return {**self._response, **cut}
+
+
+# Of a stream that is cut short the answer is made from its pieces: where they are, which one it is, and what grows.
+_PARTS = {
+    "response.content_part.added": ("content", "content_index"),
+    "response.content_part.done": ("content", "content_index"),
+    "response.reasoning_summary_part.added": ("summary", "summary_index"),
+    "response.reasoning_summary_part.done": ("summary", "summary_index"),
+}
+_PART_DELTAS: dict[str, tuple[str, str, str, Json]] = {
+    "response.output_text.delta": ("content", "content_index", "text", {"type": "output_text", "text": "", "annotations": []}),
+    "response.refusal.delta": ("content", "content_index", "refusal", {"type": "refusal", "refusal": ""}),
+    "response.reasoning_text.delta": ("content", "content_index", "text", {"type": "reasoning_text", "text": ""}),
+    "response.reasoning_summary_text.delta": ("summary", "summary_index", "text", {"type": "summary_text", "text": ""}),
+}
+_ITEM_DELTAS = {
+    "response.function_call_arguments.delta": "arguments",
+    "response.mcp_call_arguments.delta": "arguments",
+    "response.custom_tool_call_input.delta": "input",
+    "response.code_interpreter_call_code.delta": "code",
+}

@@ -51,19 +51,42 @@ def _cut(event: Json, cap: int) -> Json:
 
 
 class SglangAssembler(Assembler):
-    """The last event is the answer; a server that streams differences instead is recognised by them."""
+    """The last event is the answer. A server that streams differences instead, of ids or of texts as well (`--stream-output`,
+    `--incremental-streaming-output`), is recognised by them.
+    """
 
     def __init__(self) -> None:
         self._text = ""
+        self._lengths: list[int] = []  # of the texts so far, as long as each may hold all those before it
+        self._text_grows = True
         self._ids: list[int] = []
+        self._ids_grow = True
         self._last: Json = {}
 
     def add(self, event: Json) -> None:
-        text, ids = event.get("text") or "", event.get("output_ids") or []
-        self._text = text if text.startswith(self._text) else self._text + text
-        self._ids = ids if ids[: len(self._ids)] == self._ids else self._ids + ids
+        meta = event.get("meta_info") or {}
+        self._add_ids(event.get("output_ids") or [], meta.get("completion_tokens"))
+        self._add_text(event.get("text") or "")
         self._last = event
-        self.finished = (event.get("meta_info") or {}).get("finish_reason") is not None
+        self.finished = meta.get("finish_reason") is not None
+
+    def _add_ids(self, ids: list[int], tokens: object) -> None:
+        fewer = type(tokens) is int and 0 < len(ids) < tokens
+        if self._ids_grow and self._ids and (fewer or ids[: len(self._ids)] != self._ids):
+            self._ids_grow = False
+        self._ids = ids if self._ids_grow else self._ids + ids
+
+    def _add_text(self, text: str) -> None:
+        # The same text again, beside other ids, is a piece; a text that holds the one before may be all of it.
+        again = not self._ids_grow and text == self._text != ""
+        if self._text_grows and (again or not text.startswith(self._text)):
+            self._text_grows = False
+            self._text = "".join(self._text[:length] for length in self._lengths)
+        if self._text_grows:
+            self._text = text
+            self._lengths.append(len(text))
+        else:
+            self._text += text
 
     def result(self, capped: bool) -> Json:
         answer = {**self._last, "text": self._text}

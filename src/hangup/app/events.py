@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -94,3 +94,23 @@ def failure_of(api: Api, event: Json) -> Failure | None:
         return api.failure(event)
     except ODD:
         return None
+
+
+class Told(NamedTuple):
+    """What an engine's error says; "" where it does not."""
+
+    code: str
+    message: str
+
+
+def error_told(body: bytes) -> Told:
+    """Out of an error in any of the shapes that engines give it."""
+    value = parse(body)
+    if value is None:
+        return Told("", body.decode("utf-8", "replace").strip())
+    error = value.get("error") or value
+    if type(error) is not dict:
+        return Told("", str(error))
+    message = error.get("message") or error.get("detail") or ""
+    code = error.get("code") if type(error.get("code")) is str else error.get("type")
+    return Told(str(code or ""), message if type(message) is str else orjson.dumps(message).decode())

@@ -28,7 +28,7 @@ from hangup.apis.base import Api, Ask, Json
 from hangup.apis.routes import UNKNOWN, Route
 from hangup.app import reply
 from hangup.app.assembly import AssembleRelay
-from hangup.app.relay import PassRelay, Relay, StreamRelay
+from hangup.app.relay import ErrorRelay, PassRelay, Relay, StreamRelay
 from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.admission import Ticket
@@ -346,6 +346,9 @@ class Exchange:
     def _goes_elsewhere(self, head: ResponseHead) -> bool:
         status = head.status
         if status in (200, 101):
+            if self.ask is not None and self.ask.assembler is not None and _is_encoded(head):
+                self._ask_plainly()  # its events cannot be read
+                return True
             return False
         if self.ask is not None and self.ask.assembler is not None and status in _CANNOT_STREAM:
             self._ask_plainly()
@@ -366,21 +369,25 @@ class Exchange:
         bodyless = self.head.method == "HEAD"
         decoder, ask, status = Counted(0) if bodyless else body_decoder(head), self.ask, head.status
         kind = head.fields.get(b"content-type", b"").lower()
-        is_stream = ask is not None and status == 200 and kind.startswith(self.api.format.content_type)
+        has_events = ask is not None and status == 200 and kind.startswith(self.api.format.content_type)
+        is_stream = has_events and not _is_encoded(head)
         if ask is not None and is_stream and ask.assembler is not None:
             self._engine_headers = head.headers  # they will be those of the answer
             return AssembleRelay(self, decoder, self.api, ask, ask.assembler)
+        if self.call.answering_client and not is_stream:  # a heartbeat was quicker
+            return ErrorRelay(self, decoder, self.api, status)
         final = reasons.COMPLETED
         if status in _FAILED_STATUSES:
             final = reasons.ENGINE_ERROR
             if self.passage is None:
                 status = 503 if status == 503 else 502
-        reply.begin(self, status, head, is_stream)
+        reply.begin(self, status, head, has_events)
         if ask is not None and is_stream and ask.stream:
             return StreamRelay(self, decoder, self.api, ask)
         if self.passage is not None:
             return self.passage.relay(decoder, final, head)
-        return PassRelay(self, decoder, final, self.api if ask is not None and status == 200 else None)
+        api = self.api if ask is not None and status == 200 else None
+        return PassRelay(self, decoder, final, api, is_json=kind.startswith(b"application/json") and not _is_encoded(head))
 
     # Another try
 
@@ -440,6 +447,9 @@ class Exchange:
     # From the client's connection and the relay
 
     def client_left(self, reason: Reason) -> None:
+        if reason is reasons.CLIENT_FIN and not self.client.stalled and self._relay and self._relay.client_has_the_end():
+            self.call.engine_finished = True  # but for its framing, which nobody waits for
+            reason = reasons.COMPLETED
         self.end(reason)
 
     def refuse(self, reason: Reason, detail: str = "") -> None:
@@ -494,6 +504,7 @@ class Exchange:
             reply.begin_stream(self)
         if self._relay is None or self._relay.at_event_boundary():
             self.client.send(_HEARTBEAT)
+            self.call.client_heard(time.monotonic())
         self._heartbeat = self.gateway.loop.call_later(self.gateway.settings.heartbeat_s, self._beat)
 
     # The end
@@ -559,6 +570,11 @@ def check_name(name: str, limits: Limits) -> None:
     """Names outlive their call, so they must not be large."""
     if len(name.encode()) > limits.name_bytes_max:
         raise Refusal(reasons.BAD_FIELD, f"The model's name is longer than {limits.name_bytes_max} bytes (name_bytes_max).")
+
+
+def _is_encoded(head: ResponseHead) -> bool:
+    """Whether the engine compressed its answer, though it was asked not to."""
+    return head.fields.get(b"content-encoding", b"identity").lower() not in (b"identity", b"")
 
 
 def _ignore(data: bytes) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from time import monotonic
 from typing import Protocol
 
+import orjson
+
 from hangup.apis.base import Api, Ask, Cut, Json, Usage
-from hangup.app.events import ended, failure_of, given_up, is_last, moves, note_usage, parse, usage_of, weigh
+from hangup.app.events import ended, error_told, failure_of, given_up, is_last, moves, note_usage, parse, usage_of, weigh
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
@@ -21,6 +23,7 @@ from hangup.wire.body import KNOWN_SIZES, Chunked, Decoder, UntilClose, is_whole
 
 _NEVER = b"\0never\0"  # what no read ends with
 _QUOTE = ord('"')
+_ERROR_KEPT_BYTES_MAX = 64 * 1024  # of an error that is told in an event
 _JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, kept to read its usage from
 
 
@@ -61,11 +64,14 @@ class Relay:
                 self.take(payload)
             if self.decoder.done and not self.call.ended:
                 self.engine_finished()
-        except WireError as error:
+        except Exception as error:
+            self._stumble(error)
+
+    def _stumble(self, error: Exception) -> None:
+        if isinstance(error, WireError):
             over = "size cap" in str(error)
             self.joint.end(reasons.EVENT_BYTES if over else reasons.ENGINE_GARBLED, str(error))
-            return
-        except Exception as error:
+        else:
             self.joint.fault(error)
 
     def take(self, payload: bytes) -> None:
@@ -79,7 +85,10 @@ class Relay:
         """The connection ended; True if that is how this answer ends."""
         if not isinstance(self.decoder, UntilClose):
             return False
-        self.engine_finished()
+        try:
+            self.engine_finished()
+        except Exception as error:
+            self._stumble(error)
         return True
 
     def finished(self) -> None:
@@ -90,8 +99,12 @@ class Relay:
         """Whether an error event can follow what the client has."""
         return False
 
+    def client_has_the_end(self) -> bool:
+        """Whether a client that leaves now has its whole answer, though the engine has still to end its own framing."""
+        return False
+
     def connection_reusable(self) -> bool:
-        return self.keep_alive and not self.decoder.rest
+        return self.keep_alive and self.decoder.done and not self.decoder.rest
 
     def settle(self) -> None:
         """The call ends: last look at what the engine told about its tokens."""
@@ -100,18 +113,38 @@ class Relay:
 class PassRelay(Relay):
     """Any answer, as it is. Of a JSON answer the usage is read at the end, where the API has one."""
 
-    __slots__ = ("_api", "_kept")
+    __slots__ = ("_api", "_is_json", "_kept", "_last_byte")
 
-    def __init__(self, joint: Joint, decoder: Decoder, final: Reason, api: Api | None) -> None:
+    def __init__(self, joint: Joint, decoder: Decoder, final: Reason, api: Api | None, *, is_json: bool = False) -> None:
         super().__init__(joint, decoder, final)
         self._api = api
+        self._is_json = is_json and isinstance(decoder, UntilClose)  # then its end must be looked for
         self._kept = bytearray()
+        self._last_byte = b""
 
     def take(self, payload: bytes) -> None:
         self.call.progressed(0, monotonic())
-        if self._api is not None and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
+        if (self._api is not None or self._is_json) and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
             self._kept += payload
+        if self._is_json:
+            self._last_byte = payload.rstrip()[-1:] or self._last_byte
         self.joint.client.send(payload)
+
+    def finished(self) -> None:
+        if self._is_json and not self._is_whole():
+            self.joint.end(reasons.ENGINE_TRUNCATED)
+        else:
+            super().finished()
+
+    def _is_whole(self) -> bool:
+        """A connection that was cut looks like one that was closed; what was being sent tells them apart."""
+        if len(self._kept) > _JSON_KEPT_BYTES_MAX:
+            return self._last_byte in (b"}", b"]")
+        try:
+            orjson.loads(self._kept)
+        except orjson.JSONDecodeError:
+            return False
+        return True
 
     def settle(self) -> None:
         if self._api is not None and self.call.engine_finished and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
@@ -119,6 +152,35 @@ class PassRelay(Relay):
             usage = usage_of(self._api, answer) if answer is not None else None
             if usage is not None:
                 note_usage(self.call, usage)
+
+
+class ErrorRelay(Relay):
+    """An answer that is no stream, for a client whose stream has begun with a heartbeat: it is told of it in an event."""
+
+    __slots__ = ("_api", "_kept", "_status")
+
+    def __init__(self, joint: Joint, decoder: Decoder, api: Api, status: int) -> None:
+        super().__init__(joint, decoder, reasons.ENGINE_ERROR)
+        self._api = api
+        self._status = status
+        self._kept = bytearray()
+
+    def take(self, payload: bytes) -> None:
+        self._kept += payload[: _ERROR_KEPT_BYTES_MAX - len(self._kept)]
+
+    def finished(self) -> None:
+        code, message = reasons.ENGINE_ERROR.code, f"The engine answered {self._status}."
+        if self._status == 200:
+            message = "The engine did not answer with a stream."
+        else:
+            told = error_told(bytes(self._kept))
+            code, message = told.code or code, told.message or message
+        self.joint.client.send(self._api.error_event(self._status if self._status >= 400 else 502, code, message))
+        self.call.client_has_all = True
+        self.joint.end(self._final, message)
+
+    def at_event_boundary(self) -> bool:
+        return True
 
 
 class StreamRelay(Relay):
@@ -129,6 +191,7 @@ class StreamRelay(Relay):
         "_ask",
         "_before",
         "_carry",
+        "_closed",
         "_done",
         "_each",
         "_empty",
@@ -173,7 +236,8 @@ class StreamRelay(Relay):
         self._moved = False
         self._usage: Usage | None = None
         self._ended: set[int] = set()  # choices
-        self._done = False
+        self._done = False  # the answer is complete,
+        self._closed = False  # and nothing follows it
         self._failed = False
         self._given_up: str | None = None
 
@@ -274,7 +338,8 @@ class StreamRelay(Relay):
         data = api.format.data(event)
         value = parse(data)
         if value is None:
-            self._done = self._done or data == b"[DONE]"
+            if data == b"[DONE]":
+                self._done = self._closed = True
             return total
         self._last = value
         self._moved = self._moved or moves(api, value)
@@ -300,6 +365,7 @@ class StreamRelay(Relay):
         self._ended.update(over)
         # An event without choices, the usage, is about all of them.
         self._done = self._done or not over or len(self._ended) >= self._ask.choices
+        self._closed = self._closed or self._api.ends_with_last
         self._given_up = given_up(self._api, value)
 
     def _is_over(self, event: bytes) -> bool:
@@ -361,6 +427,9 @@ class StreamRelay(Relay):
             self.joint.end(reasons.ENGINE_ERROR)
         else:
             self.joint.end(reasons.COMPLETED if self._done else reasons.ENGINE_TRUNCATED)
+
+    def client_has_the_end(self) -> bool:
+        return self._closed and not self._carry and not self._failed
 
     def at_event_boundary(self) -> bool:
         return not self._carry

@@ -29,7 +29,7 @@ _CHUNKED = (b"transfer-encoding", b"chunked")
 
 
 def begin(exchange: Exchange, status: int, head: ResponseHead, is_stream: bool) -> None:
-    """Passes the engine's head on."""
+    """Passes the engine's head on. A stream gets a framing of ours: it may be ended at its cap, or with an error."""
     if exchange.call.answering_client:
         return  # a heartbeat was quicker
     dropped = _NOT_RELAYED_ON_STREAMS if is_stream else _NOT_RELAYED
@@ -38,9 +38,10 @@ def begin(exchange: Exchange, status: int, head: ResponseHead, is_stream: bool) 
     headers = [pair for pair in head.headers if pair[0] not in dropped]
     if is_stream:
         headers += _STREAM_HEADERS
-    if head.content_length is not None and status != 204:  # which has none by its nature
-        headers.append((b"content-length", b"%d" % head.content_length))
-    if head.content_length is not None or head.without_body():
+    length = None if is_stream else head.content_length
+    if length is not None and status != 204:  # which has none by its nature
+        headers.append((b"content-length", b"%d" % length))
+    if length is not None or head.without_body():
         _write_head(exchange, status, headers, chunked=False)
     else:
         _write_open_head(exchange, status, headers)

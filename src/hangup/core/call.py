@@ -95,6 +95,7 @@ class Call:
         "engine_finished",
         "engine_id",
         "first_token_at",
+        "heard_at",
         "id",
         "leftovers",
         "model",
@@ -153,6 +154,7 @@ class Call:
         self.answered_at: float | None = None
         self.first_token_at: float | None = None
         self.progress_at = now
+        self.heard_at = now  # when the client last heard something, before the first token: it is told that it must wait
         self.ended_at: float | None = None
 
     def __repr__(self) -> str:
@@ -216,6 +218,10 @@ class Call:
         self.progress_at = now
         self.tokens_out += tokens
 
+    def client_heard(self, now: float) -> None:
+        """The client was sent a sign of life."""
+        self.heard_at = now
+
     def client_answer_began(self, status: int) -> None:
         """The client has the answer's head: its status can no longer change."""
         self.answering_client = True
@@ -233,7 +239,7 @@ class Call:
         if self.first_token_at is not None:
             return min(due, self.progress_at + gap_s, self.progress_at + client_read_s)
         wait = self.waiting_since + queue_s if phase is Phase.WAITING else self.progress_at + first_token_s
-        return min(due, wait, start + client_read_s)
+        return min(due, wait, self.heard_at + client_read_s)
 
     def overdue(self, now: float) -> Reason | None:
         """The limit that has passed at `now`, if any; the client's own comes first."""
@@ -256,7 +262,7 @@ class Call:
 
     def _silence_began(self) -> float:
         """Since when the client has heard nothing: its read timeout runs from here."""
-        return self.started_at if self.first_token_at is None else self.progress_at
+        return self.heard_at if self.first_token_at is None else self.progress_at
 
     # The end
 
