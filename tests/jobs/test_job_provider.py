@@ -368,6 +368,9 @@ class TestKeys:
             hosted.cancel_takes_s = None
             sdk.batches.cancel(third)
             wait_event(gateway, "job_not_stopped", id=third)
+            again = len(hosted.asked("POST", f"/v1/batches/{third}/cancel")) + 1
+            delete(gateway, f"/api/jobs/{third}")  # once more, though it was given up
+            hosted.wait_asked("POST", f"/v1/batches/{third}/cancel", again)
             asked = [seen for seen in hosted.seen if seen.ours and seen.path.count("/") > 2]
             assert len(asked) > 4 and all(seen.headers["authorization"] == f"Bearer {secret}" for seen in asked)
             shown = [command(gateway, *words).stdout for words in (["ls", "--all", "--json"], ["show", first], ["show", third])]
@@ -401,6 +404,13 @@ class TestKeys:
                 assert job(gateway, id)["tenant"] == "red"
                 with pytest.raises(openai.NotFoundError):
                     blue.batches.cancel(id)
+                before = len(hosted.seen)
+                for spelling in (id.replace("_", "%5F"), "%62" + id[1:], f"/{id}", id[:-1] + f"%{ord(id[-1]):02x}"):
+                    for method, path in (("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
+                        url = f"{gateway.url}/v1/batches/{spelling}{path}"
+                        refused = httpx.request(method, url, headers={"authorization": "Bearer blue"})
+                        assert refused.status_code in (404, 405), (method, spelling)
+                assert not [seen for seen in hosted.seen[before:] if not seen.ours], "no other spelling reaches the provider"
                 assert hosted.works[id].cancelled is None
                 sdk = anthropic.Anthropic(base_url=gateway.url, api_key="red", max_retries=0)
                 other = sdk.messages.batches.create(requests=REQUESTS).id

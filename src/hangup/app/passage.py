@@ -78,6 +78,11 @@ class Passage(PassedOn):
         """A request for one of the provider's paths; None when it was refused."""
         head = exchange.head
         assert head is not None
+        if (
+            "%" in head.path or "//" in head.path
+        ):  # another spelling of an id would be another job to us, and the same one there
+            exchange.end(reasons.NOT_FOUND)
+            return None
         target = hosted_jobs.target_of(head.method, head.path)
         stream = target.what is What.LOOK and parse_query(head.query).get("stream") == "true"
         try:

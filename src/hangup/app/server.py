@@ -27,6 +27,7 @@ from hangup.app.view import AdminView
 from hangup.config import Limits, Settings
 from hangup.config.load import Configuration
 from hangup.core import reasons
+from hangup.core.clocks import Pauses
 from hangup.core.ledger import Histogram
 from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
@@ -35,6 +36,7 @@ from hangup.engines.pool import Dial
 from hangup.errors import HangupError
 from hangup.jobs.board import Board
 from hangup.jobs.desk import Desk
+from hangup.store.database import StoreFailed
 from hangup.store.jobs import JobStore
 from hangup.store.ledger import LedgerStore
 
@@ -69,6 +71,7 @@ _FIXED_LIMITS = (
 )
 _LAG_PERIOD_S = 0.1
 _FILES_RESERVED = 64 + TURNED_AWAY_MAX  # file descriptors for everything that is no call, the admin port apart
+_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S = 2.0, 60.0  # before a store of jobs that could not be opened is tried again
 
 
 class Server:
@@ -87,6 +90,7 @@ class Server:
         self._force = asyncio.Event()
         self._lag = Histogram((0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1))
         self._reload_tasks: set[asyncio.Task[None]] = set()
+        self._jobs_task: asyncio.Task[None] | None = None  # opens the store of jobs, if it could not be opened at the start
         self._reloading = asyncio.Lock()  # the last to be asked for is the last to be taken
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
@@ -131,6 +135,9 @@ class Server:
             monitor_task.cancel()
             for task in self._reload_tasks:
                 task.cancel()
+            if self._jobs_task is not None:
+                self._jobs_task.cancel()
+                await asyncio.gather(self._jobs_task, return_exceptions=True)
             if gateway.desk is not None:
                 await gateway.desk.board.close()
             await gateway.close()
@@ -154,17 +161,33 @@ class Server:
         if path is None:
             return None
         try:
-            store = JobStore(path)
+            return await self._open_store(path, settings)
         except HangupError as error:
             if settings.jobs != "auto":
                 raise
-            # Whoever has no use for jobs need not have a place for them.
+            # Whoever has no use for jobs need not have a place for them. One that is locked may be free in a while.
             self._log.event("no_jobs", error=str(error))
+            self._jobs_task = self.gateway.loop.create_task(self._open_jobs_later(path, settings))
             return None
+
+    async def _open_store(self, path: str, settings: Settings) -> Desk:
+        store = await asyncio.to_thread(JobStore, path)
         board = Board(store, Undertaking(self.gateway), self.gateway.loop, settings.jobs_days)
         desk = Desk(board, lambda: self.gateway.router)
-        await board.open()
+        try:
+            await board.open()
+        except StoreFailed as failure:
+            await asyncio.to_thread(store.close)
+            raise HangupError(f"cannot use {path}: {failure}") from None
         return desk
+
+    async def _open_jobs_later(self, path: str, settings: Settings) -> None:
+        pauses = Pauses(_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S)
+        while self.gateway.desk is None:
+            await asyncio.sleep(pauses.failed(self.gateway.loop.time()))
+            with contextlib.suppress(HangupError):
+                self.gateway.desk = await self._open_store(path, settings)
+                self._log.event("jobs_opened")
 
     def stop(self) -> None:
         """The first time: drain. The second time: now."""

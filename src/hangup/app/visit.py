@@ -7,6 +7,7 @@ has to be waited for; the exchange owns it, and it is cancelled when the call en
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -115,13 +116,14 @@ class Visit(Carried):
 
     def _pause(self, on: bool) -> None:
         """An upload comes faster than it can be stored: the one case in which a client is not read, for moments."""
-        if self._exchange.call.ended:
-            return
         transport = self._connection.transport
-        if on:
-            transport.pause_reading()
-        else:
-            transport.resume_reading()
+        if transport.is_closing() or (on and self._exchange.call.ended):
+            return
+        with contextlib.suppress(RuntimeError):  # it is so already
+            if on:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
 
     # The answer
 

@@ -73,10 +73,14 @@ class Board:
         self._worker = await store.do(lambda: store.workers.enter(presence.this_host(), presence.this_process()))
         self._absences = presence.Absences(self._host.limits.job_worker_silence_s, _BEAT_EVERY_S)
         self._runner = Runner(store, self._worker, self._host, self, self._loop)
-        self._clock = SteadyClock(await store.do(store.clock.seen), time.time(), self._loop.time())
         self._pruned_at = self._loop.time()
-        await self._bury()
-        await self._refresh()
+        try:
+            self._clock = SteadyClock(await store.do(store.clock.seen), time.time(), self._loop.time())
+            await self._bury()
+            await self._refresh()
+        except BaseException:
+            await self._runner.close()
+            raise
         # Apart, so that nothing which takes long makes us look dead.
         self.own(self._every(_TICK_S, self._tick))
         self.own(self._every(_BEAT_EVERY_S, self._beat))

@@ -12,10 +12,11 @@ from hangup.errors import Refusal
 from hangup.jobs.batches import Batches
 from hangup.jobs.board import Board
 from hangup.jobs.calls import Calls
-from hangup.jobs.files import Files, Upload
+from hangup.jobs.files import Files
 from hangup.jobs.http import Answer, Asked, Json
 from hangup.jobs.messages import MessageBatches
 from hangup.jobs.responses import Responses
+from hangup.jobs.upload import Upload
 
 Handler = Callable[..., Awaitable[Answer]]
 

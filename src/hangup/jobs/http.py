@@ -15,7 +15,7 @@ from hangup.errors import Refusal
 from hangup.wire import jsonbody
 
 if TYPE_CHECKING:
-    from hangup.jobs.files import Upload
+    from hangup.jobs.upload import Upload
 
 Json = dict[str, Any]
 # Headers of the client's that its items' calls shall have; a key is never kept.

@@ -29,7 +29,7 @@ _EVENT_END = b"\n\n"
 _ANTHROPIC = "anthropic-hosted"
 _FORWARDED = (b"anthropic-version", b"anthropic-beta", b"openai-organization", b"openai-project")
 _KEYS = (b"authorization", b"x-api-key")
-_MAY_PASS = (408, 429)  # refusals that a second try may overcome
+_MAY_PASS = (401, 403, 408, 429)  # refusals that say nothing of the job, and that a second try may overcome
 
 
 class Host(Protocol):
@@ -274,7 +274,8 @@ class Provider:
                         await job.changes(state.due_at(now))
         finally:
             job.task = None
-            job.headers = [pair for pair in job.headers if pair[0] not in _KEYS]
+            if state.status.ended:  # one that was given up may be cancelled once more
+                job.headers = [pair for pair in job.headers if pair[0] not in _KEYS]
 
     async def _look(self, job: ProviderJob) -> None:
         answer = await self._ask(job, "GET", hosted_jobs.look_path(job.kind, job.id))
