@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from hangup.config import Limits
+from hangup.config.schema import APIS
 from hangup.core import reasons
 from hangup.errors import Refusal
 from hangup.wire import jsonbody
@@ -127,6 +128,7 @@ class Api:
     """One API. Those with `generates` count tokens and may assemble answers."""
 
     name = ""
+    family = ""  # which API it is part of: the name before the dot; none if that is not known
     generates = False
     about_jobs = False  # answered by the gateway itself, or by the provider that has the jobs
     engine_may_have = False  # of those about jobs: what is not ours may be the engine's
@@ -134,6 +136,10 @@ class Api:
     question = False  # costs an engine next to nothing: goes past the queue, and takes no place
     media = False  # the body may be a file: `media_bytes_max` and `upload_s` hold
     format: Format = SSE
+
+    def __init_subclass__(cls) -> None:
+        family = cls.name.partition(".")[0]
+        cls.family = family if family in APIS else ""
 
     # Errors
 

@@ -26,6 +26,12 @@ class Models(Api):
     name = "openai.models"
 
 
+class AnthropicModels(AnthropicErrors):
+    """The same path, asked as Anthropic's clients ask."""
+
+    name = "anthropic.models"
+
+
 class Files(Api):
     name = "openai.files"
     about_jobs = True
@@ -69,6 +75,7 @@ class Invocations(OpenAIChat):
 UNKNOWN = Api()  # for errors before the path is known: OpenAI's shape, which most clients read
 _SGLANG = SglangGenerate()
 _CHAT, _COMPLETIONS, _INVOCATION = OpenAIChat(), OpenAICompletions(), Plain("invocations")
+ANTHROPIC_MODELS = AnthropicModels()
 
 
 @dataclass(frozen=True, slots=True)

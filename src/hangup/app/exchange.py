@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from hangup.apis import model_field
 from hangup.apis.base import Api, Ask, Json
 from hangup.apis.routes import UNKNOWN, Route
 from hangup.app import reply
@@ -55,6 +56,7 @@ _HEARTBEAT = b": hangup\n\n"
 _FAILED_STATUSES = frozenset([500, 502, 503, 504])
 # How an engine says that it cannot stream what it was asked: then it is asked as the client did.
 _CANNOT_STREAM = frozenset([400, 422, 501])
+_MODEL_ASKED_MAX = 4  # backends that a call is sent to, one after the other, because they do not know its model
 
 
 class Exchange:
@@ -87,11 +89,14 @@ class Exchange:
         "limits",
         "listens",
         "passage",
+        "renamed",
         "route",
+        "seats",
         "slot",
         "task",
         "ticket",
         "tunnel",
+        "wanted",
     )
 
     def __init__(self, gateway: Gateway, client: Client, call: Call, head: RequestHead | None) -> None:
@@ -116,6 +121,9 @@ class Exchange:
         self.client_total_s = math.inf  # how long the client says it waits: for all of it,
         self.client_read_s = math.inf  # and for the next byte
         self.ask: Ask | None = None
+        self.wanted = ""  # the model, as the client names it; empty where it does not matter
+        self.renamed = ""  # its own name, where the client used an alias
+        self.seats: frozenset[str] | None = None  # the backends that can answer; None: any
         self.ticket: Ticket | None = None  # its place in the queue or on a backend
         self.backend: Backend | None = None
         self.engine: EngineConnection | None = None
@@ -213,11 +221,18 @@ class Exchange:
             read_s if to_client else math.inf,
         )
 
-    def find_place(self) -> None:
-        """The gateway calls `placed` at once, when it is our turn, or ends the call."""
+    def find_place(self, *, asked: bool = False) -> None:
+        """The gateway calls `placed` at once, when it is our turn, or ends the call; `asked`: backends, for their models."""
+        if not self.gateway.routing.finds(self, asked=asked):
+            return
         self.gateway.place(self)
         if self.call.phase is Phase.WAITING:
             self.reset_timer()
+
+    def named_model(self) -> str:
+        """The model in a request that is passed on as it is."""
+        assert self.head is not None
+        return model_field.find(self._body, self.head.fields.get(b"content-type", b""), self.head.query)
 
     def begin_job(self) -> None:
         """A job's item may wait as long as it takes; its time begins now."""
@@ -279,7 +294,11 @@ class Exchange:
             more = backend.adapter.fields(self.key, self.slot)
             if not self.ask.cap.named:
                 more |= backend.adapter.maximum(self.api.name, self.ask.cap.tokens)
+            if self.renamed:
+                more |= {"model": self.renamed}
             path, body = self.ask.path, self.ask.body(body, self._value, more)
+        elif self.renamed:
+            body = model_field.replace(body, self.head.fields.get(b"content-type", b""), self.renamed)
         return backend.request(
             self.head,
             path,
@@ -344,6 +363,7 @@ class Exchange:
         return look
 
     def _goes_elsewhere(self, head: ResponseHead) -> bool:
+        """What an engine says with its first line: whether somebody else is asked before the client hears of it."""
         status = head.status
         if status in (200, 101):
             if self.ask is not None and self.ask.assembler is not None and _is_encoded(head):
@@ -357,12 +377,26 @@ class Exchange:
             self._go_elsewhere()
             return True
         if 300 <= status < 400 and status != 304:
-            self.attempt_failed(EngineFault(reasons.ENGINE_REDIRECT, f"The engine answered {status}."))
+            self.attempt_failed(EngineFault(reasons.ENGINE_REDIRECT, f"The engine answered {status}."), blame=False)
             return True
         if status in _FAILED_STATUSES and self.gateway.may_fail_over(self):
             self.attempt_failed(EngineFault(reasons.ENGINE_ERROR, f"The engine answered {status}."))
             return True
-        return False
+        return status == 404 and bool(self.wanted) and self._refused_the_model()
+
+    def _refused_the_model(self) -> bool:
+        """It does not know the model or the path, so it has done nothing; one that does may be among the others."""
+        backend, ticket = self.backend, self.ticket
+        if backend is None or ticket is None:
+            return False
+        self.gateway.routing.refused(self, backend)
+        tried = ticket.tried | {backend.name}
+        if len(tried) > _MODEL_ASKED_MAX or not self.gateway.admission.fleet.usable(tried, ticket.seats):
+            return False
+        ticket.tried = tried
+        self._leave_idle(backend)
+        self._place_again()
+        return True
 
     def _choose_relay(self, head: ResponseHead) -> Relay:
         assert self.head is not None
@@ -391,11 +425,12 @@ class Exchange:
 
     # Another try
 
-    def attempt_failed(self, fault: EngineFault) -> None:
-        """The backend failed before its first byte: another one may still serve the call."""
+    def attempt_failed(self, fault: EngineFault, *, blame: bool = True) -> None:
+        """The backend failed before its first byte: another one may still serve the call. Without `blame` it is well."""
         gateway, backend = self.gateway, self.backend
         assert backend is not None
-        gateway.backend_failed(backend, fault.detail)
+        if blame:
+            gateway.backend_failed(backend, fault.detail)
         if not gateway.may_fail_over(self):
             self.end(fault.reason, fault.detail)
             return
@@ -413,6 +448,16 @@ class Exchange:
     def _go_elsewhere(self) -> None:
         assert self.backend is not None
         self.gateway.stop(self, self.backend, self.engine)
+        self._place_again()
+
+    def _leave_idle(self, backend: Backend) -> None:
+        """The engine refused the call and does nothing for it: there is nothing to abort, and nothing to wait for."""
+        backend.unpin(self.slot)
+        self.key, self.slot = "", None
+        if self.engine is not None:
+            self.engine.abort()
+
+    def _place_again(self) -> None:
         self.engine = None
         self.call.fell_back(time.monotonic())
         self.backend = None

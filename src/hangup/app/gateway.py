@@ -42,6 +42,7 @@ from hangup.app.log import Log
 from hangup.app.passage import Passage
 from hangup.app.probe import Probe
 from hangup.app.question import Question
+from hangup.app.routing import Routing
 from hangup.app.tracing import TRACEPARENT, Tracer
 from hangup.app.tunnel import Tunnel, check_origin
 from hangup.app.undertaking import Undertaking
@@ -123,6 +124,7 @@ class Gateway:
         self._pace_timer = loop.call_later(_PACE_S, self._look_at_paces)
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._goodbyes: set[asyncio.Task[None]] = set()  # to backends that are out of the configuration
+        self.routing = Routing(self)
         self.configure(settings)
 
     # Configuration
@@ -164,9 +166,10 @@ class Gateway:
         for backend in backends:
             backend.take_limits(settings.limits)
             if backend.name not in self._watches:
-                self._watches[backend.name] = self.loop.create_task(watch(backend, self._backend_changed))
+                told = self.routing.told_models
+                self._watches[backend.name] = self.loop.create_task(watch(backend, self._backend_changed, told))
             self.reaper.watch(backend)
-        self._act(self.admission.dispatch(time.monotonic()))
+        self.routing.configure(settings)
 
     def _retire(self, backend: Backend) -> None:
         """Out of the configuration: no new call goes there, those that run may finish."""
@@ -353,6 +356,7 @@ class Gateway:
             retry=head.fields.get(b"x-stainless-retry-count", b"0") != b"0",
             blind=ask is None or not ask.streams,
             job=exchange.errand is not None,
+            seats=exchange.seats,
         )
 
     def place_again(self, exchange: Exchange) -> None:
@@ -365,6 +369,10 @@ class Gateway:
             return
         ticket.blind = exchange.ask is None or not exchange.ask.streams
         self._act(self.admission.fell_back(ticket, time.monotonic()))
+
+    def dispatch(self) -> None:
+        """Those who wait may have more to choose from."""
+        self._act(self.admission.dispatch(time.monotonic()))
 
     def first_token(self, exchange: Exchange) -> None:
         if exchange.ticket is not None:
@@ -588,6 +596,7 @@ class Gateway:
         self._paces.clear()
         if self.provider is not None:
             await self.provider.close()
+        await self.routing.close()
         for task in self._watches.values():
             task.cancel()
         await asyncio.gather(*self._watches.values(), return_exceptions=True)

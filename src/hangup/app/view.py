@@ -222,11 +222,14 @@ def _zombie_row(story: Zombie, call: Call | None, now: float) -> dict[str, Any]:
 
 
 def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView | None, now: float) -> dict[str, Any]:
-    seat = backend.seat
+    seat, offer = backend.seat, backend.offer()
     return {
         "name": backend.name,
         "engine": backend.adapter.name,
         "state": _state(seat),
+        "models": _models(backend),
+        "apis": sorted(offer.apis) if offer.apis is not None else None,
+        "client_key": "own" if backend.settings.api_key_env else "pass" if backend.shown_client_key else "drop",
         "in_flight": seat.in_flight,
         "limit": seat.limit,
         "limit_learned": not seat.slots,
@@ -239,6 +242,13 @@ def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView 
         "busy_s": round(seat.time.busy_s, 3),
         "alarm": watched.alarm.finding.signal if watched is not None and watched.alarm.finding is not None else None,
     }
+
+
+def _models(backend: Backend) -> list[str] | None:
+    """What it is configured to have, or lists; None where that is not known."""
+    if backend.settings.models:
+        return list(backend.settings.models)
+    return [row["id"] for row in backend.model_rows] if backend.model_rows is not None else None
 
 
 def _state(seat: Seat) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from hangup.cli import client
 from hangup.cli.table import shown, table
 
+_MODELS_SHOWN = 3
 _EXAMPLES = """\
 examples:
   hangup backends
@@ -57,9 +58,17 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
             shown(row["ladder"]),
             str(len(row["zombies"])),
             shown(row["ladder_reason"]),
+            _models(row["models"]),
         ]
         for row in answer["backends"]
     ]
-    head = ["BACKEND", "ENGINE", "STATE", "IN FLIGHT", "LIMIT", "LADDER", "ZOMBIES", "WHY"]
+    head = ["BACKEND", "ENGINE", "STATE", "IN FLIGHT", "LIMIT", "LADDER", "ZOMBIES", "WHY", "MODELS"]
     for line in table(head, rows, frozenset(["IN FLIGHT", "ZOMBIES"])):
         print(line)
+
+
+def _models(names: list[str] | None) -> str:
+    if names is None:
+        return "any"
+    more = f" and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
+    return shown(", ".join(names[:_MODELS_SHOWN]) + more)

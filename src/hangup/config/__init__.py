@@ -4,6 +4,6 @@
 (the library, among others) does not pay for reading them.
 """
 
-from hangup.config.schema import BackendSettings, Limits, RouteSettings, Settings, TenantSettings
+from hangup.config.schema import AliasSettings, BackendSettings, Limits, RouteSettings, Settings, TenantSettings
 
-__all__ = ["BackendSettings", "Limits", "RouteSettings", "Settings", "TenantSettings"]
+__all__ = ["AliasSettings", "BackendSettings", "Limits", "RouteSettings", "Settings", "TenantSettings"]

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hangup.config import check, locate
+from hangup.config import check, keys, locate
 from hangup.config.schema import (
+    APIS,
     LISTS,
+    AliasSettings,
     BackendSettings,
     Limits,
     RouteSettings,
@@ -96,6 +98,7 @@ def load(
 ) -> Configuration:
     """Reads and checks everything; raises ConfigError with all the problems there are."""
     problems = _Problems()
+    has_env = env is not None
     env = env or {}
     flags = flags or {}
     if path is None and env.get("HANGUP_CONFIG"):
@@ -122,13 +125,20 @@ def load(
     chosen = _upstreams(env, upstreams, engine, problems, origins)
     tenants = _tenants(document.get("tenant", []), place, problems)
     routes = _routes(document.get("route", []), place, problems)
-    settings = Settings(**values, backend=chosen or backends, tenant=tenants, route=routes)
+    aliases = _aliases(document.get("alias", []), place, problems)
+    settings = Settings(**values, backend=chosen or backends, tenant=tenants, route=routes, alias=aliases)
     for where, problem in check.problems(settings):
         problems.add(where, problem)
+    if has_env:  # a file alone can be checked anywhere
+        for backend in settings.backend:
+            if backend.api_key_env and (problem := keys.key_problem(backend.api_key_env, env)):
+                problems.add(f"backend {backend.name or backend.url}", problem)
     if problems:
         raise ConfigError(problems)
     named = {settings.admin_token_env, settings.otlp_headers_env, *(backend.api_key_env for backend in settings.backend)}
     warnings = tuple(text for variable, text in problems.unknown_variables.items() if variable not in named)
+    if about_keys := keys.warning(settings):
+        warnings += (about_keys,)
     return Configuration(settings, origins, path, warnings)
 
 
@@ -238,6 +248,10 @@ def convert(field: dataclasses.Field[Any], value: Any) -> Any:
         if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
             raise ValueError(f"expected {expected}, got {value!r}")
         return value
+    if kind.startswith("tuple"):
+        if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
+            raise ValueError(f"expected {expected}, got {value!r}")
+        return tuple(value)
     if kind.startswith("dict"):
         if not isinstance(value, dict):
             raise ValueError(f"expected {expected}, got {value!r}")
@@ -278,7 +292,7 @@ def describe(field: dataclasses.Field[Any]) -> str:
     kind, meta = str(field.type), field.metadata
     if kind == "bool":
         return "true or false"
-    if kind.startswith("list"):
+    if kind.startswith(("list", "tuple")):
         return "a list of strings"
     if kind.startswith("dict"):
         return "a table"
@@ -341,8 +355,29 @@ def _backends(tables: Any, place: _Places, problems: _Problems) -> tuple[Backend
     for row, at in _rows(BackendSettings, "backend", tables, place, problems):
         if problem := url_problem(row.get("url", "")):
             problems.add(place((*at, "url")), f"url: {problem}")
+        for api in row.get("apis", ()):
+            if api not in APIS:
+                problems.unknown(place((*at, "apis")), "API", api, list(APIS))
+        if row.get("api_key_env") and row.get("client_key") == "pass":
+            problems.add(place((*at, "client_key")), 'api_key_env and client_key = "pass" exclude each other')
         backends.append(BackendSettings(**row))
     return tuple(backends)
+
+
+def _aliases(tables: Any, place: _Places, problems: _Problems) -> tuple[AliasSettings, ...]:
+    aliases: list[AliasSettings] = []
+    for row, at in _rows(AliasSettings, "alias", tables, place, problems):
+        made = AliasSettings(**row)
+        for key in ("name", "model"):
+            if not getattr(made, key):
+                problems.add(place((*at, key)), f"{key}: expected the name of a model, got nothing")
+        if made.name in [other.name for other in aliases]:
+            problems.add(place((*at, "name")), f"there are two aliases named {made.name}")
+        aliases.append(made)
+    for made in aliases:
+        if made.model in [other.name for other in aliases]:
+            problems.add("alias", f"{made.name} stands for {made.model}, which is an alias itself")
+    return tuple(aliases)
 
 
 def _upstreams(

@@ -206,6 +206,12 @@ class Limits:
     # Health
     health_interval_s: float = limit(5.0, "Pause between two active health checks of a backend.", least=0.1)
     health_timeout_s: float = limit(2.0, "Longest time for one health check.", least=0.05)
+    models_interval_s: float = limit(
+        5.0, "Pause between two questions which models a backend has; hosted APIs are asked every five minutes.", least=0.1
+    )
+    model_refused_s: float = limit(
+        30.0, "After a backend has answered 404 to a call: how long others are asked first for the same model and API."
+    )
     failures_max: int = limit(3, "Failures in a row after which a backend counts as down.", least=1)
 
     # The reaper
@@ -269,7 +275,16 @@ class BackendSettings:
     slots: int = setting(0, "Most calls sent to it at a time; 0 takes the general setting.", least=0)
     kv_tokens: int = setting(0, "Tokens that its cache holds, which calls share; 0 when not known.", least=0)
     weight: float = setting(1.0, "Share of the load against the other backends.", least=0.01)
+    models: tuple[str, ...] = setting(
+        (), "Models it serves, these and no others; * is any text. Empty: it is asked for its list."
+    )
+    apis: tuple[str, ...] = setting((), "APIs it speaks, these and no others; empty takes what is usual for the engine.")
     api_key_env: str = setting("", "Environment variable with the key to send to it instead of the client's.")
+    client_key: str = setting(
+        "auto",
+        "Without api_key_env: whether it gets the key that a client sends. auto: if all such backends belong to one party.",
+        choices=("auto", "pass", "drop"),
+    )
     health_path: str = setting("/health", "Path of the active health check; empty turns it off.")
     price_per_hour: float = setting(0.0, "What an hour of it costs, GPUs and all; for the ledger.", least=0)
     price_per_million_tokens: float = setting(0.0, "What a million output tokens cost; for the ledger.", least=0)
@@ -314,6 +329,14 @@ class RouteSettings:
     methods: list[str] = setting(["GET", "POST"], "Methods allowed on a passed-through path.")
     websocket: bool = setting(False, "Whether WebSockets may be opened on a passed-through path.")
     limits: dict[str, Any] = setting({}, "Per-call limits of this route.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasSettings:
+    """Another name for a model."""
+
+    name: str = setting("", "What clients call it.")
+    model: str = setting("", "The model's own name, which the backend is asked for.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,10 +407,13 @@ class Settings:
     backend: tuple[BackendSettings, ...] = field(default=(), metadata={"doc": "The backends."})
     tenant: tuple[TenantSettings, ...] = field(default=(), metadata={"doc": "The tenants; with none, no key is asked for."})
     route: tuple[RouteSettings, ...] = field(default=(), metadata={"doc": "Limits and permissions by path."})
+    alias: tuple[AliasSettings, ...] = field(default=(), metadata={"doc": "Other names for models."})
 
 
 SECTIONS = {"limits": Limits}
-LISTS = {"backend": BackendSettings, "tenant": TenantSettings, "route": RouteSettings}
+LISTS = {"backend": BackendSettings, "tenant": TenantSettings, "route": RouteSettings, "alias": AliasSettings}
+# The APIs by the names that stand before the dot in logs and metrics.
+APIS = ("openai", "anthropic", "ollama", "llamacpp", "tgi", "sglang")
 
 
 def scalar_fields(cls: type) -> list[dataclasses.Field[Any]]:

@@ -105,6 +105,7 @@ HEADER_TIME = _reason("header_s", Outcome.REFUSED, 408, "The request's headers d
 BODY_TIME = _reason("body_s", Outcome.REFUSED, 408, "The request's body did not arrive in time.")
 BODY_TOO_LARGE = _reason("body_bytes_max", Outcome.REFUSED, 413, "The request's body is too large.", False)
 NOT_FOUND = _reason("not_found", Outcome.REFUSED, 404, "There is no such path here.", False)
+MODEL_NOT_FOUND = _reason("model_not_found", Outcome.REFUSED, 404, "No backend has this model.", False)
 METHOD = _reason("method", Outcome.REFUSED, 405, "This path does not take that method.", False)
 UNSUPPORTED = _reason("unsupported", Outcome.REFUSED, 501, "That part of HTTP is not supported.", False)
 HTTP_VERSION = _reason("http_version", Outcome.REFUSED, 505, "Only HTTP/1.1 and HTTP/1.0 are spoken here.", False)

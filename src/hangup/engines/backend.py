@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
-from hangup.config import BackendSettings, Limits
+from hangup.config import BackendSettings, Limits, keys
 from hangup.core.admission import Seat
-from hangup.engines.adapters import ADAPTERS, AUTO, GENERIC, Abort, Adapter, Facts
+from hangup.core.catalog import Offer
+from hangup.engines.adapters import ADAPTERS, AUTO, GENERIC, Abort, Adapter, Facts, Seen, hosted
 from hangup.engines.pool import Dial, Pool
 from hangup.wire.head import HOP_BY_HOP, Headers, RequestHead
 
@@ -23,7 +25,7 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"x-stainless-read-timeout",
 }
 _WITH_BODY = frozenset(["POST", "PUT", "PATCH", "DELETE"])
-_KEYS = frozenset([b"authorization", b"x-api-key"])
+_KEYS = frozenset([b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"])
 
 
 class Backend:
@@ -51,10 +53,14 @@ class Backend:
         self.learned = False  # its facts were asked for
         self.slots_free: list[int] = []  # to be given to calls, where that can be done
         self.pinned = 0  # live calls that have one
-        adapter = GENERIC if settings.engine == AUTO else ADAPTERS[settings.engine]
+        # Nothing of a client's may be asked for with a key that is not there: an unset one is an error.
+        self._key = keys.read(settings.api_key_env, os.environ).encode("ascii") if settings.api_key_env else b""
+        self.passes_client_key = True  # where it has none of its own
+        self.model_rows: list[dict[str, Any]] | None = None  # as it lists them; None: it does not, or was not asked yet
+        self.models_asked_at: float | None = None
+        adapter = (hosted(self.pool.address.host) or GENERIC) if settings.engine == AUTO else ADAPTERS[settings.engine]
         named = settings.engine != AUTO
         self.use(adapter, Facts(can_abort=named and adapter.abort("probe") is not None))
-        self._key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
         self._host = self.pool.address.authority.encode("ascii")
         self._prefix = self.pool.address.prefix
 
@@ -104,9 +110,31 @@ class Backend:
             self.slots_free.append(slot)
 
     @property
-    def has_key(self) -> bool:
-        """Whether it gets a key of ours instead of the client's."""
-        return bool(self._key)
+    def shown_client_key(self) -> bool:
+        """Whether it gets the key that a client sends; else it gets one of ours, or none."""
+        return self.passes_client_key and not self._key
+
+    # Its models
+
+    def told_models(self, answer: Seen, now: float) -> None:
+        """What it answered to the question for its models. When it fails to answer, what it said before holds."""
+        if answer.status == 0 or answer.status >= 500:
+            return
+        self.models_asked_at = now
+        self.model_rows = self.adapter.read_models(answer)
+
+    def offer(self) -> Offer:
+        """What can be asked of it, as far as is known."""
+        settings, adapter, rows = self.settings, self.adapter, self.model_rows
+        return Offer(
+            apis=frozenset(settings.apis) or adapter.apis,
+            apis_only=bool(settings.apis),
+            models=frozenset(name for row in rows for name in adapter.model_names(row)) if rows is not None else None,
+            patterns=settings.models,
+            complete=rows is not None and adapter.lists_all(rows),
+            asked=self.models_asked_at is not None,
+            tagged=adapter.tagged_models,
+        )
 
     def request_id(self, call_id: str, key: str) -> str:
         """The X-Request-Id that it gets: the call's own, unless that is, or may turn out to be, the name it is stopped by."""
@@ -131,7 +159,7 @@ class Backend:
         """The request as the engine gets it, whole; `upgrade`: a WebSocket's handshake."""
         if head.method not in _WITH_BODY:
             body = b""  # it means nothing there, and some engines would take it for the next request
-        dropped = self._dropped_without_key if self._key or not forward_key else self._dropped
+        dropped = self._dropped if forward_key and self.passes_client_key and not self._key else self._dropped_without_key
         if head.fields.get(b"connection", b"keep-alive") not in (b"keep-alive", b"close"):
             dropped = dropped | head.connection_options()
         if traced:
@@ -142,9 +170,7 @@ class Backend:
         if traced:
             lines.append(b"traceparent: %b\r\n" % traced.encode("ascii"))
         if self._key:
-            lines.append(b"authorization: Bearer %b\r\n" % self._key.encode())
-            if b"anthropic-version" in head.fields:
-                lines.append(b"x-api-key: %b\r\n" % self._key.encode())
+            lines.append(self.adapter.key_headers(self._key, b"anthropic-version" in head.fields))
         if timeout_s is not None:
             lines.append(b"x-request-timeout: %.3f\r\n" % timeout_s)
         if body or head.method == "POST":
@@ -160,9 +186,7 @@ class Backend:
         lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), self._target(path), self._host)]
         lines += [b"%b: %b\r\n" % pair for pair in headers or []]
         if self._key:
-            lines.append(b"authorization: Bearer %b\r\n" % self._key.encode())
-            if any(name == b"anthropic-version" for name, _ in headers or []):
-                lines.append(b"x-api-key: %b\r\n" % self._key.encode())
+            lines.append(self.adapter.key_headers(self._key, any(name == b"anthropic-version" for name, _ in headers or [])))
         if body:
             lines.append(b"content-type: application/json\r\n")
         lines.append(b"accept-encoding: identity\r\nuser-agent: hangup\r\ncontent-length: %d\r\n\r\n" % len(body))

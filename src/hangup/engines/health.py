@@ -1,4 +1,4 @@
-"""The watch over one backend: a cheap check at intervals, and at the first success the question what it is."""
+"""The watch over one backend: a cheap check at intervals, the question which models it has, and at first what it is."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 from hangup.engines.adapters import AUTO, Seen, recognise
 from hangup.engines.backend import Backend
-from hangup.engines.fetch import fetch
+from hangup.engines.fetch import ANSWER_BYTES_MAX, fetch
 from hangup.errors import EngineFault
+from hangup.wire.head import Headers
+
+_MODELS_BYTES_MAX = 16 * 1024 * 1024  # some thousands of adapters
 
 
-async def watch(backend: Backend, changed: Callable[[Backend, str], None]) -> None:
-    """Runs until cancelled; `changed` hears of every up, down and recognition."""
+async def watch(backend: Backend, changed: Callable[[Backend, str], None], told_models: Callable[[Backend], None]) -> None:
+    """Runs until cancelled; `changed` hears of every up, down and recognition, `told_models` of every look at its models."""
     while True:
         fault = await check(backend)
         if fault is None:
@@ -22,6 +25,9 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None]) -> No
                 await learn(backend, backend.limits.health_timeout_s)
                 if backend.settings.engine == AUTO:
                     changed(backend, f"recognised as {backend.adapter.name}")
+                backend.models_asked_at = None  # they may be others
+            await ask_models(backend)
+            told_models(backend)
         elif backend.seat.failed():
             backend.learned = False  # what comes up again may be something else
             changed(backend, f"down: {fault}")
@@ -54,10 +60,22 @@ async def learn(backend: Backend, timeout_s: float) -> None:
     backend.learned = True
 
 
-async def see(backend: Backend, path: str, timeout_s: float) -> Seen:
+async def ask_models(backend: Backend, *, at_once: bool = False) -> None:
+    """Which models it has, unless that was asked a short while ago, or is said by the configuration."""
+    asked_at, now = backend.models_asked_at, asyncio.get_running_loop().time()
+    rest_s = 0.0 if at_once else max(backend.adapter.models_rest_s, backend.limits.models_interval_s)
+    if backend.settings.models == ("*",) or (asked_at is not None and now - asked_at < rest_s):
+        return
+    timeout_s, headers = backend.limits.health_timeout_s, backend.adapter.models_headers
+    backend.told_models(await see(backend, "/v1/models", timeout_s, headers, _MODELS_BYTES_MAX), now)
+
+
+async def see(
+    backend: Backend, path: str, timeout_s: float, headers: Headers | None = None, bytes_max: int = ANSWER_BYTES_MAX
+) -> Seen:
     """The answer to a GET, whatever it is."""
     try:
-        answer = await fetch(backend, "GET", path, timeout_s=timeout_s)
+        answer = await fetch(backend, "GET", path, timeout_s=timeout_s, headers=headers, bytes_max=bytes_max)
     except EngineFault as fault:
         return Seen(0, "", fault.detail.encode())
     return Seen(answer.head.status, answer.head.fields.get(b"server", b"").decode("latin-1"), answer.body)

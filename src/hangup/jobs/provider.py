@@ -90,7 +90,7 @@ class Owner:
     @classmethod
     def of(cls, tenant: str, head: RequestHead, backend: Backend, *, keyed: bool) -> Owner:
         """`keyed`: their key is for the gateway, and no provider may see it."""
-        names = _FORWARDED if keyed or backend.has_key else (*_FORWARDED, *_KEYS)
+        names = (*_FORWARDED, *_KEYS) if backend.shown_client_key and not keyed else _FORWARDED
         return cls(tenant, [(name, head.fields[name]) for name in names if name in head.fields])
 
 

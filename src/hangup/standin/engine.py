@@ -30,6 +30,7 @@ class Behaviour:
     crash_after: int = 0  # the process kills itself after that many tokens of a call
     cut_after: int = 0  # closes the connection, with clean framing, after that many tokens
     fail_status: int = 0  # answers every generation with this status
+    models: str = ""  # the models that it has, separated by commas: others are answered 404; none: it answers to any name
     like: str = ""  # which engine it looks like on the wire: see likeness.py
     cache_tokens: int = 1 << 20  # the size of its cache, as far as the engine it looks like tells it
     lag_s: float = 0.0  # how old the figures are that it tells

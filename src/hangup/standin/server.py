@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import asdict
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
 import orjson
@@ -118,13 +119,15 @@ class Connection(asyncio.Protocol):
         elif path == "/health":
             self._answer(200, {"status": "ok"})
         elif path == "/v1/models" or path.startswith("/v1/models/"):
-            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": self._like.owner}
-            self._answer(200, {"object": "list", "data": [model]} if path == "/v1/models" else model)
+            self._tell_models(path)
         elif method == "GET" and (page := self._like.page(path, self._engine)) is not None:
             if not self._engine.behaviour.status_hangs:
                 self._send(*page)
         elif method == "POST" and "abort" in path and (page := self._like.abort(path, orjson.loads(body), self._engine)):
             self._send(*page)
+        elif method == "POST" and (missing := self._missing_model(headers, body)):
+            message = f"The model `{missing}` does not exist."
+            self._answer(404, {"error": {"message": message, "type": "NotFoundError", "param": "model", "code": 404}})
         elif method == "POST" and path == "/v1/embeddings":
             self._embed(_embeddings(orjson.loads(body)))
         elif method == "POST" and path == "/v1/messages/count_tokens":
@@ -140,6 +143,33 @@ class Connection(asyncio.Protocol):
                 self._generate(path, headers, value)
         else:
             self._answer(404, {"error": {"message": "not found", "type": "not_found_error"}})
+
+    @property
+    def _models(self) -> list[str]:
+        """Those that it has and no others; none if it answers to any name."""
+        return [name for name in self._engine.behaviour.models.split(",") if name]
+
+    def _tell_models(self, path: str) -> None:
+        rows = {
+            name: {"id": name, "object": "model", "created": 0, "owned_by": self._like.owner}
+            for name in self._models or [MODEL]
+        }
+        if self._models:
+            rows = {name: row | {"root": name, "parent": None} for name, row in rows.items()}
+        name = unquote(path.removeprefix("/v1/models").removeprefix("/"))
+        if name and self._models and name not in rows:
+            self._answer(404, {"error": {"message": f"The model `{name}` does not exist.", "type": "NotFoundError"}})
+        else:
+            row = rows.get(name) or next(iter(rows.values()))
+            self._answer(200, row if name else {"object": "list", "data": list(rows.values())})
+
+    def _missing_model(self, headers: dict[str, str], body: bytes) -> str:
+        """The name of a model that is asked for and that it does not have."""
+        if not self._models or not headers.get("content-type", "").startswith("application/json"):
+            return ""
+        value = orjson.loads(body)
+        name = value.get("model") if isinstance(value, dict) else None
+        return name if isinstance(name, str) and name not in self._models else ""
 
     def _control(self, path: str, body: bytes) -> None:
         standin = self._standin

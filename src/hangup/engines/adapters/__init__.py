@@ -37,10 +37,16 @@ AUTO = "auto"  # ask the backend what it is
 _UNSURE = ("tgi", "transformers", "ollama")  # told apart by their own pages, not by their list of models
 
 
+def hosted(host: str) -> Adapter | None:
+    """A provider is known by its address."""
+    names = {".openai.com": "openai-hosted", ".anthropic.com": "anthropic-hosted"}
+    return next((ADAPTERS[name] for ending, name in names.items() if host.endswith(ending)), None)
+
+
 async def recognise(host: str, get: Get) -> tuple[Adapter, Facts]:
     """What a backend is and what it can do, asked with GET alone; the generic kind if nothing fits."""
-    if host.endswith((".openai.com", ".anthropic.com")):
-        found = ADAPTERS["openai-hosted" if host.endswith("openai.com") else "anthropic-hosted"]
+    found = hosted(host)
+    if found is not None:
         return found, await found.inspect(get) or Facts()
     models = await get("/v1/models")
     sure = [adapter for adapter in ADAPTERS.values() if adapter.recognises(models)]
@@ -51,4 +57,4 @@ async def recognise(host: str, get: Get) -> tuple[Adapter, Facts]:
     return GENERIC, await GENERIC.inspect(get) or Facts()
 
 
-__all__ = ["ADAPTERS", "AUTO", "GENERIC", "Abort", "Adapter", "Facts", "Get", "Seen", "recognise"]
+__all__ = ["ADAPTERS", "AUTO", "GENERIC", "Abort", "Adapter", "Facts", "Get", "Seen", "hosted", "recognise"]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from hangup.core.reaper import Status
+from hangup.wire.head import Headers
 
 Json = dict[str, Any]
 _MOST = 2.0**53  # what an engine may count to
@@ -104,6 +105,15 @@ class Adapter:
     # operator's lower one still holds. Where this cannot be known, nothing is set: tokens are counted on the way.
     maximum_fields: Mapping[str, str] = {}
 
+    # The APIs that it speaks for sure (the name before the dot in logs); None where that is not known.
+    apis: frozenset[str] | None = None
+    # "name:tag" is asked of whoever lists "name".
+    tagged_models = False
+    # At least so long between two questions which models it has.
+    models_rest_s = 0.0
+    # What must be sent along when it is asked which models it has.
+    models_headers: Headers = []
+
     # Where it says which call is in which slot, if it chooses that by itself; "" if nowhere.
     slots_path = ""
 
@@ -127,6 +137,27 @@ class Adapter:
     def abort(self, key: str) -> Abort | None:
         """How to stop a call explicitly, besides cutting its connection; None where the engine has no such way."""
         return None
+
+    def key_headers(self, key: bytes, anthropic: bool) -> bytes:
+        """How a key of ours is sent; `anthropic`: with a request in Anthropic's API."""
+        bearer = b"authorization: Bearer %b\r\n" % key
+        return bearer + b"x-api-key: %b\r\n" % key if anthropic else bearer
+
+    def read_models(self, answer: Seen) -> list[Json] | None:
+        """The models that it has, adapters (LoRA) among them, from its answer to GET /v1/models; None if that is no list."""
+        value = answer.json() if answer.status == 200 else None
+        rows = value.get("data") if isinstance(value, dict) else None
+        if not isinstance(rows, list):
+            return None
+        return [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
+
+    def model_names(self, row: Json) -> tuple[str, ...]:
+        """The names that a listed model can be asked for by."""
+        return (row["id"],)
+
+    def lists_all(self, rows: list[Json]) -> bool:
+        """Whether it refuses whatever is not in its list: most engines answer to any name, or to more than they list."""
+        return False
 
     def complete(self, answer: Json) -> None:
         """Adds what a whole answer of this engine has and its streams leave out; only ever null."""

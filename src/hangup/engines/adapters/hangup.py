@@ -9,6 +9,7 @@ from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Seen, count
 class HangupEngine(Adapter):
     name = "hangup"
     title = "hangup's own engine (`hangup engine`)"
+    apis = frozenset(["openai"])
     stops_by = "cancel by id, closing the connection"
     grace_s = 2.0
     poll_s = 0.05

@@ -8,6 +8,7 @@ from hangup.engines.adapters.base import Adapter, Facts, Get
 
 class _Hosted(Adapter):
     blind_hold_s = 0.0
+    models_rest_s = 300.0
 
     async def inspect(self, get: Get) -> Facts:
         return Facts(hints=("a hosted API: what still runs after a hang-up is not told, and is billed",))
@@ -16,8 +17,18 @@ class _Hosted(Adapter):
 class OpenAIHosted(_Hosted):
     name = "openai-hosted"
     title = "api.openai.com"
+    apis = frozenset(["openai"])
+    stripped_headers = Adapter.stripped_headers | {b"x-api-key"}  # that is somebody else's
+
+    def key_headers(self, key: bytes, anthropic: bool) -> bytes:
+        return super().key_headers(key, anthropic=False)
 
 
 class AnthropicHosted(_Hosted):
     name = "anthropic-hosted"
     title = "api.anthropic.com"
+    apis = frozenset(["anthropic"])
+    models_headers = [(b"anthropic-version", b"2023-06-01")]
+
+    def key_headers(self, key: bytes, anthropic: bool) -> bytes:
+        return b"x-api-key: %b\r\n" % key  # as a bearer it would be refused

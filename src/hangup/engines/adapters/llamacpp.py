@@ -23,6 +23,7 @@ class LlamaCpp(Adapter):
     disturbed = True
     status_path = "/slots"
     pins_slots = True
+    apis = frozenset(["openai", "anthropic", "llamacpp"])
     # Without a maximum it goes on to the end of its context; `--predict` bounds whatever is asked for.
     maximum_fields = {"openai.chat": "max_tokens", "openai.completions": "max_tokens", "llamacpp.completion": "n_predict"}
 

@@ -15,6 +15,7 @@ _SESSION_BITS = 48  # what every JSON reader keeps exactly
 class LmDeploy(Adapter):
     name = "lmdeploy"
     title = "LMDeploy"
+    apis = frozenset(["openai"])
     stops_by = "abort by session id (--enable-abort-handling), closing the connection"
     lag_s = 2.0
     status_path = "/metrics"

@@ -3,12 +3,13 @@ loaded; unloading one would end the calls of all, so that is left to the operato
 
 from __future__ import annotations
 
-from hangup.engines.adapters.base import Adapter, Facts, Get, Seen
+from hangup.engines.adapters.base import Adapter, Facts, Get, Json, Seen
 
 
 class Ollama(Adapter):
     name = "ollama"
     title = "Ollama"
+    apis = frozenset(["openai", "anthropic", "ollama"])
 
     def recognises(self, models: Seen) -> bool:
         return any(row.get("owned_by") == "library" for row in models.rows)
@@ -19,3 +20,7 @@ class Ollama(Adapter):
             return None
         hint = "Ollama does not tell what it runs: for verified hang-ups run llama-server itself"
         return Facts(version=str(version["version"]), hints=(hint,))
+
+    def model_names(self, row: Json) -> tuple[str, ...]:
+        name = str(row["id"])
+        return (name, name.removesuffix(":latest"))

@@ -20,6 +20,8 @@ class Sglang(Adapter):
     poll_s = 0.5
     status_path = "/v1/loads?include=core,queues"
     abort_first = True
+    apis = frozenset(["openai", "anthropic", "ollama", "sglang"])
+    tagged_models = True  # base:adapter
     keyed_by = "body"
 
     def recognises(self, models: Seen) -> bool:

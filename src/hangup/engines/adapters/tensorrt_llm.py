@@ -9,6 +9,7 @@ from hangup.engines.adapters.base import Adapter, Facts, Get, Seen, counted
 class TensorRtLlm(Adapter):
     name = "tensorrt_llm"
     title = "TensorRT-LLM (trtllm-serve)"
+    apis = frozenset(["openai"])
     lag_s = 2.0
     poll_s = 0.5
     status_path = "/prometheus/metrics"

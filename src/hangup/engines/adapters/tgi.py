@@ -11,6 +11,7 @@ class Tgi(Adapter):
     title = "Text Generation Inference"
     lag_s = 1.0
     status_path = "/metrics"
+    apis = frozenset(["openai", "tgi"])
 
     async def inspect(self, get: Get) -> Facts | None:
         told, metrics = (await get("/info")).table, await get("/metrics")

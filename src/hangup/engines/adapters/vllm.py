@@ -35,6 +35,7 @@ class Vllm(Adapter):
     counts_steps = True
     status_path = "/metrics"
     abort_first = True
+    apis = frozenset(["openai", "anthropic"])
     keyed_by = "header"
 
     def recognises(self, models: Seen) -> bool:
@@ -54,6 +55,11 @@ class Vllm(Adapter):
             can_tell=self.read_status(metrics) is not None,
             hints=() if can_abort else ("start vLLM with VLLM_SERVER_DEV_MODE=1, on a private address, to allow abort by id",),
         )
+
+    def lists_all(self, rows: list[Json]) -> bool:
+        # A name that is not among them is answered 404. Its rows tell the model's root; what calls itself vLLM and does not
+        # tell it is something else, which may not be as strict.
+        return bool(rows) and all("root" in row for row in rows)
 
     def abort(self, key: str) -> Abort:
         assert key, "an empty list of ids would abort every call"
