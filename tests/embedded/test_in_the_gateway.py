@@ -53,7 +53,7 @@ async def ask(engine: Serving, **fields: object) -> tuple[Asker, EngineConnectio
     connection = await backend.pool.connect()
     asker = Asker()
     body = json.dumps({"prompt": "ROMEO:", "stream": True, "ignore_eos": True, "max_tokens": 400, **fields}).encode()
-    connection.ask(asker, backend.own_request("POST", "/v1/completions", body), has_body=True)
+    connection.ask(asker, *backend.own_request("POST", "/v1/completions", body))
     await asyncio.wait_for(asker.came.wait(), 10)
     return asker, connection
 

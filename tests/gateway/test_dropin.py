@@ -289,6 +289,7 @@ class TestFiles:
                 with Client(gateway.address) as first, Client(gateway.address) as second:
                     first.send(head + body[:100])
                     wait_until(lambda: live(gateway) == 1)
+                    assert gateway.metrics()["hangup_media_held_bytes"] == len(body)
                     second.send(head + body)
                     answer = second.read_answer()
                     assert (answer.status, answer.headers["x-hangup-reason"]) == (503, "media_held_bytes_max")
@@ -303,6 +304,7 @@ class TestFiles:
                     == 200
                 )
             assert len(engine.seen()) == 3
+            assert gateway.metrics()["hangup_media_held_bytes"] == 0
 
 
 class TestResponses:
@@ -408,6 +410,20 @@ class TestPagesOfOtherSites:
             assert answer.status in (404, 405)
             assert "access-control-allow-origin" not in answer.headers
             assert not engine.seen()
+
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [
+            ({"origin": "https://page.example"}, 415),
+            ({"origin": "https://page.example", "authorization": "Bearer any"}, 200),  # it had to ask first
+            ({"origin": "https://ours.localhost", "host": "ours.localhost"}, 200),
+            ({"origin": "null"}, 415),
+        ],
+    )
+    def test_files_from_a_page(self, gateway: Gateway, headers: dict[str, str], status: int) -> None:
+        body, kind = form(b"RIFF")
+        url = f"{gateway.url}/v1/audio/transcriptions"
+        assert httpx.post(url, content=body, headers={"content-type": kind, **headers}).status_code == status
 
     def test_turned_off(self) -> None:
         with gateway_and_engine({"cors": "none"}, cors=True) as (gateway, engine):

@@ -164,6 +164,8 @@ class GatewayCollector(Collector):
 
     def _process(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("hangup_connections", "Client connections open.", self._view.connections())
+        held = self._view.media_held_bytes()
+        yield GaugeMetricFamily("hangup_media_held_bytes", "Bytes of audio and image calls' bodies held.", held)
         yield GaugeMetricFamily("hangup_body_bytes", "Bytes of request bodies on their way in.", self._view.body_bytes())
         counts = self._view.counts()
         yield CounterMetricFamily(

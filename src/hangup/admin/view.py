@@ -114,6 +114,9 @@ class View(Protocol):
 
     def connections(self) -> int: ...
 
+    def media_held_bytes(self) -> int:
+        """Of bodies of calls with audio or image files."""
+
     def body_bytes(self) -> int:
         """Of request bodies that have not come whole yet."""
 

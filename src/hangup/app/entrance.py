@@ -128,10 +128,21 @@ def check_route(route: Route | None, head: RequestHead) -> Route:
         raise Refusal(reasons.NOT_FOUND, why_not(head.path))
     if not allowed:
         raise Refusal(reasons.METHOD)
-    if b"origin" in head.fields and head.method == "POST" and not _is_json(head):
+    if b"origin" in head.fields and head.method == "POST" and not _is_json(head) and is_of_other_site(head):
         # Browsers send such a request to any address, ours included, without asking first.
         raise Refusal(reasons.MEDIA_TYPE)
     return route
+
+
+def is_of_other_site(head: RequestHead) -> bool:
+    """Whether a page of another site may have sent it without having been allowed to.
+
+    A key in a header is something that a page can only send after a preflight, and never with a WebSocket's handshake.
+    """
+    origin = head.fields.get(b"origin", b"").lower()
+    if not origin or b"authorization" in head.fields or b"x-api-key" in head.fields:
+        return False
+    return origin.partition(b"://")[2] != head.fields.get(b"host", b"").lower()
 
 
 def allowed_methods(route: Route) -> tuple[str, ...]:

@@ -278,11 +278,11 @@ class Exchange:
             self.key = ""  # the engine has not heard of it
             self.fault(error)
             return
-        connection.ask(self, request, has_body=bool(self._body), may_switch=self.tunnel is not None)
+        connection.ask(self, *request, may_switch=self.tunnel is not None)
         if self.client.stalled:  # it has not read what it got before: an earlier answer, or heartbeats
             connection.pause()
 
-    def _request(self) -> bytes:
+    def _request(self) -> tuple[bytes, bytes]:
         assert self.head is not None and self.backend is not None
         path, body, backend = self.head.path, self._body, self.backend
         self.key = self.gateway.engine_key()

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 import time
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from hangup.app import reply
 from hangup.app.carried import Carried
+from hangup.app.entrance import is_of_other_site
 from hangup.app.relay import Relay
 from hangup.core import reasons
 from hangup.core.call import Clock
@@ -36,11 +36,11 @@ _LOOK_S = 0.5  # between two looks whether a client has left that is not read ju
 
 def check_origin(head: RequestHead, allowed: str) -> None:
     """Browsers let any page open a WebSocket to anywhere, and do not ask first: the Origin is all that tells them apart."""
-    origin = head.fields.get(b"origin", b"").decode("latin-1").lower()
-    if not origin or b"authorization" in head.fields or b"x-api-key" in head.fields:
-        return  # no browser, or something that a page cannot send
+    if not is_of_other_site(head):
+        return
+    origin = head.fields[b"origin"].decode("latin-1").lower()
     names = {name.strip().lower() for name in allowed.split(",")}
-    if "*" in names or origin in names or urlsplit(origin).netloc == head.fields.get(b"host", b"").decode("latin-1").lower():
+    if "*" in names or origin in names:
         return
     raise Refusal(reasons.ORIGIN, f"Pages of {origin[:100]} may not open WebSockets here; websocket_origins allows it.")
 

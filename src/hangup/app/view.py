@@ -156,6 +156,9 @@ class AdminView:
     def connections(self) -> int:
         return len(self._gateway.connections)
 
+    def media_held_bytes(self) -> int:
+        return self._gateway.uploads.held_bytes
+
     def body_bytes(self) -> int:
         return self._gateway.body_bytes
 

@@ -350,7 +350,7 @@ class ClientConnection(asyncio.Protocol):
             return  # refused
         if self._decoder.done:
             self._buffer = self._decoder.rest
-            self._body_complete(bytes(self._body + payload) if self._body else payload)
+            self._body_complete(b"".join((self._body, payload)) if self._body else payload)  # one copy: it may be large
         elif self._owner.body_bytes + len(payload) > self._owner.limits.bodies_bytes_max:
             self._refuse_body(reasons.BODIES_FULL)
         else:

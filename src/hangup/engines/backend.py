@@ -155,8 +155,8 @@ class Backend:
         forward_key: bool,
         traced: str = "",
         upgrade: bool = False,
-    ) -> bytes:
-        """The request as the engine gets it, whole; `upgrade`: a WebSocket's handshake."""
+    ) -> tuple[bytes, bytes]:
+        """The request as the engine gets it, head and body; `upgrade`: a WebSocket's handshake."""
         if head.method not in _WITH_BODY:
             body = b""  # it means nothing there, and some engines would take it for the next request
         dropped = self._dropped if forward_key and self.passes_client_key and not self._key else self._dropped_without_key
@@ -178,11 +178,10 @@ class Backend:
         if upgrade:
             lines.append(b"connection: Upgrade\r\nupgrade: websocket\r\n")
         lines.append(b"\r\n")
-        lines.append(body)
-        return b"".join(lines)
+        return b"".join(lines), body
 
-    def own_request(self, method: str, path: str, body: bytes = b"", headers: Headers | None = None) -> bytes:
-        """A request of the gateway itself: a health check, an abort."""
+    def own_request(self, method: str, path: str, body: bytes = b"", headers: Headers | None = None) -> tuple[bytes, bytes]:
+        """A request of the gateway itself, head and body: a health check, an abort."""
         lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), self._target(path), self._host)]
         lines += [b"%b: %b\r\n" % pair for pair in headers or []]
         if self._key:
@@ -190,7 +189,7 @@ class Backend:
         if body:
             lines.append(b"content-type: application/json\r\n")
         lines.append(b"accept-encoding: identity\r\nuser-agent: hangup\r\ncontent-length: %d\r\n\r\n" % len(body))
-        return b"".join(lines) + body
+        return b"".join(lines), body
 
     def _target(self, path: str) -> bytes:
         return (self._prefix + path).encode("ascii")

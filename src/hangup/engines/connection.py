@@ -17,6 +17,9 @@ _AT_ONCE_S = 0.25  # within which an engine says that it had closed a connection
 _NEWS = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 
 
+_COPIED_BYTES_MAX = 64 * 1024  # of a body, to go out in one piece with its head
+
+
 class Asker(Protocol):
     """Who sent the request and gets the answer."""
 
@@ -83,17 +86,21 @@ class EngineConnection(asyncio.Protocol):
             # The kernel would take megabytes of tokens on behalf of a client that has stopped reading.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
 
-    def ask(self, asker: Asker, request: bytes, *, has_body: bool, may_switch: bool = False) -> None:
+    def ask(self, asker: Asker, head: bytes, body: bytes, *, may_switch: bool = False) -> None:
         """`may_switch`: the request is a handshake, and 101 an answer to it."""
         assert self._asker is None, "one request at a time"
         self._asker = asker
         self._asked_at = time.monotonic()
-        self._has_body = has_body
+        self._has_body = bool(body)
         self._refused = False
         self._may_switch = may_switch
         self._feed = None
         self._buffer = b""
-        self.transport.write(request)
+        if len(body) > _COPIED_BYTES_MAX:
+            self.transport.write(head)
+            self.transport.write(body)
+        else:
+            self.transport.write(head + body)
 
     def data_received(self, data: bytes) -> None:
         try:

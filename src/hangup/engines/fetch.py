@@ -38,7 +38,7 @@ async def fetch(
         async with asyncio.timeout(timeout_s):
             connection = backend.pool.idle_connection() or await backend.pool.connect()
             inquiry.connection = connection
-            connection.ask(inquiry, backend.own_request(method, path, body, headers), has_body=bool(body))
+            connection.ask(inquiry, *backend.own_request(method, path, body, headers))
             return await inquiry.answer
     except TimeoutError:
         raise EngineSilent(reasons.ENGINE_UNREACHABLE, f"no answer to {method} {path} within {timeout_s:g} s") from None
