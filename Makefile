@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 HANGUP_ENGINES_DIR ?= .engines
+FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-dashboard dashboard-picture check format bench judge lock docs clean
+.PHONY: help setup run demo test test-engines test-dashboard dashboard-picture fuzz check format bench judge lock docs clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -47,6 +48,9 @@ test-dashboard: $(VENV)/.setup-dashboard  ## the dashboard in Chromium (apt-get 
 
 dashboard-picture: $(VENV)/.setup-dashboard  ## the picture of the dashboard in docs/figures
 	DASHBOARD_TESTS=required DASHBOARD_PICTURE=docs/figures/dashboard.png $(BIN)/python -m pytest tests/dashboard -k picture
+
+fuzz: $(VENV)/.setup-test  ## odd clients and odd engines for an hour; FUZZ_S=60 is a minute, ARGS="--case N" does one case again
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_S) $(ARGS)
 
 check: $(VENV)/.setup-test  ## lint, types, layers
 	$(BIN)/ruff check .

@@ -111,6 +111,14 @@ class TestNames:
         listed = get_json(f"{gateway.admin_url}/api/calls/{got.headers['x-request-id']}")
         assert listed["model"] in ("", None)
 
+    @pytest.mark.parametrize("path", ["/completion", "/generate"])
+    @pytest.mark.parametrize("model", [["a"], {"a": 1}, 7, True, None])
+    def test_a_name_that_is_none(self, gateway: Gateway, path: str, model: object) -> None:
+        """Where an API knows no such field, anything may stand there; it names nothing."""
+        got = ask(gateway.address, path, {"prompt": "x", "inputs": "x", "n_predict": 1, "model": model})
+        assert got.headers.get("x-hangup-reason") != "internal_error"
+        assert gateway.call_log(got.headers["x-request-id"])["model"] == ""
+
     def test_bytes_not_characters(self, gateway: Gateway) -> None:
         for name, status in (("é" * 512, 200), ("é" * 513, 400)):
             got = ask(gateway.address, "/v1/chat/completions", {"messages": [], "max_tokens": 1, "model": name})

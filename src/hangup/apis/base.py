@@ -159,7 +159,8 @@ class Api:
         expect(value, self.fields)
         cap = read_cap(self.caps, value, limits, self.least_maximum(value))
         stream = self.wants_stream(path, value)
-        ask = Ask(path, value.get("model") or "", stream, self.count_choices(value, limits), cap)
+        model = value.get("model")  # not every API knows the field: then it may be anything, and names nothing
+        ask = Ask(path, model if type(model) is str else "", stream, self.count_choices(value, limits), cap)
         if assemble and not stream:
             self.set_assembly(ask, value)
         return ask

@@ -121,7 +121,7 @@ class ChoicesAssembler(Assembler):
         elif event.keys() != self._answer.keys() or event.get("usage"):  # else the frame only repeats itself
             self._answer.update({key: value for key, value in event.items() if value is not None})
         for choice in choices:
-            index = choice.pop("index", 0)
+            index = choice.pop("index", 0) or 0
             mine = self._choices.get(index)
             if mine is None:
                 mine = self._choices[index] = self.new_choice()

@@ -174,5 +174,9 @@ class AssembleRelay(Relay):
     def _answer(self, reason: Reason) -> None:
         if self._run:
             self._end_run()
-        self.joint.answer_whole(200, self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS))
+        try:
+            answer = self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS)
+        except ODD as error:
+            raise WireError(f"events that make no answer: {error!r}") from None
+        self.joint.answer_whole(200, answer)
         self.joint.end(reason)

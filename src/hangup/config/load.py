@@ -256,7 +256,7 @@ def convert(field: dataclasses.Field[Any], value: Any) -> Any:
         if not isinstance(value, dict):
             raise ValueError(f"expected {expected}, got {value!r}")
         return value
-    if not isinstance(value, str):
+    if not isinstance(value, str) or "\0" in value:
         raise ValueError(f"expected {expected}, got {value!r}")
     if meta["choices"] and value not in meta["choices"]:
         near = difflib.get_close_matches(value, meta["choices"], 1)
@@ -271,10 +271,10 @@ def _number(kind: str, value: Any, meta: Mapping[str, Any], expected: str) -> fl
             number = int(value) if kind == "int" else float(value)
         except ValueError:
             number = None
-    elif isinstance(value, int) and not isinstance(value, bool):
-        number = value if kind == "int" else float(value)
-    elif isinstance(value, float) and kind == "float":
+    elif (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and kind == "float"):
         number = value
+    if isinstance(number, int):
+        number = None if abs(number) >= 2**63 else number if kind == "int" else float(number)
     fits = (
         number is not None
         and math.isfinite(number)

@@ -36,18 +36,23 @@ NDJSON = Format(b"\n", b"application/x-ndjson", b"")
 class Splitter:
     """Collects a stream and yields its events whole."""
 
-    __slots__ = ("_bytes_max", "_end", "_kept")
+    __slots__ = ("_bytes_max", "_end", "_kept", "_return")
 
     def __init__(self, format: Format, bytes_max: int) -> None:
         self._end = format.end
         self._bytes_max = bytes_max
         self._kept = b""
+        self._return = False  # a CR came last: what it means is seen by what follows
 
     def feed(self, payload: bytes) -> list[bytes]:
         """The events that `payload` completes, without their ends."""
+        if self._return:
+            payload, self._return = b"\r" + payload, False
+        if b"\r" in payload:  # the other line end that SSE allows; each byte is looked at once, however the stream is cut
+            if payload.endswith(b"\r"):
+                payload, self._return = payload[:-1], True
+            payload = payload.replace(b"\r\n", b"\n")
         text = self._kept + payload if self._kept else payload
-        if b"\r" in text:
-            text = text.replace(b"\r\n", b"\n")  # the other line end that SSE allows
         *events, self._kept = text.split(self._end)
         if len(text) > self._bytes_max and any(len(event) > self._bytes_max for event in (*events, self._kept)):
             raise WireError("event over the size cap")

@@ -1,0 +1,102 @@
+"""Clients that send, mutilate and leave; and some that check that they get what is theirs, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import Any
+
+from fuzz.grammar import Dice
+from support.raw import Client
+
+_WORDS = re.compile(rb"(?:check|odd|case)-\d+|POISON")
+_PATIENCE_S = 20.0  # longer than any limit of the gateway under test: beyond it something hangs
+
+
+def odd_call(address: tuple[str, int], number: int) -> list[str]:
+    """Any request, sent and left in any way."""
+    dice = Dice(number)
+    data = dice.request(number)
+    if dice.maybe(0.15):
+        data += dice.request(number)
+    with contextlib.suppress(ConnectionError), Client(address) as client:
+        for piece in dice.pieces(data):
+            client.send(piece)
+        match dice.randint(0, 4):
+            case 0:
+                client.fin()
+            case 1:
+                client.reset()
+            case 2:
+                client.half_close()
+                return _answered(client, number)
+            case _:
+                return _answered(client, number)
+    return []
+
+
+def odd_answer(address: tuple[str, int], number: int) -> list[str]:
+    """A good call that gets an odd answer from the engine."""
+    dice = Dice(number)
+    with contextlib.suppress(ConnectionError), Client(address) as client:
+        client.chat({"X-Request-Id": f"fz-{number}"}, **dice.chat(number))
+        if dice.maybe(0.2):
+            with contextlib.suppress(TimeoutError):
+                client.sock.settimeout(0.01)
+                client.read_some()
+            client.reset()
+            return []
+        return _answered(client, number)
+    return []
+
+
+def checked_call(address: tuple[str, int], number: int) -> list[str]:
+    """Its answer must be right, whatever goes on around it; each of its words names the call that it is for."""
+    dice = Dice(number)
+    mine = f"check-{number}."
+    found: list[str] = []
+    with Client(address) as client:
+        client.sock.settimeout(_PATIENCE_S)
+        for _ in range(dice.randint(1, 3)):
+            stream, plain = dice.maybe(0.5), dice.maybe(0.3)
+            value: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": mine}], "stream": stream}
+            path = "/v1/chat/completions"
+            if plain:
+                path, value = "/v1/embeddings", {"model": "m", "input": mine}
+            client.post(path, value, {"X-Request-Id": f"fz-{number}"})
+            try:
+                got = client.read_answer()
+            except (TimeoutError, ConnectionError, AssertionError) as error:
+                return [*found, f"check {number}: {type(error).__name__} {error}"]
+            words = {word.decode() for word in _WORDS.findall(got.body)}
+            if got.status != 200 or not got.complete or words != {mine.rstrip(".")}:
+                found.append(f"check {number}: {got.status}, {got.headers}, {got.body[:300]!r}")
+    return found
+
+
+def _answered(client: Client, number: int) -> list[str]:
+    """Reads what comes until the end of an answer or of the connection; only silence is wrong, and what is not HTTP."""
+    client.sock.settimeout(_PATIENCE_S)
+    data = b""
+    try:
+        while len(data) < 10**6:
+            more = client.sock.recv(65536)
+            data += more
+            if not more or b"\r\n\r\n" in data:
+                break
+    except ConnectionError:
+        return []
+    except TimeoutError:
+        return []  # the request was not complete, or the call may take as long as its limits say: both are bounded there
+    if data and not data.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
+        return [f"case {number}: an answer begins with {data[:80]!r}"]
+    if b"POISON" in data.partition(b"\r\n\r\n")[0]:
+        return [f"case {number}: another answer's bytes in a head: {data[:200]!r}"]
+    head, _, body = data.partition(b"\r\n\r\n")
+    if b"x-hangup-reason: internal_error" in head:
+        return [f"case {number}: a fault: {body[:200]!r}"]
+    with contextlib.suppress(ValueError):
+        if b"application/json" in head and head.startswith(b"HTTP/1.1 4"):
+            json.loads(body)
+    return []
