@@ -316,6 +316,7 @@ def gateway(engine: RawEngine) -> Iterator[Gateway]:
     """
     with Gateway(config=config) as process:
         yield process
+        assert not any("Traceback" in line for line in process.stderr_lines), process.stderr_lines
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -107,6 +107,7 @@ def gateway(engine: RawEngine) -> Iterator[Gateway]:
     """
     with Gateway(config=config) as process:
         yield process
+        assert not any("Traceback" in line for line in process.stderr_lines), process.stderr_lines
 
 
 def post(gateway: Gateway, name: str, headers: dict[str, str] | None = None, **fields: Any) -> tuple[Any, dict[str, Any]]:
@@ -197,3 +198,59 @@ def test_an_answer_that_is_put_together_is_bounded(gateway: Gateway) -> None:
     assert (got.status, got.headers["x-hangup-reason"]) == (502, "answer_bytes_max")
     assert (row["outcome"], row["cause"]) == ("cap", "answer_bytes_max")
     assert 90 < row["tokens_out"] < 1000
+
+
+class TestRefused:
+    """We ask the engine to stream what the client wants as a whole. What it refuses for another reason is refused once."""
+
+    @pytest.mark.parametrize(
+        ("name", "status", "times"),
+        [
+            ("too long", 400, 1),
+            ("too long, in pieces", 400, 1),
+            ("too long, until it closes", 400, 1),
+            ("a long story", 400, 1),
+            ("bad field", 422, 1),
+            ("no streams", 200, 2),
+            ("no streams, until it closes", 200, 2),
+            ("not implemented", 200, 2),
+            ("without a word", 200, 2),
+        ],
+    )
+    def test_asked_again_only_about_streams(
+        self, gateway: Gateway, engine: RawEngine, name: str, status: int, times: int
+    ) -> None:
+        before = len(engine.requests)
+        got, row = post(gateway, name)
+        assert (got.status, got.complete, row["outcome"]) == (status, True, "completed")
+        assert len(engine.requests) - before == times
+        assert row["attempts"] == times
+        if times == 1:
+            assert got.body == REFUSALS[name].partition(b"\r\n\r\n")[2] or name == "too long, in pieces"
+
+
+def refuses(data: bytes, close: bool = False) -> Script:
+    def script(sock: socket.socket, asked: dict[str, Any]) -> None:
+        sock.sendall(data if asked.get("stream") else whole(b"200", WHOLE))
+        if close:
+            sock.shutdown(socket.SHUT_RDWR)
+
+    return script
+
+
+NO_STREAMS = b'{"error":{"message":"Your organization must be verified to stream this model.","param":"stream"}}'
+STORY = b'{"error":{"message":"' + b"no " * 40_000 + b'"}}'
+PIECES = b"".join(chunk(ERROR[at : at + 9]) for at in range(0, len(ERROR), 9))
+CHUNKS = b"HTTP/1.1 400 X\r\ntransfer-encoding: chunked\r\n\r\n" + PIECES + LAST
+REFUSALS = {
+    "too long": whole(b"400", ERROR),
+    "too long, in pieces": CHUNKS,
+    "too long, until it closes": b"HTTP/1.1 400 X\r\n\r\n" + ERROR,
+    "a long story": whole(b"400", STORY),
+    "bad field": whole(b"422", b'{"detail":[{"loc":["body","n"],"msg":"not an integer"}]}'),
+    "no streams": whole(b"400", NO_STREAMS),
+    "no streams, until it closes": b"HTTP/1.1 400 X\r\n\r\n" + NO_STREAMS,
+    "not implemented": whole(b"501", b'{"error":"no"}'),
+    "without a word": whole(b"400", b""),
+}
+SCRIPTS |= {name: refuses(data, "closes" in name) for name, data in REFUSALS.items()}

@@ -27,7 +27,7 @@ import orjson
 from hangup.apis import model_field
 from hangup.apis.base import Api, Ask, Json
 from hangup.apis.routes import UNKNOWN, Route
-from hangup.app import reply
+from hangup.app import refusal, reply
 from hangup.app.assembly import AssembleRelay
 from hangup.app.relay import ErrorRelay, PassRelay, Relay, StreamRelay
 from hangup.config import Limits
@@ -54,8 +54,6 @@ _NO_VALUE: Json = {}
 _HEARTBEAT = b": hangup\n\n"
 # Another backend may do better; 501 and 505 are about the request.
 _FAILED_STATUSES = frozenset([500, 502, 503, 504])
-# How an engine says that it cannot stream what it was asked: then it is asked as the client did.
-_CANNOT_STREAM = frozenset([400, 422, 501])
 _MODEL_ASKED_MAX = 4  # backends that a call is sent to, one after the other, because they do not know its model
 
 
@@ -64,6 +62,7 @@ class Exchange:
         "_body",
         "_engine_headers",
         "_heartbeat",
+        "_refusal",
         "_relay",
         "_structure",
         "_value",
@@ -133,6 +132,7 @@ class Exchange:
         self._body = b""
         self._value = _NO_VALUE
         self._structure: jsonbody.Structure | None = None
+        self._refusal: refusal.Refusal | None = None  # that is being read
         self._relay: Relay | None = None
         self._engine_headers: Headers = []
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -160,8 +160,8 @@ class Exchange:
             self._structure = self._structure or jsonbody.Structure(self.limits.json_elements_max)
             try:
                 self._structure.feed(piece)
-            except Refusal as refusal:
-                self.end(refusal.reason, refusal.detail)
+            except Refusal as bad:
+                self.end(bad.reason, bad.detail)
         return False
 
     def body_arrived(self, body: bytes) -> None:
@@ -169,8 +169,8 @@ class Exchange:
         self.call.bytes_in = len(body)
         try:
             self._read_request()
-        except Refusal as refusal:
-            self.end(refusal.reason, refusal.detail)
+        except Refusal as bad:
+            self.end(bad.reason, bad.detail)
         except Exception as error:
             self.fault(error)
         else:
@@ -317,15 +317,24 @@ class Exchange:
 
     def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
         """The engine's first byte: relayed from here on, unless it says that it failed and another one may try."""
+        if self.ask is not None and self.ask.assembler is not None and head.status in refusal.STATUSES:
+            refused = self._refusal = refusal.Refusal(self, connection, head)
+            refused.feed(rest)
+            return refused.feed
         if self._goes_elsewhere(head):
             return _ignore
+        return self.relay_answer(head, rest)
+
+    def relay_answer(self, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
+        """This is the answer: nothing else is tried. Returns where the rest of it goes."""
+        self._refusal = None
         self.call.answered(time.monotonic())
         assert self.backend is not None
         if head.status not in _FAILED_STATUSES:
             self.gateway.backend_succeeded(self.backend)
         self._body, self._value = b"", _NO_VALUE  # nothing is replayed any more
         if head.status == 101:
-            return self._switch(connection, head, rest)
+            return self._switch(head, rest)
         relay = self._relay = self._choose_relay(head)
         relay.keep_alive = head.keep_alive and not (rest and relay.decoder.done)
         if head.status == 200 and isinstance(relay, PassRelay):
@@ -340,11 +349,11 @@ class Exchange:
         self.client.flush()
         return feed
 
-    def _switch(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
+    def _switch(self, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
         """The engine takes a WebSocket's handshake: from here on the two connections are joined."""
-        assert self.tunnel is not None
+        assert self.tunnel is not None and self.engine is not None
         self.gateway.first_token(self)
-        relay = self._relay = self.tunnel.begin(connection, head)
+        relay = self._relay = self.tunnel.begin(self.engine, head)
         if rest and not self.call.ended:
             relay.feed(rest)
         return relay.feed
@@ -367,12 +376,10 @@ class Exchange:
         status = head.status
         if status in (200, 101):
             if self.ask is not None and self.ask.assembler is not None and _is_encoded(head):
-                self._ask_plainly()  # its events cannot be read
+                self._do_not_stream()  # its events cannot be read
+                self._go_elsewhere()
                 return True
             return False
-        if self.ask is not None and self.ask.assembler is not None and status in _CANNOT_STREAM:
-            self._ask_plainly()
-            return True
         if status == 404 and self.passage is not None and self.passage.elsewhere(status) is not None:
             self._go_elsewhere()
             return True
@@ -438,12 +445,18 @@ class Exchange:
             self.ticket.tried |= {backend.name}
         self._go_elsewhere()
 
-    def _ask_plainly(self) -> None:
+    def ask_plainly(self) -> None:
         """The engine refuses to stream this call: ask again, as the client put it."""
+        assert self.backend is not None
+        self._refusal = None
+        self._do_not_stream()
+        self._leave_idle(self.backend)
+        self._place_again()
+
+    def _do_not_stream(self) -> None:
         assert self.ask is not None and self.head is not None
         self.ask.ask_plainly(self.head.path)
         self._set_clock(to_client=False, from_engine=False)
-        self._go_elsewhere()
 
     def _go_elsewhere(self) -> None:
         assert self.backend is not None
@@ -467,6 +480,9 @@ class Exchange:
 
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
         self.engine = None
+        refused, self._refusal = self._refusal, None
+        if refused is not None and error is None and refused.asked_again():
+            return
         if self._relay is not None:
             if error is not None or not self._relay.engine_closed():
                 self._engine_failed(reasons.ENGINE_DIED, str(error or ""))
@@ -571,7 +587,7 @@ class Exchange:
         if not guard(id, self._tell_client, ending):
             guard(id, self.client.drop)
         self.gateway.closed(self)
-        self._relay = None  # they point at each other: let go here, not when the collector comes round
+        self._relay = self._refusal = None  # they point at each other: let go here, not when the collector comes round
         self._body, self._value = b"", _NO_VALUE
 
     def fault(self, error: Exception) -> None:

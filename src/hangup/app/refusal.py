@@ -1,0 +1,68 @@
+"""An engine refuses a call that we asked it to stream, though its client did not: was that the reason?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hangup.engines.connection import EngineConnection, body_decoder
+from hangup.errors import WireError
+from hangup.wire.body import UntilClose
+from hangup.wire.head import ResponseHead
+
+if TYPE_CHECKING:
+    from hangup.app.exchange import Exchange
+
+# How an engine says that it cannot do what it was asked.
+STATUSES = frozenset([400, 422, 501])
+_NOT_IMPLEMENTED = 501  # whatever that is, it may be the stream
+_KEPT_BYTES_MAX = 64 * 1024
+
+
+class Refusal:
+    """Reads the engine's answer whole. If it speaks of streams, the call is asked again as the client put it; any other
+    refusal is the client's own, and is passed on: asking twice would be refused twice.
+    """
+
+    __slots__ = ("_body", "_connection", "_decoder", "_exchange", "_head", "_next", "_raw")
+
+    def __init__(self, exchange: Exchange, connection: EngineConnection, head: ResponseHead) -> None:
+        self._exchange = exchange
+        self._connection = connection
+        self._head = head
+        self._decoder = body_decoder(head)
+        self._raw = b""
+        self._body = b""
+        self._next: Callable[[bytes], None] | None = None  # where the rest goes, once it is decided
+
+    def feed(self, data: bytes) -> None:
+        if self._next is not None:
+            self._next(data)
+            return
+        try:
+            self._body += self._decoder.feed(data)
+        except WireError as error:
+            self._exchange.engine_garbled(self._connection, error)
+            return
+        self._raw += data
+        if self._decoder.done or len(self._body) > _KEPT_BYTES_MAX:
+            self._decide()
+
+    def asked_again(self) -> bool:
+        """The connection ended, which may be how the refusal ends: whether the call is then asked again."""
+        if isinstance(self._decoder, UntilClose):
+            self._decide()
+        return self._next is _ignore
+
+    def _decide(self) -> None:
+        """All of it is here, or as much as is looked at."""
+        about_streams = not self._body or b"stream" in self._body.lower()
+        if about_streams or self._head.status == _NOT_IMPLEMENTED:
+            self._next = _ignore
+            self._exchange.ask_plainly()
+        else:
+            self._next = self._exchange.relay_answer(self._head, self._raw)
+
+
+def _ignore(data: bytes) -> None:
+    """What comes behind a refusal that is not passed on."""
