@@ -17,7 +17,7 @@ import pytest
 from hangup.apis.engine_paths import PASSED, REFUSED
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.raw import Answer, Client, ask
-from support.raw_engine import raw_engine
+from support.raw_engine import Script, raw_engine
 from support.waiting import wait_until
 
 SERVED = ["/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/v1/classify", "/classify", "/pooling", "/v2/embed"]
@@ -131,6 +131,24 @@ class TestQuestions:
             two.close()
             answer = wait_until(lambda: found if (found := get(gateway, "/model_info")).status == 404 else None, 10)
             assert answer is not None and answer.body == b"{}"
+
+    def test_a_text_is_counted_where_its_model_is(self) -> None:
+        def engine(model: str) -> Script:
+            def answer(sock: socket.socket, request: bytes) -> None:
+                body = json.dumps({"count": 1, "model": model}).encode()
+                sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+
+            return answer
+
+        with raw_engine(engine("a")) as one, raw_engine(engine("b")) as two:
+            rows = [f'[[backend]]\nurl = "{e.url}"\nmodels = ["{m}"]\n' for e, m in ((one, "a"), (two, "b"))]
+            alias = '[[alias]]\nname = "short"\nmodel = "b"\n'
+            with Gateway(config="".join([*rows, alias])) as gateway:
+                for model, there in (("a", "a"), ("b", "b"), ("short", "b")):
+                    for _ in range(4):
+                        answer = ask(gateway.address, "/tokenize", json.dumps({"model": model, "prompt": "x"}).encode())
+                        assert answer.json()["model"] == there
+                assert b'"short"' not in two.requests[-1] and b'"b"' in two.requests[-1]
 
     def test_a_backend_that_is_gone_is_not_the_last(self) -> None:
         with StandIn() as one, StandIn() as two, Gateway(one.url, two.url, health_interval_s=60) as gateway:
@@ -349,6 +367,15 @@ class TestResponses:
             assert not remembered or attempts == [1] * 6
             assert get(gateway, "/v1/responses/resp_nowhere").status == 404
 
+    def test_what_continues_a_response_goes_to_its_maker(self) -> None:
+        with StandIn(answer_tokens=3) as one, StandIn(answer_tokens=3) as two, Gateway(one.url, two.url) as gateway:
+            for _ in range(4):
+                first = ask(gateway.address, "/v1/responses", b'{"input":"x"}')
+                more = json.dumps({"input": "y", "previous_response_id": first.json()["id"]}).encode()
+                second = [ask(gateway.address, "/v1/responses", more) for _ in range(3)]
+                rows = [gateway.call_log(answer.headers["x-request-id"]) for answer in (first, *second)]
+                assert len({row["backend"] for row in rows}) == 1
+
     def test_nobody_sees_anothers(self) -> None:
         keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b")}
         tenants = "".join(f'[[tenant]]\nname = "{name}"\nkey_sha256 = ["{digest}"]\n' for name, digest in keys.items())
@@ -358,6 +385,9 @@ class TestResponses:
                 id = client.read_answer().json()["id"]
             before = len(engine.seen())
             assert get(gateway, f"/v1/responses/{id}", headers="Authorization: Bearer b\r\n").status == 404
+            with Client(gateway.address) as client:
+                client.post("/v1/responses", {"input": "x", "previous_response_id": id}, {"Authorization": "Bearer b"})
+                assert client.read_answer().status == 404
             assert len(engine.seen()) == before
             assert get(gateway, f"/v1/responses/{id}", headers="Authorization: Bearer a\r\n").status == 200
 

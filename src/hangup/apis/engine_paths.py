@@ -13,8 +13,9 @@ from hangup.apis.base import Api
 class Plain(Api):
     """Passed as it is."""
 
-    def __init__(self, name: str, *, question: bool = False, media: bool = False) -> None:
+    def __init__(self, name: str, *, family: str = "openai", question: bool = False, media: bool = False) -> None:
         self.name = name
+        self.family = family  # engines that have such paths speak it as well
         self.question = question
         self.media = media
 
@@ -27,6 +28,8 @@ class Health(Api):
 
 HEALTH = Health()
 _SCORE, _RERANK, _CLASSIFY, _EMBED = Plain("score"), Plain("rerank"), Plain("classify"), Plain("openai.embeddings")
+_OLLAMA_EMBED = Plain("ollama.embed", family="ollama")
+_OLLAMA_INFO = Plain("ollama.info", family="ollama", question=True)
 _IMAGES, _IMAGE_FILES = Plain("openai.images"), Plain("openai.images", media=True)
 _TOKENIZE, _INFO = Plain("tokenize", question=True), Plain("engine.info", question=True)
 _POST, _GET = ("POST",), ("GET",)
@@ -54,8 +57,8 @@ PASSED: dict[str, tuple[tuple[str, ...], Api]] = {
     "/v2/embed": (_POST, _EMBED),
     "/embedding": (_POST, _EMBED),
     "/embeddings": (_POST, _EMBED),
-    "/api/embed": (_POST, _EMBED),
-    "/api/embeddings": (_POST, _EMBED),
+    "/api/embed": (_POST, _OLLAMA_EMBED),
+    "/api/embeddings": (_POST, _OLLAMA_EMBED),
     "/v1/moderations": (_POST, Plain("openai.moderations")),
     "/v1/audio/transcriptions": (_POST, Plain("openai.audio.transcriptions", media=True)),
     "/v1/audio/translations": (_POST, Plain("openai.audio.translations", media=True)),
@@ -82,9 +85,9 @@ PASSED: dict[str, tuple[tuple[str, ...], Api]] = {
     "/get_model_info": (_GET, _INFO),
     "/info": (_GET, _INFO),
     "/props": (_GET, _INFO),
-    "/api/tags": (_GET, _INFO),
-    "/api/version": (_GET, _INFO),
-    "/api/show": (_POST, _INFO),
+    "/api/tags": (_GET, _OLLAMA_INFO),
+    "/api/version": (_GET, _OLLAMA_INFO),
+    "/api/show": (_POST, _OLLAMA_INFO),
 }
 
 _CHANGES = "it changes the engine for everybody, or stops the work of others"

@@ -9,17 +9,23 @@ import orjson
 
 _IN_JSON = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _IN_FORM = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n', re.IGNORECASE)
+_FORM_BYTES = 64 * 1024  # at either end of a form: between them is the file, which is not searched
 _READ_BYTES_MAX = 256 * 1024  # a larger body is searched, not read: that takes a hundredth of the time
 
 
 def find(body: bytes, content_type: bytes, query: bytes = b"") -> str:
     """The name; empty if there is none, or none that is certain."""
     if body and content_type.lower().startswith(b"multipart/form-data"):
-        found = _IN_FORM.search(body)
+        found = _in_form(body)
         return found[1].decode("utf-8", "replace") if found is not None else ""
     if body:
         return _in_json(body)
     return parse_qs(query.removeprefix(b"?").decode("latin-1")).get("model", [""])[0] if b"model=" in query else ""
+
+
+def _in_form(body: bytes) -> re.Match[bytes] | None:
+    found = _IN_FORM.search(body, 0, _FORM_BYTES)
+    return found or _IN_FORM.search(body, max(len(body) - _FORM_BYTES, 0))
 
 
 def _in_json(body: bytes) -> str:
@@ -38,11 +44,11 @@ def _in_json(body: bytes) -> str:
 
 def replace(body: bytes, content_type: bytes, name: str) -> bytes:
     """The body with another model; `find` found one there."""
-    pattern = _IN_FORM if content_type.lower().startswith(b"multipart/form-data") else _IN_JSON
-    found = pattern.search(body)
+    is_form = content_type.lower().startswith(b"multipart/form-data")
+    found = _in_form(body) if is_form else _IN_JSON.search(body)
     if found is None:
         return body
-    if pattern is _IN_FORM:
+    if is_form:
         return body[: found.start(1)] + name.encode() + body[found.end(1) :]
     if _IN_JSON.search(body, found.end()) is not None:
         value = _loads(body)

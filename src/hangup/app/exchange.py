@@ -82,6 +82,7 @@ class Exchange:
         "gateway",
         "head",
         "held_bytes",
+        "home",
         "key",
         "keyed",
         "leftover",
@@ -122,6 +123,7 @@ class Exchange:
         self.ask: Ask | None = None
         self.wanted = ""  # the model, as the client names it; empty where it does not matter
         self.renamed = ""  # its own name, where the client used an alias
+        self.home = ""  # the one backend that has what it continues
         self.seats: frozenset[str] | None = None  # the backends that can answer; None: any
         self.ticket: Ticket | None = None  # its place in the queue or on a backend
         self.backend: Backend | None = None
@@ -194,6 +196,9 @@ class Exchange:
         settings = self.gateway.settings
         ask = self.api.read(self.head.path, value, self.limits, settings.assemble)
         check_name(ask.model, self.limits)
+        before = value.get("previous_response_id") if self.api.kept_by_engine else None
+        if type(before) is str:
+            self.home = self.gateway.kept_responses.maker(before, self.call.tenant)
         self.ask, self._value = ask, value
         call = self.call
         call.model = ask.model

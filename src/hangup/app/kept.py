@@ -39,21 +39,24 @@ class KeptResponses:
             while len(self._makers) > most:
                 self._makers.popitem(last=False)
 
-    def maker(self, id: str) -> Maker | None:
-        return self._makers.get(id)
+    def maker(self, id: str, tenant: str) -> str:
+        """The backend that made it, if that is known. Nobody sees one of another tenant."""
+        made = self._makers.get(id)
+        if made is None:
+            return ""
+        if made.tenant != tenant:
+            raise Refusal(reasons.NOT_FOUND, f"There is no response {id[:80]!r}.")
+        return made.backend
 
 
 class AboutResponse(Question):
-    """A question about a response that is not ours: its maker is asked first. Nobody sees one of another tenant."""
+    """A question about a response that is not ours: its maker is asked first."""
 
     def __init__(self, exchange: Exchange, kept: KeptResponses) -> None:
         assert exchange.head is not None
         id = exchange.head.path.removeprefix(_PATH).partition("/")[0]
-        maker = kept.maker(id)
-        if maker is not None and maker.tenant != exchange.call.tenant:
-            raise Refusal(reasons.NOT_FOUND, f"There is no {id[:80]!r}.")
+        self._maker = exchange.gateway.backends.get(kept.maker(id, exchange.call.tenant))
         super().__init__(exchange)
-        self._maker = exchange.gateway.backends.get(maker.backend) if maker is not None else None
 
     def _choose(self, *, last_resort: bool = True) -> Backend | None:
         if self._maker is not None and not self._tried:

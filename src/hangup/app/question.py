@@ -27,6 +27,7 @@ class Question(PassedOn):
     def __init__(self, exchange: Exchange) -> None:
         super().__init__(exchange)
         self._tried: set[str] = set()
+        self._knowing: frozenset[str] | None = None  # the backends that have its model; None: any
         exchange.passage = self
 
     def body_arrived(self, body: bytes) -> None:
@@ -41,6 +42,7 @@ class Question(PassedOn):
         exchange = self._exchange
         patience_s = min(exchange.client_total_s, exchange.client_read_s)
         exchange.call.clock = Clock(exchange.limits.total_s, client_total_s=patience_s)
+        self._knowing = exchange.gateway.routing.knowing(exchange, body)
         backend = self._choose()
         if backend is None:
             exchange.end(reasons.NO_BACKEND)
@@ -61,7 +63,8 @@ class Question(PassedOn):
     def _choose(self, *, last_resort: bool = True) -> Backend | None:
         """The least busy of those that are well; as a last resort any other."""
         backends = self._exchange.gateway.backends
-        seats = [backend.seat for backend in backends.values() if backend.name not in self._tried]
+        names = [name for name in self._knowing or backends if name in backends and name not in self._tried]
+        seats = [backends[name].seat for name in names]
         if not last_resort:
             seats = [seat for seat in seats if seat.up]
         if not seats or len(self._tried) >= _BACKENDS_MAX:

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 import orjson
 
+from hangup.apis import model_field
 from hangup.apis.routes import ANTHROPIC_MODELS, Models
 from hangup.app import reply
 from hangup.config import Settings
@@ -76,6 +77,8 @@ class Routing:
 
     def _seats_of(self, ticket: Ticket) -> frozenset[str] | None:
         exchange: Exchange = ticket.key
+        if exchange.home in self._gateway.backends:
+            return frozenset([exchange.home])
         seats = self.catalog.find(exchange.api.family, exchange.wanted).seats
         return seats if seats is None or seats else None  # nobody has it any more: that is for an engine to say
 
@@ -109,7 +112,9 @@ class Routing:
         if found.alias:
             exchange.renamed = exchange.call.model = found.model
         exchange.seats = found.seats
-        if found.seats is None or found.seats:
+        if exchange.home in self._gateway.backends:
+            exchange.seats = frozenset([exchange.home])
+        if exchange.seats is None or exchange.seats:
             return True
         old = [] if asked else self._not_asked_lately()
         if old:
@@ -118,6 +123,17 @@ class Routing:
         else:
             self._refuse(exchange)
         return False
+
+    def knowing(self, exchange: Exchange, body: bytes) -> frozenset[str] | None:
+        """The backends that can answer a question; None: any, which is then for them to say."""
+        head = exchange.head
+        if not self._reads_bodies or head is None:
+            return None
+        exchange.wanted = model_field.find(body, head.fields.get(b"content-type", b""), head.query)
+        found = self.catalog.find(exchange.api.family, exchange.wanted)
+        if found.alias:
+            exchange.renamed = exchange.call.model = found.model
+        return found.seats or None
 
     def _not_asked_lately(self) -> list[Backend]:
         since = self._gateway.loop.time() - _NEWS_S
