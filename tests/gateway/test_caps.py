@@ -165,6 +165,20 @@ class TestAddedWhereHarmless:
             assert sent(engine, (field,)) == 3
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("tokens", "outcome"), [(1, "completed"), (4, "completed"), (50, "cap")])
+def test_llamacpp_ends_a_little_late(tokens: int, outcome: str, stream: bool) -> None:
+    """One token of a maximum of 0, and on to the end of a character: so says its documentation, and so it does."""
+    row = b'data: {"index":0,"content":"x","tokens":[],"stop":false}\n\n'
+    data = (
+        HEAD + chunk(row) * tokens + chunk(b'data: {"index":0,"content":"","stop":true,"stop_type":"limit"}\n\n') + b"0\r\n\r\n"
+    )
+    with raw_engine(lambda sock, request: sock.sendall(data)) as engine, Gateway(engine.url) as gateway:
+        got = ask(gateway.address, "/completion", {"prompt": "x", "n_predict": 0, "stream": stream})
+        assert gateway.call_log(got.headers["x-request-id"])["outcome"] == outcome
+        assert b"x" in got.body
+
+
 def test_an_echoed_prompt_is_no_output() -> None:
     """`max_tokens: 0` with `echo` asks for the prompt's own probabilities: a good call, whatever is counted."""
     first = b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":"the prompt","finish_reason":null}]}\n\n'

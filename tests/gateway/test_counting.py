@@ -18,6 +18,7 @@ from hangup.apis.llamacpp import LlamaCppCompletion
 from hangup.apis.ollama import OllamaChat
 from hangup.apis.openai_chat import OpenAIChat
 from hangup.apis.openai_completions import OpenAICompletions
+from hangup.apis.sglang import SglangGenerate
 from hangup.apis.tgi import TgiGenerate
 from hangup.app.assembly import AssembleRelay
 from hangup.app.relay import StreamRelay
@@ -218,6 +219,49 @@ def test_the_pump_ends_at_the_cap(name: str, data: st.DataObject) -> None:
     for piece in closing.split(api.format.end)[:-1]:
         given = api.format.data(piece)
         assert given == b"[DONE]" or isinstance(json.loads(given or b""), dict), "what is added is whole events"
+
+
+class TestToldInEveryEvent:
+    """Engines that put several tokens into an event, and tell how many there were: speculation, `stream_interval`."""
+
+    def run(self, api: Api, path: str, body: Json, reads: list[bytes]) -> Side:
+        asked = api.read(path, {**body, "stream": True}, Limits(), True)
+        side = Side()
+        relay = StreamRelay(side, Chunked(), api, asked)
+        for read in reads:
+            if side.reason is None:
+                relay.feed(chunk(read))
+        return side
+
+    def chat(self, n: int) -> bytes:
+        choice = {"index": 0, "delta": {"content": "four words of it"}, "finish_reason": None}
+        return sse({"id": "c", "choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 4 * n}})
+
+    @pytest.mark.parametrize(("most", "tokens"), [(10, 8), (8, 8), (3, 0)])
+    def test_chat(self, most: int, tokens: int) -> None:
+        """As vLLM does with `continuous_usage_stats`."""
+        side = self.run(OpenAIChat(), CHAT, {"messages": [], "max_tokens": most}, [self.chat(n) for n in range(1, 6)])
+        assert side.reason is not None and side.reason.code == "output_tokens_max"
+        assert side.call.tokens_out == tokens
+
+    def test_sglang(self) -> None:
+        def row(n: int) -> bytes:
+            meta = {"prompt_tokens": 3, "completion_tokens": 4 * n, "finish_reason": None}
+            return sse({"text": "word " * 4 * n, "meta_info": meta})
+
+        body = {"text": "x", "sampling_params": {"max_new_tokens": 9}}
+        side = self.run(SglangGenerate(), "/generate", body, [row(n) for n in range(1, 6)])
+        assert (side.reason and side.reason.code, side.call.tokens_out) == ("output_tokens_max", 8)
+        last = events(bytes(side.received).removesuffix(DONE))[-1]
+        assert (last["text"], last["meta_info"]["finish_reason"]["type"]) == ("word " * 8, "length")
+
+    def test_a_count_at_the_end_cuts_nothing(self) -> None:
+        """Hidden reasoning is in the usage, and nowhere in the events."""
+        end = sse({"id": "c", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 500}})
+        reads = [chat({"content": "a"}), chat({}, "stop"), end, DONE]
+        side = self.run(OpenAIChat(), CHAT, {"messages": [], "max_tokens": 10}, reads)
+        assert side.reason is None
+        assert bytes(side.received) == b"".join(reads)
 
 
 @given(data=st.data())

@@ -76,7 +76,7 @@ class Ask:
     stream: bool  # as the client wants it
     choices: int
     cap: Cap
-    echoes: int = 0  # events with text that are none of the answer: prompts that are to be repeated
+    spare: int = 0  # what may come beyond the cap from an engine that keeps it: prompts that are repeated, an end a little late
     assembler: Assembler | None = None  # there is one if the engine streams what the client gets as a whole
     to_stream: Json = field(default_factory=dict)  # fields set so that the engine streams
 
@@ -89,7 +89,11 @@ class Ask:
     @property
     def tokens_max(self) -> int:
         """Where the answers, all together, are ended."""
-        return self.cap.tokens * self.choices + self.echoes
+        return self.cap.tokens * self.choices + self.spare
+
+    def ends_late(self, tokens: int) -> None:
+        """The engine was told its maximum, and is known to go beyond it by so many tokens."""
+        self.spare = max(self.spare, tokens * self.choices)
 
     @property
     def streams(self) -> bool:

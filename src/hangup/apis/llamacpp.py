@@ -7,6 +7,9 @@ import orjson
 from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks
 from hangup.config import Limits
 
+# It makes one token even of a maximum of 0, and goes on to the end of a character.
+LATE_TOKENS = 4
+
 
 class LlamaCppCompletion(Api):
     name = "llamacpp.completion"
@@ -23,6 +26,12 @@ class LlamaCppCompletion(Api):
 
     def count_choices(self, value: Json, limits: Limits) -> int:
         return count_answers(value, ("n", "n_cmpl"), _count_prompts(value.get("prompt")), limits)
+
+    def read(self, path: str, value: Json, limits: Limits, assemble: bool) -> Ask:
+        ask = super().read(path, value, limits, assemble)
+        if ask.cap.named:
+            ask.ends_late(LATE_TOKENS)
+        return ask
 
     def set_assembly(self, ask: Ask, value: Json) -> None:
         # Several answers come as a list whose parts a stream does not tell apart.

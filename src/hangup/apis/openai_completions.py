@@ -22,7 +22,7 @@ class OpenAICompletions(OpenAIStream):
 
     def read(self, path: str, value: Json, limits: Limits, assemble: bool) -> Ask:
         ask = super().read(path, value, limits, assemble)
-        ask.echoes = ask.choices if value.get("echo") else 0
+        ask.spare = ask.choices if value.get("echo") else 0
         return ask
 
     def set_assembly(self, ask: Ask, value: Json) -> None:

@@ -297,8 +297,10 @@ class Exchange:
             if self.slot is None:
                 self.slot = self.call.slot = backend.pin(self.ask.choices)
             more = backend.adapter.fields(self.key, self.slot)
-            if not self.ask.cap.named:
-                more |= backend.adapter.maximum(self.api.name, self.ask.cap.tokens)
+            told = {} if self.ask.cap.named else backend.adapter.maximum(self.api.name, self.ask.cap.tokens)
+            if told or self.ask.cap.named:
+                self.ask.ends_late(backend.adapter.late_tokens)
+            more |= told
             if self.renamed:
                 more |= {"model": self.renamed}
             path, body = self.ask.path, self.ask.body(body, self._value, more)

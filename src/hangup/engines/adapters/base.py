@@ -104,6 +104,8 @@ class Adapter:
     # harmless: the engine's own default is no end, or the end of its context; a maximum beyond that is no error; and an
     # operator's lower one still holds. Where this cannot be known, nothing is set: tokens are counted on the way.
     maximum_fields: Mapping[str, str] = {}
+    # How far it may go beyond the maximum that it was told, and be well.
+    late_tokens = 0
 
     # The APIs that it speaks for sure (the name before the dot in logs); None where that is not known.
     apis: frozenset[str] | None = None

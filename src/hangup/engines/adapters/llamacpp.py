@@ -10,6 +10,7 @@ A conversation id makes its streams outlive their client: that header is strippe
 
 from __future__ import annotations
 
+from hangup.apis.llamacpp import LATE_TOKENS
 from hangup.core.reaper import Slot, Status
 from hangup.engines.adapters.base import Adapter, Facts, Get, Json, Seen, number
 
@@ -25,6 +26,7 @@ class LlamaCpp(Adapter):
     pins_slots = True
     apis = frozenset(["openai", "anthropic", "llamacpp"])
     # Without a maximum it goes on to the end of its context; `--predict` bounds whatever is asked for.
+    late_tokens = LATE_TOKENS
     maximum_fields = {"openai.chat": "max_tokens", "openai.completions": "max_tokens", "llamacpp.completion": "n_predict"}
 
     def recognises(self, models: Seen) -> bool:
