@@ -151,6 +151,18 @@ class TestOddAnswers:
         assert got.headers["x-engine"] == "yes"
         assert not {"set-cookie", "keep-alive", "proxy-authenticate"} & set(got.headers)
 
+    @pytest.mark.parametrize("path", ["/v1/embeddings", CHAT])
+    def test_what_is_between_us_and_the_engine_or_our_word_alone(self, path: str) -> None:
+        """Passed on as it comes, and put together here."""
+        head = HEAD[:-2] if path == CHAT else b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n"
+        more = b"connection: x-hop\r\nconnection: keep-alive\r\nx-hop: 1\r\n"
+        more += b"x-hangup-reason: forged\r\nx-hangup-any: 1\r\nx-engine: yes\r\n"
+        body = chunk(event("a")) + chunk(event("", '"stop"')) + chunk(DONE) + LAST if path == CHAT else b"{}"
+        with raw_engine(answer(head + more + b"\r\n" + body)) as engine, Gateway(engine.url) as gateway:
+            got = ask(gateway.address, path, {"messages": [], "input": "x"})
+            assert (got.status, got.headers["x-engine"]) == (200, "yes")
+            assert not {"x-hop", "x-hangup-reason", "x-hangup-any"} & set(got.headers)
+
     @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
     def test_redirect(self, status: int) -> None:
         got = self.get(b"HTTP/1.1 %d X\r\nlocation: http://127.0.0.1:9/\r\ncontent-length: 0\r\n\r\n" % status)

@@ -101,3 +101,32 @@ def test_new_fields_leave_every_other_byte() -> None:
 def test_refuses_what_is_not(body: bytes) -> None:
     with pytest.raises(Refusal):
         decode(body, None, 100)
+
+
+BIG = "123456789012345678901234567890"
+
+
+@pytest.mark.parametrize(
+    ("body", "changes", "wanted"),
+    [
+        (f'{{"stream": false, "seed":{BIG}}}', {"stream": True}, f'{{"stream": true, "seed":{BIG}}}'),
+        (f'{{"a":{{"stream":false}},"s":"\\"stream\\":false","stream":false , "n":{BIG}}}', {"stream": True, "x": 1},
+         f'{{"x":1,"a":{{"stream":false}},"s":"\\"stream\\":false","stream":true , "n":{BIG}}}'),
+        (f'{{"max_tokens":1e9,"n":{BIG}}}', {"max_tokens": 7}, f'{{"max_tokens":7,"n":{BIG}}}'),
+        (f'{{"options":{{"a":[1,{{"b":"}}"}}]}},"n":{BIG}}}', {"options": {"c": 1}}, f'{{"options":{{"c":1}},"n":{BIG}}}'),
+        (f'{{"stream":false,"n":{BIG}}}', {"stream": False}, f'{{"stream":false,"n":{BIG}}}'),
+        ('{"stream":null}', {"stream": True, "n": 1}, '{"n":1,"stream":true}'),
+        ('{"str\\u0065am":false,"n":1.50}', {"stream": True}, '{"stream":true,"n":1.5}'),
+        (" {} ", {"n": 1}, '{"n":1}'),
+    ],
+)  # fmt: skip
+def test_changed_fields_leave_every_other_byte(body: str, changes: dict[str, Any], wanted: str) -> None:
+    """Where the name can be found; else the whole is written anew."""
+    value = decode(body.encode(), None, 100)
+    assert with_fields(body.encode(), value, changes).decode() == wanted
+
+
+@given(OBJECTS, OBJECTS, st.booleans())
+def test_any_change(value: dict[str, Any], changes: dict[str, Any], spaced: bool) -> None:
+    body = json.dumps(value, indent=1 if spaced else None).encode()
+    assert orjson.loads(with_fields(body, orjson.loads(body), changes)) == {**value, **changes}

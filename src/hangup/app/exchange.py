@@ -420,7 +420,9 @@ class Exchange:
         has_events = ask is not None and status == 200 and kind.startswith(self.api.format.content_type)
         is_stream = has_events and not _is_encoded(head)
         if ask is not None and is_stream and ask.assembler is not None:
-            self._engine_headers = head.headers  # they will be those of the answer
+            # They will be those of the answer, but for those that were meant for us.
+            own = head.connection_options() if b"connection" in head.fields else ()
+            self._engine_headers = [pair for pair in head.headers if pair[0] not in own]
             return AssembleRelay(self, decoder, self.api, ask, ask.assembler)
         if self.call.answering_client and not is_stream:  # a heartbeat was quicker
             return ErrorRelay(self, decoder, self.api, status)

@@ -582,13 +582,13 @@ class Gateway:
         if self.desk is not None:
             self.desk.board.stop()
         for exchange in [exchange for exchange in self.calls.values() if exchange.listens]:
-            exchange.end(reasons.DRAINED)  # a stream of events goes on elsewhere, or later
+            self.log.guard(exchange.call.id, exchange.end, reasons.DRAINED)  # a stream of events goes on elsewhere, or later
         for connection in list(self.connections):
             connection.close_after_this()
 
     def end_all(self, reason: Reason) -> None:
         for exchange in list(self.calls.values()):
-            exchange.end(reason)
+            self.log.guard(exchange.call.id, exchange.end, reason)
 
     async def close(self) -> None:
         """Lets go of everything; no call is live any more."""

@@ -20,7 +20,6 @@ _NOT_RELAYED = HOP_BY_HOP | {
     b"set-cookie2",
     b"x-request-id",
     b"alt-svc",
-    b"x-hangup-reason",  # our word alone
 }
 _NOT_RELAYED_ON_STREAMS = _NOT_RELAYED | {b"cache-control", b"x-accel-buffering"}
 _NOT_RELAYED_ON_WHOLE = _NOT_RELAYED_ON_STREAMS | {b"content-type"}
@@ -35,7 +34,7 @@ def begin(exchange: Exchange, status: int, head: ResponseHead, is_stream: bool) 
     dropped = _NOT_RELAYED_ON_STREAMS if is_stream else _NOT_RELAYED
     if b"connection" in head.fields:
         dropped = dropped | head.connection_options()
-    headers = [pair for pair in head.headers if pair[0] not in dropped]
+    headers = _relayed(head.headers, dropped)
     if is_stream:
         headers += _STREAM_HEADERS
     length = None if is_stream else head.content_length
@@ -47,9 +46,14 @@ def begin(exchange: Exchange, status: int, head: ResponseHead, is_stream: bool) 
         _write_open_head(exchange, status, headers)
 
 
+def _relayed(headers: Headers, dropped: frozenset[bytes]) -> Headers:
+    """Headers that begin with `x-hangup-` are our word alone."""
+    return [pair for pair in headers if pair[0] not in dropped and not pair[0].startswith(b"x-hangup-")]
+
+
 def switched(exchange: Exchange, head: ResponseHead) -> None:
     """Passes on the engine's word that it goes on in WebSocket."""
-    headers = [pair for pair in head.headers if pair[0] not in _NOT_RELAYED]
+    headers = _relayed(head.headers, _NOT_RELAYED)
     headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
     headers.append((b"x-request-id", exchange.call.id.encode("ascii")))
     exchange.call.client_answer_began(head.status)
@@ -63,7 +67,7 @@ def begin_stream(exchange: Exchange) -> None:
 
 def whole(exchange: Exchange, status: int, body: bytes, engine_headers: Headers) -> None:
     """A complete JSON answer made here, under the engine's own headers."""
-    headers = [pair for pair in engine_headers if pair[0] not in _NOT_RELAYED_ON_WHOLE]
+    headers = _relayed(engine_headers, _NOT_RELAYED_ON_WHOLE)
     headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     _write_head(exchange, status, headers, chunked=False)
     exchange.client.send(body)

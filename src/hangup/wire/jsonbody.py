@@ -6,6 +6,7 @@ NaN, lone surrogates) is refused. `orjson` refuses most of it; duplicate keys ar
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -14,6 +15,9 @@ from hangup.core import reasons
 from hangup.errors import Refusal
 
 DEPTH_MAX = 200  # orjson reads 1024 levels and writes 254
+_PLACES_MAX = 8  # in which a field's name is looked for
+_COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]|[-+.0-9A-Za-z]++')
 _COMPARED_BYTES_MAX = 64 * 1024  # above this, writing the body again costs more than counting its keys
 
 
@@ -100,10 +104,57 @@ def _count_keys(value: Any, depth_max: int) -> int:
 
 
 def with_fields(body: bytes, value: dict[str, Any], changes: dict[str, Any]) -> bytes:
-    """The body with top-level fields set; all else stays byte for byte where the fields are new."""
-    if not changes:
+    """The body with top-level fields set; all else stays byte for byte, since what is written anew may come out otherwise.
+
+    (An integer beyond 64 bits, for one, would become a float.)
+    """
+    new: dict[str, Any] = {}
+    for name, given in changes.items():
+        if name not in value:
+            new[name] = given
+            continue
+        if type(given) is type(value[name]) and given == value[name]:
+            continue
+        value = {**value, name: given}
+        changed = _replaced(body, name, given, value)
+        body = orjson.dumps(value) if changed is None else changed
+    if not new:
         return body
-    if not value or not changes.keys().isdisjoint(value):
-        return orjson.dumps({**value, **changes})
+    if not value:
+        return orjson.dumps(new)
     start = body.index(b"{") + 1
-    return body[:start] + orjson.dumps(changes)[1:-1] + b"," + body[start:]
+    return body[:start] + orjson.dumps(new)[1:-1] + b"," + body[start:]
+
+
+def _replaced(body: bytes, name: str, given: Any, wanted: dict[str, Any]) -> bytes | None:
+    """The body with one field's value replaced where it stands; None where it cannot be found.
+
+    The name may stand elsewhere, too, as text or deeper down. So each place is tried, and what comes of it read again.
+    """
+    key, at = orjson.dumps(name), 0
+    for _ in range(_PLACES_MAX):
+        at = body.find(key, at)
+        if at < 0:
+            return None
+        at += len(key)
+        colon = _COLON.match(body, at)
+        if colon is None:
+            continue
+        changed = body[: colon.end()] + orjson.dumps(given) + body[_value_end(body, colon.end()) :]
+        try:
+            if orjson.loads(changed) == wanted:
+                return changed
+        except orjson.JSONDecodeError:
+            pass
+    return None
+
+
+def _value_end(body: bytes, start: int) -> int:
+    """Where the value ends that begins there."""
+    depth = 0
+    for token in _TOKEN.finditer(body, start):
+        first = token[0][:1]
+        depth += (first in b"{[") - (first in b"}]")
+        if depth <= 0:
+            return token.end()
+    return start

@@ -1,0 +1,82 @@
+"""The end of the process: nothing that went wrong before keeps calls from their last words, or their lines from the log."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+import pytest
+
+from hangup.app.exchange import Exchange
+from hangup.core import reasons
+from hangup.core.call import Call
+from support.house import House
+from support.processes import Gateway, StandIn, gateway_and_engine
+from support.raw import Client
+from support.waiting import wait_until
+
+
+def test_a_form_that_cannot_be_read_leaves_no_call_behind() -> None:
+    with StandIn() as engine, Gateway(engine.url, drain_s=30) as gateway:
+        for length in (257, 300, 5000):
+            with Client(gateway.address) as client:
+                client.post("/v1/files", b"x", {"Content-Type": f"multipart/form-data; boundary={'b' * length}"})
+                client.buffer = b""
+            with Client(gateway.address) as client:
+                head = f"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary={'b' * length}\r\n"
+                client.send(head.encode() + b"content-length: 1\r\n\r\nx")
+                assert client.read_answer().status == 400
+        wait_until(lambda: not any(value for name, value in gateway.metrics().items() if "calls_live" in name))
+        gateway.signal(signal.SIGTERM)
+        assert gateway.wait(15) == 0  # not drain_s
+
+
+def test_a_broken_call_spoils_no_other_ones_end() -> None:
+    """Whatever its client does when it is told."""
+
+    class Broken:
+        peer, http11, stalled, will_close = "broken", True, False, False
+
+        def _fail(self, *_: object, **__: object) -> None:
+            raise RuntimeError("the handler is closed")
+
+        begin = send = write = flush = finish = break_off = drop = set_due = close_after_this = _fail
+
+    async def run() -> None:
+        async with House() as house:
+            gateway = house.gateway
+            broken: Any = Broken()
+            for number in range(3):
+                gateway.enter(Exchange(gateway, broken, Call(f"broken-{number}", 0.0), None))
+            ended = len(gateway.ended_calls)
+            port = house.listener.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            body = b'{"messages":[],"stream":true,"model":"slow"}'
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            await reader.readuntil(b"data: ")
+            gateway.end_all(reasons.DRAINED)
+            assert b'"drain_s"' in await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+            await writer.wait_closed()
+            assert not gateway.calls
+            assert len(gateway.ended_calls) == ended + 4
+            await house.at_rest()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_whoever_comes_during_the_drain_is_sent_elsewhere(method: str) -> None:
+    with gateway_and_engine({"drain_s": 20}, token_s=0.05) as (gateway, _), Client(gateway.address) as busy:
+        busy.chat(stream=True, ignore_eos=True)
+        busy.read_until(b"data: ")
+        gateway.signal(signal.SIGTERM)
+        wait_until(lambda: any(row["event"] == "drain" for row in gateway.log()))
+        with Client(gateway.address) as client:
+            client.send(f"{method} /v1/models HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode())
+            got = client.read_answer()
+            assert (got.status, got.headers["connection"]) == (503, "close")
+            assert client.closed_within(5)
+        busy.fin()
+        assert gateway.wait(15) == 0

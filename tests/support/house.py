@@ -1,0 +1,102 @@
+"""A gateway with one engine in this process, on real sockets, so that any of its functions can be made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from hangup.app.gateway import Gateway
+from hangup.app.log import Log
+from hangup.config import BackendSettings, Limits, Settings
+from hangup.core import reasons
+from hangup.edge.connection import ClientConnection
+from support.raw_engine import DONE, HEAD, LAST, chunk, event
+
+WHOLE = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":9}'
+STREAM = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":9,"stream":true}'
+EMBED = b'{"input":"x"}'
+
+
+class Engine:
+    """Answers everything, on real sockets."""
+
+    async def start(self) -> str:
+        self._handlers: set[asyncio.Task[None]] = set()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in self._handlers:
+            task.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task: Any = asyncio.current_task()
+        self._handlers.add(task)
+        try:
+            while True:
+                await self._answer(reader, writer)
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        body = await reader.readexactly(int(length or 0))
+        if b" /v1/chat" not in head:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+            return
+        writer.write(HEAD + chunk(event("a")))
+        await writer.drain()
+        await asyncio.sleep(60 if b"slow" in body else 0.01)
+        writer.write(chunk(event("b")) + chunk(event("", '"stop"')) + chunk(DONE) + LAST)
+
+
+class House:
+    """A gateway with one engine, on real sockets, in this loop."""
+
+    async def __aenter__(self) -> House:
+        loop = asyncio.get_running_loop()
+        self.engine = Engine()
+        url = await self.engine.start()
+        limits = Limits(health_interval_s=600, first_token_s=5, total_s=5, linger_s=0.2)
+        settings = Settings(backend=(BackendSettings(url=url, engine="openai"),), limits=limits, slots=1, jobs="none")
+        self.gateway = Gateway(settings, loop, Log("none", 100))
+        self.listener = await loop.create_server(lambda: ClientConnection(self.gateway, loop), "127.0.0.1", 0)
+        self.backend = next(iter(self.gateway.backends.values()))
+        assert b"200" in await self.post("/v1/embeddings", EMBED)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.listener.close()
+        self.gateway.end_all(reasons.DRAINED)
+        await self.gateway.close()
+        await self.engine.close()
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """Everything that comes until the gateway closes."""
+        port = self.listener.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        try:
+            return await asyncio.wait_for(reader.read(), 10)
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def at_rest(self) -> None:
+        """Nothing is left of any call."""
+        async with asyncio.timeout(10):
+            while self.gateway.calls or self.backend.seat.in_flight or self.gateway.connections or self._busy():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    def _busy(self) -> int:
+        return len(self.backend.pool.open) - len(self.backend.pool._idle)
