@@ -251,3 +251,37 @@ class HealthyEngine(RuleBasedStateMachine):
 
 TestHealthyEngine = HealthyEngine.TestCase
 TestHealthyEngine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_frozen_slot_beside_a_moving_one_is_seen_by_itself() -> None:
+    book = Book(GRACE)
+    for second in range(10):
+        book.observe(slots((0, "1", 7), (1, "2", second)), second, second, 2, 2)
+    assert book.frozen_slot(9.0) == (0, 9.0) and book.frozen_s(9.0) < 0
+    book.observe(slots((0, "1", 8), (1, "2", 9)), 10.0, 10.0, 2, 2)
+    assert book.frozen_slot(12.0) == (1, 3.0)  # the other one stands since 9
+
+
+def test_work_that_was_there_before_us_is_an_orphan_that_may_be_acted_upon() -> None:
+    book = Book(GRACE)
+    for second in range(20):  # with calls of ours that come and go beside it
+        live = second % 3
+        book.observe(Status(2 + live), second, second, live, 2)
+    assert book.orphaned_s(20.0) > 10
+    book.observe(Status(0), 21.0, 21.0, 0, 0)
+    assert book.orphaned_s(21.0) < 0
+
+
+def test_work_that_comes_while_we_look_is_another_clients() -> None:
+    book = Book(GRACE)
+    book.observe(Status(0), 0.0, 0.0, 0, 0)
+    for second in range(1, 60):
+        book.observe(Status(2), second, second, 0, 0)
+    assert book.orphans == 2 and book.orphaned_s(60.0) < 0
+
+
+def test_work_that_becomes_more_is_another_clients() -> None:
+    book = Book(GRACE)
+    for second in range(60):
+        book.observe(Status(2 if second < 10 else 3), second, second, 0, 0)
+    assert book.orphans == 3 and book.orphaned_s(60.0) < 0

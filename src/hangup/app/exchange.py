@@ -26,6 +26,7 @@ import orjson
 
 from hangup.apis import model_field
 from hangup.apis.base import Api, Ask, Json
+from hangup.apis.inputs import count as count_inputs
 from hangup.apis.routes import UNKNOWN, Route
 from hangup.app import refusal, reply
 from hangup.app.assembly import AssembleRelay
@@ -83,6 +84,7 @@ class Exchange:
         "head",
         "held_bytes",
         "home",
+        "inputs",
         "key",
         "keyed",
         "leftover",
@@ -125,6 +127,7 @@ class Exchange:
         self.renamed = ""  # its own name, where the client used an alias
         self.home = ""  # the one backend that has what it continues
         self.seats: frozenset[str] | None = None  # the backends that can answer; None: any
+        self.inputs = 1  # texts that each get an answer, where it is no generation
         self.ticket: Ticket | None = None  # its place in the queue or on a backend
         self.backend: Backend | None = None
         self.engine: EngineConnection | None = None
@@ -185,6 +188,7 @@ class Exchange:
         """What is asked for, and how much of it is allowed; what cannot be is refused."""
         assert self.route is not None and self.head is not None
         if not self.route.api.generates:
+            self.inputs = count_inputs(self._body)
             self._set_clock(to_client=False, from_engine=False)
             return
         value = jsonbody.decode(self._body, self._structure, self.limits.json_elements_max, self.limits.json_depth_max)
@@ -609,6 +613,8 @@ class Exchange:
             self.task.cancel()
             self.task = None
         connection, backend, self.backend = self.engine, self.backend, None
+        if backend is not None and (heard_at := self.call.heard_at) is not None:
+            backend.heard_at = max(backend.heard_at, heard_at)
         if ending.engine is Engine.ABORT and backend is not None:
             self.leftover = self.gateway.stop(self, backend, connection)
         else:

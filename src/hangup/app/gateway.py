@@ -22,6 +22,7 @@ from typing import Any
 from hangup.apis.base import Ask, Json
 from hangup.apis.engine_paths import HEALTH
 from hangup.apis.routes import Route, Router
+from hangup.app import stranded
 from hangup.app.actions import ActionLoop
 from hangup.app.carried import Carried
 from hangup.app.cors import Origins, Preflight, is_preflight
@@ -54,7 +55,7 @@ from hangup.core.account import FREE, Price, entry
 from hangup.core.admission import Action, Admission, Terms, Ticket
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
-from hangup.core.reaper import Leftover
+from hangup.core.reaper import Leftover, Waiting
 from hangup.core.reasons import Outcome, Reason
 from hangup.edge.connection import ClientConnection
 from hangup.engines.aborts import Aborts
@@ -192,7 +193,7 @@ class Gateway:
         if self.draining:
             return reasons.DRAINING
         seats = [backend.seat for backend in self.backends.values()]
-        ready = any(seat.seen and seat.up and not seat.drained and not seat.closed for seat in seats)
+        ready = any(s.seen and s.up and not s.drained and not s.closed and not s.full_of_others for s in seats)
         return None if ready else reasons.NO_BACKEND
 
     def drain_backend(self, name: str, on: bool) -> bool:
@@ -347,7 +348,7 @@ class Gateway:
             exchange,
             prompt=self.admission.prompt_tokens(0 if exchange.api.media else size),  # a file's bytes tell nothing of tokens
             output_max=ask.cap.planned if ask is not None else 0,
-            choices=ask.choices if ask is not None else 1,
+            choices=ask.choices if ask is not None else exchange.inputs,
             stream=call.stream,
             first_by=start + clock.client_read_s,
             all_by=all_by,
@@ -434,7 +435,7 @@ class Gateway:
             connection.abort()  # at once: no engine knows a WebSocket by an id of ours
             connection = None
         abort_sent = self.aborts.stop(backend, key, connection)
-        choices = exchange.ask.choices if exchange.ask is not None else 1
+        choices = exchange.ask.choices if exchange.ask is not None else exchange.inputs
         now, ticket = time.monotonic(), exchange.ticket
         leftover = Leftover(call.id, now, key=key, slot=slot, tokens=call.tokens_out, choices=choices)
         if ticket is not None and ticket.reading:
@@ -446,7 +447,7 @@ class Gateway:
         if self.reaper.left(backend, leftover, first_token=call.first_token_at is not None):
             return leftover
         if slot is not None:
-            backend.slots_free.append(slot)
+            backend.slots.give(slot)
         return None
 
     def let_go(self, backend: Backend, leftover: Leftover) -> None:
@@ -454,7 +455,7 @@ class Gateway:
         self.heard_of_release.set()
         self.heard_of_release.clear()
         if leftover.slot is not None:
-            backend.slots_free.append(leftover.slot)
+            backend.slots.give(leftover.slot)
         kv, leftover.place = leftover.place, None
         if kv is not None:
             actions = self.admission.let_go(backend.seat, kv, time.monotonic())
@@ -466,6 +467,12 @@ class Gateway:
     def seat_changed(self, backend: Backend) -> None:
         self.admission.fleet.refresh()
         self._act(self.admission.dispatch(time.monotonic()))
+
+    def waiting(self, backend: Backend) -> tuple[list[Waiting], float]:
+        return stranded.waiting(self.calls.values(), backend)
+
+    def abandon(self, backend: Backend, why: str) -> int:
+        return stranded.abandon(self.calls.values(), backend, why)
 
     def told(self, event: str, **fields: Any) -> None:
         self.log.event(event, **fields)

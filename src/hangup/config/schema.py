@@ -227,6 +227,17 @@ class Limits:
     wedge_s: float = limit(
         120.0, "An engine that is busy and gets nothing done, or does not say what it runs, counts as wedged.", least=0.1
     )
+    still_s: float = limit(
+        5.0,
+        "An engine that does not let go of ended calls, and has given nothing to any live one for so long (beyond the time that"
+        " their prompts take), stands still: its calls go elsewhere or get 503, and a restart does not wait for them.",
+        least=0.1,
+    )
+    orphans_s: float = limit(
+        30.0,
+        "Work that was in an engine before this gateway came, and that no sign of another client explains, is treated like a"
+        " zombie after so long; 0: it is only logged.",
+    )
     restart_wait_s: float = limit(30.0, "With restart_force: how long calls in a quarantined backend may take to finish.")
     restarts_per_hour_max: int = limit(4, "Most restarts of a backend in an hour.")
     restart_s: float = limit(180.0, "Longest time from a restart to a healthy engine.", least=0.1)

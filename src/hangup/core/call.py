@@ -170,6 +170,13 @@ class Call:
         return 0 if self.engine_finished or self.sent_at is None else None
 
     @property
+    def heard_at(self) -> float | None:
+        """When something last came of it in its engine: a token, or a whole answer. The head of a stream is no sign of life."""
+        if self.first_token_at is not None:
+            return self.progress_at
+        return self.answered_at if self.engine_finished else None
+
+    @property
     def fate(self) -> Fate | None:
         """The worst that is known of what it left behind; None when there is nothing: its engine finished, or never had it."""
         return max((left.fate for left in self.leftovers), key=_FATES.index, default=None)

@@ -92,6 +92,7 @@ ENGINE_GARBLED = _reason("engine_garbled", Outcome.ENGINE_FAILED, 502, "The engi
 ENGINE_TRUNCATED = _reason("engine_truncated", Outcome.ENGINE_FAILED, 502, "The engine's answer ended too early.")
 ENGINE_REDIRECT = _reason("engine_redirect", Outcome.ENGINE_FAILED, 502, "The engine answered with a redirect.", False)
 ENGINE_GAVE_UP = _reason("engine_gave_up", Outcome.ENGINE_FAILED, 502, "The engine cancelled the answer before its end.")
+ENGINE_WEDGED = _reason("engine_wedged", Outcome.ENGINE_FAILED, 503, "The engine is stuck: nothing comes of any call in it.")
 ENGINE_ERROR = _reason("engine_error", Outcome.ENGINE_FAILED, 502, "The engine failed.")
 
 # Refused: the client's request, not our state, is what stands in the way.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from typing import Any
 
@@ -11,6 +12,7 @@ from hangup.core.admission import Seat
 from hangup.core.catalog import Offer
 from hangup.engines.adapters import ADAPTERS, AUTO, GENERIC, Abort, Adapter, Facts, Seen, hosted
 from hangup.engines.pool import Dial, Pool
+from hangup.engines.slots import SlotPool
 from hangup.wire.head import HOP_BY_HOP, Headers, RequestHead
 
 # Of the client's headers, what is between it and us, or what we set anew.
@@ -51,7 +53,8 @@ class Backend:
         # Until a backend has told what it is, it is treated as the least capable kind.
         self._slots_given = bool(self.seat.slots)
         self.learned = False  # its facts were asked for
-        self.slots_free: list[int] = []  # to be given to calls, where that can be done
+        self.slots = SlotPool()
+        self.heard_at = -math.inf  # when anything last came from it for a call that is over
         self.pinned = 0  # live calls that have one
         # Nothing of a client's may be asked for with a key that is not there: an unset one is an error.
         self._key = keys.read(settings.api_key_env, os.environ).encode("ascii") if settings.api_key_env else b""
@@ -83,7 +86,7 @@ class Backend:
         if facts.kv_tokens and not self.settings.kv_tokens:
             self.seat.kv_tokens = facts.kv_tokens
         may_pin = adapter.pins_slots and facts.can_tell and self.settings.pin_slots and not self.settings.shared
-        self.slots_free = list(range(facts.slots)) if may_pin and not self.pinned else self.slots_free
+        self.slots.resize(facts.slots if may_pin else 0)
         self._dropped = _NOT_FORWARDED | adapter.stripped_headers
         self._dropped_without_key = self._dropped | _KEYS
 
@@ -98,16 +101,15 @@ class Backend:
 
     def pin(self, choices: int) -> int | None:
         """A slot for one call, the one that was used last; None if it must find one by itself."""
-        if choices > 1 or not self.slots_free:
-            return None
-        self.pinned += 1
-        return self.slots_free.pop()
+        slot = self.slots.take() if choices == 1 else None
+        self.pinned += slot is not None
+        return slot
 
     def unpin(self, slot: int | None) -> None:
         """Its call is over, and the slot is free."""
         if slot is not None:
             self.pinned -= 1
-            self.slots_free.append(slot)
+            self.slots.give(slot)
 
     @property
     def shown_client_key(self) -> bool:

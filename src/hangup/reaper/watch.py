@@ -10,11 +10,11 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from hangup.core.ledger import Histogram
-from hangup.core.reaper import Book, Fate, Ladder, Leftover, Rung, Status, Step, Terms
+from hangup.core.reaper import Book, Fate, Ladder, Leftover, Rung, Status, Step, Stillness, Terms, Waiting
 from hangup.engines.aborts import Aborts
 from hangup.engines.adapters import Adapter, Seen
 from hangup.engines.backend import Backend
@@ -39,6 +39,12 @@ class Host(Protocol):
         """Its place is free, if it had one."""
 
     def seat_changed(self, backend: Backend) -> None: ...
+
+    def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:
+        """Live calls that wait for something from it, and when anything last came from it."""
+
+    def abandon(self, backend: Backend, why: str) -> int:
+        """Its live calls go elsewhere, or are told why not; how many they were."""
 
     def told(self, event: str, **fields: Any) -> None: ...
 
@@ -83,6 +89,9 @@ class Watch:
         self._adapter: Adapter | None = None
         self._can_tell = False
         self._judged = False  # by what it tells
+        self._stillness = Stillness()
+        self._waiting: Sequence[Waiting] = ()  # live calls in it, when they were last looked at,
+        self._heard_at = -math.inf  # and when anything had last come of one
         self._asked_at = time.monotonic()
         self._answered_at = self._asked_at
         self._aborted_at = 0.0
@@ -130,7 +139,7 @@ class Watch:
 
     async def _pause(self) -> None:
         """Until there is something to look at, and not before the engine may be asked again."""
-        if not self.book.held and self.ladder.rung is Rung.WELL:
+        if not self.book.held and self.ladder.rung is Rung.WELL and not self.backend.slots.in_doubt:
             self._wake.clear()
             try:
                 async with asyncio.timeout(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s)):
@@ -161,15 +170,19 @@ class Watch:
             self._let_go(self.book.passed(asked_at), "unverified")
         now = time.monotonic()
         seat = self.backend.seat
+        still_s = self._still_s(now)
+        trouble = self._trouble(now, still_s)
         live = seat.in_flight - seat.held
-        for step in self.ladder.advance(now, self.book.zombies, self._trouble(now), live):
+        for step in self.ladder.advance(now, self.book.zombies, trouble, live):
             await self._take(step)
+        if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
+            self._abandon(f"Nothing came of any call for {still_s:.0f} s, and the engine did not let go of those that ended.")
         self._doubt(self.ladder.rung is not Rung.WELL or (self._answered_at < asked_at and self.book.overdue(now)))
         self._suspect()
 
     async def _ask(self, asked_at: float) -> None:
         backend, book = self.backend, self.book
-        placed = backend.seat.placed
+        placed, taken = backend.seat.placed, backend.slots.taken
         try:
             answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self.backend.limits.status_timeout_s)
         except EngineSilent:
@@ -194,8 +207,23 @@ class Watch:
         self._let_go(gone, "verified")
         self._let_go(book.passed(now), "unverified")
         self._name_zombies()
+        self._look_at_slots(status, taken)
         if book.orphans and not orphans:
             self._tell("orphans", count=book.orphans, running=status.running, waiting=status.waiting)
+
+    def _look_at_slots(self, status: Status, taken: frozenset[int]) -> None:
+        """What is not ours takes room; and an engine that was started anew may have more slots than before, or fewer."""
+        backend = self.backend
+        seat, pool = backend.seat, backend.slots
+        occupied = self.book.orphans if self._judged else 0
+        if status.slots is not None and pool.count:
+            if len(status.slots) != pool.count:
+                pool.resize(len(status.slots))
+                backend.learned = False
+            occupied = pool.occupied(status.slots, taken)
+        if seat.occupied != occupied:
+            seat.occupied = occupied
+            self._host.seat_changed(backend)
 
     def _learn(self) -> None:
         """The backend may have been recognised since."""
@@ -209,14 +237,49 @@ class Watch:
         self.book.grace_s = usual if judged else backend.adapter.blind_hold_s
         self.book.lag_s = backend.adapter.lag_s if judged else 0.0
 
-    def _trouble(self, now: float) -> str:
+    def _trouble(self, now: float, still_s: float) -> str:
         """What is wrong besides zombies."""
+        limits, book = self.backend.limits, self.book
         silent_s = now - self._answered_at
-        if silent_s >= self.backend.limits.wedge_s and self.backend.seat.up:
+        if silent_s >= limits.wedge_s and self.backend.seat.up:
             return f"it has not said what it runs for {silent_s:.0f} s"
-        if self.book.frozen_s(now) >= self.backend.limits.wedge_s:
-            return f"busy for {self.book.frozen_s(now):.0f} s with nothing done"
-        return ""
+        if book.zombies and still_s >= limits.still_s:
+            return f"nothing has come of any call for {still_s:.0f} s, and {book.zombies[0].call_id} still runs"
+        frozen_s = min(book.frozen_s(now), still_s if self._waiting else now - self._heard_at)
+        if frozen_s >= limits.wedge_s:
+            return f"busy for {frozen_s:.0f} s with nothing done"
+        if still_s >= limits.wedge_s:
+            return f"busy for {still_s:.0f} s with nothing done for any of its calls"
+        slot = book.frozen_slot(now)
+        if slot is not None and slot[1] >= limits.wedge_s:
+            return f"slot {slot[0]} has been busy for {slot[1]:.0f} s with nothing done"
+        return self._orphaned(now)
+
+    def _orphaned(self, now: float) -> str:
+        """Work of a former life: it is worth a restart, or a quarantine when there is room for nothing else."""
+        limits, book, seat = self.backend.limits, self.book, self.backend.seat
+        if not limits.orphans_s or book.orphaned_s(now) < limits.orphans_s:
+            return ""
+        if not self.ladder.terms.restart and not (seat.slots and book.orphans >= seat.slots):
+            return ""
+        return f"{book.orphans} calls that nobody waits for were there before this gateway, and no other client was seen"
+
+    def _still_s(self, now: float) -> float:
+        """For how long it has given nothing to any live call; these are looked through only if its figures do not move."""
+        status, book = self.status, self.book
+        self._waiting = ()
+        if status is not None and not status.work:
+            self._stillness.reset()
+            return -math.inf
+        if status is not None and status.shows_progress and book.frozen_since is None:
+            return -math.inf
+        self._waiting, self._heard_at = self._host.waiting(self.backend)
+        return self._stillness.look(self._waiting, self._heard_at, now)
+
+    def _abandon(self, why: str) -> None:
+        count = self._host.abandon(self.backend, why)
+        if count:
+            self._tell("abandoned", calls=count, reason=why)
 
     def _engine_gone(self, fault: EngineFault) -> None:
         """It refuses connections, or closed ours: there is no work in a process that is not there."""
@@ -246,8 +309,10 @@ class Watch:
             self._close_seat(False)
 
     async def _restart(self) -> None:
+        self._abandon("The engine is restarted.")
         why = await self._start_anew()
         if not why:
+            self._stillness.reset()
             self._let_go(self.book.reset(), Fate.RESTARTED)
             self.backend.learned = False
         for step in self.ladder.restarted(not why, time.monotonic(), why):

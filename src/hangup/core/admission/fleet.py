@@ -39,6 +39,7 @@ class Seat:
         "kv_used",
         "limiter",
         "name",
+        "occupied",
         "peak",
         "placed",
         "reading",
@@ -73,6 +74,7 @@ class Seat:
         self.in_flight = 0
         self.jobs = 0  # of those, items of jobs
         self.held = 0  # of those, ended and not known to be gone from the engine
+        self.occupied = 0  # slots at work on what is not ours, as far as the engine tells
         self.choices = 0  # answers that the others are waiting for
         self.peak = 0  # the most of them since somebody looked
         self.placed = 0  # answers that were ever begun there
@@ -97,7 +99,14 @@ class Seat:
     @property
     def limit(self) -> int:
         # What is held counts as running: it takes one of the slots, and one of the learned most.
-        return 0 if self.closed or self.drained else self.slots or self.limiter.limit(self.in_flight, self.unstarted)
+        if self.closed or self.drained:
+            return 0
+        return max(self.slots - self.occupied, 0) if self.slots else self.limiter.limit(self.in_flight, self.unstarted)
+
+    @property
+    def full_of_others(self) -> bool:
+        """Whether every slot is at work on what is not ours."""
+        return bool(self.slots) and self.occupied >= self.slots
 
     @property
     def known(self) -> int:

@@ -7,5 +7,19 @@ that, and `Ladder` decides what is done about those it has not let go of.
 from hangup.core.reaper.book import Book, Fate, Leftover
 from hangup.core.reaper.ladder import Ladder, Rung, Step, Terms
 from hangup.core.reaper.status import Slot, Status
+from hangup.core.reaper.stillness import Stillness, Waiting, reading_s
 
-__all__ = ["Book", "Fate", "Ladder", "Leftover", "Rung", "Slot", "Status", "Step", "Terms"]
+__all__ = [
+    "Book",
+    "Fate",
+    "Ladder",
+    "Leftover",
+    "Rung",
+    "Slot",
+    "Status",
+    "Step",
+    "Stillness",
+    "Terms",
+    "Waiting",
+    "reading_s",
+]

@@ -117,8 +117,11 @@ class Book:
         self.held: list[Leftover] = []  # oldest first
         self.orphans = 0  # work that is neither ours nor was
         self.unexplained = 0  # answers that the engine was at, by its last figures, beyond those we wait for
+        self.orphans_since: float | None = None  # as far as they were there before we came, and nobody else was seen
         self.frozen_since: float | None = None  # busy, and nothing moves
         self._progress: tuple[object, ...] = ()
+        self._slots: dict[int, tuple[Slot, float]] = {}  # each busy one, and since when it has not moved
+        self._others_at_most = math.inf  # at some moment there was no more work than this that is not ours
         self._recent: deque[Leftover] = deque(maxlen=REMEMBERED)  # released or given up, newest last
         self._peaks: deque[tuple[float, int]] = deque()  # most calls of ours at a time, between two looks
 
@@ -140,7 +143,9 @@ class Book:
         gone, self.held = self.held, []
         self._recent.clear()
         self._peaks.clear()
+        self._slots.clear()
         self.orphans, self.unexplained, self.frozen_since, self._progress = 0, 0, None, ()
+        self.orphans_since, self._others_at_most = None, 0
         return gone
 
     # Evidence
@@ -164,6 +169,7 @@ class Book:
         if not self.shared:
             rest = [left for left in self.held if not exact or left.slot is None]
             released += self._by_count(rest, status, asked_at, now, max(live - unseen, 0), most)
+            self._watch_orphans(now)
         self._forget(released)
         return released
 
@@ -272,15 +278,42 @@ class Book:
         self.orphans = max(0, sure)
 
     def _watch_progress(self, status: Status, now: float) -> None:
-        if not status.work or status.progress != self._progress or (status.slots is None and status.tokens is None):
+        if not status.work or status.progress != self._progress or not status.shows_progress:
             self.frozen_since = None
         elif self.frozen_since is None:
             self.frozen_since = now
         self._progress = status.progress
+        busy = [slot for slot in status.slots or () if slot.busy]
+        self._slots = {slot.id: (slot, self._unmoved_since(slot, now)) for slot in busy}
+
+    def _unmoved_since(self, slot: Slot, now: float) -> float:
+        before, since = self._slots.get(slot.id, (None, now))
+        return since if slot == before else now
 
     def frozen_s(self, now: float) -> float:
-        """How long the engine has been busy without getting anything done."""
+        """How long the engine has been busy without getting anything done, by its own figures. Some count nothing of what they
+        do for embeddings: whether anything came of calls must be asked besides."""
         return -math.inf if self.frozen_since is None else now - self.frozen_since
+
+    def frozen_slot(self, now: float) -> tuple[int, float] | None:
+        """The slot that has been busy for longest with nothing done, and for how long; others may move beside it."""
+        rows = ((id, now - since) for id, (_, since) in self._slots.items())
+        return max(rows, key=lambda row: row[1], default=None)
+
+    def _watch_orphans(self, now: float) -> None:
+        """Whether what is not ours can be work of a former gateway's: it was there from the first look on, and is surely no
+        more than at any moment since. What came later is another client's, who is in sight then: nothing is done about that."""
+        self._others_at_most = min(self._others_at_most, max(self.unexplained, 0))
+        if self.unexplained <= 0:
+            self.orphans_since = None
+        elif self.orphans > self._others_at_most:
+            self._others_at_most, self.orphans_since = 0, None  # somebody else calls
+        elif self.orphans and self.orphans_since is None:
+            self.orphans_since = now
+
+    def orphaned_s(self, now: float) -> float:
+        """How long there has been work that was there before us and that nobody else seems to wait for."""
+        return -math.inf if self.orphans_since is None else now - self.orphans_since
 
 
 def _still(left: Leftover, slot: Slot) -> bool:

@@ -31,6 +31,11 @@ class Status(NamedTuple):
         return next((slot for slot in self.slots or () if slot.id == id), None)
 
     @property
+    def shows_progress(self) -> bool:
+        """Whether its figures move when it gets something done."""
+        return self.slots is not None or self.tokens is not None
+
+    @property
     def progress(self) -> tuple[object, ...]:
         """Changes whenever the engine gets anything done, as far as it shows."""
         if self.slots is not None:

@@ -1,0 +1,246 @@
+"""A wedge with traffic going on, work of a former gateway's, and slots that are not what they were."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from concurrent.futures import Future, ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hangup.engines.adapters import ADAPTERS
+from support.processes import Gateway, StandIn
+from support.raw import Answer, Client, ask
+from support.waiting import wait_until
+
+CHAT = "/v1/chat/completions"
+SHORT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+LONG: dict[str, Any] = {"max_tokens": 30_000, "ignore_eos": True}
+SLOW: dict[str, Any] = {"prefill_s": 0.02, "token_s": 0.02, "answer_tokens": 30_000}
+QUICK: dict[str, Any] = {"release_grace_s": 0.5, "abort_backoff_s": 0.1, "health_interval_s": 0.5, "orphans_s": 1.5}
+
+
+def events(gateway: Gateway, name: str) -> list[dict[str, Any]]:
+    return [row for row in gateway.log() if row.get("event") == name]
+
+
+def steps(gateway: Gateway) -> list[str]:
+    return [row["step"] for row in events(gateway, "ladder")]
+
+
+def known(gateway: Gateway) -> None:
+    wait_until(lambda: any("recognised" in str(row.get("change")) for row in gateway.log()), 20, "recognition")
+
+
+def stream(gateway: Gateway, id: str) -> Client:
+    client = Client(gateway.address)
+    client.chat({"X-Request-Id": id}, stream=True, **LONG)
+    client.read_until(b"data:")
+    return client
+
+
+def drain(gateway: Gateway, name: str, method: str) -> None:
+    request = urllib.request.Request(f"{gateway.admin_url}/api/backends/{name}/drain", headers={"x-hangup": "1"}, method=method)
+    urllib.request.urlopen(request, timeout=5).close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@pytest.mark.parametrize("like", ["llamacpp", "vllm", "sglang", "lmdeploy", "tensorrt_llm"])
+def test_the_only_backend_is_back_within_seconds_though_calls_keep_coming(like: str, tmp_path: Path) -> None:
+    """The second seed with a call a second: every limit by default. Those that got into the wedged engine are told so."""
+    command = f"{sys.executable} -m hangup standin --port {{port}} --like {like} --wedge --token-s 0.01 --slots 2"
+    config = f'[[backend]]\nurl = "http://127.0.0.1:{free_port()}"\nname = "own"\nspawn = "{command}"\n'
+    config += f'spawn_log = "{tmp_path / "engine.log"}"\n'
+    bound_s = ADAPTERS[like].grace_s + ADAPTERS[like].lag_s + 10
+    with Gateway(config=config) as gateway, ThreadPoolExecutor(40) as pool:
+        known(gateway)
+        client = stream(gateway, "wedge")
+        left_at = time.monotonic()
+        client.fin()
+        time.sleep(1.5 if like == "tensorrt_llm" else 0.0)  # it looks after its connections once a second
+        asked: list[Future[tuple[float, Answer]]] = []
+        while time.monotonic() - left_at < bound_s and not any(f.done() and f.result()[1].status == 200 for f in asked):
+            asked.append(pool.submit(lambda: (time.monotonic(), ask(gateway.address, CHAT, SHORT))))
+            time.sleep(1)
+        answers = [future.result(60)[1] for future in asked]
+        assert any(answer.status == 200 for answer in answers), [answer.status for answer in answers]
+        assert steps(gateway)[-3:] == ["restarting", "canary", "well"]
+        told = [answer for answer in answers if answer.status != 200]
+        assert told and all(answer.status == 503 for answer in told), [(a.status, a.body) for a in told]
+        assert any(answer.headers.get("x-hangup-reason") == "engine_wedged" for answer in told)
+
+
+def test_a_call_that_moves_is_waited_for() -> None:
+    """A deaf engine is no wedged one: what its live calls get is not taken from them."""
+    with StandIn(deaf=True, slots=4, **SLOW) as engine:
+        config = f'[[backend]]\nurl = "{engine.url}"\nrestart_command = "/bin/true"\n'
+        with Gateway(config=config, **QUICK, still_s=0.5) as gateway:
+            known(gateway)
+            lives = stream(gateway, "lives")
+            stream(gateway, "left").fin()
+            wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+            until = time.monotonic() + 2
+            while time.monotonic() < until:
+                assert lives.read_some()
+            assert "restarting" not in steps(gateway)
+            lives.fin()
+            wait_until(lambda: "restarting" in steps(gateway), what="the restart")
+
+
+def test_a_call_that_has_not_begun_is_served_elsewhere() -> None:
+    """It was sent to the wedged one before that was known."""
+    with StandIn(wedge=True, slots=4, **SLOW) as stuck, StandIn(slots=4, **SLOW) as good:
+        stuck.behave(ignore_stream=True)  # so that nothing has come of the call when it is moved, not even a head
+        config = "".join(
+            f'[[backend]]\nurl = "{engine.url}"\nname = "{name}"\n' for engine, name in ((stuck, "stuck"), (good, "good"))
+        )
+        with Gateway(config=config, **QUICK, still_s=1.0, prefill_grace_s=0.5) as gateway, ThreadPoolExecutor(4) as pool:
+            wait_until(lambda: sum("recognised" in str(row.get("change")) for row in gateway.log()) == 2, what="recognition")
+            drain(gateway, "good", "PUT")
+            first = Client(gateway.address)
+            first.chat({"X-Request-Id": "left"}, stream=True, **LONG)
+            wait_until(lambda: stuck.stats()["running"] == 1, what="the call in the engine that will be wedged")
+            first.fin()
+            gateway.call_log("left")
+            waits = pool.submit(ask, gateway.address, CHAT, SHORT, {"X-Request-Id": "moved"})
+            wait_until(lambda: stuck.stats()["running"] + stuck.stats()["waiting"] >= 2, what="a call in the wedged engine")
+            drain(gateway, "good", "DELETE")
+            answer = waits.result(40)
+            row = gateway.call_log("moved")
+            assert (answer.status, row["backend"], row["attempts"], row["outcome"]) == (200, "good", 2, "completed")
+
+
+def test_slots_at_work_for_a_former_gateway_get_no_calls_and_are_dealt_with() -> None:
+    with StandIn(like="llamacpp", deaf=True, slots=2, **SLOW) as engine:
+        with Gateway(engine.url) as former:
+            known(former)
+            clients = [stream(former, f"former-{at}") for at in range(2)]
+        with Gateway(engine.url, **QUICK | {"orphans_s": 4.0}, first_token_s=20) as gateway:
+            known(gateway)
+            wait_until(lambda: gateway.ready() == 503, what="the word that no slot is free")
+            began = time.monotonic()
+            assert ask(gateway.address, CHAT, SHORT).status == 503
+            assert time.monotonic() - began < 15, "it was sent to a slot that is taken"
+            wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+            assert "before this gateway" in events(gateway, "ladder")[-1]["reason"]
+        for client in clients:
+            client.fin()
+
+
+@pytest.mark.parametrize("like", ["", "sglang"])
+def test_an_engine_full_of_a_former_gateways_work_is_restarted(like: str, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    with StandIn(like=like, deaf=True, slots=4, **SLOW) as engine:
+        with Gateway(engine.url) as former:
+            known(former)
+            client = stream(former, "former")
+        config = f'[[backend]]\nurl = "{engine.url}"\nrestart_command = "/usr/bin/touch {note}"\n'
+        with Gateway(config=config, **QUICK) as gateway:
+            known(gateway)
+            for _ in range(8):  # traffic of ours changes nothing about that
+                assert ask(gateway.address, CHAT, SHORT).status in (200, 503)
+                time.sleep(0.2)
+            wait_until(note.exists, 20, "the restart")
+        client.fin()
+
+
+def test_another_clients_work_is_left_alone() -> None:
+    """It came while we looked: so somebody else is there, and says nothing."""
+    with StandIn(slots=4, **SLOW) as engine:
+        config = f'[[backend]]\nurl = "{engine.url}"\nrestart_command = "/bin/false"\n'
+        with Gateway(config=config, **QUICK) as gateway, Client(("127.0.0.1", engine.port)) as other:
+            known(gateway)
+            time.sleep(1.5)  # some looks at an engine that has nothing to do
+            other.chat(stream=True, **LONG)
+            other.read_until(b"data:")
+            wait_until(lambda: events(gateway, "orphans"), what="orphans in the log")
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                assert other.read_some()
+            assert not steps(gateway)
+
+
+def test_an_engine_that_comes_back_with_fewer_slots_gets_no_calls_for_those_it_lost() -> None:
+    with StandIn(like="llamacpp", slots=4, **SLOW) as engine, Gateway(engine.url, **QUICK) as gateway:
+        known(gateway)
+        engine.signal(signal.SIGKILL)
+        engine.wait()
+        with StandIn(port=engine.port, like="llamacpp", slots=1, **SLOW) as smaller:
+            wait_until(lambda: sum("recognised" in str(row.get("change")) for row in gateway.log()) == 2, what="another look")
+            assert ask(gateway.address, CHAT, SHORT).status == 200
+            pinned = [json.loads(row["body"])["id_slot"] for row in smaller.seen() if row["path"] == CHAT]
+            assert pinned and set(pinned) == {0}
+
+
+class Vllm(BaseHTTPRequestHandler):
+    """Counts each text of an embeddings call as a request, and none of them as tokens: as vLLM does."""
+
+    protocol_version = "HTTP/1.1"
+    running = 0
+    lock = threading.Lock()
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def _answer(self, body: bytes, kind: str = "application/json", status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            self._answer(b'{"object":"list","data":[{"id":"m","owned_by":"vllm","max_model_len":4096}]}')
+        elif self.path == "/metrics":
+            rows = f"vllm:num_requests_running {Vllm.running}\nvllm:num_requests_waiting 0\nvllm:generation_tokens_total 0\n"
+            self._answer(rows.encode(), "text/plain")
+        else:
+            self._answer(b"{}", status=200 if self.path == "/health" else 404)
+
+    def do_POST(self) -> None:
+        count = len(json.loads(self.rfile.read(int(self.headers["content-length"])))["input"])
+        with Vllm.lock:
+            Vllm.running += count
+        time.sleep(0.4)
+        with Vllm.lock:
+            Vllm.running -= count
+        with contextlib.suppress(OSError):
+            self._answer(b'{"data":[]}')
+
+
+def test_embeddings_convict_no_healthy_engine() -> None:
+    """Neither of zombies, since the engine counts texts and not calls, nor of a wedge, since it counts no tokens for them."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Vllm)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings = {"release_grace_s": 0.3, "health_interval_s": 0.5, "wedge_s": 2.0}
+    with Gateway(f"http://127.0.0.1:{server.server_port}", **settings) as gateway, ThreadPoolExecutor(3) as pool:
+        known(gateway)
+        until = time.monotonic() + 9  # vLLM's figures may be six seconds old
+
+        def embed() -> set[int]:
+            statuses = set()
+            while time.monotonic() < until:
+                statuses.add(ask(gateway.address, "/v1/embeddings", {"input": ["a"] * 32}).status)
+            return statuses
+
+        busy = [pool.submit(embed) for _ in range(2)]
+        with Client(gateway.address) as leaves:
+            leaves.post("/v1/embeddings", {"input": ["a"] * 4})
+            time.sleep(0.1)
+        assert [one.result(30) for one in busy] == [{200}, {200}]
+        assert not steps(gateway) and not events(gateway, "zombie") and not events(gateway, "orphans")
+    server.shutdown()
+    server.server_close()
