@@ -225,7 +225,7 @@ def test_embeddings_convict_no_healthy_engine() -> None:
     """Neither of zombies, since the engine counts texts and not calls, nor of a wedge, since it counts no tokens for them."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Vllm)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    settings = {"release_grace_s": 0.3, "health_interval_s": 0.5, "wedge_s": 2.0}
+    settings: dict[str, Any] = {"release_grace_s": 0.3, "health_interval_s": 0.5, "wedge_s": 2.0}
     with Gateway(f"http://127.0.0.1:{server.server_port}", **settings) as gateway, ThreadPoolExecutor(3) as pool:
         known(gateway)
         until = time.monotonic() + 9  # vLLM's figures may be six seconds old

@@ -613,7 +613,7 @@ class Exchange:
             self.task.cancel()
             self.task = None
         connection, backend, self.backend = self.engine, self.backend, None
-        if backend is not None and (heard_at := self.call.heard_at) is not None:
+        if backend is not None and (heard_at := self.call.moved_at) is not None:
             backend.heard_at = max(backend.heard_at, heard_at)
         if ending.engine is Engine.ABORT and backend is not None:
             self.leftover = self.gateway.stop(self, backend, connection)

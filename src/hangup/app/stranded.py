@@ -26,6 +26,8 @@ def waiting(exchanges: Iterable[Exchange], backend: Backend) -> tuple[list[Waiti
     estimate = backend.seat.estimates.first_token
     for exchange in _inside(exchanges, backend):
         call, ticket = exchange.call, exchange.ticket
+        if exchange.tunnel is not None:  # it may be silent for as long as it likes
+            continue
         if call.first_token_at is not None:
             heard_at = max(heard_at, call.progress_at)
             waits.append(Waiting(call.progress_at, 0.0))

@@ -170,7 +170,7 @@ class Call:
         return 0 if self.engine_finished or self.sent_at is None else None
 
     @property
-    def heard_at(self) -> float | None:
+    def moved_at(self) -> float | None:
         """When something last came of it in its engine: a token, or a whole answer. The head of a stream is no sign of life."""
         if self.first_token_at is not None:
             return self.progress_at
