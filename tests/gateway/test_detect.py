@@ -130,6 +130,7 @@ def test_half_close_can_be_allowed() -> None:
         assert client.closed_within(2)
 
 
+@pytest.mark.alone
 def test_vanished_while_we_write() -> None:
     """No FIN, no RST: the kernel's user timeout tells, within the bound."""
     with gateway_and_engine({"client_silence_s": 3}) as (gateway, engine), Client(gateway.address) as client:
@@ -143,6 +144,7 @@ def test_vanished_while_we_write() -> None:
         assert (row["outcome"], row["cause"]) == ("client_gone", "silence")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("stream", [True, False])
 def test_vanished_while_we_are_silent(stream: bool) -> None:
     """Nothing is written, so only keep-alive probes can tell."""
@@ -156,6 +158,7 @@ def test_vanished_while_we_are_silent(stream: bool) -> None:
         assert gateway.call_log("gone")["cause"] == "silence"
 
 
+@pytest.mark.alone
 def test_stops_reading_but_stays() -> None:
     """Cut after write_stall_s, though its host still answers; the engine is held back, and memory stays bounded."""
     settings = {"write_stall_s": 4, "client_silence_s": 2}
@@ -174,6 +177,7 @@ def test_stops_reading_but_stays() -> None:
         assert memory_kb(gateway) - before < 8_000
 
 
+@pytest.mark.alone
 def test_vanishes_while_stalled() -> None:
     """Both at once: the shorter bound, that of the silent host, holds."""
     settings = {"write_stall_s": 30, "client_silence_s": 3}

@@ -32,6 +32,7 @@ def test_the_library_brings_no_server_and_no_framework() -> None:
     assert not heavy & set(loaded)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("names", ["run, stream", "Gate"])
 def test_import_takes_at_most_50_ms(names: str) -> None:
     """Of the processor's time, best of five, since the machine may be busy; an async application has asyncio already."""
