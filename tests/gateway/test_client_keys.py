@@ -16,7 +16,7 @@ from hangup.config.load import load
 from hangup.engines.adapters import ADAPTERS
 from hangup.errors import ConfigError
 from support.processes import Gateway, StandIn
-from support.raw import ask
+from support.raw import Client, ask
 from support.raw_engine import answer, raw_engine
 
 CHAT = "/v1/chat/completions"
@@ -94,6 +94,25 @@ def test_a_failover_takes_no_key_along() -> None:
             for _ in range(4):
                 assert ask(gateway.address, CHAT, BODY, THEIRS).status == 200
         assert one.requests and [keys_in(request) for request in other.requests] == [{}] * 4
+
+
+def test_a_key_in_a_websockets_handshake_is_a_key() -> None:
+    """A browser can send it in no other place."""
+    refused = b"HTTP/1.1 403 X\r\ncontent-length: 0\r\n\r\n"
+    with raw_engine(answer(refused)) as one, raw_engine(answer(refused)) as other:
+        config = f'[[backend]]\nurl = "{one.url}"\nclient_key = "pass"\n[[backend]]\nurl = "{other.url}"\n'
+        with Gateway(config=config) as gateway:
+            for _ in range(4):
+                with Client(gateway.address) as client:
+                    client.send(
+                        b"GET /v1/realtime?model=m HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+                        b"Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.sk-theirs, x\r\n\r\n"
+                    )
+                    assert client.read_answer().status == 403
+        assert one.requests and other.requests
+        assert all(b"realtime, openai-insecure-api-key.sk-theirs, x\r\n" in request for request in one.requests)
+        assert all(b"protocol: realtime, x\r\n" in request and b"sk-theirs" not in request for request in other.requests)
 
 
 def test_backends_of_one_network_get_it_as_before() -> None:

@@ -17,6 +17,7 @@ from support.raw import Answer, Client, ask
 from support.raw_engine import answer, raw_engine
 from support.waiting import wait_until
 
+KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 CHAT, MESSAGES, EMBED = "/v1/chat/completions", "/v1/messages", "/v1/embeddings"
 
 
@@ -207,6 +208,13 @@ class TestListing:
             told = get(gateway, "/v1/models/nothing-like-it", {"anthropic-version": "2023-06-01"})
             assert told.status == 404 and told.json()["type"] == "error"
 
+    def test_head_has_no_body(self) -> None:
+        with two() as (gateway, _, _), Client(gateway.address) as client:
+            client.send(b"HEAD /v1/models HTTP/1.1\r\nHost: a\r\n\r\nGET /v1/models/beta HTTP/1.1\r\nHost: a\r\n\r\n")
+            status, headers = client.read_head()
+            assert (status, int(headers["content-length"]) > 0) == (200, True)
+            assert client.read_answer().json()["id"] == "beta"
+
     def test_names_with_slashes(self) -> None:
         with two("org/alpha", "beta") as (gateway, _, _):
             assert get(gateway, "/v1/models/org/alpha").json()["id"] == "org/alpha"
@@ -242,6 +250,19 @@ class TestAliases:
             assert asked(b) == {"beta": 4} and not asked(a)
             calls = [row for row in gateway.log() if row.get("event") == "call" and row["route"] == "openai.chat"]
             assert {row["model"] for row in calls} == {"beta"}
+
+    def test_in_a_query(self) -> None:
+        refused = b"HTTP/1.1 403 X\r\ncontent-length: 0\r\n\r\n"
+        with raw_engine(answer(refused)) as one, raw_engine(answer(refused)) as other:
+            config = f'[[backend]]\nurl = "{one.url}"\nmodels = ["x"]\n[[backend]]\nurl = "{other.url}"\nmodels = ["a/b"]\n'
+            with Gateway(config='[[alias]]\nname = "live"\nmodel = "a/b"\n' + config) as gateway:
+                told = get(
+                    gateway,
+                    "/v1/realtime?x=1&model=live&y=2",
+                    {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": KEY},
+                )
+                assert told.status == 403
+            assert not one.requests and other.requests[0].startswith(b"GET /v1/realtime?x=1&model=a%2Fb&y=2 HTTP/1.1\r\n")
 
     def test_one_backend(self) -> None:
         with (

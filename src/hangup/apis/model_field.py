@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 import orjson
 
 _IN_JSON = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _IN_FORM = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n', re.IGNORECASE)
+_IN_QUERY = re.compile(rb"([?&]model=)[^&]*")
 _FORM_BYTES = 64 * 1024  # at either end of a form: between them is the file, which is not searched
 _READ_BYTES_MAX = 256 * 1024  # a larger body is searched, not read: that takes a hundredth of the time
 
@@ -54,6 +55,11 @@ def replace(body: bytes, content_type: bytes, name: str) -> bytes:
         value = _loads(body)
         return orjson.dumps({**value, "model": name}) if isinstance(value, dict) else body
     return body[: found.start(1) - 1] + orjson.dumps(name) + body[found.end(1) + 1 :]
+
+
+def in_query(query: bytes, name: str) -> bytes:
+    """The query with another model."""
+    return _IN_QUERY.sub(lambda found: found[1] + quote(name, safe="").encode("ascii"), query, count=1)
 
 
 def _loads(text: bytes) -> object:

@@ -293,7 +293,7 @@ class Exchange:
 
     def _request(self) -> tuple[bytes, bytes]:
         assert self.head is not None and self.backend is not None
-        path, body, backend = self.head.path, self._body, self.backend
+        path, body, backend, query = self.head.path, self._body, self.backend, None
         self.key = self.gateway.engine_key()
         request_id = backend.request_id(self.call.id, self.key)
         self.call.engine_id = self.key if request_id == self.key or backend.adapter.keyed_by == "body" else ""
@@ -308,8 +308,10 @@ class Exchange:
             if self.renamed:
                 more |= {"model": self.renamed}
             path, body = self.ask.path, self.ask.body(body, self._value, more)
-        elif self.renamed:
+        elif self.renamed and body:
             body = model_field.replace(body, self.head.fields.get(b"content-type", b""), self.renamed)
+        elif self.renamed:
+            query = model_field.in_query(self.head.query, self.renamed)
         return backend.request(
             self.head,
             path,
@@ -319,6 +321,7 @@ class Exchange:
             forward_key=not self.keyed,
             traced=f"00-{self.call.trace_id}-{self.call.span_id}-01" if self.call.span_id else "",
             upgrade=self.tunnel is not None,
+            query=query,
         )
 
     def _time_left(self) -> float | None:

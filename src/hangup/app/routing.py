@@ -196,7 +196,7 @@ class Routing:
         if anthropic:
             listing = {"data": listing["data"], "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
         body = orjson.dumps(shaped[name] if name else listing)
-        reply.made(exchange, 200, b"application/json", [], body)
+        reply.made(exchange, 200, b"application/json", self._gateway.origins.headers(head), body)
         exchange.end(reasons.COMPLETED)
         return True
 

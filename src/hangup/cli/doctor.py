@@ -11,9 +11,10 @@ from hangup.config.load import url_problem
 from hangup.core.reaper import Status
 from hangup.engines.adapters import ADAPTERS, AUTO
 from hangup.engines.backend import Backend
-from hangup.engines.health import check, learn, see
+from hangup.engines.health import ask_models, check, learn, see
 from hangup.errors import HangupError
 
+_MODELS_SHOWN = 5
 _EXAMPLES = """\
 examples:
   hangup doctor http://127.0.0.1:8000
@@ -49,6 +50,7 @@ async def _examine(settings: BackendSettings, limits: Limits) -> int:
         if fault is not None:
             raise HangupError(f"{settings.url}: {fault}")
         await learn(backend, limits.health_timeout_s)
+        await ask_models(backend)
         status = None
         if backend.adapter.status_path:
             seen = await see(backend, backend.adapter.status_path, limits.status_timeout_s)
@@ -75,6 +77,10 @@ def _findings(backend: Backend, status: Status | None) -> list[tuple[str, str]]:
         ("abort by id", "yes" if facts.can_abort else "no"),
         ("verified", verify),
     ]
+    if backend.model_rows is not None:
+        names = ", ".join(row["id"] for row in backend.model_rows[:_MODELS_SHOWN]) or "none"
+        more = f" and {len(backend.model_rows) - _MODELS_SHOWN} more" if len(backend.model_rows) > _MODELS_SHOWN else ""
+        rows.append(("models", f"{names}{more}; {'no others' if backend.offer().exact else 'other names are passed on'}"))
     if status is not None:
         rows.append(("just now", f"{status.running} running, {status.waiting} waiting"))
     return rows + [("hint", hint) for hint in facts.hints]

@@ -29,6 +29,9 @@ _NOT_FORWARDED = HOP_BY_HOP | {
 _WITH_BODY = frozenset(["POST", "PUT", "PATCH", "DELETE"])
 _KEYS = frozenset([b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"])
 
+_PROTOCOLS = b"sec-websocket-protocol"
+_KEY_PROTOCOL = b"openai-insecure-api-key."  # browsers have no other place for a key in a WebSocket's handshake
+
 
 class Backend:
     def __init__(
@@ -157,16 +160,21 @@ class Backend:
         forward_key: bool,
         traced: str = "",
         upgrade: bool = False,
+        query: bytes | None = None,
     ) -> tuple[bytes, bytes]:
-        """The request as the engine gets it, head and body; `upgrade`: a WebSocket's handshake."""
+        """The request as the engine gets it, head and body; `upgrade`: a WebSocket's handshake, `query`: not the client's."""
         if head.method not in _WITH_BODY:
             body = b""  # it means nothing there, and some engines would take it for the next request
-        dropped = self._dropped if forward_key and self.passes_client_key and not self._key else self._dropped_without_key
+        shown = forward_key and self.passes_client_key and not self._key
+        dropped = self._dropped if shown else self._dropped_without_key
         if head.fields.get(b"connection", b"keep-alive") not in (b"keep-alive", b"close"):
             dropped = dropped | head.connection_options()
         if traced:
             dropped = dropped | {b"traceparent"}
-        lines = [f"{head.method} {self._prefix}{path}".encode("ascii"), head.query, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
+        if upgrade:
+            dropped = dropped | {_PROTOCOLS}
+        asked = head.query if query is None else query
+        lines = [f"{head.method} {self._prefix}{path}".encode("ascii"), asked, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
         lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
         lines.append(b"accept-encoding: identity\r\nx-request-id: %b\r\n" % request_id.encode("ascii"))
         if traced:
@@ -179,6 +187,9 @@ class Backend:
             lines.append(b"content-length: %d\r\n" % len(body))
         if upgrade:
             lines.append(b"connection: Upgrade\r\nupgrade: websocket\r\n")
+            protocols = head.fields.get(_PROTOCOLS, b"")
+            if protocols:
+                lines.append(b"%b: %b\r\n" % (_PROTOCOLS, protocols if shown else _without_keys(protocols)))
         lines.append(b"\r\n")
         return b"".join(lines), body
 
@@ -195,3 +206,7 @@ class Backend:
 
     def _target(self, path: str) -> bytes:
         return (self._prefix + path).encode("ascii")
+
+
+def _without_keys(protocols: bytes) -> bytes:
+    return b", ".join(p for p in map(bytes.strip, protocols.split(b",")) if not p.startswith(_KEY_PROTOCOL))
