@@ -32,12 +32,14 @@ def test_the_library_brings_no_server_and_no_framework() -> None:
     assert not heavy & set(loaded)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("names", ["run, stream", "Gate"])
 def test_import_takes_at_most_50_ms(names: str) -> None:
-    """Of the processor's time, best of five, since the machine may be busy; an async application has asyncio already."""
-    code = f"import asyncio, time; t = time.process_time(); from hangup import {names}; print(time.process_time() - t)"
-    assert min(float(python(code)) for _ in range(5)) < 0.050
+    """Of the processor's time; where the machine is slow or shared, no more than goes with what asyncio takes there (30 ms
+    on one that is not). An async application has asyncio already."""
+    clock = "time.process_time()"
+    code = f"import time; a = {clock}; import asyncio; b = {clock}; from hangup import {names}; print(b - a, {clock} - b)"
+    runs = [tuple(map(float, python(code).split())) for _ in range(5)]
+    assert any(ours < max(0.050, asyncios * 50 / 30) for asyncios, ours in runs), runs
 
 
 def test_import_alone_loads_nothing_of_the_library() -> None:
