@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.processes import Gateway, StandIn, gateway_and_engine
-from support.raw import Client
+from support.raw import Client, ask
 from support.waiting import wait_until
 
 
@@ -122,6 +122,18 @@ def test_a_drained_backend_gets_no_new_calls_and_keeps_those_it_has() -> None:
             stack.enter_context(streaming(gateway, "again"))
             assert one.stats()["running"] == 2
         assert admin(gateway, "PUT", "/api/backends/nowhere/drain")[0] == 404
+
+
+def test_when_all_are_drained_a_call_is_refused_at_once() -> None:
+    """Not after the longest wait in the queue: nothing that it could wait for is in sight."""
+    with gateway_and_engine({"queue_s": 60}) as (gateway, _):
+        name = admin(gateway, "GET", "/api/backends")[1]["backends"][0]["name"]
+        admin(gateway, "PUT", f"/api/backends/{name}/drain")
+        got = ask(gateway.address, "/v1/chat/completions", {"messages": []})
+        assert (got.status, got.headers["x-hangup-reason"]) == (503, "backends_closed")
+        assert 1 <= int(got.headers["retry-after"]) <= 30
+        admin(gateway, "DELETE", f"/api/backends/{name}/drain")
+        assert ask(gateway.address, "/v1/chat/completions", {"messages": [], "max_tokens": 1}).status == 200
 
 
 def test_when_all_are_drained_the_gateway_is_not_ready() -> None:

@@ -42,6 +42,25 @@ def test_a_call_that_leaves_the_queue_frees_its_place_at_once() -> None:
     assert made.queue.count == made.fleet.in_flight == made.queue.bytes == 0
 
 
+@pytest.mark.parametrize("how", ["closed", "drained"])
+def test_nothing_waits_for_what_is_shut(how: str) -> None:
+    """But a backend that is down is a last resort, and one of two that is open is waited for."""
+    made = admission(slots=1, seats=2)
+    one, two = made.fleet.seats
+    assert started(made.arrive(Ticket("runs"), "a", 0.0)) == ["runs"]
+    setattr(one, how, True)
+    made.fleet.refresh()
+    assert refused(made.arrive(Ticket("open"), "a", 0.0)) == []
+    setattr(two, how, True)
+    made.fleet.refresh()
+    assert refused(made.arrive(Ticket("shut"), "a", 0.0)) == [("shut", "backends_closed")]
+    assert 3.0 < made.retry_after_s("a", reasons.BACKENDS_CLOSED, 0.0) < 10.0
+    setattr(two, how, False)
+    two.up = False
+    made.fleet.refresh()
+    assert refused(made.arrive(Ticket("down"), "a", 0.0)) == []
+
+
 def fill(made: Admission, name: str, count: int, now: float = 0.0) -> list[Ticket]:
     tickets = [Ticket(f"{name}{at}", prompt=10, output_max=10) for at in range(count)]
     for ticket in tickets:

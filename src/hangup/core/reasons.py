@@ -82,6 +82,9 @@ TENANT_TOKENS = _reason("tokens_per_minute", Outcome.SHED, 429, "This tenant has
 QUEUE_TIME = _reason("queue_s", Outcome.SHED, 503, "No backend became free in time.")
 DRAINING = _reason("draining", Outcome.SHED, 503, "The gateway is shutting down.")
 NO_BACKEND = _reason("no_backend", Outcome.SHED, 503, "No backend is configured for this call.")
+BACKENDS_CLOSED = _reason(
+    "backends_closed", Outcome.SHED, 503, "Every backend for this call is drained or in quarantine; try again later."
+)
 MEDIA_HELD = _reason("media_held_bytes_max", Outcome.SHED, 503, "Too many audio and image files are held; try again later.")
 CONNECTIONS = _reason("connections_max", Outcome.SHED, 503, "Too many connections.")
 BODIES_FULL = _reason("bodies_bytes_max", Outcome.SHED, 503, "Too many request bodies are on their way in; try again later.")

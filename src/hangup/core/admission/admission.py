@@ -31,6 +31,7 @@ from hangup.core.reasons import Reason
 _OUTPUT_WEIGHT = 2.0  # an output token's cost against a prompt token's
 _SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how sure a whole answer must be to come in time, by how busy we are
 _RETRY_AFTER_S = (1.0, 30.0)
+_CLOSED_S = 5.0  # about how long a quarantine takes that ends well
 _FORESIGHT_S = 300.0  # nothing is foretold beyond: the caps are there for that
 _PATIENCE_GAIN = 0.02
 _BYTES_PER_TOKEN = 4.0  # of a request's body, until engines have told how many they count
@@ -139,6 +140,8 @@ class Admission:
         queue, limits = self.queue, self.limits
         if not self.fleet.seats:
             return [Action(ticket, None, reasons.NO_BACKEND)]
+        if not self.fleet.usable(ticket.tried, ticket.seats):
+            return [Action(ticket, None, reasons.BACKENDS_CLOSED)]  # nothing that it could wait for is sure to come
         if ticket.retry and self.retries.spent:
             return [Action(ticket, None, reasons.RETRY_BUDGET)]
         self._pass_time(now)
@@ -423,4 +426,6 @@ class Admission:
         wait = (self.queue.count + 1) / per_s if per_s else least
         if reason is reasons.TENANT_TOKENS and tenant.allowance is not None:
             wait = tenant.allowance.wait_s(now)
+        elif reason is reasons.BACKENDS_CLOSED:
+            wait = _CLOSED_S
         return min(max(wait * (0.75 + 0.75 * self._jitter()), least), most)
