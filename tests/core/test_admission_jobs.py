@@ -180,12 +180,15 @@ def test_without_backends_a_job_is_refused() -> None:
 def test_one_that_fits_no_cache_steps_aside_and_is_not_forgotten() -> None:
     made = admission(8, kv_tokens=1000)
     small, large = [Ticket(at, prompt=400, job=True) for at in range(2)], Ticket("large", prompt=900, job=True)
+    medium = Ticket("medium", prompt=100, job=True)
     made.arrive(small[0], "a", 0.0)
     made.first_token(small[0], 0.0)
-    assert made.arrive(large, "a", 0.0) == [] and made.jobs.aside is large
     assert started(made.arrive(small[1], "a", 0.1)) == [1]
     made.first_token(small[1], 0.2)
-    assert made.end(small[0], 2.0, 1, 400) == [] and started(made.end(small[1], 2.1, 1, 400)) == ["large"]
+    assert made.arrive(large, "a", 0.3) == [] and made.jobs.aside is large  # counted as half of the cache, at most
+    assert started(made.arrive(medium, "a", 0.4)) == ["medium"]
+    made.first_token(medium, 0.5)
+    assert made.end(medium, 2.0, 1, 100) == [] and started(made.end(small[1], 2.1, 1, 400)) == ["large"]
 
 
 # Making way
@@ -331,7 +334,7 @@ def test_jobs_teach_nothing_about_first_tokens() -> None:
     item = Ticket("job", prompt=10, job=True)
     made.arrive(item, "a", 0.0)
     made.first_token(item, 60.0)
-    assert seat.estimates.first_token.seen == 0 and seat.limiter.unstarted_max == 3
+    assert seat.estimates.first_token.seen == 0 and seat.limiter.usual_s(10, True) is None
 
 
 def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -> None:
@@ -347,6 +350,7 @@ def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -
         made.end(ticket, 1.0)
     put_in_line(made, 1, now=12.0)
     made.fleet.seats[0].limiter.ran = 20
+    made.engine_told(made.fleet.seats[0], 9, 12.5)
     burst = [call(made, f"burst{at}", 13.0) for at in range(6)]
     assert any(ticket.queued for ticket, _ in burst)
     assert [pair for _, actions in burst for pair in ended(actions)] == []

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.processes import Gateway, StandIn, gateway_and_engine
+from support.processes import Gateway, StandIn, gateway_and_engine, get_json
 from support.raw import Client, ask
 from support.waiting import wait_until
 
@@ -207,6 +207,7 @@ class TestQueue:
 class TestLearnedSlots:
     @pytest.mark.parametrize("slots", [1, 4])
     def test_an_engine_that_tells_nothing_is_not_flooded(self, slots: int) -> None:
+        """Unknown is not full: it is asked for more until that shows, and then its own queue stays short."""
         behaviour = {"slots": slots, "queue": 1000, "prefill_s": 0.02, "token_s": 0.005}
         with gateway_and_engine({"queue_s": 60}, **behaviour) as (gateway, engine):
 
@@ -219,14 +220,43 @@ class TestLearnedSlots:
                 writer.close()
                 return answer.count(b"[DONE]")
 
-            async def all_at_once() -> list[int]:
-                return await asyncio.gather(*(one() for _ in range(60)))
+            async def all_of_them() -> list[int]:
+                calls = []
+                for at in range(80):
+                    calls.append(asyncio.create_task(one()))
+                    await asyncio.sleep(0.04 / slots if at < 40 else 0)  # three times what it can take, then all at once
+                return await asyncio.gather(*calls)
 
-            assert asyncio.run(all_at_once()) == [1] * 60
+            assert asyncio.run(all_of_them()) == [1] * 80
             stats = engine.stats()
-            assert stats["waiting_peak"] <= 3  # two, and one on its way into a slot
+            assert stats["waiting_peak"] <= 8 + 4 * slots  # what came before its first tokens could be late
             assert stats["running_peak"] == slots
-            assert stats["finished"] == 60
+            assert stats["finished"] == 80
+            [backend] = get_json(f"{gateway.admin_url}/api/backends")["backends"]
+            assert backend["limited_by"] in ("late_first_tokens", "engine_reports_waiting", "none")
+
+    @pytest.mark.parametrize("likeness", ["", "vllm"])
+    def test_an_engine_with_room_gets_every_call_at_once(self, likeness: str) -> None:
+        """A burst into the cold, and one after it: none waits and none is refused, and so it stays."""
+        with gateway_and_engine({}, slots=500, prefill_s=0.3, token_s=0.005, like=likeness) as (gateway, engine):
+
+            async def one() -> int:
+                reader, writer = await asyncio.open_connection(*gateway.address)
+                body = json.dumps({**BODY, "max_tokens": 5, "ignore_eos": True, "stream": True}).encode()
+                head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+                writer.write(head.encode() + body)
+                answer = await reader.read()
+                writer.close()
+                return answer.count(b"[DONE]")
+
+            async def burst() -> list[int]:
+                return await asyncio.gather(*(one() for _ in range(150)))
+
+            for _ in range(2):
+                assert asyncio.run(burst()) == [1] * 150
+            assert engine.stats()["running_peak"] >= 140
+            [backend] = get_json(f"{gateway.admin_url}/api/backends")["backends"]
+            assert backend["limited_by"] == "none" and backend["limit"] is None
 
 
 def test_a_flood_is_answered_to_the_last_and_leaves_nothing_behind() -> None:

@@ -5,6 +5,7 @@ Every metric is listed in docs/metrics.md, which a test compares with this file'
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -63,13 +64,19 @@ class GatewayCollector(Collector):
         in_flight = GaugeMetricFamily("hangup_backend_in_flight", "Calls sent to a backend and not ended.", labels=["backend"])
         limit = GaugeMetricFamily(
             "hangup_backend_limit",
-            "Calls that a backend may have at a time, as set or as learned just now.",
+            "Calls that a backend may have at a time, as set or as learned just now; +Inf while nothing shows that it queues.",
             labels=["backend"],
+        )
+        limited = GaugeMetricFamily(
+            "hangup_backend_limited_by",
+            "1 for what limits a backend: slots, late_first_tokens, engine_reports_waiting, engine_refused, slow_steps, none.",
+            labels=["backend", "by"],
         )
         for seat in self._view.seats():
             up.add_metric([seat.name], seat.up)
             in_flight.add_metric([seat.name], seat.in_flight)
-            limit.add_metric([seat.name], seat.limit)
+            limit.add_metric([seat.name], math.inf if seat.is_open and seat.limit else seat.limit)
+            limited.add_metric([seat.name, seat.limited_by], 1)
         computed = CounterMetricFamily(
             "hangup_backend_tokens_computed",
             "Tokens that an engine says it computed since the gateway knows it.",
@@ -100,6 +107,7 @@ class GatewayCollector(Collector):
         yield up
         yield in_flight
         yield limit
+        yield limited
         aborts = CounterMetricFamily("hangup_aborts", "Explicit aborts, by what became of them.", labels=["result"])
         for result, count in self._view.aborts().items():
             aborts.add_metric([result], count)

@@ -137,6 +137,7 @@ class Api:
     about_jobs = False  # answered by the gateway itself, or by the provider that has the jobs
     engine_may_have = False  # of those about jobs: what is not ours may be the engine's
     kept_by_engine = False  # the engine may keep the answer, and be asked for it later
+    sized = False  # not generated: how long its answer takes depends on what is sent
     question = False  # costs an engine next to nothing: goes past the queue, and takes no place
     media = False  # the body may be a file: `media_bytes_max` and `upload_s` hold
     format: Format = SSE

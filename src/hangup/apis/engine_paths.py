@@ -13,9 +13,12 @@ from hangup.apis.base import Api
 class Plain(Api):
     """Passed as it is."""
 
-    def __init__(self, name: str, *, family: str = "openai", question: bool = False, media: bool = False) -> None:
+    def __init__(
+        self, name: str, *, family: str = "openai", question: bool = False, media: bool = False, sized: bool = False
+    ) -> None:
         self.name = name
         self.family = family  # engines that have such paths speak it as well
+        self.sized = sized
         self.question = question
         self.media = media
 
@@ -27,8 +30,9 @@ class Health(Api):
 
 
 HEALTH = Health()
-_SCORE, _RERANK, _CLASSIFY, _EMBED = Plain("score"), Plain("rerank"), Plain("classify"), Plain("openai.embeddings")
-_OLLAMA_EMBED = Plain("ollama.embed", family="ollama")
+_SCORE, _RERANK, _CLASSIFY = Plain("score", sized=True), Plain("rerank", sized=True), Plain("classify", sized=True)
+_EMBED = Plain("openai.embeddings", sized=True)
+_OLLAMA_EMBED = Plain("ollama.embed", family="ollama", sized=True)
 _OLLAMA_INFO = Plain("ollama.info", family="ollama", question=True)
 _IMAGES, _IMAGE_FILES = Plain("openai.images"), Plain("openai.images", media=True)
 _TOKENIZE, _INFO = Plain("tokenize", question=True), Plain("engine.info", question=True)

@@ -20,6 +20,7 @@ from hangup.config import RouteSettings
 
 class Embeddings(Api):
     name = "openai.embeddings"
+    sized = True
 
 
 class Models(Api):

@@ -24,6 +24,7 @@ from hangup.wire.head import RequestHead
 
 ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
 _DIGITS = 24
+_AGENT_BYTES = 40  # of a client's name for itself
 _CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 # What HTTP knows (RFC 9110, and PATCH): another method is answered 501, one of these where it does not fit 405.
@@ -178,3 +179,9 @@ def sdk_read_timeout(head: RequestHead) -> float:
 
 def _is_json(head: RequestHead) -> bool:
     return head.fields.get(b"content-type", b"").partition(b";")[0].strip().lower() == b"application/json"
+
+
+def client_kind(head: RequestHead) -> str:
+    """What a client calls itself, without its version: those who are alike wait alike."""
+    agent = head.fields.get(b"user-agent", b"")
+    return agent[:_AGENT_BYTES].replace(b" ", b"/").partition(b"/")[0].decode("latin-1").lower()

@@ -40,6 +40,7 @@ from hangup.core.reasons import Reason
 from hangup.edge.client import Client
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection, body_decoder
+from hangup.engines.rate_limits import is_refusal
 from hangup.errors import EngineFault, Refusal, WireError
 from hangup.jobs.errand import Errand
 from hangup.wire import jsonbody
@@ -95,6 +96,7 @@ class Exchange:
         "route",
         "seats",
         "slot",
+        "stalls",
         "task",
         "ticket",
         "tunnel",
@@ -133,6 +135,7 @@ class Exchange:
         self.engine: EngineConnection | None = None
         self.key = ""  # the engine's name for this attempt, once it has it
         self.slot: int | None = None  # its own slot there
+        self.stalls = 0  # times that its client could not take more
         self.leftover: Leftover | None = None  # what it left behind in an engine
         self._body = b""
         self._value = _NO_VALUE
@@ -346,6 +349,8 @@ class Exchange:
         assert self.backend is not None
         if head.status not in _FAILED_STATUSES:
             self.gateway.backend_succeeded(self.backend)
+        if self.backend.adapter.hosted and self.backend.has_key:
+            self.gateway.pauses.answered(self.backend, head, self.limits.refusal_pause_s_max)
         self._body, self._value = b"", _NO_VALUE  # nothing is replayed any more
         if head.status == 101:
             return self._switch(head, rest)
@@ -399,6 +404,8 @@ class Exchange:
             return True
         if 300 <= status < 400 and status != 304:
             self.attempt_failed(EngineFault(reasons.ENGINE_REDIRECT, f"The engine answered {status}."), blame=False)
+            return True
+        if is_refusal(status, head.fields) and self.gateway.takes_refusal(self, head):
             return True
         if status in _FAILED_STATUSES and self.gateway.may_fail_over(self):
             self.attempt_failed(EngineFault(reasons.ENGINE_ERROR, f"The engine answered {status}."))
@@ -494,6 +501,16 @@ class Exchange:
         if self.call.phase is Phase.WAITING:
             self.reset_timer()
 
+    def wait_again(self) -> None:
+        """The engine did not take the call: there is nothing to stop, and it stands in line again."""
+        connection, self.engine = self.engine, None
+        if connection is not None:
+            connection.abort()  # what it says besides is of no interest
+        if self.backend is not None:
+            self.backend.unpin(self.slot)
+        self.key, self.slot, self.backend = "", None, None
+        self.call.fell_back(time.monotonic())
+
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
         self.engine = None
         refused, self._refusal = self._refusal, None
@@ -536,6 +553,7 @@ class Exchange:
         self.end(reason, detail)
 
     def pause_engine(self) -> None:
+        self.stalls += 1
         if self.engine is not None:
             self.engine.pause()
 

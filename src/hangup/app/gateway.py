@@ -34,6 +34,7 @@ from hangup.app.entrance import (
     Options,
     allowed_methods,
     check_route,
+    client_kind,
     own_deadline,
     sdk_read_timeout,
 )
@@ -41,6 +42,7 @@ from hangup.app.exchange import Exchange
 from hangup.app.kept import AboutResponse, KeptResponses
 from hangup.app.log import Log
 from hangup.app.passage import Passage
+from hangup.app.pauses import Pauses, worth_waiting
 from hangup.app.probe import Probe
 from hangup.app.question import Question
 from hangup.app.routing import Routing
@@ -53,7 +55,7 @@ from hangup.config import Limits, Settings
 from hangup.core import reasons
 from hangup.core.account import FREE, Price, entry
 from hangup.core.admission import Action, Admission, Terms, Ticket
-from hangup.core.call import Call
+from hangup.core.call import Call, Phase
 from hangup.core.ledger import Ledger
 from hangup.core.reaper import Leftover, Waiting
 from hangup.core.reasons import Outcome, Reason
@@ -61,6 +63,7 @@ from hangup.edge.connection import ClientConnection
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection
+from hangup.engines.figures import follow
 from hangup.engines.health import watch
 from hangup.engines.pool import Dial
 from hangup.errors import Refusal
@@ -69,11 +72,12 @@ from hangup.jobs.desk import Desk
 from hangup.jobs.provider import Provider
 from hangup.reaper import Reaper
 from hangup.store.ledger import LedgerStore
-from hangup.wire.head import Headers, RequestHead
+from hangup.wire.head import Headers, RequestHead, ResponseHead
 from hangup.wire.websocket import is_handshake
 
 _PACE_S = 1.0  # between two looks at the pace of running calls,
-_PACE_CALLS_MAX = 64  # and at how many of them
+_PACE_CALLS_MAX = 64  # and at how many of them,
+_PACE_LOOKS_MAX = 1024  # those left out whose clients read too slowly
 TURNED_AWAY_MAX = 32  # connections beyond connections_max that are being told so; any more are cut
 
 
@@ -121,9 +125,11 @@ class Gateway:
         self.idle = asyncio.Event()  # set while no call is live
         self.idle.set()
         self._ids = CallIds()
-        self._paces: dict[Exchange, tuple[int, float]] = {}  # tokens and time of running calls when last looked at
+        self.pauses = Pauses(loop, self._pause_changed)
+        self._paces: dict[Exchange, tuple[int, float, int]] = {}  # tokens, time and stalls of calls when last looked at
         self._pace_timer = loop.call_later(_PACE_S, self._look_at_paces)
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._figures: dict[str, asyncio.Task[None]] = {}  # who asks backends about their queues
         self._goodbyes: set[asyncio.Task[None]] = set()  # to backends that are out of the configuration
         self.routing = Routing(self)
         self.configure(settings)
@@ -169,6 +175,7 @@ class Gateway:
             if backend.name not in self._watches:
                 told = self.routing.told_models
                 self._watches[backend.name] = self.loop.create_task(watch(backend, self._backend_changed, told))
+                self._figures[backend.name] = self.loop.create_task(follow(backend, self.engine_told))
             self.reaper.watch(backend)
         self.routing.configure(settings)
 
@@ -180,9 +187,10 @@ class Gateway:
             self._retired.add(backend)
         else:
             self._forget(backend)
-        task = self._watches.pop(backend.name, None)
-        if task is not None:
-            task.cancel()
+        for tasks in (self._watches, self._figures):
+            task = tasks.pop(backend.name, None)
+            if task is not None:
+                task.cancel()
 
     def _backend_changed(self, backend: Backend, what: str) -> None:
         self.log.event("backend", backend=backend.name, change=what)
@@ -355,9 +363,11 @@ class Gateway:
             queue_by=now + clock.queue_s,
             size=size,
             retry=head.fields.get(b"x-stainless-retry-count", b"0") != b"0",
-            blind=ask is None or not ask.streams,
+            blind=not ask.streams if ask is not None else not exchange.api.sized,
+            whole=ask is None and exchange.api.sized,
             job=exchange.errand is not None,
             seats=exchange.seats,
+            client=client_kind(head),
         )
 
     def place_again(self, exchange: Exchange) -> None:
@@ -368,7 +378,8 @@ class Gateway:
             assert backend is not None  # somebody asked whether it may fail over
             exchange.placed(backend)
             return
-        ticket.blind = exchange.ask is None or not exchange.ask.streams
+        if exchange.ask is not None:
+            ticket.blind = not exchange.ask.streams
         self._act(self.admission.fell_back(ticket, time.monotonic()))
 
     def dispatch(self) -> None:
@@ -404,6 +415,36 @@ class Gateway:
             return exchange.passage is not None and exchange.passage.elsewhere() is not None
         tried = exchange.ticket.tried | {exchange.call.backend}
         return len(tried) <= self.limits.failover_max and self.admission.fleet.usable(tried, exchange.ticket.seats)
+
+    def takes_refusal(self, exchange: Exchange, head: ResponseHead) -> bool:
+        """An engine has no room for a call. Whether the call goes elsewhere, or waits; otherwise its client hears of it."""
+        ticket, backend, limits = exchange.ticket, exchange.backend, exchange.limits
+        if ticket is None or backend is None or exchange.call.attempts > limits.refusals_max:
+            return False
+        if backend.adapter.hosted and not backend.has_key:
+            return False  # it is about the client's own key
+        self.pauses.refused(backend, head, limits.refusal_pause_s_max)
+        now = time.monotonic()
+        tried = ticket.tried | {backend.name}
+        if self.admission.fleet.has_other(tried, ticket.seats):
+            ticket.tried = tried
+        elif not worth_waiting(ticket, backend.seat.paused_until):
+            return False
+        exchange.wait_again()
+        self._act(self.admission.refused(ticket, now))
+        if exchange.call.phase is Phase.WAITING:
+            exchange.reset_timer()
+        return True
+
+    def _pause_changed(self, backend: Backend, paused: bool) -> None:
+        if paused:
+            seconds = backend.seat.paused_until - time.monotonic()
+            self._backend_changed(backend, f"paused for {seconds:.1f} s: it refuses calls")
+        self._act(self.admission.pause(backend.seat, paused, time.monotonic()))
+
+    def engine_told(self, backend: Backend, waiting: int) -> None:
+        """By its own figures so many calls wait in the engine."""
+        self._act(self.admission.engine_told(backend.seat, waiting, time.monotonic()))
 
     def backend_succeeded(self, backend: Backend) -> None:
         if backend.seat.succeeded():
@@ -479,16 +520,18 @@ class Gateway:
 
     def _look_at_paces(self) -> None:
         """How long a token takes just now, from a few of the calls that run: their ends would tell it late."""
-        seen: dict[Exchange, tuple[int, float]] = {}
+        seen: dict[Exchange, tuple[int, float, int]] = {}
         actions: list[Action] = []
-        for exchange in islice(self.calls.values(), _PACE_CALLS_MAX):
+        for exchange in islice(self.calls.values(), _PACE_LOOKS_MAX):
             call, ticket = exchange.call, exchange.ticket
-            if ticket is None or ticket.seat is None or call.first_token_at is None:
+            if ticket is None or ticket.seat is None or call.first_token_at is None or exchange.client.stalled:
                 continue
-            tokens, at = seen[exchange] = (call.tokens_out // ticket.choices, call.progress_at)
-            tokens_before, before = self._paces.get(exchange, (tokens, at))
-            if tokens > tokens_before:
+            tokens, at, stalls = seen[exchange] = (call.tokens_out // ticket.choices, call.progress_at, exchange.stalls)
+            tokens_before, before, stalls_before = self._paces.get(exchange, (tokens, at, stalls))
+            if tokens > tokens_before and stalls == stalls_before:  # the engine's pace, not a slow reader's
                 actions += self.admission.step(ticket.seat, (at - before) / (tokens - tokens_before), at)
+            if len(seen) == _PACE_CALLS_MAX:
+                break
         self._paces = seen
         self._pace_timer = self.loop.call_later(_PACE_S, self._look_at_paces)
         if self.admission.jobs.count:
@@ -509,7 +552,7 @@ class Gateway:
         guard = self.log.guard
         guard(call.id, self._write_down, call)
         if ticket is not None:
-            guard(call.id, self._free, ticket, call, exchange.leftover)
+            guard(call.id, self._free, ticket, call, exchange.leftover, not exchange.stalls)
         guard(call.id, self._settle, exchange, ticket)
 
     def _write_down(self, call: Call) -> None:
@@ -536,7 +579,7 @@ class Gateway:
         expected = 0.0 if call.engine_finished else ticket.tenant.predict(ticket.output_max) * ticket.choices
         return ticket.engine_s, expected, self._prices.get(call.backend, FREE)
 
-    def _free(self, ticket: Ticket, call: Call, leftover: Leftover | None) -> None:
+    def _free(self, ticket: Ticket, call: Call, leftover: Leftover | None, steady: bool) -> None:
         """Whatever the call held goes to the next one, in this turn; but not its place in an engine that may go on."""
         seat, hold = ticket.seat, leftover is not None and ticket.seat is not None
         if leftover is not None and hold:
@@ -547,6 +590,8 @@ class Gateway:
             call.tokens_out,
             call.tokens_in,
             completed=call.outcome is Outcome.COMPLETED,
+            left=call.outcome is Outcome.CLIENT_GONE,
+            steady=steady,
             hold=hold,
         )
         for backend in [backend for backend in self._retired if backend.seat is seat]:
@@ -577,7 +622,12 @@ class Gateway:
         admission, ticket = self.admission, exchange.ticket
         seconds = math.ceil(admission.retry_after_s(exchange.call.tenant, reason, time.monotonic()))
         headers = [(b"retry-after", b"%d" % seconds)]
-        if reason.retry is None and ticket is not None and ticket.retry and admission.retries.spent:
+        if (
+            reason.retry is None
+            and ticket is not None
+            and ticket.retry
+            and admission.tenant(exchange.call.tenant).retries.spent
+        ):
             headers.append((b"x-should-retry", b"false"))
         return headers
 
@@ -600,14 +650,17 @@ class Gateway:
     async def close(self) -> None:
         """Lets go of everything; no call is live any more."""
         self._pace_timer.cancel()
+        self.pauses.close()
         self._paces.clear()
         if self.provider is not None:
             await self.provider.close()
         await self.routing.close()
-        for task in self._watches.values():
+        watches = [*self._watches.values(), *self._figures.values()]
+        for task in watches:
             task.cancel()
-        await asyncio.gather(*self._watches.values(), return_exceptions=True)
+        await asyncio.gather(*watches, return_exceptions=True)
         self._watches.clear()
+        self._figures.clear()
         await self.reaper.close()
         await asyncio.gather(*self._goodbyes, return_exceptions=True)
         await self.aborts.close()

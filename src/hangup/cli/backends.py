@@ -54,7 +54,7 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
             row["engine"],
             row["state"],
             str(row["in_flight"]),
-            f"{row['limit']}{' (learned)' * row['limit_learned']}",
+            _limit(row),
             shown(row["ladder"]),
             str(len(row["zombies"])),
             shown(row["ladder_reason"]),
@@ -72,3 +72,20 @@ def _models(names: list[str] | None) -> str:
         return "any"
     more = f" and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
     return shown(", ".join(names[:_MODELS_SHOWN]) + more)
+
+
+_LIMITED_BY = {
+    "slots": "slots",
+    "late_first_tokens": "first tokens are late",
+    "engine_reports_waiting": "calls wait in the engine",
+    "engine_refused": "it refuses more",
+    "slow_steps": "tokens are slow",
+}
+
+
+def _limit(row: dict[str, Any]) -> str:
+    """How many calls it may have, and the evidence for that."""
+    if row["limit"] is None:
+        return "none"
+    why = f"refuses calls for {row['paused_s']:g} s" if row["paused_s"] is not None else _LIMITED_BY.get(row["limited_by"])
+    return f"{row['limit']} ({why})" if why else str(row["limit"])

@@ -124,6 +124,15 @@ class Limits:
         10_000, "Responses that engines keep (/v1/responses/{id}) of which it is remembered which backend has them.", least=0
     )
     failover_max: int = limit(2, "Most further backends tried when one fails before its first byte.")
+    refusals_max: int = limit(
+        8, "Most attempts of a call that engines refuse (429, 529, or 503 with Retry-After) before its client hears of it."
+    )
+    refusal_pause_s_max: float = limit(60, "Longest pause of a backend that refuses calls, whatever it asks for.")
+    figures_poll_s: float = limit(
+        0.5,
+        "Pause between two questions to an engine how many calls wait in it, while some wait for a first token.",
+        least=0.05,
+    )
 
     # The queue
     queue_depth_max: int = limit(1024, "Most calls waiting for a free backend; one more means that one is refused.")

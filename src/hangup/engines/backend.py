@@ -86,8 +86,7 @@ class Backend:
         self.facts = facts
         if facts.slots and not self._slots_given:
             self.seat.slots = facts.slots
-        if facts.kv_tokens and not self.settings.kv_tokens:
-            self.seat.kv_tokens = facts.kv_tokens
+        self.seat.limiter.forget(by_tokens=not adapter.hosted)
         may_pin = adapter.pins_slots and facts.can_tell and self.settings.pin_slots and not self.settings.shared
         self.slots.resize(facts.slots if may_pin else 0)
         self._dropped = _NOT_FORWARDED | adapter.stripped_headers

@@ -74,7 +74,7 @@ class HangupGateway:
             assert client.engine is not None
             computed = client.engine.abort(client.work)
         ticket, client.place = client.place, None
-        self._act(self.admission.end(ticket, self._clock.now, int(computed)))
+        self._act(self.admission.end(ticket, self._clock.now, int(computed), left=True))
 
     def first_token(self, client: Client) -> None:
         self._act(self.admission.first_token(client.place, self._clock.now))
@@ -98,7 +98,9 @@ class HangupGateway:
         admission = self.admission
         client.place = None  # no circles: what is over is gone without the collector
         after_s = math.ceil(admission.retry_after_s(client.sample.tenant, reason, self._clock.now))
-        may_retry = reason.retry is not False and not (client.tries > 1 and admission.retries.spent)
+        may_retry = reason.retry is not False and not (
+            client.tries > 1 and admission.tenant(client.sample.tenant).retries.spent
+        )
         self._people.refused(client, float(after_s), may_retry)
 
 

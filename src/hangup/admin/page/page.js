@@ -173,10 +173,21 @@ function element2(name, attributes) {
   return made;
 }
 
+const LIMITED_BY = {
+  slots: "slots", late_first_tokens: "first tokens are late", engine_reports_waiting: "calls wait in the engine",
+  engine_refused: "it refuses more", slow_steps: "tokens are slow",
+};
+
+function limitText(row) {
+  if (row.limit === null) return "none";
+  const why = row.paused_s !== null ? `refuses calls for ${row.paused_s} s` : LIMITED_BY[row.limited_by];
+  return why ? `${count(row.limit)} (${why})` : count(row.limit);
+}
+
 function backends(rows) {
   const cells = (row) => [
     [row.name], [row.engine], [row.state, row.state === "up" ? "good" : "warm"], [count(row.in_flight), "number"],
-    [`${row.limit}${row.limit_learned ? " (learned)" : ""}`, "number"], [row.busy === null ? "–" : `${Math.round(row.busy * 100)} %`, "number"],
+    [limitText(row), "number"], [row.busy === null ? "–" : `${Math.round(row.busy * 100)} %`, "number"],
     [row.tokens_computed === null ? "–" : count(row.tokens_computed), "number"], [row.alarm || "–", row.alarm ? "bad" : ""],
     [row.ladder || "–", row.ladder ? `ladder ${row.ladder}` : ""], [ladderWords(row), "why"],
   ];

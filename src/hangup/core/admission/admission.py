@@ -23,7 +23,6 @@ from hangup.core.admission.drains import Drains
 from hangup.core.admission.fleet import Fleet, Seat
 from hangup.core.admission.jobs import JobLine
 from hangup.core.admission.queue import Queue
-from hangup.core.admission.retries import RetryBudget
 from hangup.core.admission.tenants import Band, Tenant, Terms
 from hangup.core.admission.ticket import ANYWHERE, NOBODY, Ticket, Where
 from hangup.core.reasons import Reason
@@ -34,6 +33,7 @@ _RETRY_AFTER_S = (1.0, 30.0)
 _CLOSED_S = 5.0  # about how long a quarantine takes that ends well
 _FORESIGHT_S = 300.0  # nothing is foretold beyond: the caps are there for that
 _PATIENCE_GAIN = 0.02
+_CACHE_SHARE_MAX = 0.5  # of an engine's cache for one call: what needs more is the engine's own to say
 _BYTES_PER_TOKEN = 4.0  # of a request's body, until engines have told how many they count
 
 
@@ -59,13 +59,11 @@ class Admission:
         self.jobs = JobLine(self.fleet, limits)
         self.live = 0  # calls in flight, without jobs
         self._live_peak = self.jobs.live_peak
-        self.retries = RetryBudget(limits.retry_share_max)
         self.tenants: dict[str, Tenant] = {}
         self._drain = Drains()  # calls per second that leave a standing queue
         self._at = 0.0
         self._jitter = jitter  # between 0 and 1
         self._bytes_per_token = _BYTES_PER_TOKEN
-        self._patience_s = limits.queue_s  # of clients on average: a longer queue would be for nobody
         self.configure(limits, {})
 
     # Configuration
@@ -74,7 +72,6 @@ class Admission:
         """New limits, and what each tenant is granted; others get the default terms."""
         self.limits = limits
         self.queue.lifo_after_s = limits.lifo_after_s
-        self.retries.share_max = limits.retry_share_max
         self.jobs.configure(limits)
         self._terms = terms
         bands = {granted.band for granted in terms.values()}
@@ -105,15 +102,15 @@ class Admission:
     def arrive(self, ticket: Ticket, tenant_name: str, now: float) -> list[Action]:
         if ticket.job:
             return self._arrive_job(ticket, tenant_name, now)
+        self.fleet.now = now
         tenant = ticket.tenant = self.tenants.get(tenant_name) or self.tenant(tenant_name)
-        patience_s = ticket.patience_s = min(ticket.first_by, ticket.all_by) - now
-        self._patience_s += (min(patience_s, self.limits.queue_s) - self._patience_s) * _PATIENCE_GAIN
-        self.retries.note(ticket.retry)
+        ticket.arrived_at = now
+        tenant.retries.note(ticket.retry, self.limits.retry_share_max)
         reason = self._over_quota(tenant, now)
         if reason is not None:
             return [Action(ticket, None, reason)]
         if self.fleet.has_kv:
-            ticket.kv = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
+            ticket.kv = self._cache_for(ticket, tenant)
         wanted = self.queue.wanted() if self.queue.count else NOBODY
         if wanted is not None:
             seat = self.fleet.best(ticket.kv, wanted, ticket.seats)
@@ -132,7 +129,7 @@ class Admission:
         if tenant.spent(now):
             return [Action(ticket, None, reasons.TENANT_TOKENS)]
         if self.fleet.has_kv:
-            ticket.kv = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
+            ticket.kv = self._cache_for(ticket, tenant)
         self.jobs.push(ticket, now)
         return self.dispatch(now)
 
@@ -142,17 +139,14 @@ class Admission:
             return [Action(ticket, None, reasons.NO_BACKEND)]
         if not self.fleet.usable(ticket.tried, ticket.seats):
             return [Action(ticket, None, reasons.BACKENDS_CLOSED)]  # nothing that it could wait for is sure to come
-        if ticket.retry and self.retries.spent:
-            return [Action(ticket, None, reasons.RETRY_BUDGET)]
         self._pass_time(now)
-        per_s = self._drain.per_s(ticket.seats)
-        if per_s and queue.ahead_of(ticket, tenant) / per_s > min(ticket.queue_by - now, self._patience_s):
-            return [Action(ticket, None, reasons.QUEUE_SLOW)]
-        wait_s = queue.before(ticket, tenant, now) / per_s if per_s else 0.0
-        if self._too_late(ticket, None, wait_s, now):
-            return [Action(ticket, None, reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE)]
+        patience_s = self._patience(ticket, tenant, now)
+        cold = self.fleet.is_cold(ticket.seats)  # nothing shows that engines queue: nobody is refused for a long line
+        if not cold and (reason := self._hopeless(ticket, tenant, patience_s, now)) is not None:
+            return [Action(ticket, None, reason)]
         actions: list[Action] = []
-        while queue.count >= limits.queue_depth_max or queue.bytes + ticket.size > limits.queue_bytes_max:
+        depth_max = math.inf if cold else limits.queue_depth_max
+        while queue.count >= depth_max or queue.bytes + ticket.size > limits.queue_bytes_max:
             victim = queue.victim(tenant) or queue.victim_elsewhere(ticket, tenant)
             if victim is None:
                 actions.append(Action(ticket, None, reasons.QUEUE_FULL))
@@ -163,11 +157,46 @@ class Admission:
         actions += self.dispatch(now)
         return actions
 
-    def leave(self, ticket: Ticket, now: float) -> list[Action]:
-        """Its client is gone, or its time in the queue is up; harmless if it does not wait."""
+    def _hopeless(self, ticket: Ticket, tenant: Tenant, patience_s: float, now: float) -> Reason | None:
+        """Why it is not worth waiting in line, if so."""
+        if ticket.retry and tenant.retries.spent:
+            return reasons.RETRY_BUDGET
+        per_s = self._drain.per_s(ticket.seats)
+        if per_s and self.queue.ahead_of(ticket, tenant) / per_s > min(ticket.queue_by - now, patience_s):
+            return reasons.QUEUE_SLOW
+        wait_s = self.queue.before(ticket, tenant, now) / per_s if per_s else 0.0
+        if self._too_late(ticket, None, wait_s, now):
+            return reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE
+        return None
+
+    def _patience(self, ticket: Ticket, tenant: Tenant, now: float) -> float:
+        """How long this tenant's clients would wait in line, on average: a longer line would be for nobody."""
+        first_by, all_by = self._gone_by(ticket, tenant)
+        if ticket.stream and all_by < math.inf:  # what it has to spare is what its answer does not take
+            all_by -= tenant.predict(ticket.output_max) * (self.fleet.estimates_of(ticket.seats).step.get(now) or 0.0)
+        ticket.patience_s = max(min(first_by, all_by) - now, 0.0)
+        told = min(ticket.patience_s, self.limits.queue_s)
+        mean = tenant.patience_s if tenant.patience_s is not None else self.limits.queue_s
+        tenant.patience_s = mean + (told - mean) * _PATIENCE_GAIN
+        return tenant.patience_s
+
+    def _gone_by(self, ticket: Ticket, tenant: Tenant) -> tuple[float, float]:
+        """When its client will have left, without a first token and in any case: by its word, or by what such clients do."""
+        first, whole = tenant.patience.of(ticket.client, ticket.stream)
+        arrived, now = ticket.arrived_at, self.fleet.now
+        first_by, all_by = arrived + first.limit_s, arrived + whole.limit_s
+        # Who is still there then is more patient than its like: nothing is known of such.
+        return (
+            ticket.first_by if first_by <= now else min(ticket.first_by, first_by),
+            ticket.all_by if all_by <= now else min(ticket.all_by, all_by),
+        )
+
+    def leave(self, ticket: Ticket, now: float, *, left: bool = False) -> list[Action]:
+        """Its client is gone (`left`), or its time in the queue is up; harmless if it does not wait."""
         if not ticket.queued:
             return _NOTHING
         self._pass_time(now)
+        self._watched(ticket, now, left)
         line = self.jobs if ticket.job else self.queue
         was_aside = ticket is line.aside
         line.remove(ticket)
@@ -176,8 +205,12 @@ class Admission:
     def first_token(self, ticket: Ticket, now: float) -> list[Action]:
         if not ticket.reading:
             return _NOTHING
+        seat = ticket.seat
         self.fleet.first_token(ticket, now)
-        return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
+        actions = self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
+        if seat is not None and not self.queue.count:
+            self.fleet.nobody_waits(seat)
+        return actions
 
     def step(self, seat: Seat, seconds: float, now: float) -> list[Action]:
         """How long a token takes on this seat just now."""
@@ -191,15 +224,22 @@ class Admission:
         tokens_in: int | None = None,
         *,
         completed: bool = False,
+        left: bool = False,
+        steady: bool = True,
         hold: bool = False,
     ) -> list[Action]:
-        """It is over, wherever it was. `hold`: its engine may still be at work, so its place is not free before `let_go`."""
+        """It is over, wherever it was; `left`: by its client's departure.
+
+        `steady`: nothing but the engine set the pace of its answer. `hold`: its engine may still be at work, so its place is
+        not free before `let_go`.
+        """
         seat = ticket.seat
         if seat is None:
-            return self.leave(ticket, now)
+            return self.leave(ticket, now, left=left)
         tenant = ticket.tenant
         assert tenant is not None
         first = ticket.first_token_at
+        self._watched(ticket, now, left)
         self._stop(ticket, seat, tenant, now, hold)
         self._settle(ticket, tenant, tokens_out, tokens_in)
         if tokens_in and ticket.size:
@@ -207,8 +247,48 @@ class Admission:
         each = tokens_out // ticket.choices
         if completed and not ticket.blind:
             tenant.lengths(ticket.output_max).observe(each)
-        actions = self.step(seat, (now - first) / (each - 1), now) if first and each > 4 else _NOTHING
+        actions = self.step(seat, (now - first) / (each - 1), now) if first and steady and each > 4 else _NOTHING
         return actions + self.dispatch(now) if self.queue.count or self.jobs.count else actions
+
+    def _watched(self, ticket: Ticket, now: float, left: bool) -> None:
+        """How long its client was seen to wait, and whether it left then."""
+        tenant = ticket.tenant
+        if tenant is None or ticket.job or ticket.whole:
+            return
+        first, whole = tenant.patience.of(ticket.client, ticket.stream)
+        waited_s = now - ticket.arrived_at
+        if not ticket.stream:
+            whole.observe(0.0, waited_s, left=left)
+        elif ticket.first_token_at:
+            first_s = ticket.first_token_at - ticket.arrived_at
+            first.observe(0.0, first_s, left=False)
+            whole.observe(first_s, waited_s, left=left)
+        else:
+            first.observe(0.0, waited_s, left=left)
+
+    # What an engine says
+
+    def engine_told(self, seat: Seat, waiting: int, now: float) -> list[Action]:
+        """By its own figures so many calls wait in it."""
+        self.fleet.engine_told(seat, waiting)
+        actions = self.dispatch(now) if self.queue.count else _NOTHING
+        if not self.queue.count:
+            self.fleet.nobody_waits(seat)
+        return actions
+
+    def refused(self, ticket: Ticket, now: float) -> list[Action]:
+        """Its engine has no room for it: it goes elsewhere or waits, before all others of its tenant."""
+        assert ticket.seat is not None
+        self.fleet.refused(ticket.seat, now)
+        return self.fell_back(ticket, now)
+
+    def pause(self, seat: Seat, paused: bool, now: float) -> list[Action]:
+        """The engine wants no calls for a while, or does again."""
+        if seat.paused == paused:
+            return _NOTHING
+        seat.paused = paused
+        self.fleet.refresh()
+        return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 
     def let_go(self, seat: Seat, kv: int, now: float) -> list[Action]:
         """The engine has let go of a call whose place was held."""
@@ -229,6 +309,7 @@ class Admission:
 
     def dispatch(self, now: float) -> list[Action]:
         """Lets those who wait go, as far as there is room; jobs when nobody else waits."""
+        self.fleet.now = now
         queue, jobs = self.queue, self.jobs
         actions = _NOTHING
         if queue.count and (self.fleet.best() is not None or ANYWHERE not in queue.groups):
@@ -374,14 +455,26 @@ class Admission:
             return reasons.TENANT_TOKENS
         return None
 
+    def _cache_for(self, ticket: Ticket, tenant: Tenant) -> int:
+        """Tokens of an engine's cache that are set aside for it: never so many that others would have to leave first."""
+        need = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
+        return min(need, int(self.fleet.smallest_cache * _CACHE_SHARE_MAX))
+
     def _held(self, tenant: Tenant) -> bool:
-        """Whether what is free is held back for higher bands."""
+        """Whether what is free is held back for higher bands: a share of what is known to exist, never of a guess."""
         share = self._held_back[tenant.terms.band]
-        return share > 0 and self.fleet.in_flight >= math.ceil(self.fleet.limit * (1 - share))
+        if share <= 0:
+            return False
+        capacity = self.fleet.capacity
+        return capacity is not None and self.fleet.in_flight >= math.ceil(capacity * (1 - share))
 
     def _too_late(self, ticket: Ticket, seat: Seat | None, wait_s: float, now: float) -> bool:
         """Whether the answer would not reach its client in time, as far as can be known."""
-        due = ticket.first_by if ticket.first_by < ticket.all_by else ticket.all_by
+        tenant = ticket.tenant
+        assert tenant is not None
+        open_seat = seat is not None and seat.is_open
+        first_by, all_by = (ticket.first_by, ticket.all_by) if open_seat else self._gone_by(ticket, tenant)
+        due = first_by if first_by < all_by else all_by
         begin = now + wait_s
         if due - begin > _FORESIGHT_S:
             return False
@@ -394,17 +487,24 @@ class Admission:
         begin += first_s
         if begin >= due:
             return True
-        step_s = estimates.step.get(now)
-        tenant = ticket.tenant
-        assert tenant is not None
-        if ticket.stream or not step_s:
+        step_s = (self.fleet.estimates_of(ticket.seats) if seat is None else seat.estimates).step.get(now)
+        if open_seat or not step_s or all_by == math.inf:
             return False
-        room = (ticket.all_by - begin) / step_s
+        room = (all_by - begin) / step_s
         lengths = tenant.lengths(ticket.output_max)
         if ticket.output_max <= room or not lengths.known:
             return False
-        busy = 1.0 if seat is None else min((seat.in_flight - seat.jobs) / seat.limit, 1.0)
+        busy = 1.0 if seat is None else min((seat.in_flight - seat.jobs) / max(seat.limit, 1), 1.0)
         return lengths.share_within(room) < _SURE_IDLE + (_SURE_FULL - _SURE_IDLE) * busy
+
+    def _first_token_s(self, ticket: Ticket, seat: Seat | None, now: float) -> float | None:
+        """Seconds to its first token from its start; at best, where nothing shows that calls wait. None if not known."""
+        estimates = self.fleet.estimates_of(ticket.seats) if seat is None else seat.estimates
+        first_s = estimates.first_token.predict(ticket.prompt + (seat.reading if seat is not None else 0), now)
+        if first_s is None or seat is None or not seat.is_open:
+            return first_s
+        usual_s = seat.limiter.usual_s(ticket.prompt, not ticket.whole)
+        return None if usual_s is None else min(first_s, usual_s)
 
     # Time
 

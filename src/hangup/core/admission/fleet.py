@@ -7,16 +7,22 @@ entry there, which makes its old one void.
 from __future__ import annotations
 
 import heapq
+import math
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from hangup.core.admission.estimates import Estimates
-from hangup.core.admission.limiter import SlotLimiter
+from hangup.core.admission.limiter import SPARE, Evidence, LearnedLimit
 from hangup.core.admission.ticket import NOBODY, Ticket
 from hangup.core.engine_time import EngineTime
 
 _SLOTS_PER_READER = 8  # items of jobs without a first token, when they are alone: one for so many slots
 _LOOK_PAST = 4  # seats without enough cache that are looked past
 _LAST = 1e9  # beyond any load: of two seats with room the one without it
+NO_LIMIT = 10**9  # calls
+SLOTS = "slots"  # limited by what it has, as was set or as it says
+_CAPACITY_S = 0.05  # how old the sum of all capacities may be, where there are
+_FEW = 16  # seats or more
 
 
 class Seat:
@@ -40,6 +46,8 @@ class Seat:
         "limiter",
         "name",
         "occupied",
+        "paused",
+        "paused_until",
         "peak",
         "placed",
         "reading",
@@ -51,6 +59,7 @@ class Seat:
         "turn",
         "unstarted",
         "up",
+        "waits",
         "weight",
     )
 
@@ -68,7 +77,7 @@ class Seat:
         self.weight = weight
         self.failures_max = failures_max
         self.kv_tokens = kv_tokens  # 0: not known
-        self.limiter = SlotLimiter(step_slo_s)
+        self.limiter = LearnedLimit(step_slo_s)
         self.estimates = Estimates()
         self.time = EngineTime()  # whose its time is
         self.in_flight = 0
@@ -79,6 +88,7 @@ class Seat:
         self.peak = 0  # the most of them since somebody looked
         self.placed = 0  # answers that were ever begun there
         self.unstarted = 0  # without a first token
+        self.waits: OrderedDict[Ticket, None] = OrderedDict()  # of those, live calls that are not overdue, as they were sent
         self.reading = 0  # prompt tokens of those; not of jobs, which make way
         self.kv_used = 0
         self.failures = 0  # in a row
@@ -89,6 +99,8 @@ class Seat:
         self.doubted = False  # it runs what nobody waits for: taken like one that is down
         self.suspected = False  # it may do so: taken when the others are full
         self.closed = False  # in quarantine: no new work at all, what runs may finish
+        self.paused = False  # it told us to come back later: no new work
+        self.paused_until = 0.0  # until then
         self.turn = 0  # when it was last chosen, to break ties in turn
         self.counted = 0  # its part of the fleet's limit
         self.entry = 0  # number of its valid entry in the heap
@@ -99,9 +111,13 @@ class Seat:
     @property
     def limit(self) -> int:
         # What is held counts as running: it takes one of the slots, and one of the learned most.
-        if self.closed or self.drained:
+        if self.closed or self.drained or self.paused:
             return 0
-        return max(self.slots - self.occupied, 0) if self.slots else self.limiter.limit(self.in_flight, self.unstarted)
+        limiter = self.limiter
+        if self.slots:
+            free = self.slots - self.occupied
+            return max(free if limiter.refused_max >= free else int(limiter.refused_max), 0)
+        return int(min(limiter.limit(self.in_flight, self.unstarted), NO_LIMIT))
 
     @property
     def full_of_others(self) -> bool:
@@ -111,7 +127,29 @@ class Seat:
     @property
     def known(self) -> int:
         """How many calls it can run at a time, as far as that has been said or seen."""
-        return self.slots or int(min(self.limiter.ran, self.limiter.in_flight_max))
+        limiter = self.limiter
+        return int(min(self.slots, limiter.refused_max) if self.slots else min(limiter.ran, limiter.in_flight_max))
+
+    @property
+    def capacity(self) -> int | None:
+        """The same, where there is evidence that it cannot run more; None while it may be any number."""
+        if self.slots:
+            return self.known
+        return None if self.limiter.evidence is Evidence.NONE else max(self.known, 1)
+
+    @property
+    def limited_by(self) -> str:
+        """Why it gets no more calls than that; "none" when it gets every call."""
+        if self.paused:
+            return Evidence.REFUSED
+        if self.slots:
+            return SLOTS if self.limiter.refused_max >= self.slots else Evidence.REFUSED
+        return self.limiter.evidence
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing shows that calls would wait there."""
+        return not self.slots and not self.paused and self.limiter.evidence is Evidence.NONE
 
     @property
     def well(self) -> bool:
@@ -133,8 +171,9 @@ class Seat:
         # Its end makes room where the number counts; one more prompt can be read only if it was itself not read yet,
         # or if prompts are not read because the engine has no slot for them.
         limiter, unstarted = self.limiter, self.unstarted - ticket.reading
-        full = self.in_flight - self.unstarted >= limiter.ran
-        return self.in_flight <= limiter.in_flight_max and (unstarted < limiter.unstarted_max or full)
+        running = self.in_flight - self.unstarted
+        full = running >= limiter.ran
+        return self.in_flight <= limiter.in_flight_max and (unstarted < limiter.unstarted_allowed(running) or full)
 
     def quiet(self, alone: bool) -> bool:
         """Whether an item of a job may be sent there: prompts are read in turn, so a live call would wait for its own.
@@ -169,6 +208,7 @@ class Fleet:
         self._by_name: dict[str, Seat] = {}
         self.in_flight = 0
         self.limit = 0  # of all seats together
+        self.now = 0.0  # as the admission was last told
         self._heap: list[tuple[float, int, int, Seat]] = []
         self._entries = 0
         self._turn = 0
@@ -177,7 +217,10 @@ class Fleet:
         self._only: Seat | None = None
         self._together = Estimates()
         self.estimates = self._together  # over all seats
-        self.has_kv = False  # whether the size of any cache is known
+        self.has_kv = False  # whether the size of any cache is known,
+        self.smallest_cache = 0  # and the least of those
+        self._capacity: int | None = None  # of all seats together
+        self._capacity_at = -math.inf
         self.set(seats)
 
     def set(self, seats: Iterable[Seat]) -> None:
@@ -192,7 +235,9 @@ class Fleet:
         self.estimates = self._only.estimates if self._only is not None else self._together
         self._any_up = any(seat.well for seat in self.seats)
         self._odd = [seat for seat in self.seats if not seat.slots or not seat.well]
-        self.has_kv = any(seat.kv_tokens for seat in self.seats)
+        caches = [seat.kv_tokens for seat in self.seats if seat.kv_tokens]
+        self.has_kv, self.smallest_cache = bool(caches), min(caches, default=0)
+        self._capacity_at = -math.inf
         self._heap.clear()
         self.limit = 0
         for seat in self.seats:
@@ -224,12 +269,14 @@ class Fleet:
             return self._best_of(kv, tried, seats)
         only = self._only
         if only is not None:  # as it mostly is: then there is nothing to choose
+            if only.waits:
+                self.look_for_overdue(only)
             return only if only.in_flight < only.counted and (not only.kv_tokens or only.fits(kv)) else None
         heap = self._heap
         while heap:
             top = heap[0]
             seat = top[3]
-            if top[2] != seat.entry:
+            if top[2] != seat.entry or (seat.waits and self.look_for_overdue(seat)):
                 heapq.heappop(heap)
             elif not seat.kv_tokens or seat.fits(kv):
                 return seat
@@ -260,6 +307,9 @@ class Fleet:
         """For a call that failed elsewhere, or that only some can answer: few, so it may look at all of them."""
         left = self._among(tried, seats)
         left = [seat for seat in left if seat.well] or left
+        for seat in left:
+            if seat.waits:
+                self.look_for_overdue(seat)
         return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (_order(s), s.turn, s.name), default=None)
 
     def quiet(
@@ -285,6 +335,19 @@ class Fleet:
             else:
                 taken -= seat.in_flight
         return most, taken
+
+    def is_cold(self, seats: frozenset[str] | None) -> bool:
+        """Whether there is a seat of which nothing shows that calls would wait there."""
+        return any(seat.is_open and seat.well for seat in self._among(NOBODY, seats))
+
+    @property
+    def capacity(self) -> int | None:
+        """How many calls the seats in use can run, if there is evidence for each; None while it may be any number."""
+        if self.now - self._capacity_at > _CAPACITY_S or len(self.seats) < _FEW:
+            self._capacity_at = self.now
+            parts = [seat.capacity for seat in self.seats if seat.well]
+            self._capacity = None if None in parts else sum(part for part in parts if part is not None)
+        return self._capacity
 
     def takes(self, seat: Seat, tried: frozenset[str], seats: frozenset[str] | None = None) -> bool:
         """Whether such a call would be sent there if there were room."""
@@ -318,12 +381,41 @@ class Fleet:
         ticket.sent_at = now
         ticket.engine_mark = seat.time.enter(now)
         if not ticket.blind:
-            ticket.reading = True
-            ticket.lone = not seat.unstarted
-            seat.unstarted += 1
-            seat.reading += ticket.ahead
-            ticket.work = seat.reading
+            self._read(seat, ticket, now)
         self.changed(seat)
+
+    def _read(self, seat: Seat, ticket: Ticket, now: float) -> None:
+        """Its first token is waited for from here on."""
+        limiter, ahead = seat.limiter, seat.unstarted
+        ticket.reading = True
+        ticket.late = False
+        ticket.behind = ahead
+        ticket.free = limiter.has_free_slot(seat.in_flight - seat.held)
+        ticket.unqueued = ticket.free and (not ahead or (ahead < SPARE and limiter.queues is not Evidence.NONE))
+        seat.unstarted += 1
+        seat.reading += ticket.ahead
+        ticket.work = seat.reading
+        if not seat.slots and not ticket.job:
+            ticket.late_at = now + limiter.late_after_s(ticket.prompt, not ticket.whole)
+            seat.waits[ticket] = None
+
+    def look_for_overdue(self, seat: Seat) -> bool:
+        """A call that is overdue shows that the engine queues before its first token does; whether that changed anything."""
+        waits, limiter, found = seat.waits, seat.limiter, False
+        while waits:
+            ticket = next(iter(waits))
+            if ticket.late_at == math.inf:  # when it was sent, nothing was known yet
+                ticket.late_at = ticket.sent_at + limiter.late_after_s(ticket.prompt, not ticket.whole)
+            if ticket.late_at > self.now:
+                break
+            del waits[ticket]
+            ticket.late = True
+            if not ticket.unqueued:
+                limiter.overdue(ticket.sent_at, seat.unstarted)
+                found = True
+        if found:
+            self.changed(seat)
+        return found
 
     def first_token(self, ticket: Ticket, now: float) -> None:
         """The engine has read the prompt and begun to answer."""
@@ -334,15 +426,56 @@ class Fleet:
         seat.unstarted -= 1
         seat.reading -= ticket.ahead
         if not seat.slots:
-            seat.limiter.runs(seat.in_flight - seat.held - seat.unstarted, now)
-        if ticket.job:  # it may have stood in the engine's queue, which no live call should: that teaches nothing
-            self.changed(seat)
+            self._learn_from(seat, ticket, now)
+        if not ticket.job and not ticket.whole:  # an item may have stood in the engine's queue, which no live call should
+            waited = now - ticket.sent_at
+            seat.estimates.first_token.observe(ticket.work, waited, now)
+            if self._only is None:
+                self._together.first_token.observe(ticket.work, waited, now)
+        seat.limiter.accepted(seat.in_flight, now)
+        self.changed(seat)
+
+    def _learn_from(self, seat: Seat, ticket: Ticket, now: float) -> None:
+        limiter, waited = seat.limiter, now - ticket.sent_at
+        seat.waits.pop(ticket, None)
+        late = ticket.late or now > ticket.late_at
+        if not ticket.whole:
+            limiter.runs(seat.in_flight - seat.held - seat.unstarted, now)
+        elif not late:  # all that it had at the time was being worked on
+            limiter.runs(seat.in_flight - seat.held, now)
+        if ticket.job:
             return
-        waited = now - ticket.sent_at
-        seat.limiter.first_token(waited, ticket.lone, now)
-        seat.estimates.first_token.observe(ticket.work, waited, now)
-        if self._only is None:
-            self._together.first_token.observe(ticket.work, waited, now)
+        said = None if ticket.late or ticket.unqueued else late
+        limiter.first_token(
+            ticket.prompt,
+            waited,
+            now,
+            ahead=ticket.behind,
+            free=ticket.free,
+            late=said,
+            unqueued=ticket.unqueued,
+            visible=not ticket.whole,
+        )
+
+    def engine_told(self, seat: Seat, waiting: int) -> None:
+        """By its own figures so many calls wait in it."""
+        if not seat.slots:
+            seat.limiter.told(waiting)
+            self.changed(seat)
+
+    def nobody_waits(self, seat: Seat) -> None:
+        """What is learned of it holds nobody back."""
+        if seat.limiter.queues is not Evidence.NONE:
+            seat.limiter.open_if_on_time()
+            self.changed(seat)
+
+    def has_other(self, tried: frozenset[str], seats: frozenset[str] | None) -> bool:
+        """Whether a call that was refused could go to another seat now."""
+        return any(seat.well and not seat.paused for seat in self._among(tried, seats))
+
+    def refused(self, seat: Seat, now: float) -> None:
+        """It refused a call that is still counted among those in flight."""
+        seat.limiter.refused(seat.in_flight - 1, now)
         self.changed(seat)
 
     def step(self, seat: Seat, seconds: float, now: float) -> bool:
@@ -350,9 +483,11 @@ class Fleet:
         seat.estimates.step.observe(seconds, now)
         if self._only is None:
             self._together.step.observe(seconds, now)
-        before = seat.limiter.in_flight_max
+        if seat.slots:
+            return False
+        before = seat.limiter.slow_max
         seat.limiter.step(seat.estimates.step.mean, seat.in_flight)
-        if seat.limiter.in_flight_max == before:
+        if seat.limiter.slow_max == before:
             return False
         self.changed(seat)
         return True
@@ -372,6 +507,7 @@ class Fleet:
             seat.kv_used -= ticket.kv
         if ticket.reading:
             ticket.reading = False
+            seat.waits.pop(ticket, None)
             seat.unstarted -= 1
             seat.reading -= ticket.ahead
         ticket.first_token_at = 0.0

@@ -1,80 +1,289 @@
 """How many calls an engine may have at a time, learned from what can be seen of it.
 
-A call whose first token has come is running for sure. One that was sent and has none is being read, or it stands in
-the engine's own queue. How many an engine is reading at a time follows from how often first tokens come and how long one
-takes when nobody is ahead of it; that many calls without a first token are allowed, plus `SPARE`, which is the most that
-ever stands in the engine's queue. Nothing need be known about its slots: when they are all taken, first tokens come only
-as others end, and so do new calls.
+Unknown is not full: an engine gets every call until there is evidence that it queues. Evidence is
 
-Running more at a time also makes each step slower. Beyond the step time that is allowed the number shrinks, slowly.
+    its own word      it says that calls wait in it
+    its refusals      429, 529, or 503 with a time to come back
+    late tokens       first tokens come later than usual for prompts of their size, or are overdue
+    slow steps        a token takes longer than `step_slo_s` and twice its best, and fewer calls make it quicker
 
-Jobs are not let in by any of this, since whatever they fill would soon be full: they get what the engine has been seen to
-run at a time. When nobody else is there one more of them is tried now and then, which is how more is seen.
+    OPEN ── evidence ──▶ LIMITED ── on time again, and the limit does not bind ──▶ OPEN
+
+While an engine is limited, what is bounded is the number of calls *without a first token*: a call whose first token has come is
+running for sure; one without is being read, or stands in the engine's own queue. How many an engine reads at a time follows
+from how often first tokens come and how long one usually takes. That many are allowed, plus `SPARE`, which is the most that
+ever stands in the engine's queue. Nothing need be known about its slots: when they are all taken, first tokens come only as
+others end, and so do new calls. Each first token on time allows one call more, so the limit doubles in a first-token time; a
+late one takes that back.
+
+Jobs do not go by any of this, since whatever they fill would soon be full: they get what the engine has been seen to run at a
+time. When nobody else is there one more of them is tried now and then, which is how more is seen.
 """
 
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 
 from hangup.core.admission.estimates import Peak
+from hangup.core.admission.usual import UsualTime
 
 SPARE = 2
-_BASE_GAIN = 0.2
+COLD_MAX = 1024  # calls at a time for an engine that has not shown a single first token
+LATE_BY = 2.5  # times the usual first-token time,
+LATE_S = 0.05  # and this much more, is late
+_EASY_BY, _EASY_S = 1.5, 0.025  # within this, one call more may be sent
+_LATE_SHARE = (0.4, 0.6)  # of first tokens: below, it does not queue; above, it does
+_FREE_SHARE = 0.75  # of the most it has run at a time: with fewer, a slot was free
+_ENOUGH = 4  # first tokens before late ones say anything
+_MANY = 8  # calls without a first token: from so many on it can be told whether fewer of them help,
+_FEW = 4  # by so many with half of them ahead,
+_AS_LATE = 0.8  # if those take this share of the time, or more
+_USUAL_GAIN = (0.1, 0.5)  # upward and downward
 _MEMORY = 4.0  # over so many first-token times, or a second, first tokens are counted
 _SHRINK = 0.95
 _GROW = 0.02
+_HELPED = 0.9  # of the step time before it: what shrinking to `_SHRUNK` of the calls must bring, or it is undone
+_SHRUNK = 0.7
 _RAN_S = 600.0  # how long it is remembered how many ran at a time
 _TRY_S = (1.0, 10.0)  # pause after a try for one more that showed nothing; doubled each time
 _SLOWER = 2.0  # against its best step time, which an engine may always take
+_WORD_MAX = SPARE  # so many may wait in the engine for a moment: it takes calls in between two steps
+_AFTER_REFUSAL_S = 1.0  # then one call more is tried
+_FORGET_REFUSAL_S = 60.0
 
 
-class SlotLimiter:
+class Evidence(StrEnum):
+    """Why an engine's calls are limited."""
+
+    NONE = "none"
+    LATE = "late_first_tokens"
+    WAITING = "engine_reports_waiting"
+    REFUSED = "engine_refused"
+    SLOW = "slow_steps"
+
+
+class _InVain:
+    """Whether first tokens stay as late with half as many calls ahead of them and slots to spare: then those are not why."""
+
+    __slots__ = ("_few", "_many_s", "_unstarted", "few_s")
+
+    def __init__(self, unstarted: int) -> None:
+        self._unstarted = unstarted  # when the limit began
+        self._many_s = 0.0  # first-token time with about so many calls ahead,
+        self.few_s = 0.0  # and with half of them
+        self._few = 0
+
+    def see(self, ahead: int, free: bool, waited_s: float, *, on_time: bool) -> bool:
+        if on_time:
+            self._few = 0
+        if self._unstarted < _MANY:
+            return False
+        if ahead > self._unstarted * 0.75:
+            self._many_s += (waited_s - self._many_s) * (0.25 if self._many_s else 1.0)
+        elif free and ahead <= self._unstarted * 0.5:
+            self.few_s += (waited_s - self.few_s) * (0.25 if self._few else 1.0)
+            self._few += 1
+        return self._few >= _FEW and 0.0 < self._many_s * _AS_LATE <= self.few_s
+
+
+class LearnedLimit:
     __slots__ = (
-        "_base_s",
         "_count",
         "_first_at",
+        "_grown",
+        "_has_word",
+        "_in_vain",
+        "_late",
         "_ran",
+        "_reads_s",
+        "_refused_at",
+        "_reported",
+        "_seen",
+        "_slow_from",
         "_step_best",
         "_try_from",
         "_try_pause_s",
-        "in_flight_max",
+        "_usual",
+        "by_tokens",
+        "queues",
         "ran",
+        "refused_max",
+        "slow_max",
         "step_slo_s",
         "unstarted_max",
     )
 
     def __init__(self, step_slo_s: float = math.inf) -> None:
         self.step_slo_s = step_slo_s
-        self.unstarted_max = SPARE + 1  # before anything is known: one that runs
-        self.in_flight_max = math.inf
-        self._base_s = 0.0  # first-token time of a call with nobody ahead
-        self._count = 0.0  # of first tokens, fading
+        self.by_tokens = True  # whether late first tokens are evidence; of a hosted API they are not
+        self.queues = Evidence.NONE  # LATE or WAITING while calls without a first token are bounded
+        self.unstarted_max: float = COLD_MAX
+        self.refused_max = math.inf  # calls at a time, by its refusals,
+        self.slow_max = math.inf  # and by the time that steps take
+        self._usual = {True: UsualTime(), False: UsualTime()}  # of calls whose first token is seen, and of whole answers
+        self._reads_s = 0.0  # usual first-token time of the calls that come
+        self._late = 0.0  # share of first tokens that were late, of late
+        self._has_word = False  # by the engine's own word
+        self._in_vain = _InVain(0)
+        self._grown = 0  # calls allowed beyond what is being read, as they were on time
+        self._reported = 0  # looks in a row at which the engine said that calls wait
+        self._seen = 0  # first tokens
+        self._count = 0.0  # the same, fading
         self._first_at = -math.inf
+        self._refused_at = -math.inf
         self._step_best = math.inf
+        self._slow_from: tuple[float, float] | None = None  # step time and calls when shrinking began
         self._ran = Peak(_RAN_S)
-        self.ran = 0  # calls with a first token at a time, at most
+        self.ran = 0  # calls at a time that it was seen to run, at most
         self._try_from = -math.inf
         self._try_pause_s = _TRY_S[0]
 
-    def first_token(self, waited_s: float, lone: bool, now: float) -> None:
-        """`lone`: no other call was waiting for its first token when this one was sent."""
-        if lone:
-            self._base_s += (waited_s - self._base_s) * (_BASE_GAIN if self._base_s else 1.0)
-        memory = max(_MEMORY * self._base_s, 1.0)
+    # What is seen of a call
+
+    def late_after_s(self, prompt: int, visible: bool) -> float:
+        """When the first token of a call that is sent now is overdue; never, before anything is known."""
+        usual = self._usual[visible].get(prompt) if self.by_tokens else None
+        return math.inf if usual is None else LATE_BY * usual + LATE_S
+
+    def usual_s(self, prompt: int, visible: bool) -> float | None:
+        """The first-token time of a call that nobody is ahead of; None before anything is known."""
+        return self._usual[visible].get(prompt)
+
+    def has_free_slot(self, running: int) -> bool:
+        """Whether one more would surely run at once, as far as has been seen."""
+        return running < _FREE_SHARE * self.ran
+
+    def overdue(self, sent_at: float, unstarted: int) -> None:
+        """A call that may be queueing has no first token though it is time."""
+        if self._first_at < sent_at and unstarted >= SPARE:
+            self._late = 1.0  # nor has anybody else: nothing moves
+        self._judge(True, unstarted)
+
+    def first_token(
+        self,
+        prompt: int,
+        waited_s: float,
+        now: float,
+        *,
+        ahead: int,
+        free: bool,
+        late: bool | None,
+        unqueued: bool,
+        visible: bool,
+    ) -> None:
+        """`ahead`: calls without a first token when it was sent. `free`: there was a slot for it, as far as has been seen.
+        `unqueued`: nothing can have been ahead of it. `late`: None if this was said before, or says nothing."""
+        usual = self._usual[visible]
+        if unqueued or self.queues is Evidence.NONE:
+            usual.observe(prompt, waited_s)
+        else:
+            usual.observe_lower(prompt, waited_s)
+        if self.queues is Evidence.LATE and self._in_vain.see(ahead, free, waited_s, on_time=late is False):
+            usual.is_now(prompt, self._in_vain.few_s)
+            self.queues, self._late, late = Evidence.NONE, 0.0, None
+        off = (usual.get(prompt) or 0.0) - self._reads_s
+        self._reads_s += off * (_USUAL_GAIN[off < 0] if self._reads_s else 1.0)
+        memory = max(_MEMORY * self._reads_s, 1.0)
         self._count = self._count * math.exp((self._first_at - now) / memory) + 1
         self._first_at = now
-        self.unstarted_max = SPARE + int((self._count - 1) * self._base_s / memory)
+        self._seen += 1
+        if late is not None:
+            self._judge(late, ahead)
+            if not late and self.queues is not Evidence.NONE and waited_s <= _EASY_BY * (usual.get(prompt) or 0.0) + _EASY_S:
+                self._grown += 1
+        self._bound()
+
+    def open_if_on_time(self) -> None:
+        """The limit holds nobody back: if calls are on time as well, there is no need for it."""
+        if self.queues is not Evidence.NONE and self._late < _LATE_SHARE[0]:
+            self.queues = Evidence.NONE
+            self._grown = 0
+            self._bound()
+
+    def _judge(self, late: bool, unstarted: int) -> None:
+        if self._seen < _ENOUGH:  # the first to come are the quickest: beside them all others look late
+            late = late and self._late == 1.0
+        # The more prompts are usually read at a time, the more of their first tokens it takes to tell a queue from scatter.
+        self._late += (late - self._late) / (4 + 2 * self._reading())
+        if late:
+            self._grown, self._has_word = self._grown // 2, False
+            if self.queues is Evidence.NONE and self._late > _LATE_SHARE[1]:
+                self.queues = Evidence.LATE
+                self._in_vain = _InVain(unstarted)
+        self._bound()
+
+    def _bound(self) -> None:
+        if self.queues is Evidence.NONE:
+            self.unstarted_max = math.inf if self._seen or not self.by_tokens else COLD_MAX
+        else:
+            self.unstarted_max = SPARE + int(self._reading())
+
+    def _reading(self) -> float:
+        """About how many prompts it reads at a time, by how often first tokens come and how long one usually takes."""
+        return max(self._count - 1, 0.0) * self._reads_s / max(_MEMORY * self._reads_s, 1.0)
+
+    # What the engine says
+
+    def told(self, waiting: int) -> None:
+        """By its own word so many calls wait in it: that goes before any estimate."""
+        if not waiting:
+            self._reported = 0
+            self._late = 0.0
+            if self.queues is not Evidence.NONE:
+                self._grown = 2 * max(self._grown, SPARE)
+                self._has_word = True
+        else:
+            self._reported += 1
+            if waiting > _WORD_MAX or self._reported > 1:
+                self.queues = Evidence.WAITING
+                self._late = 1.0
+                self._grown, self._has_word = 0, False
+        self._bound()
+
+    def refused(self, others: int, now: float) -> None:
+        """It refused a call while it had so many others."""
+        self._refused_at = now
+        self.refused_max = max(1.0, min(self.refused_max, others))
+
+    def accepted(self, in_flight: int, now: float) -> bool:
+        """A call was taken; whether that allows one more after refusals."""
+        if self._refused_at == -math.inf or now - self._refused_at < _AFTER_REFUSAL_S:
+            return False
+        if in_flight < self.refused_max - 1:
+            if now - self._refused_at > _FORGET_REFUSAL_S:
+                self.refused_max, self._refused_at = math.inf, -math.inf
+            return False
+        self.refused_max += 1
+        self._refused_at = now  # the next try comes after a pause, too
+        return True
 
     def step(self, seconds: float, in_flight: int) -> None:
         """The engine's step time just now."""
         self._step_best = min(seconds, self._step_best * 1.001)
         if seconds > max(self.step_slo_s, _SLOWER * self._step_best):
-            self.in_flight_max = max(1.0, min(self.in_flight_max, in_flight) * _SHRINK)
-        elif in_flight >= self.in_flight_max - 1:
-            self.in_flight_max += max(1.0, self.in_flight_max * _GROW)
+            began_s, began = self._slow_from = self._slow_from or (seconds, min(self.slow_max, in_flight))
+            if in_flight > _SHRUNK * began:
+                self.slow_max = max(1.0, min(self.slow_max, in_flight) * _SHRINK)
+            elif seconds > _HELPED * began_s:  # the engine itself is slower now, and fewer calls do not help it
+                self._step_best, self._slow_from = seconds, None
+                self.slow_max = math.inf
+            else:
+                self._slow_from = None
+        elif in_flight >= self.slow_max - 1:
+            self.slow_max += max(1.0, self.slow_max * _GROW)
+            self._slow_from = None
+
+    def forget(self, *, by_tokens: bool = True) -> None:
+        """The engine was started anew, or is another one."""
+        self.__init__(self.step_slo_s)  # type: ignore[misc]
+        self.by_tokens = by_tokens
+        self._bound()
+
+    # What it was seen to run
 
     def runs(self, running: int, now: float) -> None:
-        """So many calls have had their first token and not ended."""
+        """So many calls run at a time."""
         if running <= self._ran.latest and now < self._ran.until:
             return
         if running > self.ran:
@@ -89,6 +298,29 @@ class SlotLimiter:
         self._try_pause_s = min(2 * self._try_pause_s, _TRY_S[1])
         return True
 
-    def limit(self, in_flight: int, unstarted: int) -> int:
+    # What follows from it
+
+    @property
+    def in_flight_max(self) -> float:
+        return min(self.refused_max, self.slow_max)
+
+    @property
+    def evidence(self) -> Evidence:
+        """Why its calls are limited; the stronger word first."""
+        if self.queues is not Evidence.NONE:
+            return self.queues
+        if self.refused_max < self.slow_max:
+            return Evidence.REFUSED
+        return Evidence.SLOW if self.slow_max < math.inf else Evidence.NONE
+
+    def limit(self, in_flight: int, unstarted: int) -> float:
         """How many calls the engine may have, as things are."""
-        return int(min(in_flight - unstarted + self.unstarted_max, self.in_flight_max))
+        running = in_flight - unstarted
+        return min(running + self.unstarted_allowed(running), self.in_flight_max)
+
+    def unstarted_allowed(self, running: int) -> float:
+        """How many of them without a first token. Beyond what it was seen to run it is one more at a time, unless the engine
+        itself says that nobody waits."""
+        if not self._grown:
+            return self.unstarted_max
+        return self.unstarted_max + (self._grown if self._has_word else min(self._grown, max(self.ran - running, 1)))

@@ -10,14 +10,15 @@ _RESERVE = 100.0  # retries
 
 
 class RetryBudget:
-    __slots__ = ("_left", "share_max")
+    """Of one tenant: nobody else pays for its retries."""
 
-    def __init__(self, share_max: float) -> None:
-        self.share_max = share_max
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
         self._left = _RESERVE
 
-    def note(self, retry: bool) -> None:
-        self._left = max(min(self._left + self.share_max - retry, _RESERVE), 0.0)
+    def note(self, retry: bool, share_max: float) -> None:
+        self._left = max(min(self._left + share_max - retry, _RESERVE), 0.0)
 
     @property
     def spent(self) -> bool:

@@ -8,6 +8,8 @@ from enum import IntEnum
 from hangup.config import TenantSettings
 from hangup.core.admission.estimates import Lengths
 from hangup.core.admission.line import Line
+from hangup.core.admission.patience import PatienceBook
+from hangup.core.admission.retries import RetryBudget
 
 
 class Band(IntEnum):
@@ -60,7 +62,20 @@ class Allowance:
 
 
 class Tenant:
-    __slots__ = ("_lengths", "allowance", "in_flight", "line", "name", "served", "terms", "version", "waiting")
+    __slots__ = (
+        "_lengths",
+        "allowance",
+        "in_flight",
+        "line",
+        "name",
+        "patience",
+        "patience_s",
+        "retries",
+        "served",
+        "terms",
+        "version",
+        "waiting",
+    )
 
     def __init__(self, name: str, terms: Terms) -> None:
         self.name = name
@@ -69,6 +84,9 @@ class Tenant:
         self.waiting = 0  # in line, or set aside
         self.in_flight = 0
         self.version = 0  # of its entry among those who wait
+        self.patience = PatienceBook()
+        self.patience_s: float | None = None  # how long its clients would wait in line, on average
+        self.retries = RetryBudget()
         self._lengths: dict[int, Lengths] = {}
         self.set(terms)
 
@@ -101,8 +119,8 @@ class Tenant:
         return min(expected, output_max) if output_max else expected
 
     def most(self, output_max: int) -> float:
-        """Output tokens that nine calls of ten stay within."""
+        """Output tokens that nine calls of ten stay within; twice what is usual, before that is known."""
         lengths = self.lengths(output_max)
         if not lengths.known:
-            return output_max
+            return min(2 * _PREDICTED_UNKNOWN, output_max)
         return min(lengths.quantile(0.9), output_max)

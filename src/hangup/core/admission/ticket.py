@@ -23,17 +23,22 @@ class Ticket:
     __slots__ = (
         "ahead",
         "all_by",
+        "arrived_at",
+        "behind",
         "blind",
         "charge",
         "choices",
+        "client",
         "engine_mark",
         "engine_s",
         "first_by",
         "first_token_at",
+        "free",
         "job",
         "key",
         "kv",
-        "lone",
+        "late",
+        "late_at",
         "order",
         "output_max",
         "patience_s",
@@ -50,8 +55,11 @@ class Ticket:
         "stream",
         "tenant",
         "tried",
+        "unqueued",
         "where",
+        "whole",
         "work",
+        "yields",
     )
 
     def __init__(
@@ -68,8 +76,11 @@ class Ticket:
         size: int = 0,
         retry: bool = False,
         blind: bool = False,
+        whole: bool = False,
         job: bool = False,
         seats: frozenset[str] | None = None,
+        client: str = "",
+        yields: int = 0,
     ) -> None:
         self.key = key
         self.prompt = prompt  # tokens, as far as known
@@ -82,8 +93,12 @@ class Ticket:
         self.patience_s = math.inf  # how long its client would wait when it came
         self.size = size  # bytes it holds while it waits
         self.retry = retry  # the client's SDK says that this is not its first attempt
-        self.blind = blind  # nothing is seen of its answer before the end
+        self.blind = blind  # nothing is seen of its answer before the end, and nothing tells when that should come
+        self.whole = whole  # its answer comes as one, in a time that depends on what is sent: embeddings and the like
         self.job = job  # an item of a job: nobody waits at the other end, so it yields to those who have somebody
+        self.client = client  # what kind of client it is, by its own word
+        self.yields = yields  # times that this item of a job had to make way
+        self.arrived_at = 0.0
         self.ahead = 0 if job else prompt  # tokens that others have to wait for while they are read
         self.tenant: Tenant | None = None
         self.seats = seats  # those that can answer it, by name; None: any
@@ -99,7 +114,11 @@ class Ticket:
         self.reading = False  # sent, and its first token has not come
         self.first_token_at = 0.0  # 0 before it came
         self.work = 0  # prompt tokens before its first token: its own and those ahead of it
-        self.lone = False  # nobody was ahead of it: its first-token time is the engine's own
+        self.behind = 0  # calls without a first token that were sent there before it
+        self.free = False  # when it was sent, there was a slot for it, as far as had been seen
+        self.late_at = math.inf  # when its first token is overdue,
+        self.late = False  # and that it was
+        self.unqueued = False  # nothing was ahead of it: its first-token time is the engine's own
         self.charge = 0.0  # what its tenant was charged
         self.kv = 0  # tokens of the engine's cache set aside for it
 

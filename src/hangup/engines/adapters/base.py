@@ -91,6 +91,8 @@ class Adapter:
     disturbed = False
     # Where it cannot be asked: how long a place is kept after a hang-up.
     blind_hold_s = 0.25
+    # Somebody else's service: it has no slots, it refuses what is too much.
+    hosted = False
     # Where it is asked; "" if it cannot be.
     status_path = ""
     # Where it gets the key by which it is told to stop a call: the "header" X-Request-Id, a field of the "body", or "" nowhere.

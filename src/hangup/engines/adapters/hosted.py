@@ -9,6 +9,7 @@ from hangup.engines.adapters.base import Adapter, Facts, Get
 class _Hosted(Adapter):
     blind_hold_s = 0.0
     models_rest_s = 300.0
+    hosted = True
 
     async def inspect(self, get: Get) -> Facts:
         return Facts(hints=("a hosted API: what still runs after a hang-up is not told, and is billed",))

@@ -1,0 +1,72 @@
+"""What an answer's headers say about when the next call is welcome."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+# What is counted, and when it is counted anew: OpenAI's and Anthropic's names, which others have taken over.
+_WINDOWS = [
+    (b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests"),
+    (b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens"),
+    (b"anthropic-ratelimit-requests-remaining", b"anthropic-ratelimit-requests-reset"),
+    (b"anthropic-ratelimit-tokens-remaining", b"anthropic-ratelimit-tokens-reset"),
+]
+Fields = Mapping[bytes, bytes]
+
+
+def is_refusal(status: int, fields: Fields) -> bool:
+    """Whether an engine says that it has no room just now, rather than that something is wrong."""
+    return status in (429, 529) or (status == 503 and (b"retry-after" in fields or b"retry-after-ms" in fields))
+
+
+def come_back_s(fields: Fields, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float | None:
+    """In how many seconds a refused call may come back; None if nothing is said."""
+    milliseconds = _number(fields.get(b"retry-after-ms", b""))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = fields.get(b"retry-after", b"")
+    seconds = _number(value)
+    if seconds is not None or not value:
+        return seconds if seconds is not None else spent_s(fields, clock)
+    try:
+        until = parsedate_to_datetime(value.decode("latin-1"))
+    except (ValueError, TypeError):
+        return spent_s(fields, clock)
+    return max((until.replace(tzinfo=until.tzinfo or UTC) - clock()).total_seconds(), 0.0)
+
+
+def spent_s(fields: Fields, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float | None:
+    """Until a rate limit that is used up is counted anew; None if none is, as far as is said."""
+    waits = [_reset_s(fields.get(reset, b""), clock) for left, reset in _WINDOWS if fields.get(left, b"").strip() == b"0"]
+    known = [wait for wait in waits if wait is not None]
+    return max(known) if known else None
+
+
+def _reset_s(value: bytes, clock: Callable[[], datetime]) -> float | None:
+    """A duration as OpenAI writes it (`6m0s`, `120ms`), plain seconds, or a moment as Anthropic does."""
+    seconds = _number(value)
+    if seconds is not None:
+        return seconds
+    text = value.decode("latin-1").strip()
+    parts = _PART.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    try:
+        until = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return max((until.replace(tzinfo=until.tzinfo or UTC) - clock()).total_seconds(), 0.0)
+
+
+def _number(value: bytes) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if 0 <= number < math.inf else None
