@@ -349,7 +349,7 @@ class Exchange:
         assert self.backend is not None
         if head.status not in _FAILED_STATUSES:
             self.gateway.backend_succeeded(self.backend)
-        if self.backend.adapter.hosted and self.backend.has_key:
+        if self.backend.adapter.hosted and not self.backend.shown_client_key:
             self.gateway.pauses.answered(self.backend, head, self.limits.refusal_pause_s_max)
         self._body, self._value = b"", _NO_VALUE  # nothing is replayed any more
         if head.status == 101:

@@ -421,7 +421,7 @@ class Gateway:
         ticket, backend, limits = exchange.ticket, exchange.backend, exchange.limits
         if ticket is None or backend is None or exchange.call.attempts > limits.refusals_max:
             return False
-        if backend.adapter.hosted and not backend.has_key:
+        if backend.adapter.hosted and backend.shown_client_key:
             return False  # it is about the client's own key
         self.pauses.refused(backend, head, limits.refusal_pause_s_max)
         now = time.monotonic()

@@ -79,6 +79,9 @@ INFEASIBLE = _reason(
 RETRY_BUDGET = _reason("retry_budget", Outcome.SHED, 503, "Too many of the calls are retries.", False)
 TENANT_CONCURRENCY = _reason("concurrency_max", Outcome.SHED, 429, "This tenant has as many calls in progress as it may.")
 TENANT_TOKENS = _reason("tokens_per_minute", Outcome.SHED, 429, "This tenant has used its tokens for now.")
+BACKEND_PAUSED = _reason(
+    "backend_paused", Outcome.SHED, 503, "The backend refuses calls for longer than this one may wait; try again later."
+)
 QUEUE_TIME = _reason("queue_s", Outcome.SHED, 503, "No backend became free in time.")
 DRAINING = _reason("draining", Outcome.SHED, 503, "The gateway is shutting down.")
 NO_BACKEND = _reason("no_backend", Outcome.SHED, 503, "No backend is configured for this call.")

@@ -139,6 +139,8 @@ class Admission:
             return [Action(ticket, None, reasons.NO_BACKEND)]
         if not self.fleet.usable(ticket.tried, ticket.seats):
             return [Action(ticket, None, reasons.BACKENDS_CLOSED)]  # nothing that it could wait for is sure to come
+        if self.fleet.paused_until(ticket.seats) > min(ticket.queue_by, ticket.first_by, ticket.all_by):
+            return [Action(ticket, None, reasons.BACKEND_PAUSED)]
         self._pass_time(now)
         patience_s = self._patience(ticket, tenant, now)
         cold = self.fleet.is_cold(ticket.seats)  # nothing shows that engines queue: nobody is refused for a long line
@@ -528,4 +530,6 @@ class Admission:
             wait = tenant.allowance.wait_s(now)
         elif reason is reasons.BACKENDS_CLOSED:
             wait = _CLOSED_S
+        elif reason is reasons.BACKEND_PAUSED:
+            wait, most = self.fleet.paused_until(None) - now, math.inf
         return min(max(wait * (0.75 + 0.75 * self._jitter()), least), most)

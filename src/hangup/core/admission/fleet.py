@@ -336,6 +336,11 @@ class Fleet:
                 taken -= seat.in_flight
         return most, taken
 
+    def paused_until(self, seats: frozenset[str] | None) -> float:
+        """When the first of those that could take a call does so again; 0 if one does now."""
+        usable = [seat for seat in self._among(NOBODY, seats) if not seat.closed and not seat.drained]
+        return min((seat.paused_until if seat.paused else 0.0 for seat in usable), default=0.0)
+
     def is_cold(self, seats: frozenset[str] | None) -> bool:
         """Whether there is a seat of which nothing shows that calls would wait there."""
         return any(seat.is_open and seat.well for seat in self._among(NOBODY, seats))
