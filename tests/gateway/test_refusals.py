@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from support.raw import Client
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "ignore_eos": True, "stream": True}
-FULL = {"queue": 0, "full_status": 429, "prefill_s": 0.05, "token_s": 0.02}
+FULL: dict[str, Any] = {"queue": 0, "full_status": 429, "prefill_s": 0.05, "token_s": 0.02}
 
 
 async def burst(gateway: Gateway, count: int) -> list[bytes]:
