@@ -6,7 +6,7 @@ HANGUP_ENGINES_DIR ?= .engines
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-dashboard dashboard-picture fuzz check format bench judge lock docs clean
+.PHONY: help setup run demo test test-engines test-dashboard dashboard-picture fuzz check format bench judge lock docs clean chaos
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -64,6 +64,9 @@ format: $(VENV)/.setup-test  ## put the code into shape
 
 bench: $(VENV)/.setup-test  ## measure against nginx and the other gateways; see bench/README.md
 	PYTHONPATH=tests $(BIN)/python -m bench $(ARGS)
+
+chaos: $(VENV)/.setup-test  ## faults and load from a seed, on real processes; ARGS="--seed 7 --minutes 4 --actors kill,calls"
+	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
 
 judge: $(VENV)/.setup-test  ## AIPerf and GuideLLM judge direct, nginx, LiteLLM and hangup (installs 4 GB into bench/.envs); ARGS="--help"
 	PYTHONPATH=tests $(BIN)/python -m bench.judge $(ARGS)

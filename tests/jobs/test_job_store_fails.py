@@ -363,6 +363,7 @@ def test_an_engine_that_has_no_room_is_asked_again(tmp_path: Path) -> None:
             errand.exchange.end(reasons.COMPLETED)
             await soon(lambda: len(host.undertaken) == 2)
             assert time.monotonic() - asked_at >= 2
+            assert [entry.cause for entry in host.booked] == ["shed"], "it has completed nothing"
             answered(errand)
             await soon(lambda: board.care_for(job) is None)
             assert (await store.do(lambda: store.jobs.get(job.key))).status is Status.COMPLETED

@@ -219,7 +219,7 @@ class Runner:
             body, events = self._ears.result(errand, call)
             self._finish(errand, Item(what), body, events, entry)
         else:
-            self._host.book(entry)
+            self._host.book(_without_result(entry, call.reason))
             if what is After.AGAIN and not self._stopped:
                 self._again(errand, line)
             elif what is After.CANCELLED:
@@ -342,6 +342,11 @@ class Runner:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self._host.fault(error)
+
+
+def _without_result(entry: Entry, reason: Reason) -> Entry:
+    """An engine that had no room has completed nothing, though its answer was complete."""
+    return entry._replace(cause=Outcome.SHED.value) if reason.outcome is Outcome.COMPLETED else entry
 
 
 def _stopped_state(errand: Errand) -> Item:

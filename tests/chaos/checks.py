@@ -1,0 +1,172 @@
+"""What must be true at the end: every promise kept once, in the right shape, and billed once; and at rest nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import time
+from collections import Counter
+from typing import Any
+
+from chaos.client import Broken, request
+from chaos.load import Book, Promise
+from chaos.world import GatewayProcess, World
+
+_FILES_MORE, _MEMORY_MB_MAX = 12, 300
+_ENDED = ("completed", "failed", "cancelled", "expired")
+_LINE = {"id", "custom_id", "response", "error"}
+
+
+async def all_promises(world: World, book: Book, timeout_s: float) -> list[str]:
+    """Asked at either gateway; each must have ended."""
+    wrong: list[str] = []
+    until = time.monotonic() + timeout_s
+    ports = [gateway.port for gateway in world.gateways]
+    open_ones = list(book.promises.values())
+    while open_ones and time.monotonic() < until:
+        still = []
+        for n, promise in enumerate(open_ones):
+            problems = await _promise(ports[n % 2], promise)
+            if problems is None:
+                still.append(promise)
+            else:
+                wrong += problems
+        open_ones = still
+        if open_ones:
+            await asyncio.sleep(0.5)
+    return wrong + [f"{promise.id} ({promise.kind}, {promise.items} items) has not ended" for promise in open_ones]
+
+
+async def _promise(port: int, promise: Promise) -> list[str] | None:
+    """What is wrong with it; None if it has not ended."""
+    path = f"/v1/batches/{promise.id}" if promise.kind == "batch" else f"/v1/jobs/{promise.id}"
+    try:
+        answer = await request(port, "GET", path, timeout_s=30)
+    except (Broken, TimeoutError):
+        return None
+    if answer.status in (502, 503):
+        return None
+    if answer.status != 200:
+        return [f"{promise.id}: {answer.status} {answer.body[:100]!r}"]
+    job = answer.json()
+    if job["status"] not in _ENDED:
+        return None
+    allowed = ("completed", "cancelled") if promise.cancelled else ("completed",)
+    if job["status"] not in allowed:
+        return [f"{promise.id} ended as {job['status']} ({job.get('cause')})"]
+    if promise.kind == "call":
+        return _call(promise, job)
+    return await _batch(port, promise, job)
+
+
+def _call(promise: Promise, job: dict[str, Any]) -> list[str]:
+    if job["status"] == "cancelled":
+        return []
+    result = job["result"]
+    if type(result) is not dict or set(result) != {"status", "call", "body"} or result["status"] != 200:
+        return [f"{promise.id} has the result {str(result)[:200]}"]
+    body = result["body"]
+    if type(body) is str:
+        return [] if "data: [DONE]" in body else [f"{promise.id}: its stream has no end"]
+    if body["usage"]["completion_tokens"] != promise.tokens:
+        return [f"{promise.id}: {body['usage']} instead of {promise.tokens} tokens"]
+    return []
+
+
+async def _batch(port: int, promise: Promise, batch: dict[str, Any]) -> list[str]:
+    counts, lines = batch["request_counts"], []
+    for name in ("output_file_id", "error_file_id"):
+        if batch[name] is not None:
+            answer = await request(port, "GET", f"/v1/files/{batch[name]}/content", timeout_s=30)
+            lines += answer.body.splitlines()
+    try:
+        rows = [json.loads(line) for line in lines]
+    except ValueError:
+        return [f"{promise.id}: a line that is no JSON"]
+    if any(set(row) != _LINE for row in rows):
+        return [f"{promise.id}: a line of another shape"]
+    ids = [f"r{n}" for n in range(promise.items)]
+    if batch["status"] == "cancelled":
+        ids = ids[: len(rows)]  # perhaps before all its lines were known
+    if sorted(row["custom_id"] for row in rows) != sorted(ids):
+        return [f"{promise.id}: {len(rows)} lines of {promise.items}, {counts}"]
+    good = [row for row in rows if row["response"] is not None and row["response"]["status_code"] == 200]
+    if any(row["response"]["body"]["usage"]["completion_tokens"] != promise.tokens for row in good):
+        return [f"{promise.id}: an answer of another length"]
+    if not promise.cancelled and len(good) != promise.items:
+        bad = next(row for row in rows if row not in good)
+        return [f"{promise.id}: {promise.items - len(good)} failed, such as {json.dumps(bad)[:300]}"]
+    return []
+
+
+async def rest(world: World, timeout_s: float = 30.0) -> list[str]:
+    """Waits for everybody to be idle, and says what is not."""
+    until = time.monotonic() + timeout_s
+    while True:
+        wrong = [problem for gateway in world.gateways for problem in await asyncio.to_thread(_gateway_at_rest, world, gateway)]
+        for engine in (*world.sound, *world.shaky):
+            stats = await asyncio.to_thread(engine.process.stats)
+            if stats["running"] + stats["waiting"]:
+                wrong.append(f"{engine.name} still runs {stats['running']} and queues {stats['waiting']}")
+        if not wrong or time.monotonic() > until:
+            return wrong
+        await asyncio.sleep(0.5)
+
+
+def _gateway_at_rest(world: World, gateway: GatewayProcess) -> list[str]:
+    wrong, metrics = [], gateway.metrics()
+    for name, value in metrics.items():
+        left = name.startswith(("hangup_calls_live", "hangup_backend_in_flight", "hangup_queue_depth", "hangup_orphans"))
+        left = left or name.startswith(("hangup_jobs{", "hangup_job_items{", "hangup_backend_quarantined", "hangup_zombies{"))
+        if (left or name == "hangup_job_store_failing") and value:
+            wrong.append(f"{gateway.name}: {name} is {value:g}")
+    files, most = gateway.files(), world.files[gateway.name] + _FILES_MORE
+    if files > most:
+        wrong.append(f"{gateway.name} has {files} files open, {world.files[gateway.name]} at the start")
+    if gateway.memory_mb() > _MEMORY_MB_MAX:
+        wrong.append(f"{gateway.name} takes {gateway.memory_mb():.0f} MB")
+    return wrong
+
+
+def logs(world: World) -> list[str]:
+    """No bug of ours, and no sound engine was blamed for anything."""
+    wrong = []
+    sound = {engine.name for engine in world.sound}
+    for gateway in world.gateways:
+        wrong += [f"{gateway.name}: a traceback: {line}" for line in gateway.errors() if "Traceback" in line]
+        for row in gateway.log():
+            if row["event"] in ("fault", "reaper_fault"):
+                wrong.append(f"{gateway.name}: {row}")
+            blamed = row["event"] in ("zombie", "ladder", "orphans", "divergence") and row.get("backend") in sound
+            if blamed and row.get("step") not in ("well", "wait"):
+                wrong.append(f"{gateway.name} blames {row['backend']}: {row}")
+    return wrong
+
+
+def cuts(book: Book) -> list[str]:
+    """An answer may break off where its engine did, in the midst of an event; that call's line says so."""
+    wrong = []
+    for gateway, id in book.cut:
+        outcomes = [row["outcome"] for row in gateway.log() if row["event"] == "call" and row["id"] == id]
+        if outcomes != ["engine_failed"]:
+            wrong.append(f"{id} at {gateway.name} was cut off, nobody had killed it, and its line says {outcomes}")
+    return wrong
+
+
+def bills(world: World, book: Book, *, killed: bool) -> list[str]:
+    """Each item once, in one of the books; a killed gateway may have lost its last moment. The gateways have stopped."""
+    billed: Counter[str] = Counter()
+    for gateway in world.gateways:
+        with contextlib.closing(sqlite3.connect(gateway.ledger)) as db:
+            query = "SELECT model, sum(calls) FROM spent WHERE cause = 'completed' AND tokens_delivered > 0 GROUP BY model"
+            for model, calls in db.execute(query):
+                billed[model] += int(calls)
+    wrong = []
+    for promise in book.promises.values():
+        count = billed[promise.model]
+        few = count < promise.items and not killed and not promise.cancelled
+        if count > promise.items or few:
+            wrong.append(f"{promise.id}: {count} of {promise.items} items were billed")
+    return wrong

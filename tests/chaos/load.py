@@ -1,0 +1,236 @@
+"""Clients. Each keeps on until it is stopped, and writes down what it was promised and what it got."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.client import Broken, begin, request
+from chaos.world import GatewayProcess, World
+
+CHAT = "/v1/chat/completions"
+FORM = {"content_type": "multipart/form-data; boundary=chaos"}
+
+
+@dataclass
+class Promise:
+    """A job that was acknowledged."""
+
+    id: str
+    kind: str
+    model: str
+    items: int
+    tokens: int
+    cancelled: bool = False  # somebody asked for that, or let its lease run out
+
+
+@dataclass
+class Book:
+    promises: dict[str, Promise] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    cut: list[tuple[GatewayProcess, str]] = field(default_factory=list)  # answers that ended in their midst, and their calls
+    stopping: bool = False
+
+
+class Load:
+    def __init__(self, world: World, seed: int) -> None:
+        self.world = world
+        self.book = Book()
+        self._seed = seed
+        self._number = 0
+
+    def actors(self) -> dict[str, Any]:
+        return {
+            "streams": self.streams,
+            "whole": self.whole,
+            "hangups": self.hangups,
+            "calls": self.calls,
+            "batches": self.batches,
+            "readers": self.readers,
+        }
+
+    def _chance(self, who: str) -> random.Random:
+        return random.Random(f"{self._seed}-{who}")
+
+    def _model(self, kind: str) -> str:
+        self._number += 1
+        return f"{kind}{self._number}"
+
+    # Live calls
+
+    async def streams(self) -> None:
+        chance = self._chance("streams")
+        await self._several(4, lambda: self._stream(chance.choice(self.world.gateways), chance.randint(1, 60)), chance)
+
+    async def whole(self) -> None:
+        chance = self._chance("whole")
+        await self._several(3, lambda: self._whole(chance.choice(self.world.gateways), chance.randint(1, 40)), chance)
+
+    async def hangups(self) -> None:
+        chance = self._chance("hangups")
+        await self._several(3, lambda: self._hang_up(chance.choice(self.world.gateways), chance.random() * 0.5), chance)
+
+    async def _several(self, count: int, make: Any, chance: random.Random) -> None:
+        async def one() -> None:
+            while not self.book.stopping:
+                await make()
+                await asyncio.sleep(chance.random() * 0.15)
+
+        await asyncio.gather(*(one() for _ in range(count)))
+
+    async def _stream(self, gateway: GatewayProcess, tokens: int) -> None:
+        started, id = time.monotonic(), self._model("s")
+        asked = {"model": "live", "messages": [{"role": "user", "content": id}], "max_tokens": tokens, "stream": True}
+        try:
+            async with asyncio.timeout(120):
+                status, headers, pieces = await begin(gateway.port, "POST", CHAT, asked, x_request_id=id)
+                body = b"".join([piece async for piece in pieces])
+        except (Broken, TimeoutError) as error:
+            self._broken(gateway, started, "stream", id, error)
+            return
+        if headers.get("x-request-id", id) != id:
+            self.book.wrong.append(f"{id} got the answer to {headers['x-request-id']}")
+        if status != 200:
+            self._refused("stream", status, headers, body)
+        elif b"data: [DONE]" in body:
+            got = body.count(b'"content":"') - body.count(b'"content":""')
+            if got != tokens:
+                self.book.wrong.append(f"{id}: {got} tokens of {tokens}, and it says it is complete")
+            self.book.outcomes["stream complete"] += 1
+        elif b'"error"' in body:
+            self.book.outcomes["stream error event"] += 1
+        else:
+            self.book.wrong.append(f"{id}: a stream without an end: {body[-200:]!r}")
+
+    async def _whole(self, gateway: GatewayProcess, tokens: int) -> None:
+        started, id = time.monotonic(), self._model("w")
+        asked = {"model": "live", "messages": [{"role": "user", "content": id}], "max_tokens": tokens}
+        try:
+            answer = await request(gateway.port, "POST", CHAT, asked, 120, x_request_id=id)
+        except (Broken, TimeoutError) as error:
+            self._broken(gateway, started, "whole", id, error)
+            return
+        if answer.status != 200:
+            self._refused("whole", answer.status, answer.headers, answer.body)
+            return
+        got = answer.json()["usage"]["completion_tokens"]
+        if got != tokens:
+            self.book.wrong.append(f"{id}: {got} tokens of {tokens}")
+        self.book.outcomes["whole complete"] += 1
+
+    async def _hang_up(self, gateway: GatewayProcess, after_s: float) -> None:
+        asked = {"model": "left", "messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "stream": True}
+        try:
+            async with asyncio.timeout(after_s):
+                await request(gateway.port, "POST", CHAT, asked)
+        except (Broken, TimeoutError):
+            self.book.outcomes["left"] += 1
+
+    def _refused(self, what: str, status: int, headers: dict[str, str], body: bytes) -> None:
+        if status < 400 or status == 500 or b'"error"' not in body:
+            self.book.wrong.append(f"{what}: answered {status} {body[:200]!r}")
+        self.book.outcomes[f"{what} {status} {headers.get('x-hangup-reason', '?')}"] += 1
+
+    def _broken(self, gateway: GatewayProcess, started: float, what: str, id: str, error: Exception) -> None:
+        """Right if its gateway was killed or told to stop while it ran, or if it says what befell the engine."""
+        if isinstance(error, TimeoutError):
+            self.book.wrong.append(f"{what} at {gateway.name}: no end after 120 s")
+        elif not any(at >= started - 15 for at in gateway.deaths):
+            self.book.cut.append((gateway, id))
+        self.book.outcomes[f"{what} broken"] += 1
+
+    # Jobs
+
+    async def calls(self) -> None:
+        chance = self._chance("calls")
+        await self._several(3, lambda: self._call(chance), chance)
+
+    async def _call(self, chance: random.Random) -> None:
+        gateway, model, tokens = chance.choice(self.world.gateways), self._model("call"), chance.randint(1, 30)
+        asked = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": tokens}
+        asked["stream"] = chance.random() < 0.3
+        try:
+            answer = await request(gateway.port, "POST", CHAT, asked, 30, prefer="respond-async", x_hangup_lease="3600")
+        except (Broken, TimeoutError):
+            self.book.outcomes["call not acknowledged"] += 1
+            return
+        if answer.status != 202:
+            self._refused("call", answer.status, answer.headers, answer.body)
+            return
+        promise = Promise(answer.json()["id"], "call", model, 1, tokens)
+        self.book.promises[promise.id] = promise
+        self.book.outcomes["call acknowledged"] += 1
+        if chance.random() < 0.15:
+            await self._cancel(promise, chance, "DELETE", f"/v1/jobs/{promise.id}")
+
+    async def batches(self) -> None:
+        chance = self._chance("batches")
+        await self._several(2, lambda: self._batch(chance), chance)
+
+    async def _batch(self, chance: random.Random) -> None:
+        gateway, model = chance.choice(self.world.gateways), self._model("batch")
+        items, tokens = chance.randint(1, 40), chance.randint(1, 12)
+        await asyncio.sleep(chance.random())
+        body = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": tokens}
+        lines = [{"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": body} for n in range(items)]
+        try:
+            file = await request(gateway.port, "POST", "/v1/files", _form("\n".join(map(json.dumps, lines))), 30, **FORM)
+            if file.status != 200:
+                self._refused("file", file.status, file.headers, file.body)
+                return
+            asked = {"input_file_id": file.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
+            answer = await request(chance.choice(self.world.gateways).port, "POST", "/v1/batches", asked, 30)
+        except (Broken, TimeoutError):
+            self.book.outcomes["batch not acknowledged"] += 1
+            return
+        if answer.status != 200:
+            self._refused("batch", answer.status, answer.headers, answer.body)
+            return
+        promise = Promise(answer.json()["id"], "batch", model, items, tokens)
+        self.book.promises[promise.id] = promise
+        self.book.outcomes["batch acknowledged"] += 1
+        if chance.random() < 0.1:
+            await self._cancel(promise, chance, "POST", f"/v1/batches/{promise.id}/cancel")
+
+    async def _cancel(self, promise: Promise, chance: random.Random, method: str, path: str) -> None:
+        promise.cancelled = True
+        await asyncio.sleep(chance.random() * 0.5)
+        try:
+            answer = await request(chance.choice(self.world.gateways).port, method, path, timeout_s=40)
+            self.book.outcomes[f"cancel {answer.status}"] += 1
+        except (Broken, TimeoutError):
+            self.book.outcomes["cancel broken"] += 1
+
+    async def readers(self) -> None:
+        """Look at jobs, at either gateway, and listen to them."""
+        chance = self._chance("readers")
+
+        async def read() -> None:
+            calls = [promise for promise in self.book.promises.values() if promise.kind == "call"][-20:]
+            if not calls:
+                return
+            id, gateway = chance.choice(calls).id, chance.choice(self.world.gateways)
+            path = f"/v1/jobs/{id}/events" if chance.random() < 0.5 else f"/v1/jobs/{id}"
+            try:
+                answer = await request(gateway.port, "GET", path, timeout_s=20)
+            except (Broken, TimeoutError):
+                return
+            if answer.status in (404, 500):
+                self.book.wrong.append(f"{id} at {gateway.name}: {answer.status}")
+
+        await self._several(2, read, chance)
+
+
+def _form(content: str) -> bytes:
+    parts = [
+        '--chaos\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch',
+        f'--chaos\r\ncontent-disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n{content}',
+        "--chaos--\r\n",
+    ]
+    return "\r\n".join(parts).encode()
