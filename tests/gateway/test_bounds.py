@@ -259,3 +259,26 @@ def test_ollama_reads_keys_in_any_case(gateway: Gateway, engine: StandIn, key: s
     got = ask(gateway.address, "/api/chat", {"messages": [], key: {"num_predict": -2}})
     assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_field")
     assert len(engine.seen()) == before
+
+
+def test_the_log_takes_any_number() -> None:
+    """A line that cannot be written must not keep a call from its end."""
+    log = Log("none", 100)
+    log._out = cast(Any, _Disk(10**6))
+    log.event("drain", live=2**70, text="\ud800")
+    assert json.loads(log._lines.popleft())["live"] == 2**70
+
+
+def test_a_gateway_that_was_stopped_cuts_nobody_whose_tokens_wait() -> None:
+    """SIGSTOP for longer than gap_s: what the engine sent meanwhile is read before the time is judged."""
+    with (
+        StandIn(token_s=0.05) as engine,
+        Gateway(engine.url, gap_s=1, first_token_s=5) as gateway,
+        Client(gateway.address) as client,
+    ):
+        client.chat(stream=True, ignore_eos=True, max_tokens=100)
+        client.read_until(b"data:")
+        gateway.signal(signal.SIGSTOP)
+        time.sleep(3)  # time that passes for nobody but the engine
+        gateway.signal(signal.SIGCONT)
+        assert b"error" not in client.read_until(b"[DONE]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -66,6 +67,8 @@ async def prune(jobs: Jobs, request: Request) -> Answer:
     try:
         seconds = float(given)
     except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
         return 400, {"error": "ended_before_s: a number of seconds is needed"}
     return 200, {"pruned": await jobs.prune(max(seconds, 0.0), request.query_params.get("tenant"))}
 

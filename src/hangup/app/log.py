@@ -6,6 +6,7 @@ take in time is dropped, and counted.
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -74,7 +75,11 @@ class Log:
         if len(self._lines) >= self._lines_max:
             self.dropped += 1
             return
-        self._lines.append(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+        try:
+            line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+        except TypeError:  # a number beyond 64 bits, or half a character: an engine may say anything
+            line = json.dumps(record, default=str).encode() + b"\n"
+        self._lines.append(line)
         if not self._awake:
             self._awake = True
             self._wake.set()

@@ -20,6 +20,7 @@ from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.edge import sockets
+from hangup.edge.stall import CATCH_UP_S, LATE_S, StallWatch
 from hangup.errors import WireError
 from hangup.wire.body import LAST_CHUNK, Chunked, Counted, Decoder, chunk
 from hangup.wire.head import HEAD_END, RequestHead, has_bare_lf, without_empty_lines
@@ -100,9 +101,7 @@ class ClientConnection(asyncio.Protocol):
         "_loop",
         "_owner",
         "_scanned",
-        "_stall_size",
-        "_stall_timer",
-        "_stalled_since",
+        "_stall",
         "_timer",
         "_timer_at",
         "_tunnel",
@@ -140,9 +139,7 @@ class ClientConnection(asyncio.Protocol):
         self._due = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self._stalled_since = 0.0
-        self._stall_size = 0
+        self._stall: StallWatch | None = None
         self._tunnel: Callable[[bytes], None] | None = None
 
     def __repr__(self) -> str:
@@ -208,10 +205,10 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.state = State.CLOSED
-        for timer in (self._timer, self._stall_timer):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._stall_timer = None
+        for watch in (self._timer, self._stall):
+            if watch is not None:
+                watch.cancel()
+        self._timer = self._stall = None
         self._drop_body()
         if self.exchange is not None:
             self.exchange.client_left(_why_lost(exc))
@@ -219,26 +216,19 @@ class ClientConnection(asyncio.Protocol):
         self._owner.disconnected(self)
 
     def pause_writing(self) -> None:
-        self._stalled_since = self._loop.time()
-        self._stall_size = self.transport.get_write_buffer_size()
-        # From here on our own watch decides: the kernel would not tell a slow reader from a dead one.
-        limits = self._owner.limits
-        self._set_user_timeout(limits.write_stall_s + limits.client_silence_s)
-        wait = min(limits.write_stall_s, limits.client_silence_s)
-        self._stall_timer = self._loop.call_later(wait, self._check_stall)
+        self._stall = StallWatch(self._loop, self.transport, self._owner.limits, self._give_up)
         if self.exchange is not None:
             self.exchange.pause_engine()
 
     @property
     def stalled(self) -> bool:
         """Whether it has not read what was written."""
-        return self._stall_timer is not None
+        return self._stall is not None
 
     def resume_writing(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
-        self._set_user_timeout(self._owner.limits.client_silence_s)
+        if self._stall is not None:
+            self._stall.end()
+            self._stall = None
         if self.exchange is not None:
             self.exchange.resume_engine()
         elif self._close_after and self.state is State.IDLE:
@@ -504,7 +494,12 @@ class ClientConnection(asyncio.Protocol):
         self.set_due(min(self._loop.time() + self._owner.limits.body_idle_s, self._body_began_at + self.exchange.body_s))
 
     def _on_timer(self) -> None:
+        late = self._loop.time() - self._timer_at
         self._timer, self._timer_at = None, math.inf
+        if late > LATE_S:
+            self._timer_at = self._loop.time() + CATCH_UP_S
+            self._timer = self._loop.call_at(self._timer_at, self._on_timer)
+            return
         try:
             self._time_has_come()
         except Exception as error:
@@ -524,34 +519,10 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.transport.abort()  # it had its time to read the last words
 
-    def _check_stall(self) -> None:
-        """The client has not taken what we wrote: is it slow, has it stopped reading, or is its host gone?"""
-        self._stall_timer = None
-        now, limits = self._loop.time(), self._owner.limits
-        size = self.transport.get_write_buffer_size()
-        ack_age = sockets.seconds_since_ack(self.transport.get_extra_info("socket"))
-        if ack_age is not None and ack_age >= limits.client_silence_s:
-            self._give_up(reasons.CLIENT_SILENT)
-            return
-        if size < self._stall_size:
-            self._stalled_since, self._stall_size = now, size
-        left = self._stalled_since + limits.write_stall_s - now
-        if left <= 0:
-            self._give_up(reasons.CLIENT_STALLED)
-            return
-        if ack_age is not None:
-            left = min(left, limits.client_silence_s - ack_age)
-        self._stall_timer = self._loop.call_later(max(left, 0.01), self._check_stall)
-
     def _give_up(self, reason: Reason) -> None:
         if self.exchange is not None:
             self.exchange.client_left(reason)
         self.drop()
-
-    def _set_user_timeout(self, seconds: float) -> None:
-        sock = self.transport.get_extra_info("socket")
-        if sock is not None:
-            sockets.set_user_timeout(sock, seconds)
 
 
 _REASON_BY_STATUS = {

@@ -16,6 +16,7 @@ NOT_SENT_BYTES_MAX = 4096
 BACKLOG = 4096
 _TCP_NOTSENT_LOWAT = 25
 _LAST_ACK_RECV_OFFSET = 56  # of tcpi_last_ack_recv (milliseconds) in Linux's struct tcp_info
+_RETRANSMITS_OFFSET = 2  # of tcpi_retransmits there
 _ESTABLISHED, _CLOSE_WAIT = 1, 8  # of tcpi_state
 _LINGER_RESET = struct.pack("ii", 1, 0)
 
@@ -68,6 +69,16 @@ def seconds_since_ack(sock: Any) -> float | None:
         return None
     (milliseconds,) = struct.unpack_from("=I", info, _LAST_ACK_RECV_OFFSET)
     return float(milliseconds) / 1000
+
+
+def retransmits(sock: Any) -> bool:
+    """Whether something that was sent has gone unacknowledged for so long that it was sent again."""
+    if sys.platform != "linux" or sock is None:
+        return False
+    try:
+        return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[_RETRANSMITS_OFFSET])
+    except OSError:
+        return False
 
 
 def peer_left(sock: Any, half_close_is_hangup: bool) -> bool:

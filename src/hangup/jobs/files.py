@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -13,6 +14,7 @@ from hangup.jobs.http import Answer, Asked, Json
 from hangup.store.jobs import File
 
 _PAGE_MAX = 10_000
+_NOT_IN_A_NAME = re.compile(rb'[^\x20-\x7e]|["\\]')  # of a file, where a header quotes it
 
 Lines = Callable[[File, str], AsyncIterator[bytes]]
 
@@ -48,7 +50,7 @@ class Files:
 
     async def content(self, asked: Asked, id: str) -> Answer:
         file = await self._find(asked, id)
-        name = file.filename.encode("ascii", "replace").replace(b'"', b"").replace(b"\r", b"").replace(b"\n", b"")
+        name = _NOT_IN_A_NAME.sub(b"_", file.filename.encode("ascii", "replace"))
         headers = [(b"content-disposition", b'attachment; filename="' + name + b'"')]
         pieces = self._parts(file) if file.job is None else self._lines_of_job(file, asked.tenant)
         return Answer(content_type=b"application/octet-stream", headers=headers, pieces=pieces)
