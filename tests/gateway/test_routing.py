@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support import jobs
 from support.processes import Gateway, StandIn, get_json
 from support.raw import Answer, Client, ask
 from support.raw_engine import answer, raw_engine
@@ -189,6 +190,18 @@ def test_a_full_backend_blocks_no_call_for_another_model() -> None:
             assert get_json(f"{gateway.admin_url}/api/overview")["waiting"] == 4
 
 
+def test_items_of_a_batch_go_where_their_model_is() -> None:
+    with two() as (gateway, a, b):
+        sdk = jobs.client(gateway.url)
+        lines = [jobs.line(f"{at}", model=("alpha", "beta", "gamma")[at % 3]) for at in range(12)]
+        batch = jobs.wait_batch(sdk, jobs.start_batch(sdk, lines), "completed")
+        counts = batch.request_counts
+        assert (counts.completed, counts.failed) == (8, 4), "nobody has gamma"
+        assert asked(a) == {"alpha": 4} and asked(b) == {"beta": 4}
+        failed = jobs.results(sdk, batch.error_file_id)
+        assert {row["response"]["body"]["error"]["code"] for row in failed} == {"model_not_found"}
+
+
 class TestListing:
     def test_the_union(self) -> None:
         config = '[[alias]]\nname = "fast"\nmodel = "beta"\n'
@@ -225,6 +238,13 @@ class TestListing:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
         with raw_engine(answer(head + body)) as engine, Gateway(engine.url) as gateway:
             assert get(gateway, "/v1/models").body == body
+
+    def test_it_waits_behind_no_call(self) -> None:
+        with StandIn(slots=1, token_s=0.05) as engine, Gateway(engine.url, slots=1) as gateway, Client(gateway.address) as busy:
+            busy.chat(model="m", stream=True, max_tokens=2000, ignore_eos=True)
+            wait_until(lambda: engine.stats()["running"] == 1)
+            assert get(gateway, "/v1/models").json()["data"][0]["id"] == "standin"
+            assert engine.stats()["running"] == 1
 
     def test_backends_without_lists_are_asked(self) -> None:
         body = b'{"models":[]}'

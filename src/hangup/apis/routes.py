@@ -25,6 +25,7 @@ class Embeddings(Api):
 
 class Models(Api):
     name = "openai.models"
+    question = True
 
 
 class AnthropicModels(AnthropicErrors):

@@ -101,9 +101,7 @@ class Routing:
     # Where a call goes
 
     def finds(self, exchange: Exchange, *, asked: bool = False) -> bool:
-        """Whether the call goes to a backend now. Else it was answered, or refused, or will be back."""
-        if isinstance(exchange.api, Models) and self._answers_models:
-            return not self._answer_models(exchange)
+        """Whether the call goes to a backend now. Else it was refused, or will be back."""
         if exchange.ask is not None:
             exchange.wanted = exchange.ask.model
         elif self._reads_bodies:
@@ -176,16 +174,17 @@ class Routing:
 
     # The models there are
 
-    def _answer_models(self, exchange: Exchange) -> bool:
-        """GET /v1/models of all backends; False if none of them has a list, so that one of them must answer."""
+    def answers(self, exchange: Exchange) -> bool:
+        """GET /v1/models, answered for all backends; False if it is for one of them to answer."""
         head = exchange.head
-        assert head is not None
+        if not self._answers_models or not isinstance(exchange.api, Models) or head is None:
+            return False
         anthropic = b"anthropic-version" in head.fields
         if anthropic:
             exchange.api = ANTHROPIC_MODELS
         rows = self.rows(exchange.api.family)
         if not rows:
-            return False
+            return False  # none of them has a list
         name = unquote(head.path.removeprefix("/v1/models").removeprefix("/"))
         if name and name not in rows:
             exchange.end(reasons.MODEL_NOT_FOUND, self._unknown(name, exchange.api.family))
