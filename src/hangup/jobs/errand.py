@@ -17,6 +17,9 @@ from hangup.store.jobs import Claim
 _RETRY_AFTER = re.compile(rb"\r\nretry-after: *([0-9]{1,5}) *\r\n", re.IGNORECASE)
 
 
+_LATE_S = 0.25  # a timer that is later than this says that the process stood still
+
+
 class Exchange(Protocol):
     """The call that runs an errand."""
 
@@ -49,6 +52,8 @@ class Errand:
         self._loop = loop
         self._owner = owner
         self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf
+        self._excused = False  # its time was up, and it was us who had stood still
 
     def __repr__(self) -> str:
         return f"<errand {self.claim.job} {self.claim.n}>"
@@ -107,10 +112,17 @@ class Errand:
     def set_due(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._due = due
         self._timer = self._loop.call_at(due, self._on_timer) if due < math.inf else None
 
     def _on_timer(self) -> None:
         self._timer = None
+        late = self._loop.time() - self._due > _LATE_S
+        if late and not self._excused:  # we stood still: what the engine sent meanwhile is read first
+            self._excused = True
+            self.set_due(self._loop.time() + _LATE_S)
+            return
+        self._excused = False
         if self.exchange is not None:
             self.exchange.on_due()
 
