@@ -103,6 +103,28 @@ class TestClaimedBeforeItIsKnown:
         asyncio.run(run())
 
 
+def test_a_large_answer_is_kept_as_it_came() -> None:
+    """Byte by byte, so that it is not written anew while everybody waits; one with line ends must be on one line, though."""
+
+    async def run() -> None:
+        host, store = FakeGateway(), JobStore("")
+        async with open_board(store, host) as board:
+            job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(2), window_s=600)
+            await soon(lambda: len(host.undertaken) == 2)
+            numbers = b"[" + b"0.10000000000000000000001," * 10_000 + b"1]"
+            one, two = host.undertaken
+            answered(one, b'{"a":%b}' % numbers)
+            answered(two, b'{"a":\n%b}' % numbers)
+            await soon(lambda: board.care_for(job) is None)
+            first, second = await store.do(lambda: store.jobs.results(job.key, 0, 10))
+            assert numbers in (first.body or b"") and json.loads(first.body or b"")["custom_id"] == "c0"
+            assert (second.body or b"").count(b"\n") == 1 and len(
+                json.loads(second.body or b"")["response"]["body"]["a"]
+            ) == 10_001
+
+    asyncio.run(run())
+
+
 class TestTakenForDead:
     def test_what_it_had_runs_again_and_nothing_is_cancelled(self, tmp_path: Path) -> None:
         """What another gateway does to one that it takes for dead is done to one that lives."""

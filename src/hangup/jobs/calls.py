@@ -15,7 +15,7 @@ from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.jobs import Cause, Kind, Status
 from hangup.errors import Refusal
-from hangup.jobs.batches import body_of
+from hangup.jobs.batches import kept_body
 from hangup.jobs.board import Board
 from hangup.jobs.errand import Errand
 from hangup.jobs.feed import Event, Feed
@@ -139,7 +139,7 @@ class Calls:
 
     def result(self, job: Job, errand: Errand, call: Call) -> bytes:
         stream = bool(job.about["stream"]) and call.status == 200
-        body: Any = errand.body.decode("utf-8", "replace") if stream else body_of(errand)
+        body: Any = errand.body.decode("utf-8", "replace") if stream else kept_body(errand)
         return orjson.dumps({"status": call.status, "call": call.id, "body": body})
 
     def listen(self, job: Job, errand: Errand, feed: Feed) -> Callable[[bytes], None]:

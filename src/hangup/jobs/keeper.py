@@ -128,7 +128,10 @@ class Keeper:
             if self.failing:
                 self.failing = False
                 self._host.told("job_store_works")
-                self._works()
+                try:
+                    self._works()
+                except Exception as error:
+                    self._host.fault(error)
 
     async def _pause(self) -> None:
         try:

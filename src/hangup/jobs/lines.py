@@ -96,7 +96,7 @@ class Lines:
         if body.get("background"):
             raise Problem("invalid_request", "A batch's requests are in the background anyhow.", "body.background")
         try:
-            jsonbody.check_depth(line, body)
+            jsonbody.check_depth(line, body, self._limits.json_depth_max)
             written = orjson.dumps(body)
             check(self._api, self._endpoint, written, body, self._limits)
         except Refusal as refusal:

@@ -74,10 +74,10 @@ def decode(body: bytes, structure: Structure | None, elements_max: int, depth_ma
     return value
 
 
-def check_depth(text: bytes, value: Any) -> None:
-    """Refuses what is nested deeper than can be written again. `value` is what was read from `text`."""
-    if text.count(b"{") + text.count(b"[") > DEPTH_MAX:
-        _count_keys(value, DEPTH_MAX)
+def check_depth(text: bytes, value: Any, depth_max: int = DEPTH_MAX) -> None:
+    """Refuses what is nested deeper than that. `value` is what was read from `text`."""
+    if text.count(b"{") + text.count(b"[") > depth_max:
+        _count_keys(value, depth_max)
 
 
 def counted(body: bytes, elements_max: int) -> Structure:
