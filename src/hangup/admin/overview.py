@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from hangup import __version__
 from hangup.admin import calls
 from hangup.admin.view import View
+from hangup.core.account import ZOMBIE
 from hangup.core.call import Call
 from hangup.core.reasons import Outcome
 
@@ -40,7 +41,7 @@ def overview(view: View) -> dict[str, Any]:
             refusals[cause] += count
     fates: Counter[str] = Counter()
     for (_, _, fate), count in ledger.tokens.items():
-        fates[fate] += count
+        fates["wasted" if fate == ZOMBIE else fate] += count
     phases = Counter(phase.value for phase in view.phases())
     return {
         "version": __version__,

@@ -53,7 +53,7 @@ from hangup.app.uploads import Uploads
 from hangup.app.visit import Visit
 from hangup.config import Limits, Settings
 from hangup.core import reasons
-from hangup.core.account import FREE, Price, entry
+from hangup.core.account import FREE, Price, entry, saved
 from hangup.core.admission import Action, Admission, Terms, Ticket
 from hangup.core.call import Call, Phase
 from hangup.core.ledger import Ledger
@@ -482,6 +482,8 @@ class Gateway:
         if ticket is not None and ticket.reading:
             leftover.reading_s = backend.seat.estimates.first_token.predict(ticket.work, now)
         leftover.abort_sent = abort_sent
+        leftover.tenant, leftover.model = call.tenant, call.model
+        leftover.cause = (call.outcome or Outcome.ENGINE_FAILED).value
         call.leftovers += (leftover,)
         if slot is not None:
             backend.pinned -= 1
@@ -565,6 +567,9 @@ class Gateway:
     def _settle(self, exchange: Exchange, ticket: Ticket | None) -> None:
         """Whoever it was for hears of its end, and what it cost is booked."""
         call = exchange.call
+        if exchange.leftover is not None:
+            engine_s, expected, price = self._cost(call, ticket)
+            exchange.leftover.saved = saved(call, expected, price.of(engine_s, call.tokens_out))
         if exchange.passage is not None:
             exchange.passage.over()
         if exchange.errand is not None:
@@ -572,11 +577,16 @@ class Gateway:
         elif self.store is not None and (call.sent_at is not None or call.outcome is not Outcome.COMPLETED):
             self.store.book(call, *self._cost(call, ticket))  # what we answered ourselves cost nothing
 
+    def price_of(self, backend: str) -> Price:
+        return self._prices.get(backend, FREE)
+
     def _cost(self, call: Call, ticket: Ticket | None) -> tuple[float, float, Price]:
         """Its share of the engine's time, how long such answers are on average, and the price."""
         if ticket is None or ticket.tenant is None:
             return 0.0, 0.0, FREE
-        expected = 0.0 if call.engine_finished else ticket.tenant.predict(ticket.output_max) * ticket.choices
+        lengths = None if call.engine_finished else ticket.tenant.lengths(ticket.output_max)
+        known = lengths is not None and lengths.known  # before that, nobody can tell what the rest would have been
+        expected = ticket.tenant.predict(ticket.output_max) * ticket.choices if known else 0.0
         return ticket.engine_s, expected, self._prices.get(call.backend, FREE)
 
     def _free(self, ticket: Ticket, call: Call, leftover: Leftover | None, steady: bool) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 
 import orjson
 
+from hangup.app.afterlives import Afterlives
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.config import Limits
-from hangup.core.account import nobodys
+from hangup.core.account import ZOMBIE
 from hangup.core.call import Call
 from hangup.core.divergence import Divergence, Finding, Sample, Terms
 from hangup.core.engine_count import EngineCount
@@ -41,6 +42,7 @@ class Watched:
     counters: counters.Counters | None = None
     busy: float | None = None
     ask_in: int = 0  # looks to be left out
+    afterlives: Afterlives | None = None
     alone_since: float = -1.0  # the call-seconds of a backend without a call, when it was last asked; -1 with calls
 
     @property
@@ -88,7 +90,7 @@ class Monitor:
         seen, unseen = self._tokens()
         for backend in backends:
             self._judge(backend, seen[backend.name], unseen[backend.name], now)
-            self._settle(backend, seen[backend.name])
+            self._settle(backend, seen[backend.name], unseen[backend.name], now)
 
     async def _ask(self, backend: Backend) -> None:
         limits = self.gateway.limits
@@ -100,10 +102,14 @@ class Monitor:
         else:
             found = await counters.ask(backend, limits)
             watched.ask_in = 0 if found is not None else _ASK_AGAIN
-            self._note(backend.name, watched, found)
+            if (found is None or found.running is None) and (told := self.gateway.reaper.told(backend)) is not None:
+                # What it told the reaper will do, where it has no page of metrics.
+                found = counters.Counters(found.tokens if found is not None else told.tokens, float(told.running))
+                watched.ask_in = 0
+            self._note(backend.name, watched, found, shared=backend.settings.shared)
         watched.busy = await busy(backend, watched.counters, limits.health_timeout_s)
 
-    def _note(self, name: str, watched: Watched, found: counters.Counters | None) -> None:
+    def _note(self, name: str, watched: Watched, found: counters.Counters | None, *, shared: bool) -> None:
         watched.counters = found
         if found is None or found.tokens is None:
             watched.count.lost_sight()
@@ -111,15 +117,15 @@ class Monitor:
         before = watched.count.computed
         if watched.count.note(found.tokens):
             watched.alarm.restarted(time.monotonic())
-        if self.gateway.store is not None and before is not None:
+        if self.gateway.store is not None and before is not None and not shared:
             self.gateway.store.computed(name, (watched.count.computed or 0) - before)
 
     def _tokens(self) -> tuple[Counter[str], Counter[str]]:
         """Tokens that came, per backend; and those that live calls may have had without our seeing them."""
         seen: Counter[str] = Counter()
         unseen: Counter[str] = Counter()
-        for (_, backend, _), count in self.gateway.ledger.tokens.items():
-            seen[backend] += count
+        for (_, backend, fate), count in self.gateway.ledger.tokens.items():
+            seen[backend] += count if fate != ZOMBIE else 0
         for exchange in self.gateway.calls.values():
             seen[exchange.call.backend] += exchange.call.tokens_out
             ticket = exchange.ticket
@@ -136,22 +142,34 @@ class Monitor:
         time_of = backend.seat.time
         time_of.pass_until(now)
         sample = Sample(watched.computed, watched.busy, seen, unseen, time_of.call_s, time_of.busy_s)
+        if backend.settings.shared:  # what others make it do says nothing about us
+            sample = sample._replace(computed=None, busy=None)
+        else:
+            zombies = len(self.gateway.reaper.haunting(backend, now))
+            by_itself = watched.busy is not None and backend.settings.busy_from == "engine"
+            sample = sample._replace(zombies=zombies, runs=bool(by_itself and watched.busy), textless=self._textless(backend))
         change = watched.alarm.observe(sample, now)
         if change is not None:
             self._tell(backend.name, watched.alarm.finding)
 
-    def _settle(self, backend: Backend, seen: int) -> None:
-        """When neither side has anything at work, what the engine's count and the books differ by gets its name."""
+    def _textless(self, backend: Backend) -> bool:
+        """Whether it has calls that give no tokens, such as embeddings: then tokens per second say nothing."""
+        live = (e for e in self.gateway.calls.values() if e.backend is backend)
+        return any(exchange.ask is None for exchange in live)
+
+    def _settle(self, backend: Backend, seen: int, unseen: int, now: float) -> None:
+        """What the engine's count and the books differ by gets its name: as soon as it is known whose it can be, or when
+        neither side has anything at work. Of what an engine computes that others use as well, nothing can be said."""
         watched = self.watched.get(backend.name)
-        if watched is None or watched.computed is None or watched.counters is None or watched.counters.running != 0:
+        if watched is None or backend.settings.shared:
             return
-        if backend.seat.time.count or backend.seat.time.call_s != watched.alone_since:
-            return  # a call came and went while we asked
-        if self.gateway.store is not None:
-            found = watched.count.settle(seen)
-            if found.nobodys:
-                self.gateway.store.add(nobodys(backend.name, found.nobodys))
-            self.gateway.store.uncounted(backend.name, found.uncounted)
+        afterlives = watched.afterlives = watched.afterlives or Afterlives(now, backend.seat.time.busy_s)
+        count = watched.count if watched.computed is not None else None
+        afterlives.look(self.gateway, backend, count, seen + unseen, now)
+        if count is None or watched.counters is None or watched.counters.running != 0:
+            return
+        if not backend.seat.time.count and backend.seat.time.call_s == watched.alone_since:  # else a call came and went
+            afterlives.rest(self.gateway, backend, count, seen, now)
 
     def _tell(self, backend: str, finding: Finding | None) -> None:
         told: dict[str, Any] = {"backend": backend, "state": "raised" if finding else "ended"}

@@ -62,10 +62,9 @@ class Account:
         if not got or not tokens:
             self.engine_wasted_s += engine_s
             self.money_wasted += money
-        if outcome in _SPARING and call.sent_at is not None and not call.engine_finished:
-            saved = max(int(predicted_tokens) - tokens, 0)
-            self.tokens_saved += saved
-            self.money_saved += saved * money / tokens if tokens else 0.0
+        spared, spared_money = saved(call, predicted_tokens, money)
+        self.tokens_saved += spared
+        self.money_saved += spared_money
 
     def add(self, other: Account) -> None:
         for name in self.__slots__:
@@ -75,6 +74,14 @@ class Account:
         """The same, had nobody got anything of it."""
         wasted = self.tokens_wasted + self.tokens_delivered
         return replace(self, tokens_delivered=0, tokens_wasted=wasted, engine_wasted_s=self.engine_s, money_wasted=self.money)
+
+
+def saved(call: Call, predicted_tokens: float, money: float) -> tuple[int, float]:
+    """Tokens and money that the call's end has spared, if its engine stopped."""
+    if call.outcome not in _SPARING or call.sent_at is None or call.engine_finished:
+        return 0, 0.0
+    tokens = max(int(predicted_tokens) - call.tokens_out, 0)
+    return tokens, tokens * money / call.tokens_out if call.tokens_out else 0.0
 
 
 class Entry(NamedTuple):

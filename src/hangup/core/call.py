@@ -167,7 +167,11 @@ class Call:
     @property
     def tokens_after_end(self) -> int | None:
         """Tokens that the engine computed after the call's end; None as long as nobody has told."""
-        return 0 if self.engine_finished or self.sent_at is None else None
+        if self.engine_finished or self.sent_at is None:
+            return 0
+        told = [left.tokens_after for left in self.leftovers]
+        known = [tokens for tokens in told if tokens is not None]
+        return sum(known) if known else None
 
     @property
     def moved_at(self) -> float | None:

@@ -1,12 +1,15 @@
 """The divergence alarm: an engine that is busy, and too little comes of it.
 
-Two signals, per backend:
+Per backend:
 
 - *exact*, where the engine counts its tokens: how far its counter has run ahead of the tokens that we saw come. An engine
   that counts late (at a call's end) falls behind and catches up again; so what counts is not that the lead grows but that
   it grows beyond the highest it has ever been.
 - *statistical*, where we only know that it is busy: busy while it has no call of ours, or fewer tokens per busy second
   than it has shown to give with as many calls in flight, or with fewer.
+
+Two more need no figures but what the engine says it runs: it *runs* something all the time while it has no call of ours at all,
+or the reaper has found *zombies* in it, all the time. So a wedge, which yields nothing, is seen as well.
 
 An idle engine proves nothing, a warm-up is waited out, and a verdict must hold for a while before it counts, and be gone
 for a while before it is taken back.
@@ -23,6 +26,7 @@ _WARM_UP_S = 120.0  # after a start or a restart
 _LEARN_S = 300.0  # busy seconds before a baseline is believed
 _MEMORY_S = 1800.0  # busy seconds over which a baseline follows
 _ALONE_MAX = 0.5  # share of the window in which an engine may be busy without a call of ours
+_ALONE_SURE = 0.95  # the same, where the engine itself says that it runs something: this is no matter of degree
 _TOKENS_MIN = 100  # a lead smaller than this is never worth an alarm
 _BUSY_MIN = 0.5  # share of the window in which an engine must have been busy to be judged
 
@@ -42,11 +46,16 @@ class Sample(NamedTuple):
     unseen: int  # tokens that calls in flight may have had without our seeing them: whole answers on their way
     call_s: float  # seconds of all calls that it had, added up so far
     served_s: float  # seconds in which it had any call, so far
+    zombies: int = 0  # calls that it has not let go of
+    runs: bool = False  # it says that it runs something
+    textless: bool = False  # for calls that give no tokens
 
 
 class Finding(NamedTuple):
-    signal: str  # exact | statistical
-    excess: float  # exact: tokens for nobody in the window; statistical: the missing share of the usual yield
+    signal: str  # exact | statistical | zombies | alone
+    # exact: tokens for nobody in the window; statistical: the missing share of the usual yield; zombies: how many; alone: the
+    # share of the window in which it ran something and had no call of ours
+    excess: float
 
 
 class _Tick(NamedTuple):
@@ -57,6 +66,9 @@ class _Tick(NamedTuple):
     busy_s: float  # since the tick before
     call_s: float  # so far
     served_s: float  # so far
+    zombies: int
+    runs: bool
+    textless: bool
 
 
 class Divergence:
@@ -80,13 +92,27 @@ class Divergence:
         if self._ticks and not _follows(sample.computed, self._ticks[-1].computed):
             self.restarted(now)
         self._take(sample, now)
-        return self._settle(self._statistical(now) if sample.computed is None else self._exact(sample), now)
+        found = self._exact(sample) if sample.computed is not None else None
+        found = found or self._haunted() or (self._statistical(now) if sample.computed is None else None)
+        return self._settle(found, now)
+
+    def _haunted(self) -> Finding | None:
+        """By what it runs, in every look of a whole window."""
+        first, last = self._ticks[0], self._ticks[-1]
+        span_s = last.at - first.at
+        if span_s < self.terms.window_s:
+            return None
+        if all(tick.zombies for tick in self._ticks):
+            return Finding("zombies", float(last.zombies))
+        alone = 1 - (last.served_s - first.served_s) / span_s
+        return Finding("alone", alone) if alone >= _ALONE_SURE and all(tick.runs for tick in self._ticks) else None
 
     def _take(self, sample: Sample, now: float) -> None:
         ticks = self._ticks
         busy_s = (sample.busy or 0.0) * (now - ticks[-1].at) if ticks else 0.0
         lead = (sample.computed or 0) - sample.seen
-        ticks.append(_Tick(now, lead, sample.computed, sample.seen, busy_s, sample.call_s, sample.served_s))
+        tick = _Tick(now, lead, sample.computed, sample.seen, busy_s, sample.call_s, sample.served_s, *sample[6:])
+        ticks.append(tick)
         while len(ticks) > 2 and ticks[1].at <= now - self.terms.window_s:
             self._high = max(self._high, ticks.popleft().lead)
 
@@ -107,7 +133,7 @@ class Divergence:
         alone_s = busy_s - (last.served_s - first.served_s)
         if alone_s > _ALONE_MAX * span_s and self._baseline:
             return Finding("statistical", alone_s / span_s)
-        if busy_s < _BUSY_MIN * span_s:
+        if busy_s < _BUSY_MIN * span_s or any(tick.textless for tick in self._ticks):
             return None
         rate = (last.seen - first.seen) / busy_s
         level = round(2 * math.log2(1 + (last.call_s - first.call_s) / span_s))

@@ -46,6 +46,14 @@ class EngineCount:
         """It could not be asked: when it can be again, it may have begun anew, even if its count does not show that."""
         self._may_have_lost = True
 
+    def ahead(self, seen: int) -> int:
+        """Tokens that were computed, did not come, and have no name yet; less than 0 while it counts late."""
+        return (self.computed or 0) - seen - self._squared
+
+    def name(self, tokens: int) -> None:
+        """So many of them have got theirs."""
+        self._squared += tokens
+
     def settle(self, seen: int) -> Settled:
         """Nothing is at work on either side, and `seen` tokens have come in all: whatever differs gets its name, once.
 

@@ -34,7 +34,7 @@ class Ledger:
     """The gateway's books. `record` is called once for each call, at its end."""
 
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # route, outcome, cause
-    tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # tenant, backend, delivered | wasted
+    tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # tenant, backend, delivered | wasted | zombie
     first_token_s: Histogram = field(default_factory=Histogram)
     total_s: Histogram = field(default_factory=Histogram)
     queue_s: Histogram = field(default_factory=Histogram)

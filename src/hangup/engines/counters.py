@@ -22,6 +22,7 @@ _TOKENS = (
     "sglang:generation_tokens_total",
     "llamacpp:tokens_predicted_total",
     "tgi_request_generated_tokens_sum",
+    "lmdeploy:generation_tokens_total",
     "hangup_engine_tokens_total",
     "standin_tokens_total",
 )
@@ -30,6 +31,8 @@ _RUNNING = (
     "sglang:num_running_reqs",
     "llamacpp:requests_processing",
     "tgi_batch_current_size",
+    "lmdeploy:num_requests_running",
+    "trtllm_num_requests_running",
     "hangup_engine_running",
     "standin_running",
 )
@@ -50,7 +53,9 @@ async def ask(backend: Backend, limits: Limits) -> Counters | None:
     if backend.adapter.disturbed:
         await _for_a_quiet_moment(backend)
     try:
-        answer = await fetch(backend, "GET", PATH, timeout_s=limits.health_timeout_s)
+        status_path = backend.adapter.status_path
+        path = status_path if status_path.endswith("metrics") else PATH
+        answer = await fetch(backend, "GET", path, timeout_s=limits.health_timeout_s)
     except EngineFault:
         return None
     found = read(answer.body) if answer.head.status == 200 else Counters(None, None)

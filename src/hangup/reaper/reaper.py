@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hangup.core.reaper import Fate, Leftover
+from hangup.core.reaper import Fate, Leftover, Status
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
 from hangup.reaper.watch import Books, Host, Watch
@@ -73,6 +73,18 @@ class Reaper:
         for backend in list(self._watches):
             await self.forget(backend)
 
+    def haunting(self, backend: Backend, since: float) -> list[Leftover]:
+        """What a backend did not let go of at any time since then."""
+        watch = self._watches.get(backend)
+        now = watch.book.zombies if watch is not None else []
+        stories = [left for name, left in self.books.zombies if name == backend.name and left.fate is not Fate.ZOMBIE]
+        return now + [left for left in stories if left.released_at is not None and left.released_at >= since]
+
+    def told(self, backend: Backend) -> Status | None:
+        """What a backend last said that it runs."""
+        watch = self._watches.get(backend)
+        return watch.status if watch is not None else None
+
     def view(self) -> list[BackendView]:
         return [_view(watch) for watch in self._watches.values()]
 
@@ -85,7 +97,7 @@ class Reaper:
 
 
 def _zombie(backend: str, left: Leftover) -> Zombie:
-    return Zombie(left.call_id, backend, left.slot, left.at, left.tokens_since, left.aborts, left.fate, left.released_at)
+    return Zombie(left.call_id, backend, left.slot, left.at, left.tokens_after, left.aborts, left.fate, left.released_at)
 
 
 def _view(watch: Watch) -> BackendView:

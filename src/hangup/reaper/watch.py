@@ -348,7 +348,8 @@ class Watch:
             if how == "verified":
                 self._books.release_s.observe(now - left.at)
             if left.zombie_since is not None:
-                self._tell("zombie_gone", id=left.call_id, slot=left.slot, after_s=round(now - left.at, 3))
+                after_s = round(now - left.at, 3)
+                self._tell("zombie_gone", id=left.call_id, slot=left.slot, after_s=after_s, tokens=left.tokens_after)
             self._host.let_go(self.backend, left)
 
     def _name_zombies(self) -> None:

@@ -44,18 +44,23 @@ class Leftover:
         "abort_sent",
         "aborts",
         "at",
+        "booked",
         "call_id",
+        "cause",
         "choices",
         "figures",
         "grace_s",
         "key",
+        "model",
         "place",
         "reading_s",
         "released",
         "released_at",
+        "saved",
         "silent",
         "slot",
         "task",
+        "tenant",
         "tokens",
         "tokens_now",
         "when_gone",
@@ -76,6 +81,9 @@ class Leftover:
         self.silent = False  # it had sent nothing yet
         self.reading_s: float | None = None  # how long its prompt takes to be read, if that is known
         self.figures: tuple[object, ...] | None = None  # the engine's first ones after its end
+        self.tenant = self.model = self.cause = ""  # whose it was, and how its call ended
+        self.booked = 0  # tokens since its end that are in the ledger
+        self.saved: tuple[int, float] = (0, 0.0)  # tokens and money that its end was thought to have saved
         self.abort_sent = False  # by id, at its end
         self.aborts = 0  # sent after the first
         self.task = ""
@@ -104,6 +112,11 @@ class Leftover:
     def tokens_since(self) -> int | None:
         """Computed since its end, as far as the engine tells."""
         return None if self.tokens_now is None else max(0, self.tokens_now - self.tokens)
+
+    @property
+    def tokens_after(self) -> int | None:
+        """The same, or what was booked to it where the engine tells no more than a sum; None when nothing is known."""
+        return self.tokens_since if self.tokens_since is not None else self.booked or None
 
 
 class Book:

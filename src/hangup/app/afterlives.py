@@ -1,0 +1,70 @@
+"""Books what engines compute for calls that are over, as it is learned: to whom it belongs, and what it costs."""
+
+from __future__ import annotations
+
+from hangup.app.gateway import Gateway
+from hangup.core import afterlife
+from hangup.core.account import ZOMBIE, nobodys
+from hangup.core.engine_count import EngineCount
+from hangup.core.reaper import Leftover
+from hangup.engines.backend import Backend
+
+
+class Afterlives:
+    """One backend's."""
+
+    def __init__(self, now: float, busy_s: float) -> None:
+        self._looked_at, self._busy_s = now, busy_s  # then, and how long it had had live calls
+        self._rested_at = now
+
+    def look(self, gateway: Gateway, backend: Backend, count: EngineCount | None, seen: int, now: float) -> None:
+        """`count` is None where the engine counts no tokens; `seen` are all that came, or may have come unseen."""
+        since, before = self._looked_at, self._busy_s
+        self._looked_at, self._busy_s = now, backend.seat.time.busy_s
+        owners = gateway.reaper.haunting(backend, since)
+        if not owners:
+            return
+        tokens = None
+        if count is not None:
+            tokens = max(count.ahead(seen), 0)
+            count.name(tokens)
+        alone_s = max(now - since - (self._busy_s - before), 0.0)
+        self._book(gateway, backend, owners, tokens, alone_s, since, now)
+
+    def rest(self, gateway: Gateway, backend: Backend, count: EngineCount, seen: int, now: float) -> None:
+        """Neither side has anything at work: what is left over belongs to those that ended since the last rest, if any did."""
+        found = count.settle(seen)
+        since, self._rested_at = self._rested_at, now
+        if gateway.store is None:
+            return
+        gateway.store.uncounted(backend.name, found.uncounted)
+        if not found.nobodys:
+            return
+        ended = [left for call in gateway.ended_calls for left in call.leftovers if call.backend == backend.name]
+        owners = [left for left in ended if left.at >= since]
+        if owners:
+            self._book(gateway, backend, owners, found.nobodys, 0.0, since, now)
+        else:
+            gateway.store.add(nobodys(backend.name, found.nobodys))
+
+    def _book(
+        self,
+        gateway: Gateway,
+        backend: Backend,
+        owners: list[Leftover],
+        tokens: int | None,
+        alone_s: float,
+        since: float,
+        now: float,
+    ) -> None:
+        price = gateway.price_of(backend.name)
+        for part in afterlife.share(owners, tokens, alone_s, since, now):
+            left = part.left
+            left.booked += part.tokens
+            gateway.ledger.tokens[left.tenant, backend.name, ZOMBIE] += part.tokens
+            if gateway.store is None:
+                continue
+            if any(left.saved) and left.zombie_since is not None:
+                gateway.store.add(afterlife.not_saved(backend.name, left))
+            if part.tokens or part.engine_s:
+                gateway.store.add(afterlife.entry(backend.name, part, price))
