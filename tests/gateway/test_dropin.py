@@ -113,6 +113,7 @@ class TestQuestions:
             for path, body in (("/tokenize", b'{"prompt":"a b"}'), ("/v1/messages/count_tokens", b'{"messages":[]}')):
                 assert ask(gateway.address, path, body).status == 200
             assert get(gateway, "/version").status == 200
+            assert get(gateway, "/v1/models").status == 200
             assert engine.stats()["running"] == 1
             assert in_flight(gateway) == 1
 
@@ -227,6 +228,15 @@ class TestRefused:
     def test_allowed_as_the_message_says(self, engine: StandIn) -> None:
         with Gateway(config=f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/metrics"\n') as gateway:
             assert b"standin_tokens_total" in get(gateway, "/metrics").body
+
+    def test_a_get_that_was_allowed_takes_no_place(self) -> None:
+        with StandIn(slots=1, token_s=0.02) as engine:
+            config = f'slots = 1\n[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/metrics"\n'
+            with Gateway(config=config) as gateway, Client(gateway.address) as busy:
+                busy.chat(stream=True, ignore_eos=True)
+                busy.read_until(b'"content":" ')
+                assert get(gateway, "/metrics").status == 200
+                assert in_flight(gateway) == 1
 
 
 def form(file: bytes, **fields: str) -> tuple[bytes, str]:

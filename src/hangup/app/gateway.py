@@ -21,7 +21,7 @@ from typing import Any
 
 from hangup.apis.base import Ask, Json
 from hangup.apis.engine_paths import HEALTH
-from hangup.apis.routes import Route, Router
+from hangup.apis.routes import PassThrough, Route, Router
 from hangup.app import stranded
 from hangup.app.actions import ActionLoop
 from hangup.app.carried import Carried
@@ -278,7 +278,9 @@ class Gateway:
             return Visit.begin(exchange, connection, self.desk)
         if route.api.media:
             self.uploads.hold(exchange, head, self.limits.media_held_bytes_max)
-        return Question(exchange) if route.api.question else exchange
+        if route.api.question or (isinstance(route.api, PassThrough) and head.method in ("GET", "HEAD")):
+            return Question(exchange)  # it is no inference, so it takes no place
+        return exchange
 
     def defers(self, exchange: Exchange, ask: Ask, body: bytes, value: Json) -> bool:
         """Whether the client will not wait for this call: then it is a job from here on."""
