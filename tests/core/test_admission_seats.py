@@ -124,6 +124,20 @@ def test_a_job_makes_way_only_for_a_call_that_can_take_its_place() -> None:
     assert job in made.jobs.running
 
 
+def test_a_place_that_gets_free_elsewhere_helps_nobody() -> None:
+    """A call ended on b and its engine may go on; that place is no reason to let one who waits for a wait behind a job."""
+    made = admission(slots=2, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
+    gone = Ticket("gone", seats=B)
+    made.arrive(gone, "t", 0.0)
+    made.end(gone, 0.1, hold=True)
+    job = Ticket("job", seats=A, job=True)
+    assert started(made.arrive(job, "t", 0.2)) == [("job", "a")]
+    made.first_token(job, 0.3)
+    made.arrive(Ticket("a0", seats=A), "t", 100.0)
+    assert refused(made.arrive(Ticket("a1", seats=A), "t", 100.0)) == [("job", "yielded")]
+    assert made.arrive(Ticket("a2", seats=A), "t", 100.0) == [], "nobody is left who could make way"
+
+
 def test_what_seats_can_answer_changes_under_those_who_wait() -> None:
     made = admission()
     running = Ticket("a0", seats=A)

@@ -7,6 +7,7 @@ counted here. They get what is idle, and leave room for live calls that may come
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from hangup.config import Limits
 from hangup.core.admission.estimates import Peak
@@ -88,18 +89,25 @@ class JobLine(Queue):
     def make_way(self, queue: Queue) -> list[Ticket]:
         """One job for each live call that stays in line, unless a place is about to get free for it anyway."""
         fleet = self._fleet
-        lacking = queue.count - len(self.yielding) - sum(seat.held for seat in fleet.seats if seat.well)
-        if lacking <= 0:
+        coming = Counter({seat: seat.held for seat in fleet.seats if seat.well and seat.held})
+        coming.update(job.seat for job in self.yielding if job.seat is not None)
+        if queue.count <= coming.total() and queue.waited_for() == {None}:
             return []
         # Those whose end makes room; the one that started last has the least to lose.
         could = [(job, job.seat) for job in self.running if job.seat is not None and job.seat.has_room_without(job)]
         told: list[Ticket] = []
-        for waiting in queue:
+        for waiting in queue if could else ():
             seats, tried = waiting.seats, waiting.tried
+            soon = next((seat for seat in coming if fleet.takes(seat, tried, seats)), None)
+            if soon is not None:
+                coming[soon] -= 1
+                if not coming[soon]:
+                    del coming[soon]
+                continue
             at = next((at for at in reversed(range(len(could))) if fleet.takes(could[at][1], tried, seats)), None)
             if at is not None:
                 told.append(could.pop(at)[0])
-            if len(told) == lacking or not could:
+            if not could:
                 break
         return self._tell(told)
 
