@@ -221,6 +221,45 @@ def test_the_pump_ends_at_the_cap(name: str, data: st.DataObject) -> None:
         assert given == b"[DONE]" or isinstance(json.loads(given or b""), dict), "what is added is whole events"
 
 
+def choice(index: int, text: str = "", finish: str | None = None) -> Json:
+    return {"index": index, "delta": {"content": text} if text else {}, "finish_reason": finish}
+
+
+@given(data=st.data())
+def test_several_choices(data: st.DataObject) -> None:
+    """They end at different times, and may share an event; whether all have ended is known to the last."""
+    count = data.draw(st.integers(2, 4))
+    some = st.sets(st.integers(0, count - 1), min_size=1)
+    rounds = data.draw(st.lists(some, max_size=20))
+    ends = data.draw(st.permutations(range(count)))
+    missing = data.draw(st.booleans())
+    made: list[list[Json]] = []
+    open_choices, tokens = set(range(count)), 0
+    for number, drawn in enumerate(rounds):
+        if number % 3 == 2 and len(open_choices) > 1:
+            gone = next(index for index in ends if index in open_choices)
+            open_choices.discard(gone)
+            made.append([choice(gone, finish="stop")])
+        speaking = sorted(drawn & open_choices)
+        tokens += len(speaking)
+        spoken = [choice(index, "a") for index in speaking]
+        made += [spoken] if data.draw(st.booleans()) else [[each] for each in spoken]
+    last = sorted(open_choices)[1 if missing else 0 :]
+    made += [[choice(index, finish="stop")] for index in last]
+    wire = [sse({"id": "c", "choices": choices}) for choices in made if choices]
+    api = OpenAIChat()
+    asked = api.read(CHAT, {"messages": [], "stream": True, "n": count}, Limits(), True)
+    side = Side()
+    relay = StreamRelay(side, Chunked(), api, asked)
+    joined = data.draw(st.integers(1, 4))
+    for at in range(0, len(wire), joined):
+        relay.feed(b"".join(chunk(event) for event in wire[at : at + joined]))
+    relay.feed(LAST)
+    assert bytes(side.received) == b"".join(wire)
+    assert side.call.tokens_out == tokens
+    assert side.reason is not None and side.reason.code == ("engine_truncated" if missing else "completed")
+
+
 class TestToldInEveryEvent:
     """Engines that put several tokens into an event, and tell how many there were: speculation, `stream_interval`."""
 

@@ -207,6 +207,7 @@ class StreamRelay(Relay):
         "_moved",
         "_needle",
         "_open",
+        "_open_field",
         "_token_end",
         "_tokens_max",
         "_usage",
@@ -225,10 +226,10 @@ class StreamRelay(Relay):
         self._tokens_max = ask.tokens_max
         # How an event with a token is known without parsing it, once one was seen: what stands before its text, and before
         # one that is empty; and what shows that it is not the last.
-        self._needle = self._empty = self._open = b""
+        self._needle = self._empty = self._open = self._open_field = b""
         self._each = b""  # what stands in each event, so that they can be counted
         self._before = _NEVER  # how the last one that was parsed begins
-        self._frame = 0  # the bytes that such events have in common
+        self._frame = 0  # the bytes that such events have in common; 0: they must be counted
         self._token_end = _NEVER  # how a chunk ends that ends in an event with a token
         self._fast_end = _NEVER  # the same, while the fast way is open
         # What the events that were parsed have told
@@ -264,16 +265,19 @@ class StreamRelay(Relay):
         self._fast_end = self._token_end if self._aligned() else _NEVER
 
     def _count_chunks(self, data: bytes) -> int:
-        """The events in a read of whole chunks, if each has a token; 0 is no verdict, only the slow way."""
+        """The tokens in a read of whole chunks, if each event has one; 0 is no verdict, only the slow way."""
         if not is_whole_chunks(data):
             return 0
         events = data.count(self._each)
-        return events if data.count(self._needle) - data.count(self._empty) >= events else 0
+        texts = data.count(self._needle) - data.count(self._empty)
+        if self._ask.choices > 1:  # one event may have several texts, and none that ends an answer may be missed
+            return texts if texts >= events == data.count(self._open_field) else 0
+        return events if texts >= events else 0
 
     def _aligned(self) -> bool:
         """No chunk and no event is open, and the engine's chunks suit the client as they are."""
         between = isinstance(self.decoder, Chunked) and self.decoder.between_chunks and not self._carry
-        return between and self._history is None and self._ask.choices == 1 and self.joint.client.http11
+        return between and self._history is None and self.joint.client.http11
 
     def take(self, payload: bytes) -> None:
         text = self._carry + payload
@@ -381,13 +385,15 @@ class StreamRelay(Relay):
         if not needle or (api.open_marks and not shown):
             return
         self._needle, self._open = needle, shown
+        self._open_field = shown[: shown.find(b":") + 1]
         self._empty = needle + b'"' if needle.endswith(b'"') else _NEVER
         self._each = shown or self._end
         start = event.index(needle) + len(needle)
         at = event.rindex(shown) if shown else _end_of_text(event, start)
         self._token_end = event[at:] + self._end + b"\r\n"
         self._before = event[:start]
-        self._frame = len(self._before) + len(self._token_end)
+        if self._ask.choices == 1:  # else one event may have the texts of several
+            self._frame = len(self._before) + len(self._token_end)
 
     def _remember(self, whole: bytes) -> None:
         if self._history is not None:
