@@ -138,6 +138,20 @@ def test_a_place_that_gets_free_elsewhere_helps_nobody() -> None:
     assert made.arrive(Ticket("a2", seats=A), "t", 100.0) == [], "nobody is left who could make way"
 
 
+def test_what_is_held_back_on_a_full_backend_closes_no_other() -> None:
+    """A place of each ten is for the higher band; nine tenths of all places are on a."""
+    made = Admission(LIMITS, [Seat("a", 90), Seat("b", 10)], lambda: 0.5)
+    made.configure(replace(LIMITS, hold_back_share=0.1), {"vip": Terms(band=Band.HIGH)})
+    for at in range(90):
+        assert started(made.arrive(Ticket(f"vip{at}", seats=A), "vip", 0.0)) == [(f"vip{at}", "a")]
+    assert made.arrive(Ticket("a", seats=A), "t", 0.0) == []
+    others = [Ticket(f"b{at}", seats=B) for at in range(10)]
+    assert [started(made.arrive(ticket, "t", 0.0)) for ticket in others] == [[(f"b{at}", "b")] for at in range(9)] + [[]]
+    assert made.end(others[0], 1.0) and others[9].seat is not None, "whoever waits for b goes on when b gets free"
+    made.arrive(Ticket("vip", seats=B), "vip", 1.1)
+    assert made.fleet.seats[1].in_flight == 10, "the last place was kept for it"
+
+
 def test_what_seats_can_answer_changes_under_those_who_wait() -> None:
     made = admission()
     running = Ticket("a0", seats=A)

@@ -114,7 +114,7 @@ class Admission:
         wanted = self.queue.wanted() if self.queue.count else NOBODY
         if wanted is not None:
             seat = self.fleet.best(ticket.kv, wanted, ticket.seats)
-            if seat is not None and not self._held(tenant):
+            if seat is not None and not self._held(tenant, ticket.seats):
                 if self._too_late(ticket, seat, 0.0, now):
                     return [Action(ticket, None, reasons.INFEASIBLE)]
                 self.queue.lift(tenant)
@@ -342,12 +342,11 @@ class Admission:
             if ticket is None:
                 break
             assert ticket.tenant is not None
-            if self._held(ticket.tenant):
-                break
-            seat = fleet.best(ticket.kv, ticket.tried | kept, ticket.seats)
+            held = self._held(ticket.tenant, ticket.seats)
+            seat = fleet.best(ticket.kv, ticket.tried | kept, ticket.seats) if not held else None
             if seat is not None:
                 self._leave_line(ticket, seat, now, actions)
-            elif aside is None and ticket.kv and fleet.best(0, ticket.tried, ticket.seats) is not None:
+            elif aside is None and ticket.kv and not held and fleet.best(0, ticket.tried, ticket.seats) is not None:
                 queue.set_aside(ticket, now)
             elif ticket.where is ANYWHERE:
                 break
@@ -462,13 +461,13 @@ class Admission:
         need = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
         return min(need, int(self.fleet.smallest_cache * _CACHE_SHARE_MAX))
 
-    def _held(self, tenant: Tenant) -> bool:
+    def _held(self, tenant: Tenant, seats: frozenset[str] | None) -> bool:
         """Whether what is free is held back for higher bands: a share of what is known to exist, never of a guess."""
         share = self._held_back[tenant.terms.band]
         if share <= 0:
             return False
-        capacity = self.fleet.capacity
-        return capacity is not None and self.fleet.in_flight >= math.ceil(capacity * (1 - share))
+        in_flight, capacity = self.fleet.load_of(seats)
+        return capacity is not None and in_flight >= math.ceil(capacity * (1 - share))
 
     def _too_late(self, ticket: Ticket, seat: Seat | None, wait_s: float, now: float) -> bool:
         """Whether the answer would not reach its client in time, as far as can be known."""

@@ -354,6 +354,15 @@ class Fleet:
             self._capacity = None if None in parts else sum(part for part in parts if part is not None)
         return self._capacity
 
+    def load_of(self, seats: frozenset[str] | None) -> tuple[int, int | None]:
+        """How many calls these seats have, and how many they can run, if that is known."""
+        if seats is None:
+            return self.in_flight, self.capacity
+        among = [seat for seat in self._among(NOBODY, seats) if seat.well]
+        parts = [seat.capacity for seat in among]
+        known = None if None in parts else sum(part for part in parts if part is not None)
+        return sum(seat.in_flight for seat in among), known
+
     def takes(self, seat: Seat, tried: frozenset[str], seats: frozenset[str] | None = None) -> bool:
         """Whether such a call would be sent there if there were room."""
         if seat.retired or seat.name in tried or (seats is not None and seat.name not in seats):
