@@ -126,6 +126,7 @@ class Calls:
             "started_at": job.begun,
             "cancelling_at": job.cancelling,
             "ended_at": job.ended,
+            "release": self._board.runner.release_of(job.key),
             "lease": {
                 "seconds": job.lease_s,
                 "left": round(lease.left_s(asyncio.get_running_loop().time()), 1) if lease else None,

@@ -88,6 +88,7 @@ class Overview:
             "lease_left_s": round(care.lease.left_s(self._now()), 1) if care is not None and care.lease is not None else None,
             "items": items(job.tally, self._board.runner.running_of(job.key)),
             "bytes": job.bytes,
+            "release": self._board.runner.release_of(job.key),
             "problems": job.about.get("problems"),
         }
 

@@ -92,7 +92,7 @@ class Responses:
         if rows and rows[0].body is not None:
             stored: Json = orjson.loads(rows[0].body)
             return stored
-        return _made(job)
+        return _made(job, self._board.runner.release_of(job.key))
 
     async def _events(self, job: Job, seen: int) -> AsyncIterator[bytes]:
         last = seen
@@ -162,7 +162,7 @@ def _ours(job: Job, response: Any) -> Json:
     return {**response, "id": job.id, "background": True} if type(response) is dict else _failed(job, response)
 
 
-def _made(job: Job) -> Json:
+def _made(job: Job, release: str | None = None) -> Json:
     """A response that the engine has not made, or not to its end."""
     running = "in_progress" if job.tally.claimed or job.status is Status.CANCELLING else "queued"
     return {
@@ -176,7 +176,7 @@ def _made(job: Job) -> Json:
         "output": [],
         "usage": None,
         **job.about["request"],
-        "hangup": {"status": job.status, "cause": job.cause or None, "lease_s": job.lease_s},
+        "hangup": {"status": job.status, "cause": job.cause or None, "lease_s": job.lease_s, "release": release},
     }
 
 

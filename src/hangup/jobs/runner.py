@@ -22,7 +22,7 @@ from hangup.core import reasons
 from hangup.core.account import Entry
 from hangup.core.call import Call
 from hangup.core.jobs import After, Item, after
-from hangup.core.reaper import Leftover
+from hangup.core.reaper import Fate, Leftover
 from hangup.core.reasons import Outcome, Reason
 from hangup.jobs.errand import Errand
 from hangup.jobs.keeper import Ended, Keeper
@@ -32,6 +32,7 @@ from hangup.store.jobs import Job, JobStore
 _IN_LINE = 2  # of a tenant's items in the gateway's line: enough that a free place never waits for us
 _HAND_MIN, _HAND_MAX = 8, 256  # items claimed and not sent
 _HAND_BYTES_MAX = 8 * 1024 * 1024
+_RELEASES_MAX = 10_000  # cancelled jobs of which it is remembered how their engines let go
 _AFTER_MAX_S = 600.0  # what an engine may ask for with `retry-after`
 _AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0  # pause before an item is tried again; it doubles
 
@@ -102,6 +103,7 @@ class Runner:
         self._ears = ears
         self._loop = loop
         self._lines: dict[str, _Line] = {}
+        self._releases: dict[int, Fate] = {}  # of cancelled jobs, the latest last
         self._errands: dict[int, dict[int, Errand]] = {}  # all that we have claimed, by job and item
         self._pausing: dict[Errand, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -246,7 +248,20 @@ class Runner:
         if leftover is None:
             self._finish(errand, state)
         else:
-            leftover.when_gone = partial(self._finish, errand, state)
+            leftover.when_gone = partial(self._gone, errand, state, leftover)
+
+    def _gone(self, errand: Errand, state: Item, leftover: Leftover) -> None:
+        key, worst = errand.claim.key, list(Fate)
+        known = self._releases.pop(key, leftover.fate)
+        self._releases[key] = max(known, leftover.fate, key=worst.index)
+        while len(self._releases) > _RELEASES_MAX:
+            del self._releases[next(iter(self._releases))]
+        self._finish(errand, state)
+
+    def release_of(self, key: int) -> str | None:
+        """How engines let go of what was cancelled of a job: the worst of it. None if nothing ran, or that was long ago."""
+        fate = self._releases.get(key)
+        return fate.value if fate is not None else None
 
     def _withdraw(self, errand: Errand) -> None:
         """It is not sent, whatever it waits for."""
