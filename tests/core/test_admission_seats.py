@@ -114,6 +114,19 @@ def test_jobs_run_where_no_live_call_wants_to() -> None:
     assert made.arrive(Ticket("job2", seats=A, job=True), "t", 0.1) == []
 
 
+def test_jobs_run_on_an_idle_backend_beside_a_full_one() -> None:
+    made = Admission(LIMITS, [Seat("a", 90), Seat("b", 10)], lambda: 0.5)
+    for at in range(90):
+        made.arrive(Ticket(at, seats=A), "t", 0.0)
+    jobs = [Ticket(f"job{at}", seats=B, job=True) for at in range(10)]
+    for job in jobs:
+        for ticket, seat, _ in made.arrive(job, "t", 0.1):
+            assert seat is not None
+            made.first_token(ticket, 0.1)
+    running = sum(job.seat is not None for job in jobs)
+    assert 5 <= running < 10, "but for what is kept for live calls"
+
+
 def test_a_job_makes_way_only_for_a_call_that_can_take_its_place() -> None:
     made = admission(slots=2, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
     job = Ticket("job", seats=B, job=True)

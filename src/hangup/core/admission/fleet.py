@@ -325,8 +325,11 @@ class Fleet:
             return best if best is not None and best.well else None
         return self._look_past(kv, alone)
 
-    def places(self) -> tuple[int, int]:
-        """How many calls the seats in use can run, and how many they have."""
+    def places(self, seats: frozenset[str] | None = None) -> tuple[int, int]:
+        """How many calls the seats in use can run, and how many they have; of these seats, or of all."""
+        if seats is not None:
+            among = [seat for seat in self._among(NOBODY, seats) if seat.well]
+            return sum(seat.known for seat in among), sum(seat.in_flight for seat in among)
         most, taken = self.limit, self.in_flight
         for seat in self._odd:
             most -= seat.counted

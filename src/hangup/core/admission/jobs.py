@@ -76,8 +76,9 @@ class JobLine(Queue):
             return None
         if not seat.slots and not peak:  # jobs alone show what the engine can do; for a live call that comes one makes way
             return seat if seat.in_flight < seat.known or seat.limiter.one_more(seat.in_flight, now) else None
-        most, taken = self._fleet.places()
-        headroom = max(self._kept_free(most, peak), peak - live)
+        most, taken = self._fleet.places(seats)
+        # Where the peak was is not known: some backends keep free no more than their share, and jobs there make way.
+        headroom = max(self._kept_free(most, peak), peak - live if seats is None else 0)
         return seat if seat.in_flight < seat.known and most - taken - 1 >= headroom else None
 
     def _kept_free(self, most: int, peak: int) -> int:
