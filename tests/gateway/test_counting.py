@@ -260,6 +260,30 @@ def test_several_choices(data: st.DataObject) -> None:
     assert side.reason is not None and side.reason.code == ("engine_truncated" if missing else "completed")
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_several_prompts_of_llamacpp(missing: int) -> None:
+    """Its streams have no [DONE]: each answer has an end of its own."""
+    api = LlamaCppCompletion()
+    asked = api.read("/completion", {"prompt": [[1], [2]], "stream": True}, Limits(), True)
+    side = Side()
+    relay = StreamRelay(side, Chunked(), api, asked)
+    for stop in (False, True):
+        for index in range(2 - missing * stop):
+            relay.feed(chunk(sse({"index": index, "content": "" if stop else "a", "stop": stop})))
+    relay.feed(LAST)
+    assert side.reason is not None and side.reason.code == ("engine_truncated" if missing else "completed")
+
+
+def test_an_error_that_is_none() -> None:
+    asked = OpenAIChat().read(CHAT, {"messages": [], "stream": True}, Limits(), True)
+    side = Side()
+    relay = StreamRelay(side, Chunked(), OpenAIChat(), asked)
+    for finish in (None, "stop"):
+        relay.feed(chunk(sse({"id": "c", "error": "", "choices": [choice(0, "a", finish)]})))
+    relay.feed(chunk(DONE) + LAST)
+    assert side.reason is not None and side.reason.code == "completed"
+
+
 class TestToldInEveryEvent:
     """Engines that put several tokens into an event, and tell how many there were: speculation, `stream_interval`."""
 

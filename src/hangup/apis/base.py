@@ -222,7 +222,7 @@ class Api:
 
     def ended(self, event: Json) -> list[int]:
         """The choices, by their index, whose answers end with this event."""
-        return [0] if self.is_last(event) else []
+        return [event.get("index") or 0] if self.is_last(event) else []
 
     def given_up(self, event: Json) -> str | None:
         """What an engine says that has given the answer up, though the stream ends as if it were complete."""
@@ -231,7 +231,7 @@ class Api:
     def failure(self, event: Json) -> Failure | None:
         """The error in which an engine says that it failed after its 200."""
         error = event.get("error")
-        if error is None:
+        if not error:  # some write it into every event
             return None
         status = error.get("code") if type(error) is dict else None
         return Failure(status if type(status) is int and 400 <= status < 600 else 502, event)
