@@ -17,7 +17,7 @@ class Behaviour:
     queue: int = 64  # waiting calls; more are answered `full_status`
     full_status: int = 503  # 429: as hosted APIs answer
     retry_after_s: float = 0.0  # told with it; 0 tells nothing
-    prefill_s: float = 0.05
+    prefill_s: float = 0.05  # of each call, however many others read their prompts at the same time
     prefill_token_s: float = 0.0  # added for each token of the prompt
     token_s: float = 0.02  # the time of one step, in which every running call gets one token
     answer_tokens: int = 64  # length of an answer that meets no cap
