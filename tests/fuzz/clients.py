@@ -40,7 +40,8 @@ def odd_answer(address: tuple[str, int], number: int) -> list[str]:
     """A good call that gets an odd answer from the engine."""
     dice = Dice(number)
     with contextlib.suppress(ConnectionError), Client(address) as client:
-        client.chat({"X-Request-Id": f"fz-{number}"}, **dice.chat(number))
+        path, value = dice.good_call(number)
+        client.post(path, value, {"X-Request-Id": f"fz-{number}"})
         if dice.maybe(0.2):
             with contextlib.suppress(TimeoutError):
                 client.sock.settimeout(0.01)
@@ -49,6 +50,43 @@ def odd_answer(address: tuple[str, int], number: int) -> list[str]:
             return []
         return _answered(client, number)
     return []
+
+
+def batch_job(address: tuple[str, int], number: int) -> list[str]:
+    """A file of odd lines, and a batch of it: what is taken must come to an end."""
+    dice = Dice(number)
+    lines = dice.batch_lines(number)
+    form = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
+    form += b'content-disposition: form-data; name="file"; filename="f"\r\n\r\n' + lines + b"\r\n--b--\r\n"
+    with Client(address) as client:
+        client.sock.settimeout(_PATIENCE_S)
+        head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(form)}\r\n".encode()
+        client.send(head + b"Content-Type: multipart/form-data; boundary=b\r\n\r\n" + form)
+        got = client.read_answer()
+        if got.status != 200:
+            return [] if got.status < 500 else [f"job {number}: {got.status} {got.body[:200]!r}"]
+        asked = {"input_file_id": got.json()["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        client.post("/v1/batches", asked)
+        got = client.read_answer()
+        return [] if got.status < 500 else [f"job {number}: {got.status} {got.body[:200]!r}"]
+
+
+def wrong_results(address: tuple[str, int]) -> list[str]:
+    """When all batches are over: do their counts add up, and does each result say whose it is?"""
+    found = []
+    with Client(address) as client:
+        client.sock.settimeout(_PATIENCE_S)
+        client.send(b"GET /v1/batches?limit=100 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for batch in client.read_answer().json()["data"]:
+            counts = batch["request_counts"]
+            if batch["status"] == "completed" and counts["completed"] + counts["failed"] != counts["total"]:
+                found.append(f"batch {batch['id']}: counts {counts}")
+            for name in ("output_file_id", "error_file_id"):
+                if batch.get(name):
+                    client.send(f"GET /v1/files/{batch[name]}/content HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                    rows = [json.loads(line) for line in client.read_answer().body.splitlines()]
+                    found += [f"batch {batch['id']}: a result of nobody: {row}" for row in rows if not row.get("custom_id")]
+    return found
 
 
 def checked_call(address: tuple[str, int], number: int) -> list[str]:

@@ -152,6 +152,27 @@ class Dice(random.Random):
             asked["n"] = self.randint(1, 3)
         return asked
 
+    def good_call(self, number: int) -> tuple[str, dict[str, Any]]:
+        """A call to any API, with its number in the prompt."""
+        asked, word = self.chat(number), f"case-{number}."
+        rest = {name: asked[name] for name in ("model", "stream", "max_tokens", "n") if name in asked}
+        small = {name: value for name, value in rest.items() if name != "n"}
+        return self.choice(
+            [
+                ("/v1/chat/completions", asked),
+                ("/v1/chat/completions", asked),
+                ("/v1/completions", {**rest, "prompt": word}),
+                ("/v1/messages", {"max_tokens": 9, **small, "messages": asked["messages"]}),
+                ("/v1/responses", {"model": "m", "stream": rest.get("stream", False), "input": word}),
+                ("/api/chat", {"model": "m", "messages": asked["messages"], "stream": self.maybe(0.5)}),
+                ("/api/generate", {"model": "m", "prompt": word}),
+                ("/generate", {"inputs": word, "parameters": {}}),
+                ("/generate_stream", {"inputs": word}),
+                ("/generate", {"text": word, "stream": self.maybe(0.5)}),
+                ("/completion", {"prompt": word, "stream": self.maybe(0.5)}),
+            ]
+        )
+
     def odd_body(self, number: int) -> bytes:
         asked = self.chat(number)
         for _ in range(self.randint(0, 3)):
@@ -230,15 +251,10 @@ class Dice(random.Random):
         """A stream of chat events, more or less."""
         if (kept := self.kept("events")) is not None:
             return kept
-        base: dict[str, Any] = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
         rows: list[bytes] = []
+        shape = self.choice(["chat", "chat", "completion", "anthropic", "responses", "ollama", "tgi", "llamacpp", "sglang"])
         for n in range(self.randint(0, 12)):
-            delta: dict[str, Any] = {"content": f"odd-{number} " if n % 2 else self.choice(WORDS)}
-            finish = self.choice([None, None, None, "stop", "length", "abort", 5])
-            event: Any = {
-                **base,
-                "choices": [{"index": self.choice([0, 0, 0, 1, -1, None]), "delta": delta, "finish_reason": finish}],
-            }
+            event: Any = self.event(shape, f"odd-{number} " if n % 2 else self.choice(WORDS), n)
             if self.maybe(0.2):
                 event["usage"] = self.choice(
                     [None, {"completion_tokens": self.choice(NUMBERS), "prompt_tokens": self.value()}, 5]
@@ -255,11 +271,81 @@ class Dice(random.Random):
         data = b"".join(rows)
         return self.mutilated(data) if self.maybe(0.3) else data
 
+    def event(self, shape: str, text: str, n: int) -> dict[str, Any]:
+        """One of the n-th place in a stream of that API."""
+        finish = self.choice([None, None, None, None, "stop", "length", "abort", 5])
+        index = self.choice([0, 0, 0, 0, 1, -1, None])
+        base: dict[str, Any] = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+        match shape:
+            case "chat":
+                call = {"index": index, "id": "t", "function": {"name": "f", "arguments": text}}
+                delta = self.choice([{"content": text}, {"content": text}, {"role": "assistant"}, {"tool_calls": [call]}, {}])
+                return {**base, "choices": [{"index": index, "delta": delta, "finish_reason": finish}]}
+            case "completion":
+                return {**base, "choices": [{"index": index, "text": text, "logprobs": None, "finish_reason": finish}]}
+            case "anthropic":
+                block = {
+                    "type": self.choice(["text", "tool_use", "thinking", "x"]),
+                    "text": "",
+                    "id": "t",
+                    "name": "f",
+                    "input": {},
+                }
+                return self.choice(
+                    [
+                        {"type": "message_start", "message": {"id": "m", "content": [], "usage": {"input_tokens": 1}}},
+                        {"type": "content_block_start", "index": index, "content_block": block},
+                        {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": text}},
+                        {
+                            "type": "content_block_delta",
+                            "index": index,
+                            "delta": {"type": "input_json_delta", "partial_json": text},
+                        },
+                        {"type": "content_block_stop", "index": index},
+                        {
+                            "type": "message_delta",
+                            "delta": {"stop_reason": finish},
+                            "usage": {"output_tokens": self.choice(NUMBERS)},
+                        },
+                        {"type": self.choice(["message_stop", "ping", "error"])},
+                    ]
+                )
+            case "responses":
+                part = {"item_id": "i", "output_index": index, "content_index": 0}
+                made: dict[str, Any] = {
+                    "id": "r",
+                    "status": self.choice(["completed", "failed", None, 5]),
+                    "output": self.choice([[], None, [{}]]),
+                }
+                return self.choice(
+                    [
+                        {"type": "response.created", "response": made, "sequence_number": n},
+                        {"type": "response.output_text.delta", "delta": text, **part},
+                        {"type": "response.function_call_arguments.delta", "delta": text, **part},
+                        {"type": self.choice(["response.completed", "response.failed", "error"]), "response": made},
+                    ]
+                )
+            case "ollama":
+                return {
+                    "model": "m",
+                    "message": {"role": "assistant", "content": text},
+                    "response": text,
+                    "done": self.maybe(0.1),
+                }
+            case "tgi":
+                whole = text if self.maybe(0.1) else None
+                return {"token": {"id": n, "text": text, "special": False}, "generated_text": whole, "details": None}
+            case "sglang":
+                return {"text": text * n, "meta_info": {"finish_reason": finish, "completion_tokens": n}, "index": index}
+            case _:
+                return {"content": text, "stop": self.maybe(0.1), "tokens_predicted": n, "timings": self.value()}
+
     def answer(self, number: int) -> bytes:
         """What an engine may send, head and body."""
         if (kept := self.kept("answer")) is not None:
             return kept
-        status = self.choice([200, 200, 200, 200, 204, 205, 301, 304, 400, 404, 422, 429, 500, 501, 503, 599, 999, 100, 101])
+        # Not 429 and 503: an engine that says so is left alone for a second, and those who check would wait in vain.
+        status = self.choice([200, 200, 200, 200, 204, 205, 301, 304, 400, 404, 422, 500, 501, 502, 599, 999, 100, 101])
         stream = self.maybe(0.7)
         body = self.events(number) if stream else json.dumps(self.value()).encode("utf-8", "surrogatepass")
         kind = (

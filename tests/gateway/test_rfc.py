@@ -328,3 +328,20 @@ class TestEncodedPaths:
         with Client(gateway.address) as client:
             client.send(get(b"GET %b HTTP/1.1" % path))
             assert client.read_answer().status == 404
+
+
+def test_no_control_bytes_in_a_header_of_ours(gateway: Gateway) -> None:
+    """The name of a file is its sender's choice."""
+    name = b"a\x00\x1b[2J\\\xc3\xa9b"
+    parts = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    parts += b'--b\r\ncontent-disposition: form-data; name="file"; filename="' + name + b'"\r\n\r\n{}\r\n--b--\r\n'
+    with Client(gateway.address) as client:
+        fields = HOST + b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: %d\r\n" % len(parts)
+        client.send(post(b"/v1/files", fields=fields, body=parts))
+        got = client.read_answer()
+        assert got.status == 200, got
+        client.send(get(f"GET /v1/files/{got.json()['id']}/content HTTP/1.1".encode()))
+        shown = client.read_answer().headers["content-disposition"]
+        assert shown.startswith('attachment; filename="a_')
+        assert all(" " <= character <= "~" for character in shown)
+        assert shown.count('"') == 2
