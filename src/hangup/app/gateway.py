@@ -425,7 +425,7 @@ class Gateway:
             return False
         if backend.adapter.hosted and backend.shown_client_key:
             return False  # it is about the client's own key
-        self.pauses.refused(backend, head, limits.refusal_pause_s_max)
+        self.pauses.refused(backend, ticket.sent_at, head, limits.refusal_pause_s_max)
         now = time.monotonic()
         tried = ticket.tried | {backend.name}
         if self.admission.fleet.has_other(tried, ticket.seats):

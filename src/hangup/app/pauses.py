@@ -15,6 +15,7 @@ from hangup.engines.backend import Backend
 from hangup.engines.rate_limits import come_back_s, spent_s
 from hangup.wire.head import ResponseHead
 
+_SHORT_S = 2.0
 _EMPTY_S = 1.0  # pause of a backend that refused a call though it had no other
 
 
@@ -24,12 +25,15 @@ class Pauses:
         self._changed = changed  # told of each pause, before and after
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def refused(self, backend: Backend, head: ResponseHead, pause_s_max: float) -> None:
-        """The backend refused a call: it gets none for as long as it says, or for a moment if it had nothing else to do."""
-        wait_s = come_back_s(head.fields)
-        if wait_s is None and backend.seat.in_flight <= 1:
+    def refused(self, backend: Backend, sent_at: float, head: ResponseHead, pause_s_max: float) -> None:
+        """The backend refused a call: it gets none for as long as it says, or for a moment if it had nothing else to do.
+
+        A short wait is no reason to leave it alone while it works on others: with their ends it has room again.
+        """
+        wait_s, seat = come_back_s(head.fields), backend.seat
+        if wait_s is None and seat.in_flight <= 1:
             wait_s = _EMPTY_S
-        if wait_s:
+        if wait_s and (wait_s > _SHORT_S or seat.in_flight <= 1 or seat.limiter.refuses_all(sent_at)):
             self._pause(backend, min(wait_s, pause_s_max))
 
     def answered(self, backend: Backend, head: ResponseHead, pause_s_max: float) -> None:
@@ -45,7 +49,8 @@ class Pauses:
         self._drop(backend.name)
         backend.seat.paused_until = until
         self._timers[backend.name] = self._loop.call_later(seconds, self._over, backend)
-        self._changed(backend, True)
+        if not backend.seat.paused:
+            self._changed(backend, True)
 
     def _over(self, backend: Backend) -> None:
         self._timers.pop(backend.name, None)

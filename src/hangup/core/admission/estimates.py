@@ -11,7 +11,8 @@ import math
 _MEMORY = 200.0  # observations after which older ones have faded
 _FRESH_S = 30.0  # an estimate that nothing has confirmed for so long is not believed
 _ENOUGH = 8  # observations before an estimate is believed at all
-_RATE_S = 5.0  # over which rates are averaged
+_RATE_S = 5.0  # over which rates are averaged,
+_LONG = 0.8  # and the share of it after which few events are no chance any more
 _STEP_GAIN = 0.2
 _SPREAD_GAIN = 0.05
 _FAR = 2.0  # how far beyond the largest prompt seen a prediction is made
@@ -148,7 +149,8 @@ class Rate:
     @property
     def per_s(self) -> float | None:
         """None before there is enough to go by."""
-        return self._count / self._seconds if self._seconds > 0.2 and self._count >= 1 else None
+        known = self._count >= _ENOUGH or (self._count >= 1 and self._seconds > _LONG * _RATE_S)
+        return self._count / self._seconds if known and self._seconds > 0.2 else None
 
 
 class Peak:

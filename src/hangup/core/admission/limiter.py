@@ -89,6 +89,7 @@ class _InVain:
 
 class LearnedLimit:
     __slots__ = (
+        "_accepted_at",
         "_count",
         "_first_at",
         "_grown",
@@ -127,11 +128,11 @@ class LearnedLimit:
         self._has_word = False  # by the engine's own word
         self._in_vain = _InVain(0)
         self._grown = 0  # calls allowed beyond what is being read, as they were on time
-        self._reported = 0  # looks in a row at which the engine said that calls wait
+        self._reported = 0  # looks in a row at which the engine said that calls wait, or, below zero, that none does
         self._seen = 0  # first tokens
         self._count = 0.0  # the same, fading
         self._first_at = -math.inf
-        self._refused_at = -math.inf
+        self._refused_at = self._accepted_at = -math.inf
         self._step_best = math.inf
         self._slow_from: tuple[float, float] | None = None  # step time and calls when shrinking began
         self._ran = Peak(_RAN_S)
@@ -228,13 +229,13 @@ class LearnedLimit:
     def told(self, waiting: int) -> None:
         """By its own word so many calls wait in it: that goes before any estimate."""
         if not waiting:
-            self._reported = 0
+            self._reported = min(self._reported, 0) - 1
             self._late = 0.0
-            if self.queues is not Evidence.NONE:
+            if self.queues is not Evidence.NONE and self._reported < -1:
                 self._grown = 2 * max(self._grown, SPARE)
                 self._has_word = True
         else:
-            self._reported += 1
+            self._reported = max(self._reported, 0) + 1
             if waiting > _WORD_MAX or self._reported > 1:
                 self.queues = Evidence.WAITING
                 self._late = 1.0
@@ -246,8 +247,13 @@ class LearnedLimit:
         self._refused_at = now
         self.refused_max = max(1.0, min(self.refused_max, others))
 
+    def refuses_all(self, sent_at: float) -> bool:
+        """Whether the call that was sent then, and is refused now, came after another refusal and nothing was taken since."""
+        return self._accepted_at < self._refused_at < sent_at
+
     def accepted(self, in_flight: int, now: float) -> bool:
         """A call was taken; whether that allows one more after refusals."""
+        self._accepted_at = now
         if self._refused_at == -math.inf or now - self._refused_at < _AFTER_REFUSAL_S:
             return False
         if in_flight < self.refused_max - 1:
@@ -323,4 +329,5 @@ class LearnedLimit:
         itself says that nobody waits."""
         if not self._grown:
             return self.unstarted_max
-        return self.unstarted_max + (self._grown if self._has_word else min(self._grown, max(self.ran - running, 1)))
+        # One that has ended here may still be counted, and its successor already: so many less are free for sure.
+        return self.unstarted_max + (self._grown if self._has_word else min(self._grown, max(self.ran - running - SPARE, 1)))
