@@ -260,6 +260,17 @@ def test_no_job_makes_way_where_the_live_call_cannot_go() -> None:
     assert ended(made.dispatch(0.4)) == [("a-job0", "yielded")]
 
 
+def test_an_item_that_made_way_often_runs_to_its_end_one_on_each_seat() -> None:
+    made = admission(3, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
+    items = [Ticket(f"old{at}", prompt=10, output_max=10, job=True, yields=3) for at in range(2)]
+    for item in items:
+        made.arrive(item, "a", 0.0)
+        made.first_token(item, 0.0)
+    assert all(item.seat is not None for item in items)
+    told = [pair for at in range(4) for pair in ended(call(made, at, 0.1)[1])]
+    assert told == [("old1", "yielded")]  # the other one stays, whoever comes
+
+
 def test_an_item_that_fell_back_goes_first_in_its_own_line() -> None:
     made = admission(1, seats=2)
     items = put_in_line(made, 3)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from hangup.apis import model_field
+from hangup.apis import media, model_field
 from hangup.apis.base import Api, Ask, Json
 from hangup.apis.inputs import count as count_inputs
 from hangup.apis.routes import UNKNOWN, Route
@@ -33,7 +33,7 @@ from hangup.app.assembly import AssembleRelay
 from hangup.app.relay import ErrorRelay, PassRelay, Relay, StreamRelay
 from hangup.config import Limits
 from hangup.core import reasons
-from hangup.core.admission import Ticket
+from hangup.core.admission import Admission, Ticket
 from hangup.core.call import Call, Clock, Ending, Engine, Phase, Tell
 from hangup.core.reaper import Leftover
 from hangup.core.reasons import Reason
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from hangup.app.tunnel import Tunnel
 
 _NO_VALUE: Json = {}
+_MAY_HOLD_FILES = 16 * 1024  # bytes of a body, from which on it is looked through for images and the like
 _HEARTBEAT = b": hangup\n\n"
 # Another backend may do better; 501 and 505 are about the request.
 _FAILED_STATUSES = frozenset([500, 502, 503, 504])
@@ -232,6 +233,16 @@ class Exchange:
             self.client_total_s if to_client else min(self.client_total_s, read_s),
             read_s if to_client else math.inf,
         )
+
+    def prompt_tokens(self, admission: Admission) -> int:
+        """About how many tokens the prompt has; the bytes of files say nothing about that."""
+        size = self.call.bytes_in
+        if self.api.media:
+            return admission.prompt_tokens(0)
+        if size < _MAY_HOLD_FILES or self.ask is None:
+            return admission.prompt_tokens(size)
+        file_bytes, files = media.embedded(self._value)
+        return admission.prompt_tokens(size - file_bytes) + files * media.FILE_TOKENS
 
     def find_place(self, *, asked: bool = False) -> None:
         """The gateway calls `placed` at once, when it is our turn, or ends the call; `asked`: backends, for their models."""

@@ -356,7 +356,7 @@ class Gateway:
         size = call.bytes_in
         return Ticket(
             exchange,
-            prompt=self.admission.prompt_tokens(0 if exchange.api.media else size),  # a file's bytes tell nothing of tokens
+            prompt=exchange.prompt_tokens(self.admission),
             output_max=ask.cap.planned if ask is not None else 0,
             choices=ask.choices if ask is not None else exchange.inputs,
             stream=call.stream,
@@ -368,6 +368,7 @@ class Gateway:
             blind=not ask.streams if ask is not None else not exchange.api.sized,
             whole=ask is None and exchange.api.sized,
             job=exchange.errand is not None,
+            yields=exchange.errand.yields if exchange.errand is not None else 0,
             seats=exchange.seats,
             client=client_kind(head),
         )

@@ -149,6 +149,9 @@ class Limits:
         5.0,
         "Jobs leave room for as many live calls as there were at a time within the last so many seconds (up to twice that).",
     )
+    job_yields_max: int = limit(
+        3, "Times that an item of a job makes way for live calls; after that one such item on each backend runs to its end."
+    )
     jobs_hold_back_share: float = limit(
         0.3,
         "Share of the capacity that jobs leave free while live calls come, since a full batch makes every call slower; "

@@ -44,6 +44,7 @@ class Errand:
         self.tenant = tenant
         self.failures = 0  # of engines that had it
         self.attempts = 0  # calls made for it, so that each has a name of its own
+        self.yields = 0  # of those, how many made way for a live call
         self.body = bytearray()
         self.retry_after_s = 0.0  # as the last answer has it
         self.exchange: Exchange | None = None

@@ -209,6 +209,7 @@ class Runner:
         line = self._lines[errand.tenant]
         line.sent -= 1
         errand.failures += call.reason.outcome is Outcome.ENGINE_FAILED
+        errand.yields += call.reason is reasons.YIELDED
         stopping = errand.stopping is not None
         what = after(
             call.reason,

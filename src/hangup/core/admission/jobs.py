@@ -95,7 +95,7 @@ class JobLine(Queue):
         if queue.count <= coming.total() and queue.waited_for() == {None}:
             return []
         # Those whose end makes room; the one that started last has the least to lose.
-        could = [(job, job.seat) for job in self.running if job.seat is not None and job.seat.has_room_without(job)]
+        could = [(job, job.seat) for job in self._may_yield() if job.seat is not None and job.seat.has_room_without(job)]
         told: list[Ticket] = []
         for waiting in queue if could else ():
             seats, tried = waiting.seats, waiting.tried
@@ -116,8 +116,19 @@ class JobLine(Queue):
         """A live call was sent where prompts of jobs are being read, which it would have to wait for; or where there may be
         no slot left, as far as has been seen."""
         full = not seat.slots and seat.in_flight - sum(job.seat is seat for job in self.yielding) > seat.limiter.ran
-        here = [job for job in reversed(self.running) if job.seat is seat]
+        here = [job for job in reversed(self._may_yield()) if job.seat is seat]
         return self._tell([job for job in here if job.reading] or here[:full])
+
+    def _may_yield(self) -> list[Ticket]:
+        """All that run, but for one on each seat that has made way often enough: work must come to an end."""
+        often, stays = self._limits.job_yields_max, set[Seat]()
+        may = []
+        for job in self.running:
+            if job.yields >= often and job.seat is not None and job.seat not in stays and job.seat.known > 1:
+                stays.add(job.seat)
+            else:
+                may.append(job)
+        return may
 
     def _tell(self, jobs: list[Ticket]) -> list[Ticket]:
         for job in jobs:

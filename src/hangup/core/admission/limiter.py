@@ -112,6 +112,7 @@ class LearnedLimit:
         "refused_max",
         "slow_max",
         "step_slo_s",
+        "unlimited",
         "unstarted_max",
     )
 
@@ -120,6 +121,7 @@ class LearnedLimit:
         self.by_tokens = True  # whether late first tokens are evidence; of a hosted API they are not
         self.queues = Evidence.NONE  # LATE or WAITING while calls without a first token are bounded
         self.unstarted_max: float = COLD_MAX
+        self.unlimited = False  # it gets every call: the common case, which must cost next to nothing
         self.refused_max = math.inf  # calls at a time, by its refusals,
         self.slow_max = math.inf  # and by the time that steps take
         self._usual = {True: UsualTime(), False: UsualTime()}  # of calls whose first token is seen, and of whole answers
@@ -215,10 +217,12 @@ class LearnedLimit:
         self._bound()
 
     def _bound(self) -> None:
-        if self.queues is Evidence.NONE:
-            self.unstarted_max = math.inf if self._seen or not self.by_tokens else COLD_MAX
-        else:
+        if self.queues is not Evidence.NONE:
+            self.unlimited = False
             self.unstarted_max = SPARE + int(self._reading())
+        elif not self.unlimited:
+            self.unstarted_max = math.inf if self._seen or not self.by_tokens else COLD_MAX
+            self.unlimited = self.unstarted_max == self.refused_max == self.slow_max == math.inf
 
     def _reading(self) -> float:
         """About how many prompts it reads at a time, by how often first tokens come and how long one usually takes."""
@@ -246,6 +250,7 @@ class LearnedLimit:
         """It refused a call while it had so many others."""
         self._refused_at = now
         self.refused_max = max(1.0, min(self.refused_max, others))
+        self.unlimited = False
 
     def refuses_all(self, sent_at: float) -> bool:
         """Whether the call that was sent then, and is refused now, came after another refusal and nothing was taken since."""
@@ -271,6 +276,7 @@ class LearnedLimit:
             began_s, began = self._slow_from = self._slow_from or (seconds, min(self.slow_max, in_flight))
             if in_flight > _SHRUNK * began:
                 self.slow_max = max(1.0, min(self.slow_max, in_flight) * _SHRINK)
+                self.unlimited = False
             elif seconds > _HELPED * began_s:  # the engine itself is slower now, and fewer calls do not help it
                 self._step_best, self._slow_from = seconds, None
                 self.slow_max = math.inf
