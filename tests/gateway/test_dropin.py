@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import openai
@@ -170,6 +171,20 @@ class TestQuestions:
             assert gateway.call_log("q1")["outcome"] == "client_gone"
             assert in_flight(gateway) == 0
             assert not any(value for name, value in gateway.metrics().items() if "zombie" in name or "abort" in name)
+
+    def test_they_leave_nothing_for_the_collector(self) -> None:
+        """What points at each other is let go when the call ends: 5000 questions were 10 MB until a collection came round."""
+        with gateway_and_engine() as (gateway, _), Client(gateway.address) as client:
+
+            def ask_often(count: int) -> int:
+                for _ in range(count):
+                    client.send(b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
+                    assert client.read_answer().status == 200
+                status = Path(f"/proc/{gateway.popen.pid}/status").read_text()
+                return int(status.partition("VmRSS:")[2].split()[0])
+
+            before = ask_often(2000)  # so many ended calls are remembered, and more
+            assert ask_often(5000) - before < 4000
 
 
 class TestInference:

@@ -633,6 +633,7 @@ class Exchange:
             guard(id, self.client.drop)
         self.gateway.closed(self)
         self._relay = self._refusal = None  # they point at each other: let go here, not when the collector comes round
+        self.passage = self.tunnel = None
         self._body, self._value = b"", _NO_VALUE
 
     def fault(self, error: Exception) -> None:

@@ -213,6 +213,7 @@ class ClientConnection(asyncio.Protocol):
         if self.exchange is not None:
             self.exchange.client_left(_why_lost(exc))
             self.exchange = None
+        self._tunnel = None
         self._owner.disconnected(self)
 
     def pause_writing(self) -> None:

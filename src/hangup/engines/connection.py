@@ -145,6 +145,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         asker, self._asker, self._feed = self._asker, None, None
+        self._tell_full = None
         self._home.gone(self)
         if asker is not None:
             try:
