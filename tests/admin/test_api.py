@@ -124,6 +124,15 @@ def test_a_drained_backend_gets_no_new_calls_and_keeps_those_it_has() -> None:
         assert admin(gateway, "PUT", "/api/backends/nowhere/drain")[0] == 404
 
 
+def test_what_must_go_on_is_shown(gateway: Gateway) -> None:
+    metrics = gateway.metrics()
+    for task in ("admin", "health", "job results", "lag", "ledger", "log", "loop watch", "monitor", "reaper", "store"):
+        assert metrics[f'hangup_tasks_running{{task="{task}"}}'] >= 1, task
+    failures = [value for name, value in metrics.items() if name.startswith("hangup_task_failures_total")]
+    assert failures and not any(failures)
+    assert "not running" not in urllib.request.urlopen(f"{gateway.admin_url}/readyz").read().decode()
+
+
 def test_when_all_are_drained_a_call_is_refused_at_once() -> None:
     """Not after the longest wait in the queue: nothing that it could wait for is in sight."""
     with gateway_and_engine({"queue_s": 60}) as (gateway, _):

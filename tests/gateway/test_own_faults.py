@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from hangup import duties
 from hangup.app import reply
 from hangup.app.assembly import AssembleRelay
 from hangup.app.exchange import Exchange
@@ -22,6 +23,7 @@ from hangup.core.admission import Admission
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
 from hangup.edge.connection import ClientConnection
+from hangup.engines import health
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection
 from hangup.engines.pool import Pool
@@ -113,3 +115,25 @@ def _fail_once(monkeypatch: pytest.MonkeyPatch, where: Any, step: str) -> list[s
 
     monkeypatch.setattr(where, step, failing)
     return failures
+
+
+def test_a_watch_that_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One odd answer must not end the health checks of a backend for good."""
+    monkeypatch.setattr(duties, "_PAUSE_S", (0.01, 0.01))
+    failures: list[str] = []
+    checked = asyncio.Event()
+
+    async def check(backend: Backend) -> str | None:
+        if len(failures) < 3:
+            failures.append(backend.name)
+            raise OverflowError("cannot convert float infinity to integer")
+        checked.set()
+        return None
+
+    async def run() -> None:
+        monkeypatch.setattr(health, "check", check)
+        async with House() as house:
+            await asyncio.wait_for(checked.wait(), 10)
+            assert failures == [house.backend.name] * 3
+
+    uvloop.run(run())

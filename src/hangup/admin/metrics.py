@@ -187,10 +187,22 @@ class GatewayCollector(Collector):
         )
         yield CounterMetricFamily("hangup_traces_dropped", "Traces that the collector did not take.", counts["traces_dropped"])
         yield CounterMetricFamily("hangup_divergence_alarms", "Divergence alarms so far.", counts["divergence_alarms"])
+        yield from self._tasks()
+        yield CounterMetricFamily("hangup_loop_stalls", "Times that the event loop was held up.", counts["loop_stalls"])
+        yield GaugeMetricFamily("hangup_loop_stall_max_seconds", "The longest of these.", self._view.longest_stall_s())
         yield _histogram("hangup_loop_lag_seconds", "How late the event loop's timers were.", self._view.loop_lag())
         build = GaugeMetricFamily("hangup_build_info", "The version that runs.", labels=["version"])
         build.add_metric([__version__], 1)
         yield build
+
+    def _tasks(self) -> Iterator[Metric]:
+        running = GaugeMetricFamily("hangup_tasks_running", "Tasks and threads of the gateway's own that run.", labels=["task"])
+        failures = CounterMetricFamily("hangup_task_failures", "Failures of them; each is started again.", labels=["task"])
+        for duty in self._view.tasks():
+            running.add_metric([duty.name], duty.running)
+            failures.add_metric([duty.name], duty.failures)
+        yield running
+        yield failures
 
 
 def _histogram(name: str, doc: str, histogram: Histogram) -> HistogramMetricFamily:

@@ -43,7 +43,8 @@ def make_app(view: View, policy: Policy) -> Starlette:
 
     async def readyz(request: Request) -> Response:
         why_not = view.ready()
-        return PlainTextResponse("ready\n" if why_not is None else f"{why_not}\n", 200 if why_not is None else 503)
+        lines = ["ready" if why_not is None else why_not, *(f"not running: {each}" for each in view.not_running())]
+        return PlainTextResponse("\n".join(lines) + "\n", 200 if why_not is None else 503)
 
     async def metrics_page(request: Request) -> Response:
         return Response(metrics.render(made), media_type=CONTENT_TYPE_LATEST)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from hangup.core.admission import Seat
 from hangup.core.call import Call, Phase
 from hangup.core.ledger import Histogram, Ledger
+from hangup.duties import Duty
 
 
 class Reapings(Protocol):
@@ -59,6 +60,15 @@ class View(Protocol):
 
     def ready(self) -> str | None:
         """None when calls can be served, else why not."""
+
+    def not_running(self) -> list[str]:
+        """Tasks and threads that should be running and have failed, in words."""
+
+    def tasks(self) -> Iterable[Duty]:
+        """Those that must go on, and how often each failed."""
+
+    def longest_stall_s(self) -> float:
+        """For which the event loop did not come round."""
 
     def seats(self) -> Iterable[Seat]: ...
 

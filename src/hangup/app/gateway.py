@@ -14,7 +14,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -59,6 +59,7 @@ from hangup.core.call import Call, Phase
 from hangup.core.ledger import Ledger
 from hangup.core.reaper import Leftover, Waiting
 from hangup.core.reasons import Outcome, Reason
+from hangup.duties import DUTIES
 from hangup.edge.connection import ClientConnection
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
@@ -174,8 +175,8 @@ class Gateway:
             backend.take_limits(settings.limits)
             if backend.name not in self._watches:
                 told = self.routing.told_models
-                self._watches[backend.name] = self.loop.create_task(watch(backend, self._backend_changed, told))
-                self._figures[backend.name] = self.loop.create_task(follow(backend, self.engine_told))
+                self._watches[backend.name] = DUTIES.keep("health", partial(watch, backend, self._backend_changed, told))
+                self._figures[backend.name] = DUTIES.keep("figures", partial(follow, backend, self.engine_told))
             self.reaper.watch(backend)
         self.routing.configure(settings)
 
@@ -618,7 +619,7 @@ class Gateway:
             self._forget(backend)
 
     def _forget(self, backend: Backend) -> None:
-        task = self.loop.create_task(self.reaper.forget(backend))
+        task = DUTIES.start("goodbye", self.reaper.forget(backend))
         self._goodbyes.add(task)
         task.add_done_callback(self._goodbyes.discard)
 

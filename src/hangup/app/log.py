@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from hangup.core.call import Call
+from hangup.duties import DUTIES
 
 _FLUSH_S = 0.05
 
@@ -36,8 +37,7 @@ class Log:
         self._thread: threading.Thread | None = None
         if target != "none":
             self._out = sys.stdout.buffer if target == "-" else Path(target).open("ab", buffering=0)
-            self._thread = threading.Thread(target=self._write_lines, name="hangup-log", daemon=True)
-            self._thread.start()
+            self._thread = DUTIES.thread("log", self._write_lines)
 
     def call(self, call: Call) -> None:
         if self._out is not None:
@@ -53,6 +53,12 @@ class Log:
         frames = traceback.extract_tb(error.__traceback__)
         where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         self.event("fault", id=call_id or None, type=type(error).__name__, where=where)
+
+    def task_failed(self, name: str, error: Exception) -> None:
+        """A task or thread that must go on has failed; it is started again."""
+        frames = traceback.extract_tb(error.__traceback__)
+        where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+        self.event("task_failed", task=name, type=type(error).__name__, where=where)
 
     def guard(self, call_id: str, step: Callable[..., object], *arguments: object) -> bool:
         """Takes one step of many that must all be taken: a bug in it is logged, and keeps nothing from the others."""

@@ -24,6 +24,7 @@ from hangup.core.call import Call
 from hangup.core.divergence import Divergence, Finding, Sample, Terms
 from hangup.core.engine_count import EngineCount
 from hangup.core.reasons import Outcome
+from hangup.duties import DUTIES
 from hangup.engines import counters
 from hangup.engines.backend import Backend
 from hangup.engines.busy import busy
@@ -179,7 +180,7 @@ class Monitor:
         self.log.event("divergence", **told)
         url = self.gateway.settings.alarm_webhook
         if url:
-            task = asyncio.get_running_loop().create_task(self._send(url, {"event": "divergence", **told}))
+            task = DUTIES.start("webhook", self._send(url, {"event": "divergence", **told}))
             self._webhooks.add(task)
             task.add_done_callback(self._webhooks.discard)
 

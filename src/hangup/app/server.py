@@ -12,8 +12,10 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from hangup.admin.guard import Policy, is_loopback
 from hangup.admin.server import AdminServer
@@ -21,6 +23,7 @@ from hangup.app.gateway import TURNED_AWAY_MAX, Gateway
 from hangup.app.log import Log
 from hangup.app.monitor import Monitor
 from hangup.app.otlp import Exporter
+from hangup.app.stalls import LoopWatch
 from hangup.app.tracing import Tracer
 from hangup.app.undertaking import Undertaking
 from hangup.app.view import AdminView
@@ -29,6 +32,7 @@ from hangup.config.load import Configuration
 from hangup.core import reasons
 from hangup.core.clocks import Pauses
 from hangup.core.ledger import Histogram
+from hangup.duties import DUTIES
 from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
 from hangup.edge.handshake import TlsListener
@@ -89,6 +93,7 @@ class Server:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._lag = Histogram((0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1))
+        self._admin: AdminServer | None = None
         self._reload_tasks: set[asyncio.Task[None]] = set()
         self._jobs_task: asyncio.Task[None] | None = None  # opens the store of jobs, if it could not be opened at the start
         self._reloading = asyncio.Lock()  # the last to be asked for is the last to be taken
@@ -101,6 +106,10 @@ class Server:
         admin_sock = _listen("admin_port", settings.admin_host, settings.admin_port, settings)
         tls = _server_tls(settings)
         self._log = _open_log(settings)
+        DUTIES.told = self._log.task_failed
+        loop.set_exception_handler(_tell_of_exception)
+        self._stalls = LoopWatch(self._log.event, settings.limits.loop_stall_s)
+        DUTIES.thread("loop watch", self._stalls.run)
         store = LedgerStore(
             settings.ledger,
             flush_s=settings.limits.ledger_flush_s,
@@ -117,10 +126,10 @@ class Server:
         gateway.tls = tls
         listener = await self._listen_for_clients(data_sock)
         monitor = Monitor(gateway, self._log)
-        monitor_task = loop.create_task(monitor.run())
-        admin = AdminServer(AdminView(gateway, self._log, self._lag, monitor, store), admin_sock, policy, settings.limits)
-        admin_task = loop.create_task(admin.run_until_stopped())
-        lag_task = loop.create_task(self._watch_lag())
+        monitor_task = DUTIES.keep("monitor", monitor.run)
+        view = AdminView(gateway, self._log, self._lag, monitor, store, self._stalls)
+        admin_task = DUTIES.keep("admin", partial(self._serve_admin, view, admin_sock, policy, settings.limits))
+        lag_task = DUTIES.keep("lag", self._watch_lag)
         self._catch_signals(loop)
         _tune_collector()
         announce(_url(data_sock.getsockname(), tls is not None), _url(admin_sock.getsockname(), False))
@@ -141,14 +150,20 @@ class Server:
             if gateway.desk is not None:
                 await gateway.desk.board.close()
             await gateway.close()
-            admin.stop()
+            if self._admin is not None:
+                self._admin.stop()
             await asyncio.gather(
                 admin_task, lag_task, monitor_task, monitor.close(), *self._reload_tasks, return_exceptions=True
             )
             await asyncio.to_thread(store.close)
             if tracer is not None:
                 await asyncio.to_thread(tracer.close)
+            self._stalls.close()
             self._log.close()
+
+    async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: Limits) -> None:
+        self._admin = AdminServer(view, sock.dup(), policy, limits)  # a copy: uvicorn closes what it was given
+        await self._admin.run_until_stopped()
 
     async def _listen_for_clients(self, sock: socket.socket) -> asyncio.Server | TlsListener:
         gateway, loop = self.gateway, self.gateway.loop
@@ -167,7 +182,7 @@ class Server:
                 raise
             # Whoever has no use for jobs need not have a place for them. One that is locked may be free in a while.
             self._log.event("no_jobs", error=str(error))
-            self._jobs_task = self.gateway.loop.create_task(self._open_jobs_later(path, settings))
+            self._jobs_task = DUTIES.keep("jobs", partial(self._open_jobs_later, path, settings))
             return None
 
     async def _open_store(self, path: str, settings: Settings) -> Desk:
@@ -222,7 +237,7 @@ class Server:
             connection.transport.abort()
 
     def _reload_in_background(self, loop: asyncio.AbstractEventLoop) -> None:
-        task = loop.create_task(self._reload_in_turn())
+        task = DUTIES.start("reload", self._reload_in_turn())
         self._reload_tasks.add(task)
         task.add_done_callback(self._reload_tasks.discard)
 
@@ -262,8 +277,17 @@ class Server:
         loop = asyncio.get_running_loop()
         while True:
             before = loop.time()
+            self._stalls.beat()
             await asyncio.sleep(_LAG_PERIOD_S)
             self._lag.observe(max(0.0, loop.time() - before - _LAG_PERIOD_S))
+
+
+def _tell_of_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a callback let through, or a task that nobody waited for: counted, and told as before."""
+    error = context.get("exception")
+    if isinstance(error, Exception):
+        DUTIES.failed("callback", error)
+    loop.default_exception_handler(context)
 
 
 def _check_reload(old: Settings, new: Settings) -> None:

@@ -17,10 +17,12 @@ from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.app.monitor import Monitor, Watched
 from hangup.app.slots import Slots
+from hangup.app.stalls import LoopWatch
 from hangup.core import reasons
 from hangup.core.admission import Seat
 from hangup.core.call import Call, Phase
 from hangup.core.ledger import Histogram, Ledger
+from hangup.duties import DUTIES, Duty
 from hangup.engines.backend import Backend
 from hangup.jobs.overview import Overview
 from hangup.jobs.provider_overview import ProviderOverview
@@ -29,7 +31,10 @@ from hangup.store.ledger import LedgerStore
 
 
 class AdminView:
-    def __init__(self, gateway: Gateway, log: Log, lag: Histogram, monitor: Monitor, store: LedgerStore) -> None:
+    def __init__(
+        self, gateway: Gateway, log: Log, lag: Histogram, monitor: Monitor, store: LedgerStore, stalls: LoopWatch
+    ) -> None:
+        self._stalls = stalls
         self._gateway = gateway
         self._log = log
         self._lag = lag
@@ -47,6 +52,12 @@ class AdminView:
     def ready(self) -> str | None:
         reason = self._gateway.why_not_ready()
         return None if reason is None else "draining" if reason is reasons.DRAINING else "no backend is up"
+
+    def not_running(self) -> list[str]:
+        return DUTIES.down()
+
+    def tasks(self) -> Iterable[Duty]:
+        return DUTIES
 
     # Calls
 
@@ -162,8 +173,12 @@ class AdminView:
     def body_bytes(self) -> int:
         return self._gateway.body_bytes
 
+    def longest_stall_s(self) -> float:
+        return self._stalls.longest_s
+
     def counts(self) -> dict[str, int]:
         return {
+            "loop_stalls": self._stalls.stalls,
             "connections_refused": self._gateway.connections_refused,
             "log_lines_dropped": self._log.dropped,
             "ledger_entries_dropped": self._store.dropped,

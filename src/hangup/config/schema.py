@@ -83,6 +83,7 @@ class Limits:
         least=1024,
     )
     json_elements_max: int = limit(100_000, "Most values in a JSON body, so that none can stall the others.", least=100)
+    loop_stall_s: float = limit(1.0, "How long the event loop may be held up before its stack is logged.", least=0.1)
     json_depth_max: int = limit(200, "Most levels of nesting in a JSON body; what is deeper is refused.", least=8, most=250)
     idle_s: float = limit(75.0, "Keep-alive: how long a client's connection may rest between two calls.", least=0.1)
     pipelined_bytes_max: int = limit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from hangup.duties import DUTIES
 from hangup.engines.adapters import Abort
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection
@@ -41,7 +42,7 @@ class Aborts:
             self.skipped += 1
             return False
         self.sent += 1
-        task = asyncio.get_running_loop().create_task(self._send(backend, abort, connection))
+        task = DUTIES.start("abort", self._send(backend, abort, connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return True

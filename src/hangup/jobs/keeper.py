@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from hangup.core.account import Entry
 from hangup.core.clocks import Pauses
 from hangup.core.jobs import Cause, Item
+from hangup.duties import DUTIES
 from hangup.store.database import StoreFailed
 from hangup.store.jobs import Claim, Job, JobStore
 
@@ -62,7 +63,7 @@ class Keeper:
         self._pause_s = 0.0
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
-        self._task = loop.create_task(self._keep())
+        self._task = DUTIES.keep("job results", self._keep)
 
     def finish(self, ended: Ended) -> None:
         self._ended.append(ended)

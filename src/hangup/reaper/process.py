@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hangup.duties import DUTIES
 from hangup.engines.backend import Backend
 from hangup.reaper import restart
 
@@ -27,7 +28,7 @@ class Spawned:
         self._wanted = asyncio.Event()  # a restart is
         self._up = asyncio.Event()
         self._died = 0  # so often in all
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = DUTIES.keep("spawn", self._run)
 
     async def restart(self) -> str:
         """Ends it and waits until it is started again; what went wrong, or ""."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from hangup.core.ledger import Histogram
 from hangup.core.reaper import Book, Fate, Ladder, Leftover, Rung, Status, Step, Stillness, Terms, Waiting
+from hangup.duties import DUTIES
 from hangup.engines.aborts import Aborts
 from hangup.engines.adapters import Adapter, Seen
 from hangup.engines.backend import Backend
@@ -99,7 +100,7 @@ class Watch:
         self._due = math.inf  # the next grace's end,
         self._due_timer: asyncio.TimerHandle | None = None  # and what looks at it
         self._spawned = Spawned(backend, self._tell) if backend.settings.spawn else None
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = DUTIES.keep("reaper", self._run)
 
     def __repr__(self) -> str:
         return f"<watch {self.backend.name} {self.ladder!r} {self.book!r}>"

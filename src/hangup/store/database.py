@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hangup.duties import DUTIES
 from hangup.errors import HangupError
 
 R = TypeVar("R")
@@ -35,8 +36,7 @@ class Database:
         self._work: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = threading.Event()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="hangup-store", daemon=True)
-        self._thread.start()
+        self._thread = DUTIES.thread("store", self._run)
 
     async def do(self, work: Callable[[], R]) -> R:
         """Runs `work` in the store's thread; the answer comes when what it wrote is safe."""

@@ -19,6 +19,7 @@ from hangup.core.account import Account, Entry, Price
 from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Outcome
+from hangup.duties import DUTIES
 from hangup.errors import HangupError
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # by minute and groups
@@ -90,8 +91,7 @@ class LedgerStore:
         self.failing = False  # the file cannot be written: what was booked waits in memory
         self._told = told
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hangup-ledger", daemon=True)
-        self._thread.start()
+        self._thread = DUTIES.thread("ledger", self._run)
 
     # From the event loop
 

@@ -1,0 +1,59 @@
+"""A watch over the event loop, from a thread of its own: when the loop does not come round, its stack is told.
+
+One callback that takes long holds up every client. Which one it was can only be seen while it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+_LOOKS = 4  # within the time after which it is told
+_FRAMES_MAX = 30
+
+
+class LoopWatch:
+    """`beat` is called by the loop, often; `run` in the thread."""
+
+    def __init__(self, told: Callable[..., None], stall_s: float) -> None:
+        self.stalls = 0
+        self.longest_s = 0.0
+        self.stall_s = stall_s
+        self._told = told
+        self._loop_thread = threading.get_ident()
+        self._closing = threading.Event()
+        self._beat_at = time.monotonic()
+
+    def beat(self) -> None:
+        self._beat_at = time.monotonic()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def run(self) -> None:
+        told_of = 0.0  # the beat after which nothing came
+        wall, cpu = time.monotonic(), time.process_time()
+        while not self._closing.wait(self.stall_s / _LOOKS):
+            beat, now, used = self._beat_at, time.monotonic(), time.process_time()
+            slept, worked = now - wall, used - cpu
+            wall, cpu = now, used
+            if told_of and beat != told_of:
+                self.longest_s = max(self.longest_s, beat - told_of)
+                self._told("loop_goes_on", after_s=round(beat - told_of, 3))
+                told_of = 0.0
+            if slept > self.stall_s and worked < slept / 2:
+                continue  # all of the process stood still, this thread too: the loop has not had its turn yet
+            if not told_of and now - beat > self.stall_s:
+                told_of = beat
+                self.stalls += 1
+                self.longest_s = max(self.longest_s, now - beat)
+                self._told("loop_stalled", after_s=round(now - beat, 3), where=self._stack())
+
+    def _stack(self) -> list[str]:
+        """Where the loop is, innermost last; places in the code, and no values."""
+        frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 (documented, and there is no other way)
+        frames = traceback.extract_stack(frame)[-_FRAMES_MAX:] if frame is not None else []
+        return [f"{each.filename}:{each.lineno} {each.name}" for each in frames]

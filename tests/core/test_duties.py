@@ -1,0 +1,138 @@
+"""What must go on does: it is started again, counted and shown."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from hangup import duties as module
+from hangup.app.stalls import LoopWatch
+from hangup.duties import Duties
+from support.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSE_S", (0.01, 0.05))
+
+
+def test_a_task_that_fails_is_started_again_and_told_of() -> None:
+    async def run() -> None:
+        told: list[tuple[str, str]] = []
+        duties = Duties(lambda name, error: told.append((name, str(error))))
+        turns, goes_on = 0, asyncio.Event()
+
+        async def work() -> None:
+            nonlocal turns
+            turns += 1
+            if turns < 4:
+                raise ValueError(f"turn {turns}")
+            goes_on.set()
+            await asyncio.Event().wait()
+
+        task = duties.keep("watch", work)
+        await asyncio.wait_for(goes_on.wait(), 10)
+        assert told == [("watch", "turn 1"), ("watch", "turn 2"), ("watch", "turn 3")]
+        (duty,) = duties
+        assert (duty.running, duty.failures, duties.down()) == (1, 3, [])
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (duty.running, duties.down()) == (0, [])
+
+    asyncio.run(run())
+
+
+def test_what_is_down_is_named() -> None:
+    async def run() -> None:
+        duties = Duties()
+
+        async def work() -> None:
+            raise ValueError
+
+        module._PAUSE_S = (60.0, 60.0)
+        task = duties.keep("health", work)
+        while not duties.down():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert duties.down() == ["health (failed 1 times, last: ValueError)"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_what_comes_to_its_end_is_not_started_again() -> None:
+    async def run() -> None:
+        duties, turns = Duties(), 0
+
+        async def work() -> None:
+            nonlocal turns
+            turns += 1
+
+        await asyncio.wait_for(duties.keep("results", work), 10)
+        assert turns == 1 and duties.down() == []
+        with pytest.raises(ValueError, match="once"):
+            await duties.start("once", fail())
+        await asyncio.sleep(0)
+        assert {duty.name: duty.failures for duty in duties} == {"results": 0, "once": 1}
+
+    async def fail() -> None:
+        raise ValueError("once")
+
+    asyncio.run(run())
+
+
+def test_a_thread_that_fails_is_run_again() -> None:
+    duties, turns, over = Duties(), [], threading.Event()
+
+    def work() -> None:
+        turns.append(1)
+        if len(turns) < 3:
+            raise OverflowError
+        over.wait(10)
+
+    thread = duties.thread("ledger", work)
+    wait_until(lambda: len(turns) == 3)
+    (duty,) = duties
+    assert (duty.running, duty.failures, duty.error) == (1, 2, "OverflowError")
+    over.set()
+    thread.join(10)
+    assert (duty.running, duties.down()) == (0, [])
+
+
+class TestLoopWatch:
+    def test_a_blocked_loop_is_told_with_its_stack(self) -> None:
+        told: list[tuple[str, dict[str, Any]]] = []
+        watch = LoopWatch(lambda event, **fields: told.append((event, fields)), 0.2)
+        thread = threading.Thread(target=watch.run, daemon=True)
+        thread.start()
+        watch.beat()
+        _somebody_blocks_it(lambda: bool(told))
+        watch.beat()
+        wait_until(lambda: len(told) == 2)
+        watch.close()
+        thread.join(10)
+        (event, fields), (end, ended) = told
+        assert event == "loop_stalled"
+        assert any("_somebody_blocks_it" in place for place in fields["where"])
+        assert end == "loop_goes_on" and ended["after_s"] > 0.2
+        assert watch.stalls == 1 and watch.longest_s > 0.2
+
+    def test_a_loop_that_comes_round_is_left_alone(self) -> None:
+        told: list[str] = []
+        watch = LoopWatch(lambda event, **_: told.append(event), 5.0)
+        thread = threading.Thread(target=watch.run, daemon=True)
+        thread.start()
+        watch.beat()
+        watch.close()
+        thread.join(10)
+        assert not told and watch.stalls == 0
+
+
+def _somebody_blocks_it(told: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not told() and time.monotonic() < deadline:
+        time.sleep(0.01)
