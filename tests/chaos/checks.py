@@ -11,11 +11,11 @@ from collections import Counter
 from typing import Any
 
 from chaos.client import Broken, request
-from chaos.load import Book, Promise
+from chaos.load import ENDED, Book, Promise
 from chaos.world import GatewayProcess, World
 
 _FILES_MORE, _MEMORY_MB_MAX = 12, 300
-_ENDED = ("completed", "failed", "cancelled", "expired")
+_PATHS = {"call": "/v1/jobs", "batch": "/v1/batches", "response": "/v1/responses"}
 _LINE = {"id", "custom_id", "response", "error"}
 
 
@@ -41,7 +41,7 @@ async def all_promises(world: World, book: Book, timeout_s: float) -> list[str]:
 
 async def _promise(port: int, promise: Promise) -> list[str] | None:
     """What is wrong with it; None if it has not ended."""
-    path = f"/v1/batches/{promise.id}" if promise.kind == "batch" else f"/v1/jobs/{promise.id}"
+    path = f"{_PATHS[promise.kind]}/{promise.id}"
     try:
         answer = await request(port, "GET", path, timeout_s=30)
     except (Broken, TimeoutError):
@@ -51,11 +51,15 @@ async def _promise(port: int, promise: Promise) -> list[str] | None:
     if answer.status != 200:
         return [f"{promise.id}: {answer.status} {answer.body[:100]!r}"]
     job = answer.json()
-    if job["status"] not in _ENDED:
+    if promise.kind == "response" and job["status"] == "incomplete":  # all that it was allowed
+        job["status"] = "completed"
+    if job["status"] not in ENDED:
         return None
     allowed = ("completed", "cancelled") if promise.cancelled else ("completed",)
     if job["status"] not in allowed:
         return [f"{promise.id} ended as {job['status']} ({job.get('cause')})"]
+    if promise.kind == "response":
+        return [] if job["id"] == promise.id and job["output"] else [f"{promise.id}: {str(job)[:200]}"]
     if promise.kind == "call":
         return _call(promise, job)
     return await _batch(port, promise, job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from chaos.client import Broken, begin, request
 from chaos.world import GatewayProcess, World
 
 CHAT = "/v1/chat/completions"
+ENDED = ("completed", "failed", "cancelled", "expired")
 FORM = {"content_type": "multipart/form-data; boundary=chaos"}
 
 
@@ -51,6 +53,7 @@ class Load:
             "whole": self.whole,
             "hangups": self.hangups,
             "calls": self.calls,
+            "responses": self.responses,
             "batches": self.batches,
             "readers": self.readers,
         }
@@ -169,6 +172,40 @@ class Load:
         if chance.random() < 0.15:
             await self._cancel(promise, chance, "DELETE", f"/v1/jobs/{promise.id}")
 
+    async def responses(self) -> None:
+        chance = self._chance("responses")
+        await self._several(2, lambda: self._response(chance), chance)
+
+    async def _response(self, chance: random.Random) -> None:
+        """In the background, and listened to: a stream that ends, and was not cut off, has a last event."""
+        gateway, model, tokens = chance.choice(self.world.gateways), self._model("response"), chance.randint(1, 30)
+        asked = {"model": model, "input": "x", "background": True, "stream": True, "max_output_tokens": tokens}
+        seen = b""
+        try:
+            async with asyncio.timeout(90):
+                status, headers, pieces = await begin(gateway.port, "POST", "/v1/responses", asked, x_hangup_lease="3600")
+                async for piece in pieces:
+                    seen += piece
+                    self._heard_of(seen, model, tokens)
+        except (Broken, TimeoutError):
+            self.book.outcomes["response broken"] += 1
+            return
+        if status != 200:
+            self._refused("response", status, headers, seen)
+            return
+        last = seen.strip().rpartition(b"\n\n")[2]
+        ended = any(b"event: response." + name in last for name in (b"completed", b"failed", b"cancelled", b"incomplete"))
+        if not ended and b'"error"' not in last:
+            self.book.wrong.append(f"{model} at {gateway.name}: its events end with {last[:200]!r}")
+        self.book.outcomes["response heard out"] += 1
+
+    def _heard_of(self, seen: bytes, model: str, tokens: int) -> None:
+        """From its first event on it is a promise."""
+        found = re.search(rb'"id":"(resp_[0-9a-f]+)"', seen)
+        if found is not None and found[1].decode() not in self.book.promises:
+            id = found[1].decode()
+            self.book.promises[id] = Promise(id, "response", model, 1, tokens)
+
     async def batches(self) -> None:
         chance = self._chance("batches")
         await self._several(2, lambda: self._batch(chance), chance)
@@ -223,6 +260,9 @@ class Load:
                 return
             if answer.status in (404, 500):
                 self.book.wrong.append(f"{id} at {gateway.name}: {answer.status}")
+            _, _, end = answer.body.rpartition(b"event: end\n")
+            if answer.status == 200 and end.startswith(b"data: ") and json.loads(end[6:])["status"] not in ENDED:
+                self.book.wrong.append(f"{id} at {gateway.name}: the end of its events is told before its end")
 
         await self._several(2, read, chance)
 

@@ -247,6 +247,23 @@ class TestTwo:
 
         asyncio.run(run())
 
+    def test_one_that_has_not_heard_of_a_job_does_not_take_it_for_ended(self, tmp_path: Path) -> None:
+        """Its events are waited for, and whoever asks for it renews its lease everywhere."""
+
+        async def run() -> None:
+            path = str(tmp_path / "jobs.sqlite")
+            async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), FakeGateway()) as two:
+                one.runner.stop()
+                two.runner.stop()
+                await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                two._cares.clear()
+                job = await two.find("job_a", "ann", Kind.CALL)
+                care = two.care_for(job)
+                assert care is not None and care.touched
+                assert two.listen(job) is not None
+
+        asyncio.run(run())
+
     def test_a_listener_at_one_holds_the_lease_at_the_other(self, tmp_path: Path) -> None:
         async def run() -> None:
             path = str(tmp_path / "jobs.sqlite")

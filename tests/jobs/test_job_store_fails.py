@@ -169,6 +169,16 @@ class TestPauses:
             resource.prlimit(gateway.popen.pid, resource.RLIMIT_FSIZE, (hard, hard))
 
 
+def test_a_store_that_is_closed_leaves_nobody_waiting() -> None:
+    async def run() -> None:
+        store = JobStore("")
+        await asyncio.to_thread(store.close)
+        with pytest.raises(StoreFailed, match="closed"):
+            await asyncio.wait_for(store.do(lambda: None), 5)
+
+    asyncio.run(run())
+
+
 class TestKeeper:
     def test_one_result_that_cannot_be_written_costs_no_other(self) -> None:
         async def run() -> None:

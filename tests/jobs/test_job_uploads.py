@@ -101,7 +101,8 @@ def test_a_form_that_is_only_work_is_refused(sent: bytes) -> None:
 
 
 class TestStart:
-    def test_one_that_is_locked_is_opened_when_it_is_free(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("named", [False, True])
+    def test_one_that_is_locked_is_opened_when_it_is_free(self, tmp_path: Path, named: bool) -> None:
         """What was promised is not forgotten until somebody restarts the gateway."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
@@ -112,7 +113,15 @@ class TestStart:
         env = {"XDG_STATE_HOME": str(tmp_path)}
         with StandIn() as engine, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            flags = ["--port", str(port), "--admin-port", "0", "--upstream", engine.url]
+            flags = [
+                "--port",
+                str(port),
+                "--admin-port",
+                "0",
+                "--upstream",
+                engine.url,
+                *(["--jobs", str(path)] if named else []),
+            ]
             with Process("serve", *flags, env=env) as gateway:
                 wait_until(lambda: any('"no_jobs"' in row for row in gateway.stdout_lines), 20, "it to start without")
                 other.execute("ROLLBACK")

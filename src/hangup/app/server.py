@@ -40,7 +40,7 @@ from hangup.engines.pool import Dial
 from hangup.errors import HangupError
 from hangup.jobs.board import Board
 from hangup.jobs.desk import Desk
-from hangup.store.database import StoreFailed
+from hangup.store.database import StoreDamaged, StoreFailed
 from hangup.store.jobs import JobStore
 from hangup.store.ledger import LedgerStore
 
@@ -178,9 +178,9 @@ class Server:
         try:
             return await self._open_store(path, settings)
         except HangupError as error:
-            if settings.jobs != "auto":
+            if settings.jobs != "auto" and not isinstance(error, StoreFailed):
                 raise
-            # Whoever has no use for jobs need not have a place for them. One that is locked may be free in a while.
+            # Whoever has no use for jobs need not have a place for them. A full disk, or a lock, keeps no live call waiting.
             self._log.event("no_jobs", error=str(error))
             self._jobs_task = DUTIES.keep("jobs", partial(self._open_jobs_later, path, settings))
             return None
@@ -193,7 +193,8 @@ class Server:
             await board.open()
         except StoreFailed as failure:
             await asyncio.to_thread(store.close)
-            raise HangupError(f"cannot use {path}: {failure}") from None
+            kind = HangupError if isinstance(failure, StoreDamaged) else StoreFailed
+            raise kind(f"cannot use {path}: {failure}") from None
         return desk
 
     async def _open_jobs_later(self, path: str, settings: Settings) -> None:

@@ -163,7 +163,7 @@ class Lease:
         self._listeners += 1
 
     def stop_listening(self, now: float) -> None:
-        self._listeners -= 1
+        self._listeners = max(self._listeners - 1, 0)
         self._renewed_at = now
 
     @property

@@ -171,6 +171,8 @@ class Board:
                 raise
         if job is None:
             raise _no_such(id)
+        if job.key not in self._cares:
+            self.changed(job)  # another process has it, and we have not heard of it yet: that is not to say that it has ended
         care = self._cares.get(job.key)
         if care is not None and tenant is not None:
             self._renew(care)

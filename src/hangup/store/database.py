@@ -21,11 +21,16 @@ from hangup.errors import HangupError
 R = TypeVar("R")
 _TOGETHER_MAX = 512  # pieces of work in a transaction
 _WAL_BYTES_MAX = 64 * 1024 * 1024  # what is kept of it when all of it is in the file
+_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # may be well in a while
 _BUSY_S = 5.0  # how long another process may hold the file
 
 
 class StoreFailed(HangupError):
     """The disk is full, or the file cannot be written: nothing of what was asked has happened."""
+
+
+class StoreDamaged(StoreFailed):
+    """A part of the file cannot be read: no waiting will help."""
 
 
 class Database:
@@ -40,6 +45,8 @@ class Database:
 
     async def do(self, work: Callable[[], R]) -> R:
         """Runs `work` in the store's thread; the answer comes when what it wrote is safe."""
+        if self._closing:
+            raise StoreFailed("the store is closed")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._work.append((work, future))
         self._wake.set()
@@ -50,6 +57,10 @@ class Database:
         self._closing = True
         self._wake.set()
         self._thread.join(timeout=10)
+        closed: BaseException | None = StoreFailed("the store is closed")
+        for _, future in self._work:  # which came while the thread ended: nobody waits for ever
+            with contextlib.suppress(RuntimeError):
+                future.get_loop().call_soon_threadsafe(_resolve, [(future, None, closed)])
         self.db.close()
 
     # The thread
@@ -83,16 +94,20 @@ class Database:
         except Exception as error:  # whatever it was, nobody waits for ever, and the thread lives
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
-            failure = StoreFailed(f"the store cannot be written: {error}")
-            outcomes = [(future, None, failure) for _, future in batch]
+            failure = StoreDamaged if _is_damage(error) else StoreFailed
+            told = failure(f"the store cannot be written: {error}")
+            outcomes = [(future, None, told) for _, future in batch]
         with contextlib.suppress(RuntimeError):  # the loop is gone, and everyone who waited with it
             batch[0][1].get_loop().call_soon_threadsafe(_resolve, outcomes)
 
 
 def _told(error: Exception) -> Exception:
     """A damaged page fails what needs it, and nothing else."""
-    damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError)
-    return StoreFailed(f"the store cannot be used: {error}") if damaged else error
+    return StoreDamaged(f"the store cannot be used: {error}") if _is_damage(error) else error
+
+
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError | sqlite3.OperationalError)
 
 
 def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
@@ -118,7 +133,8 @@ def _open(path: str, migrations: tuple[str, ...]) -> sqlite3.Connection:
         db.execute("PRAGMA foreign_keys = ON")
         _migrate(db, path, migrations)
     except (OSError, sqlite3.Error) as error:
-        raise HangupError(f"cannot use {path}: {error}") from None
+        kind = StoreFailed if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING else HangupError
+        raise kind(f"cannot use {path}: {error}") from None
     return db
 
 
