@@ -285,3 +285,18 @@ def test_work_that_becomes_more_is_another_clients() -> None:
     for second in range(60):
         book.observe(Status(2 if second < 10 else 3), second, second, 0, 0)
     assert book.orphans == 3 and book.orphaned_s(60.0) < 0
+
+
+def named(*calls: tuple[str, int], waiting: int = 0) -> Status:
+    return Status(len(calls) - waiting, waiting, tokens=sum(tokens for _, tokens in calls), calls=dict(calls))
+
+
+def test_an_engine_that_names_its_calls_is_believed_to_the_letter() -> None:
+    """However many others come and go, and whoever else uses it."""
+    book = Book(GRACE, shared=True)
+    stays, goes = left(book, "stays", at=0.0, tokens=5), left(book, "goes", at=0.0)
+    assert book.observe(named(("stays", 6), ("goes", 1), ("x", 1)), 0.0, 0.1, 1, 9) == []  # asked before its end
+    assert book.observe(named(("stays", 8), ("x", 1)), 0.5, 0.6, 1, 9) == [goes]
+    book.observe(named(("stays", 30), ("y", 1)), 2.5, 2.6, 1, 9)
+    assert book.zombies == [stays] and stays.tokens_since == 25
+    assert book.observe(named(("y", 2)), 3.0, 3.1, 1, 9) == [stays]

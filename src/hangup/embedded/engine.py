@@ -96,6 +96,15 @@ class Ticket:
             self.cancelled = True
             self._mailbox.post_cancel(self)
 
+    def pause(self) -> None:
+        """Its reader does not keep up: no more is computed for it until `resume`. Its slot and its cache stay its own."""
+        self.sequence.paused = True
+
+    def resume(self) -> None:
+        if self.sequence.paused:
+            self.sequence.paused = False
+            self._mailbox.wake()
+
 
 class Engine:
     """`submit` and `Ticket.cancel` are for any thread; the rest is for one, which calls `step` again and again."""

@@ -16,6 +16,7 @@ class Mailbox(Generic[Call]):
         self._calls: list[Call] = []
         self._cancels: list[Call] = []
         self._closed = False
+        self._woken = False
 
     def post_call(self, call: Call) -> bool:
         """False if the mailbox is closed: nobody would ever look at it."""
@@ -28,6 +29,12 @@ class Mailbox(Generic[Call]):
     def post_cancel(self, call: Call) -> None:
         with self._changed:
             self._cancels.append(call)
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """There is something to do again that is no message: a reader who had paused reads on."""
+        with self._changed:
+            self._woken = True
             self._changed.notify()
 
     def close(self) -> None:
@@ -51,4 +58,5 @@ class Mailbox(Generic[Call]):
     def wait(self) -> None:
         """Rests until there is something to drain, or the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._calls or self._cancels or self._closed)
+            self._changed.wait_for(lambda: self._calls or self._cancels or self._closed or self._woken)
+            self._woken = False

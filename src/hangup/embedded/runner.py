@@ -53,6 +53,15 @@ class Runner:
         now = {"waiting": len(scheduler.waiting), "running": len(scheduler.running), "blocks_free": scheduler.pool.free}
         return {**asdict(self._engine.counters), **now}
 
+    def calls(self) -> dict[str, int]:
+        """Every call that it has, by its id, with the tokens of its answers so far."""
+        found: dict[str, int] = {}
+        scheduler = self._engine.scheduler
+        for sequence in (*list(scheduler.waiting), *scheduler.running):
+            name = sequence.request.name
+            found[name] = found.get(name, 0) + sequence.answered
+        return found
+
     def status(self) -> list[dict[str, Any]]:
         """What each slot does. Read beside the running engine, so each row is true, but not all of the same moment."""
         rows = []

@@ -52,6 +52,7 @@ class Sequence:
     drafted: int = 0
     accepted: int = 0
     reason: EndReason | None = None
+    paused: bool = False  # its reader does not keep up; set by another thread
 
     @property
     def answered(self) -> int:
@@ -131,7 +132,7 @@ class Scheduler:
     def schedule(self) -> Prefill | Decode | None:
         """Prompts and answers take turns, so that neither a long prompt nor a full house stops the others."""
         running = self.running
-        decoding = [sequence for sequence in running if sequence.decoding]
+        decoding = [sequence for sequence in running if sequence.decoding and not sequence.paused]
         reading = [sequence for sequence in running if not sequence.decoding]
         if reading and (self._decoded_last or not decoding):
             self._decoded_last = False

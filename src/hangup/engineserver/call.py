@@ -80,9 +80,13 @@ class Call:
         raise AssertionError("a call sets no time")
 
     def pause_engine(self) -> None:
-        """The engine does not wait for a slow reader: an answer is short, and its stall is watched at the edge."""
+        """The client does not read: nothing more is computed for it until it does. Its stall is watched at the edge."""
+        for ticket in self._tickets:
+            ticket.pause()
 
-    def resume_engine(self) -> None: ...
+    def resume_engine(self) -> None:
+        for ticket in self._tickets:
+            ticket.resume()
 
     def cancel(self) -> None:
         """From `POST /v1/cancel/{id}`; the client is told by its last event."""

@@ -44,6 +44,7 @@ class EngineServer:
         self._pages: dict[str, Callable[[], tuple[int, bytes, bytes]]] = {
             "/health": self._health,
             "/slots": lambda: (200, b"application/json", orjson.dumps(self.runner.status())),
+            "/calls": self._all_calls,
             "/metrics": lambda: (200, b"text/plain; version=0.0.4; charset=utf-8", metrics.render(self.runner.counters())),
             "/v1/models": self._models,
         }
@@ -104,6 +105,11 @@ class EngineServer:
     def _health(self) -> tuple[int, bytes, bytes]:
         well = self.runner.alive
         return (200 if well else 503), b"application/json", orjson.dumps({"status": "ok" if well else "the engine has stopped"})
+
+    def _all_calls(self) -> tuple[int, bytes, bytes]:
+        now = self.runner.counters()
+        told = {name: now[name] for name in ("running", "waiting", "tokens")}
+        return 200, b"application/json", orjson.dumps({**told, "calls": self.runner.calls()})
 
     def _models(self) -> tuple[int, bytes, bytes]:
         model = self.runner.model

@@ -233,7 +233,7 @@ class Watch:
         if backend.adapter is self._adapter and backend.can_tell == self._can_tell:
             return
         self._adapter, self._can_tell = backend.adapter, backend.can_tell
-        self._judged = judged = self._can_tell and not backend.settings.shared
+        self._judged = judged = self._can_tell and (backend.adapter.names_calls or not backend.settings.shared)
         usual = self.backend.limits.release_grace_s or backend.adapter.grace_s
         self.book.grace_s = usual if judged else backend.adapter.blind_hold_s
         self.book.lag_s = backend.adapter.lag_s if judged else 0.0

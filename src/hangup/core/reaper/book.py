@@ -177,6 +177,11 @@ class Book:
         while self._peaks[0][0] < asked_at - self.lag_s and len(self._peaks) > 1:
             self._peaks.popleft()
         most = max(count for _, count in self._peaks)
+        if status.calls is not None:
+            released = self._by_name(status.calls, asked_at, now)
+            self._count_others(status, max(live - unseen, 0), most)
+            self._forget(released)
+            return released
         exact = status.slots is not None
         released = self._by_slot([left for left in self.held if exact and left.slot is not None], status, asked_at, now, pinned)
         if not self.shared:
@@ -226,6 +231,26 @@ class Book:
         if away:  # all of ten thousand clients may leave at once
             self._recent.extend(left for left in self.held if left in away)
             self.held = [left for left in self.held if left not in away]
+
+    def _by_name(self, calls: dict[str, int], asked_at: float, now: float) -> list[Leftover]:
+        """The engine says which calls it has: exact, whoever else uses it."""
+        released = []
+        for left in self.held:
+            if asked_at <= left.at:
+                continue
+            if left.key not in calls:
+                released.append(left)
+                continue
+            left.tokens_now = calls[left.key]
+            if left.zombie_since is None and now > left.due:
+                left.zombie_since = now
+        return released
+
+    def _count_others(self, status: Status, live: int, most: int) -> None:
+        """What is neither a call of ours nor one that ended: only its number is asked for."""
+        ended = sum(left.key in (status.calls or ()) for left in self.held)
+        self.unexplained = 0 if self.shared else status.work - live - ended
+        self.orphans = 0 if self.shared else max(0, status.work - most - ended)
 
     def _by_slot(self, lefts: list[Leftover], status: Status, asked_at: float, now: float, pinned: bool) -> list[Leftover]:
         released = []

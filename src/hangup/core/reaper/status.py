@@ -22,6 +22,7 @@ class Status(NamedTuple):
     waiting: int = 0
     slots: tuple[Slot, ...] | None = None
     tokens: int | None = None  # computed since the engine's start, where it counts them
+    calls: dict[str, int] | None = None  # every call it has by our key, with its tokens so far, where it tells that
 
     @property
     def work(self) -> int:

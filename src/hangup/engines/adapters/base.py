@@ -121,6 +121,9 @@ class Adapter:
     # Where it says which call is in which slot, if it chooses that by itself; "" if nowhere.
     slots_path = ""
 
+    # It says which calls it has, by our key: exact, whoever else uses it.
+    names_calls = False
+
     def recognises(self, models: Seen) -> bool:
         """Whether a backend is of this kind for sure, from its answer to GET /v1/models."""
         return False

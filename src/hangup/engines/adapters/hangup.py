@@ -1,9 +1,9 @@
-"""hangup's own engine (`hangup engine`): its slots say which call is in them, and a call is cancelled by its id."""
+"""hangup's own engine (`hangup engine`): it says which calls it has by their ids, and is told by id to stop one."""
 
 from __future__ import annotations
 
 from hangup.core.reaper import Status
-from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Seen, counted, number
+from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Seen, number
 
 
 class HangupEngine(Adapter):
@@ -13,10 +13,11 @@ class HangupEngine(Adapter):
     stops_by = "cancel by id, closing the connection"
     grace_s = 2.0
     poll_s = 0.05
-    status_path = "/metrics"
+    status_path = "/calls"
     slots_path = "/slots"
     maximum_fields = {"openai.chat": "max_tokens"}  # completions have 16 by default, which a maximum would raise
     keyed_by = "header"
+    names_calls = True
 
     def recognises(self, models: Seen) -> bool:
         return any(row.get("owned_by") == "hangup" and "max_model_len" in row for row in models.rows)
@@ -33,4 +34,8 @@ class HangupEngine(Adapter):
         return {str(row["call"]): number(row.get("id")) for row in answer.rows if "call" in row}
 
     def read_status(self, answer: Seen) -> Status | None:
-        return counted(answer, "hangup_engine_running", "hangup_engine_waiting", "hangup_engine_tokens_total")
+        told, calls = answer.table, answer.table.get("calls")
+        if not isinstance(calls, dict):
+            return None
+        running, waiting, tokens = (number(told.get(name)) for name in ("running", "waiting", "tokens"))
+        return Status(running, waiting, tokens=tokens, calls={str(key): number(count) for key, count in calls.items()})
