@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
 import time
+import urllib.error
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -15,8 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangup.app.log import Log
+from hangup.app.tracing import Tracer
 from hangup.config import Limits
-from hangup.edge.connection import ClientConnection, Owner
+from hangup.core.call import Call
+from hangup.core.reaper import Leftover
+from hangup.edge.connection import ClientConnection
+from hangup.edge.roles import Owner
+from hangup.reaper.watch import Books
 from support.processes import Gateway, StandIn, get_json
 from support.raw import Client, ask
 from support.waiting import wait_until
@@ -282,3 +289,59 @@ def test_a_gateway_that_was_stopped_cuts_nobody_whose_tokens_wait() -> None:
         time.sleep(3)  # time that passes for nobody but the engine
         gateway.signal(signal.SIGCONT)
         assert b"error" not in client.read_until(b"[DONE]")
+
+
+class TestWhatIsRemembered:
+    """Lists of what was: each has an end."""
+
+    def test_ended_calls(self, engine: StandIn) -> None:
+        with Gateway(engine.url, ended_calls_max=3) as gateway:
+            for n in range(6):
+                headers = {"X-Request-Id": f"call-{n}"}
+                assert ask(gateway.address, "/v1/chat/completions", {"messages": [], "max_tokens": 1}, headers).status == 200
+            gateway.call_log("call-5")
+            found = []
+            for n in range(6):
+                with contextlib.suppress(urllib.error.HTTPError):
+                    found.append(get_json(f"{gateway.admin_url}/api/calls/call-{n}")["id"])
+            assert found == ["call-3", "call-4", "call-5"]
+
+    def test_the_dashboards_history(self, engine: StandIn) -> None:
+        """The glance shows the steps between looks: one less than there are."""
+        with Gateway(engine.url, history_looks_max=3, counters_interval_s=0.1) as gateway:
+            seen: set[int] = set()
+            last: set[str] = set()
+
+            def look() -> bool:
+                rows = get_json(f"{gateway.admin_url}/api/overview")["history"]
+                seen.add(len(rows))
+                last.update(json.dumps(row) for row in rows)
+                return len(last) > 8
+
+            wait_until(look, 20, "more looks than are remembered")
+            assert max(seen) == 2
+
+    def test_stories_of_zombies(self) -> None:
+        books = Books([], 3)
+        for n in range(9):
+            books.remember("b", Leftover(f"call-{n}", 0.0))
+        assert [left.call_id for _, left in books.zombies] == ["call-6", "call-7", "call-8"]
+
+    def test_calls_that_wait_to_be_traced(self) -> None:
+        tracer = Tracer(cast(Any, None), calls_max=3, release_s=3600.0, close_s=0.0)
+        for n in range(9):
+            call = Call(f"call-{n}", 0.0)
+            tracer.begin(call, None)
+            tracer.end(call)
+        assert tracer.dropped == 6
+
+
+def test_bytes_behind_a_running_call(engine: StandIn) -> None:
+    """pipelined_bytes_max: what is beyond it is dropped, and the connection closes with the answer."""
+    with Gateway(engine.url, pipelined_bytes_max=1000) as gateway, Client(gateway.address) as client:
+        client.chat(stream=True, max_tokens=20, ignore_eos=True)
+        client.read_until(b"data:")
+        client.send(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nx: " + b"a" * 2000 + b"\r\n\r\n")
+        client.read_until(b"0\r\n\r\n")
+        assert client.closed_within(5)
+        assert client.buffer == b""

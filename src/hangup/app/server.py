@@ -64,6 +64,7 @@ _FIXED = (
 _FIXED_LIMITS = (
     "client_silence_s",
     "ended_calls_max",
+    "history_looks_max",
     "log_lines_max",
     "ledger_flush_s",
     "ledger_accounts_max",

@@ -137,7 +137,9 @@ class Limits:
 
     # The queue
     queue_depth_max: int = limit(1024, "Most calls waiting for a free backend; one more means that one is refused.")
-    queue_bytes_max: int = limit(256 * 1024 * 1024, "Most bytes of request bodies held by waiting calls.")
+    queue_bytes_max: int = limit(
+        256 * 1024 * 1024, "Most bytes of request bodies held by waiting calls; parsed they take about as much again."
+    )
     lifo_after_s: float = limit(
         2.0, "A tenant's calls go first come first served until its oldest has waited this long, then the newest goes first."
     )

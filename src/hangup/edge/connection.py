@@ -14,12 +14,13 @@ import asyncio
 import math
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Protocol, cast
+from typing import cast
 
 from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.edge import sockets
+from hangup.edge.roles import Exchange, Owner
 from hangup.edge.stall import CATCH_UP_S, LATE_S, StallWatch
 from hangup.errors import WireError
 from hangup.wire.body import LAST_CHUNK, Chunked, Counted, Decoder, chunk
@@ -36,53 +37,6 @@ class State(Enum):
     TUNNEL = auto()
     LINGER = auto()
     CLOSED = auto()
-
-
-class Exchange(Protocol):
-    """The call that a connection is carrying, as the connection sees it."""
-
-    body_bytes_max: int
-    body_s: float  # how long all of it may take
-
-    def body_piece(self, piece: bytes) -> bool:
-        """Some of a body that does not come in one piece; may refuse the call. True: it was taken, and need not be kept."""
-
-    def body_arrived(self, body: bytes) -> None: ...
-
-    def on_due(self) -> None:
-        """A time set by `set_due` has come."""
-
-    def client_left(self, reason: Reason) -> None: ...
-
-    def refuse(self, reason: Reason, detail: str = "") -> None: ...
-
-    def pause_engine(self) -> None: ...
-
-    def resume_engine(self) -> None: ...
-
-    def fault(self, error: Exception) -> None:
-        """A bug of ours: it costs this call and no other."""
-
-
-class Owner(Protocol):
-    """Who gets the requests."""
-
-    limits: Limits
-    half_close_is_hangup: bool
-    body_bytes: int  # of bodies that have not come whole yet, of all connections together
-
-    def connected(self, connection: ClientConnection) -> bool:
-        """Whether there is room for it; if not, it is told so and closed."""
-
-    def may_refuse(self, connection: ClientConnection) -> bool:
-        """Whether one for which there is no room can be told why; there is little room for those, too."""
-
-    def disconnected(self, connection: ClientConnection) -> None: ...
-
-    def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | None:
-        """A request's head is here; None when it has been refused already."""
-
-    def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None: ...
 
 
 class ClientConnection(asyncio.Protocol):

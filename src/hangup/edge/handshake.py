@@ -12,7 +12,8 @@ import socket
 import ssl
 from typing import Protocol
 
-from hangup.edge.connection import ClientConnection, Owner
+from hangup.edge.connection import ClientConnection
+from hangup.edge.roles import Owner
 
 _ACCEPTED_PER_TURN = 64  # then others have their turn
 _RETRY_S = 0.5  # after an accept that failed, as it does when there are no file descriptors left

@@ -13,7 +13,8 @@ from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.edge import sockets
-from hangup.edge.connection import ClientConnection, Exchange
+from hangup.edge.connection import ClientConnection
+from hangup.edge.roles import Exchange
 from hangup.embedded.options import Options
 from hangup.embedded.runner import Runner
 from hangup.engines import memory
