@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -103,6 +104,23 @@ def test_a_model_that_was_just_loaded_is_found() -> None:
             thread.join(20)
         assert answers == [200] * 8
         assert models_of(gateway) == {f"127.0.0.1:{engine.port}": ["alpha", "my-lora"]}
+
+
+def test_a_name_is_refused_without_waiting_for_a_backend_that_is_down() -> None:
+    limits = "[limits]\nfailures_max = 1\nhealth_timeout_s = 6.0\nhealth_interval_s = 0.1\nmodels_interval_s = 0.1\n"
+    with contextlib.ExitStack() as stack:
+        well, stuck = (stack.enter_context(StandIn(like="vllm", models=name)) for name in ("alpha", "beta"))
+        config = f'{limits}[[backend]]\nurl = "{well.url}"\n[[backend]]\nurl = "{stuck.url}"\n'
+        with Gateway(config=config) as gateway:
+            wait_models(gateway, ["alpha"], ["beta"])
+            stuck.signal(signal.SIGSTOP)
+            try:
+                wait_until(lambda: get_json(f"{gateway.admin_url}/api/backends")["backends"][1]["state"] == "down", 30)
+                before = time.monotonic()
+                assert chat(gateway, "gamma").status == 404
+                assert time.monotonic() - before < 5.0, "it was asked, though it does not answer"
+            finally:
+                stuck.signal(signal.SIGCONT)
 
 
 def test_models_are_followed_as_they_change() -> None:

@@ -135,8 +135,9 @@ class Routing:
 
     def _not_asked_lately(self) -> list[Backend]:
         since = self._gateway.loop.time() - _NEWS_S
-        backends = self._gateway.backends.values()
-        return [b for b in backends if not b.settings.models and (b.models_asked_at is None or b.models_asked_at < since)]
+        # One that is down would keep the client waiting, and say nothing new.
+        could = [b for b in self._gateway.backends.values() if b.seat.up and not b.settings.models]
+        return [b for b in could if b.models_asked_at is None or b.models_asked_at < since]
 
     async def _ask_first(self, exchange: Exchange, backends: list[Backend]) -> None:
         await asyncio.wait([self._ask(backend) for backend in backends])
