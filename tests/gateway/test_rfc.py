@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import pytest
@@ -345,3 +347,25 @@ def test_no_control_bytes_in_a_header_of_ours(gateway: Gateway) -> None:
         assert shown.startswith('attachment; filename="a_')
         assert all(" " <= character <= "~" for character in shown)
         assert shown.count('"') == 2
+
+
+class TestDate:
+    """RFC 9110, 6.6.1: every answer has one, the engine's own where it gave one."""
+
+    def seconds_off(self, value: str) -> float:
+        return abs(parsedate_to_datetime(value).timestamp() - time.time())
+
+    @pytest.mark.parametrize("path", [b"/nowhere", b"/v1/jobs", b"/v1/models", b"/v1/chat/completions"])
+    def test_of_ours(self, gateway: Gateway, path: bytes) -> None:
+        with Client(gateway.address) as client:
+            client.send(post() if b"chat" in path else get(b"GET %b HTTP/1.1" % path))
+            head = client.read_until(b"\r\n\r\n").decode().lower()
+            dates = [line.partition(":")[2].strip() for line in head.split("\r\n") if line.startswith("date:")]
+            assert len(dates) == 1
+            assert self.seconds_off(dates[0]) < 60
+
+    def test_of_the_engines(self) -> None:
+        said = b"HTTP/1.1 200 OK\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\ncontent-length: 2\r\n\r\n{}"
+        with raw_engine(answer(said)) as engine, Gateway(engine.url) as gateway, Client(gateway.address) as client:
+            client.send(get(b"GET /v1/models HTTP/1.1"))
+            assert client.read_answer().headers["date"] == "Sun, 06 Nov 1994 08:49:37 GMT"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from hangup.core.reasons import Reason
-from hangup.wire.answer import encode_head
+from hangup.wire.answer import date, encode_head
 from hangup.wire.head import HOP_BY_HOP, Headers, ResponseHead
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ def _write_open_head(exchange: Exchange, status: int, headers: Headers) -> None:
 
 def _write_head(exchange: Exchange, status: int, headers: Headers, chunked: bool) -> None:
     call, client = exchange.call, exchange.client
+    if not any(pair[0] == b"date" for pair in headers):
+        headers.append(date())
     headers.append((b"x-request-id", call.id.encode("ascii")))
     if client.will_close:
         headers.append((b"connection", b"close"))

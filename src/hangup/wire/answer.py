@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
+import time
+from email.utils import formatdate
+from functools import cache, lru_cache
 from http import HTTPStatus
 
 from hangup.wire.head import Headers
@@ -15,6 +17,16 @@ def status_line(status: int) -> bytes:
     except ValueError:
         phrase = "Unknown"
     return f"HTTP/1.1 {status} {phrase}\r\n".encode("ascii")
+
+
+def date() -> tuple[bytes, bytes]:
+    """RFC 9110, 6.6.1: an answer says when it was made."""
+    return b"date", _date(int(time.time()))
+
+
+@lru_cache(2)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode("ascii")
 
 
 def encode_head(status: int, headers: Headers) -> bytes:
