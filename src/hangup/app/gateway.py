@@ -432,7 +432,7 @@ class Gateway:
         tried = ticket.tried | {backend.name}
         if self.admission.fleet.has_other(tried, ticket.seats):
             ticket.tried = tried
-        elif not worth_waiting(ticket, backend.seat.paused_until):
+        elif not worth_waiting(ticket, backend.seat):
             return False
         exchange.wait_again()
         self._act(self.admission.refused(ticket, now))

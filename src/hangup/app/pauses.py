@@ -10,13 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from hangup.core.admission import Ticket
+from hangup.core.admission import Seat, Ticket
 from hangup.engines.backend import Backend
 from hangup.engines.rate_limits import come_back_s, spent_s
 from hangup.wire.head import ResponseHead
 
 _SHORT_S = 2.0
-_EMPTY_S = 1.0  # pause of a backend that refused a call though it had no other
 
 
 class Pauses:
@@ -26,13 +25,11 @@ class Pauses:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def refused(self, backend: Backend, sent_at: float, head: ResponseHead, pause_s_max: float) -> None:
-        """The backend refused a call: it gets none for as long as it says, or for a moment if it had nothing else to do.
+        """The backend refused a call: it gets none for as long as it says.
 
         A short wait is no reason to leave it alone while it works on others: with their ends it has room again.
         """
         wait_s, seat = come_back_s(head.fields), backend.seat
-        if wait_s is None and seat.in_flight <= 1:
-            wait_s = _EMPTY_S
         if wait_s and (wait_s > _SHORT_S or seat.in_flight <= 1 or seat.limiter.refuses_all(sent_at)):
             self._pause(backend, min(wait_s, pause_s_max))
 
@@ -67,6 +64,9 @@ class Pauses:
             self._drop(name)
 
 
-def worth_waiting(ticket: Ticket, paused_until: float) -> bool:
-    """Whether a refused call can still be served by this backend before its own time is up."""
-    return paused_until < min(ticket.queue_by, ticket.first_by, ticket.all_by)
+def worth_waiting(ticket: Ticket, seat: Seat) -> bool:
+    """Whether a refused call can still be served by this backend before its own time is up: when it said so, or when it has
+    worked on something that ends. Of one that refuses though it has nothing to do, nothing can be expected."""
+    if not seat.paused and seat.in_flight <= 1:
+        return False
+    return seat.paused_until < min(ticket.queue_by, ticket.first_by, ticket.all_by)
