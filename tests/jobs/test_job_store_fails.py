@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import resource
@@ -109,9 +110,12 @@ class TestCancel:
             one, two = (start_job(gateway.url, max_tokens=400, lease_s=600)["id"] for _ in range(2))
             wait_until(lambda: engine.stats()["running"] == 2, 10, "both to run")
             other.execute("BEGIN IMMEDIATE")
-            refused = httpx.delete(f"{gateway.url}/v1/jobs/{one}", timeout=30)
+            with concurrent.futures.ThreadPoolExecutor(1) as threads:
+                answer = threads.submit(httpx.delete, f"{gateway.url}/v1/jobs/{one}", timeout=30)
+                wait_until(lambda: engine.stats()["running"] == 1, 10, "the first to stop")
+                assert not answer.done(), "long before the store has said that it cannot"
+                refused = answer.result()
             assert refused.status_code == 503 and "is stopped" in refused.json()["error"]["message"]
-            wait_until(lambda: engine.stats()["running"] == 1, 10, "the first to stop")
             refused = httpx.delete(f"{gateway.admin_url}/api/jobs/{two}", headers={"x-hangup": "1"}, timeout=30)
             assert refused.status_code == 503 and "is stopped" in refused.json()["error"]
             wait_until(lambda: engine.stats()["running"] == 0, 10, "the second to stop")

@@ -31,6 +31,7 @@ from hangup.store.jobs import Asked, Job, JobStore
 
 _TICK_S = 0.5
 _BEAT_EVERY_S = 2.0
+_PATIENCE_S = 1.0  # with a store that is asked for a job which is known here
 _PRUNE_EVERY_S = 600.0
 _DAY_S = 86_400.0
 _ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # numbers kept free for the attempts of a claim, and for an attempt's events
@@ -163,12 +164,13 @@ class Board:
     async def find(self, id: str, tenant: str | None, kind: Kind | None) -> Job:
         """Looks at a job, which is how its owner says that the result is still wanted."""
         job = self._known(id, tenant, kind) if self._runner.keeper.failing else None
+        looking = partial(self.store.jobs.find, id, tenant, kind)
         try:
-            job = job or await self.store.do(lambda: self.store.jobs.find(id, tenant, kind))
-        except StoreFailed:
-            job = self._known(id, tenant, kind)  # so that it can be cancelled all the same
-            if job is None:
-                raise
+            async with asyncio.timeout(_PATIENCE_S):
+                job = job or await self.store.do(looking)
+        except (StoreFailed, TimeoutError):
+            # What runs here is known here: a cancel need not wait for a store that is locked.
+            job = self._known(id, tenant, kind) or await self.store.do(looking)
         if job is None:
             raise _no_such(id)
         if job.key not in self._cares:
