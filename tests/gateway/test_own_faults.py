@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from hangup.app.exchange import Exchange
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.app.relay import PassRelay, StreamRelay
+from hangup.app.undertaking import Undertaking
 from hangup.core.admission import Admission
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
@@ -27,6 +29,7 @@ from hangup.engines import health
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection
 from hangup.engines.pool import Pool
+from hangup.jobs.errand import Errand
 from support.house import EMBED, STREAM, WHOLE, House
 
 STEPS: list[tuple[Any, str, str, bytes]] = [
@@ -135,5 +138,45 @@ def test_a_watch_that_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
         async with House() as house:
             await asyncio.wait_for(checked.wait(), 10)
             assert failures == [house.backend.name] * 3
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize("step", ["start", "find_place", "_look_at_limits"])
+def test_costs_one_item_of_a_job(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An errand has no connection that would notice."""
+    over: list[str] = []
+    claim: Any = SimpleNamespace(path="/v1/chat/completions", body=WHOLE, job="j", n=0, single=True)
+    owner: Any = SimpleNamespace(
+        errand_started=lambda errand: None, errand_over=lambda errand, call, *_: over.append(call.reason.code)
+    )
+
+    async def run() -> None:
+        async with House() as house:
+            failures = _fail_once(monkeypatch, Exchange, step)
+            errand = Errand(claim, "default", asyncio.get_running_loop(), owner)
+            Undertaking(house.gateway).undertake(errand, "item", {})
+            if errand.exchange is not None:
+                errand.exchange.on_due()
+            assert (failures, over) == ([step], ["internal_error"])
+            await house.at_rest()
+
+    uvloop.run(run())
+
+
+def test_heartbeats_that_fail_end_their_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with House() as house:
+            failures = _fail_once(monkeypatch, Exchange, "_send_heartbeat")
+            real = Exchange._expect_heartbeat
+
+            def expect(exchange: Exchange) -> None:
+                real(exchange)
+                exchange.gateway.loop.call_soon(exchange._beat)
+
+            monkeypatch.setattr(Exchange, "_expect_heartbeat", expect)
+            await house.post("/v1/chat/completions", STREAM)
+            assert failures
+            await house.at_rest()
 
     uvloop.run(run())

@@ -593,6 +593,12 @@ class Exchange:
         self.client.set_due(self.call.next_due())
 
     def on_due(self) -> None:
+        try:
+            self._look_at_limits()
+        except Exception as error:
+            self.fault(error)  # a job's errand has nobody else who would
+
+    def _look_at_limits(self) -> None:
         reason = self.call.overdue(time.monotonic())
         if reason is None:
             self.reset_timer()
@@ -604,6 +610,12 @@ class Exchange:
     def _beat(self) -> None:
         """Keeps a waiting client and the proxies before it from giving up during a long prefill."""
         self._heartbeat = None
+        try:
+            self._send_heartbeat()
+        except Exception as error:
+            self.fault(error)
+
+    def _send_heartbeat(self) -> None:
         if self.call.first_token_at is not None:
             return
         if not self.call.answering_client:

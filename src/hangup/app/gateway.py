@@ -526,6 +526,7 @@ class Gateway:
 
     def _look_at_paces(self) -> None:
         """How long a token takes just now, from a few of the calls that run: their ends would tell it late."""
+        self._pace_timer = self.loop.call_later(_PACE_S, self._look_at_paces)  # first: nothing may end the looks
         seen: dict[Exchange, tuple[int, float, int]] = {}
         actions: list[Action] = []
         for exchange in islice(self.calls.values(), _PACE_LOOKS_MAX):
@@ -539,7 +540,6 @@ class Gateway:
             if len(seen) == _PACE_CALLS_MAX:
                 break
         self._paces = seen
-        self._pace_timer = self.loop.call_later(_PACE_S, self._look_at_paces)
         if self.admission.jobs.count:
             actions += self.admission.dispatch(time.monotonic())  # what was kept free for live calls may have become less
         self._act(actions)

@@ -44,6 +44,13 @@ class Undertaking:
         exchange.errand = errand
         errand.exchange = exchange
         gateway.enter(exchange)
+        try:
+            self._begin(exchange, errand, path)
+        except Exception as error:
+            exchange.fault(error)  # it is live already, and nobody else would end it
+
+    def _begin(self, exchange: Exchange, errand: Errand, path: str) -> None:
+        gateway, call = self._gateway, exchange.call
         if gateway.tracer is not None:
             gateway.tracer.begin(call, None)
         route = gateway.router.find(path)
