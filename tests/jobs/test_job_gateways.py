@@ -247,6 +247,38 @@ class TestTwo:
 
         asyncio.run(run())
 
+    def test_what_others_change_is_read_and_nothing_else(self, tmp_path: Path) -> None:
+        """However many jobs there are: all of them anew, twice a second, would be a stall each time."""
+
+        async def run() -> None:
+            path = str(tmp_path / "jobs.sqlite")
+            async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), FakeGateway()) as two:
+                one.runner.stop()
+                two.runner.stop()
+                for n in range(50):
+                    await one.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=600)
+                await two._refresh()
+                assert len(two.cares()) == 50
+                read: list[int] = []
+                real = two.store.jobs.changed_since
+
+                def changed_since(change: int) -> list[Job]:
+                    found = real(change)
+                    read.append(len(found))
+                    return found
+
+                two.store.jobs.changed_since = changed_since  # type: ignore[method-assign]
+                await one.cancel(await one.find("job_7", "ann", Kind.CALL), Cause.ASKED)
+                await two._refresh()
+                assert sum(read) == 1 and len(two.cares()) == 49
+                job = await one.find("job_8", "ann", Kind.CALL)
+                await one.cancel(job, Cause.ASKED)
+                await one.store.do(lambda: one.store.jobs.delete(job.key))
+                await two._beat(0.0)
+                assert len(two.cares()) == 48, "and what is gone altogether is noticed"
+
+        asyncio.run(run())
+
     def test_one_that_has_not_heard_of_a_job_does_not_take_it_for_ended(self, tmp_path: Path) -> None:
         """Its events are waited for, and whoever asks for it renews its lease everywhere."""
 
