@@ -173,7 +173,7 @@ class TestTwoOnOneStore:
             assert sum(ran()) == count and min(ran()) > 0, f"both ran some, none was run twice: {ran()}"
 
     def test_a_cancel_at_one_stops_the_other(self, engine: StandIn, tmp_path: Path) -> None:
-        engine.behave(token_s=0.2)
+        engine.behave(token_s=0.2, answer_tokens=500)
         with serve(engine, tmp_path) as one, serve(engine, tmp_path) as two:
             id = start_job(one.url, max_tokens=500, lease_s=600)["id"]
             wait_until(lambda: engine.stats()["running"] == 1, 10, "it to run")
