@@ -179,3 +179,33 @@ def test_every_metric_of_the_engine_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
     shown = {f"hangup_engine_{name}" for name in metrics.GAUGES} | {f"hangup_engine_{name}_total" for name in metrics.COUNTERS}
     assert set(re.findall(r"^\| `(hangup_engine_\w+)`", page, re.M)) == shown
+
+
+class TestDeadline:
+    """The gateway passes on what is left of a client's patience."""
+
+    def test_what_cannot_be_done_in_time_is_not_begun(self, engine: EngineProcess) -> None:
+        assert ask(engine.address, "/v1/completions", {**LONG, "stream": False, "max_tokens": 50}).status == 200
+        before = engine.counters()
+        refused = ask(engine.address, "/v1/completions", LONG, {"X-Request-Timeout": "0.002"})
+        assert refused.status == 503 and refused.json()["error"]["code"] == "deadline_near"
+        assert engine.counters()["submitted"] == before["submitted"]
+
+    @pytest.mark.parametrize("streams", [True, False])
+    def test_what_is_not_done_in_time_is_ended_then(self, engine: EngineProcess, streams: bool) -> None:
+        with Client(engine.address) as first, Client(engine.address) as second, Client(engine.address) as waits:
+            for client in (first, second):
+                client.post("/v1/completions", LONG)
+            first.read_until(b"data:")
+            second.read_until(b"data:")
+            asked = {**LONG, "ignore_eos": False, "stream": streams}
+            waits.post("/v1/completions", asked, {"X-Request-Timeout": "0.15"})
+            answer = waits.read_answer()
+            assert b"client_deadline" in answer.body
+            assert (answer.status, answer.complete) == ((200, False) if streams else (504, True))
+        engine.wait_for(running=0, waiting=0)
+
+    def test_one_that_is_done_in_time_hears_nothing_of_it(self, engine: EngineProcess) -> None:
+        few = {**LONG, "max_tokens": 3}
+        answer = ask(engine.address, "/v1/completions", few, {"X-Request-Timeout": "30"})
+        assert answer.complete and b"[DONE]" in answer.body

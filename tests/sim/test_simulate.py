@@ -33,6 +33,14 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(names <= set(row) for row in rows)
 
 
+def test_json_of_one_seed_is_the_same_bit_for_bit(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for _ in range(2):
+        assert main([*QUICK, "--json"]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("name", ["out.png", "out.html"])
 def test_plots(tmp_path: Path, name: str) -> None:
     path = tmp_path / name

@@ -53,6 +53,17 @@ class Runner:
         now = {"waiting": len(scheduler.waiting), "running": len(scheduler.running), "blocks_free": scheduler.pool.free}
         return {**asdict(self._engine.counters), **now}
 
+    def least_s(self, requests: list[Request]) -> float:
+        """How long these take at the least, at the pace so far: their prompts, and as many tokens as there must be."""
+        counters = self._engine.counters
+        if not counters.steps:
+            return 0.0
+        each = counters.busy_seconds / counters.steps
+        tokens = max((r.tokens_max if r.ignore_eos and not r.stop else 1 for r in requests), default=1)
+        at_a_time = 1 if self.options.spec == "off" else 1 + self.options.draft_tokens_max
+        prompts = -(-sum(len(r.prompt) for r in requests) // self.options.prefill_tokens_max)
+        return each * (prompts + tokens / at_a_time)
+
     def calls(self) -> dict[str, int]:
         """Every call that it has, by its id, with the tokens of its answers so far."""
         found: dict[str, int] = {}

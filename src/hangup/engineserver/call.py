@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,8 +32,13 @@ _SSE = b"text/event-stream; charset=utf-8"
 class Call:
     """What a connection carries. Once the answer is complete, or the client gone, it holds nothing."""
 
-    def __init__(self, server: EngineServer, client: ClientConnection, id: str, kind: str) -> None:
+    def __init__(
+        self, server: EngineServer, client: ClientConnection, id: str, kind: str, deadline_s: float = math.inf
+    ) -> None:
+        """`deadline_s` is how long whoever asks will wait for all of it."""
         self.id = id
+        self._deadline_at = time.monotonic() + deadline_s
+        self._timer: asyncio.TimerHandle | None = None
         self.body_bytes_max = server.limits.body_bytes_max
         self.body_s = server.limits.body_s
         self._server = server
@@ -73,7 +81,7 @@ class Call:
         respond(self._client, reason.status, body, self.id, more=retry)
 
     def fault(self, error: Exception) -> None:
-        self._fail()
+        self._give_up(reasons.ENGINE_ERROR, 500)
         raise error  # to the loop's handler, which tells of it
 
     def on_due(self) -> None:
@@ -102,6 +110,7 @@ class Call:
         self._answer: Answer = shape(self.id, model.name, model.tokenizer)
         self._texts: list[list[str]] = [[] for _ in self._asked.requests]
         self._choices: list[list[Choice]] = [[] for _ in self._asked.requests]
+        self._check_deadline()
         server.opened(self)
         try:
             for index, request in enumerate(self._asked.requests):
@@ -111,6 +120,22 @@ class Call:
             raise
         if self._asked.stream:
             self._open_stream()
+
+    def _check_deadline(self) -> None:
+        """What cannot be done by then is not begun; what turns out not to be is ended then."""
+        if self._deadline_at == math.inf:
+            return
+        left_s = self._deadline_at - time.monotonic()
+        least_s = self._server.runner.least_s(self._asked.requests)
+        if least_s > left_s:
+            detail = f"It takes {least_s:.1f} s at the least, and there are {max(left_s, 0.0):.1f} s left."
+            raise Refusal(reasons.DEADLINE_NEAR, detail)
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._too_late)
+
+    def _too_late(self) -> None:
+        self._timer = None
+        if not self._over:
+            self._give_up(reasons.CLIENT_DEADLINE)
 
     def _open_stream(self) -> None:
         client = self._client
@@ -144,7 +169,7 @@ class Call:
             return
         self._ends[index] = event
         if event.reason == "failed":
-            self._fail()
+            self._give_up(reasons.ENGINE_ERROR, 500)
             return
         if self._streaming:
             self._client.send(self._answer.closing(index, event.reason))
@@ -154,6 +179,7 @@ class Call:
     def _complete(self) -> None:
         ends = [self._ends[index] for index in range(len(self._ends))]
         self._over = True
+        self._stop_timer()
         self._server.closed(self)
         if self._streaming:
             usage = self._answer.usage_event(ends, self._asked.prompts) if self._asked.usage_in_stream else b""
@@ -163,20 +189,25 @@ class Call:
             texts = ["".join(text) for text in self._texts]
             respond(self._client, 200, self._answer.whole(texts, self._choices, ends, self._asked.prompts), self.id)
 
-    def _fail(self) -> None:
-        reason = reasons.ENGINE_ERROR
+    def _give_up(self, reason: Reason, status: int = 0) -> None:
+        self._let_go()
+        told = orjson.dumps(error(status or reason.status, reason.code, reason.message))
         if self._streaming:
-            self._let_go()
-            self._client.send(b"data: " + orjson.dumps(error(500, reason.code, reason.message)) + b"\n\n")
+            self._client.send(b"data: " + told + b"\n\n")
             self._client.break_off()
         else:
-            self._let_go()
-            respond(self._client, 500, orjson.dumps(error(500, reason.code, reason.message)), self.id)
+            respond(self._client, status or reason.status, told, self.id)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _let_go(self) -> None:
         """The one place where a call that did not complete is given up: one cancel for each of its tickets."""
         if not self._over:
             self._over = True
+            self._stop_timer()
             self.cancel()
             self._server.closed(self)
 

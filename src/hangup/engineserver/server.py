@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from hangup.engineserver.call import Call, respond
 from hangup.errors import HangupError
 from hangup.wire.head import RequestHead
 
+_SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
 _GENERATE = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
 _CANCEL = "/v1/cancel/"
@@ -69,7 +71,8 @@ class EngineServer:
         id = given if _ID.fullmatch(given) else secrets.token_hex(12)
         kind = _GENERATE.get(head.path)
         if kind is not None and head.method == "POST":
-            return Call(self, connection, id, kind)
+            given_s = head.fields.get(b"x-request-timeout", b"")
+            return Call(self, connection, id, kind, float(given_s) if _SECONDS.fullmatch(given_s) else math.inf)
         return _Page(self, connection, head.method, head.path, id)
 
     def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None:

@@ -36,6 +36,9 @@ _JOB_COLUMNS = (  # where jobs run
 )
 
 
+_MACHINES = frozenset(["calls_per_cpu_s"])  # of the machine, not of what was simulated
+
+
 def _columns(rows: Sequence[Row]) -> tuple[tuple[str, str, str], ...]:
     return _COLUMNS + _JOB_COLUMNS if any(not math.isnan(row.jobs_fill_share) for row in rows) else _COLUMNS
 
@@ -53,10 +56,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def as_json(rows: Sequence[Row]) -> str:
+    """The same for the same seeds, bit for bit: what this machine took for it is not in it."""
+
     def clean(value: object) -> object:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps({"rows": [{key: clean(value) for key, value in asdict(row).items()} for row in rows]}, indent=1)
+    return json.dumps(
+        {"rows": [{key: clean(value) for key, value in asdict(row).items() if key not in _MACHINES} for row in rows]}, indent=1
+    )
 
 
 def sentences(rows: Sequence[Row], enough: float | None) -> list[str]:
