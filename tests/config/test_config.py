@@ -218,7 +218,10 @@ class TestCommands:
             (("serve", "--port", "x"), "--port: port: expected a whole number"),
             (("serve", "--upstream", "nowhere"), "--upstream: expected http://host"),
             (("serve", "--config", "/nowhere.toml"), "cannot be read"),
-            (("serve", "--tls-cert", "/nowhere.pem", "--tls-key", "/nowhere.pem"), "cannot use tls_cert"),
+            (
+                ("serve", "--port", "0", "--admin-port", "0", "--tls-cert", "/nowhere.pem", "--tls-key", "/nowhere.pem"),
+                "cannot use tls_cert",
+            ),
         ],
     )
     def test_nothing_starts_half_configured(self, arguments: tuple[str, ...], expected: str) -> None:
