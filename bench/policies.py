@@ -51,6 +51,7 @@ def run() -> dict[str, Any]:
         print(_indented(report.table(rows)), flush=True)
         results[file] = [_facts(found) for found in rows]
     results["scenarios"] = _scenarios()
+    results["neighbours"] = _neighbours()
     return results
 
 
@@ -92,6 +93,34 @@ def _scenarios() -> dict[str, Any]:
         }
         print("    " + policy + ": " + ", ".join(f"{name} {value:.3f}" for name, value in rows[policy].items()), flush=True)
     return rows
+
+
+def _neighbours() -> dict[str, Any]:
+    """What healthy and full engines give to others: prompts read in parallel, slow readers, embeddings beside chat."""
+    requests = traces.read(TRACES / AZURE[0])
+    wide = replace(AZURE[1], slots=100_000, kv_tokens=10**9, prefill_tokens_s=1_200.0, parallel=True, step_per_call_s=0.0)
+    cases = {
+        "prompts read in parallel, no limit (first token 1 s)": (Load(requests), wide, [20.0]),
+        "prompts read in parallel, 64 slots": (Load(requests), replace(wide, slots=64), [0.9, 1, 3, 10]),
+        "a fifth of the streams read five times too slowly": (Load(requests, Crowd(slow_readers=0.2)), AZURE[1], [0.5]),
+        "half of the calls are embeddings": (Load(requests, Crowd(embeddings=0.5)), AZURE[1], [0.9, 1, 3, 10]),
+    }
+    found: dict[str, Any] = {}
+    for name, (load, model, loads) in cases.items():
+        if model.slots > 1000:  # what it can take is no question: calls a second
+            made = policies.hangup(Settings())
+            runs = [world.run(load, model, made, rate=loads[0], seconds=60, warm_s=0, seed=seed) for seed in SEEDS]
+            served = sum(run.tally.served for run in runs) / sum(run.tally.served + run.tally.given_up for run in runs)
+            refused = sum(run.tally.refused for run in runs)
+            found[name] = {"served": served, "refused": refused}
+            print(f"    {name}: {loads[0]:g} calls/s from a cold start, served {served:.3f}, refused {refused}", flush=True)
+            continue
+        plan = Plan(load=load, settings=Settings(), model=model, loads=loads, policies=["hangup"], calls=4000, seeds=SEEDS)
+        rows = list(study(plan))
+        found[name] = [_facts(row) | {"served": row.served_share} for row in rows]
+        told = ", ".join(f"{r.load:g} x {r.goodput_ratio:.3f} ({r.waste_share:.3f}; served {r.served_share:.3f})" for r in rows)
+        print(f"    {name}: goodput (waste) {told}", flush=True)
+    return found
 
 
 def _light(runs: list[world.Run]) -> float:

@@ -10,7 +10,7 @@ import pytest
 from hangup.config import Limits, Settings
 from hangup.sim import policies, traces, world
 from hangup.sim.engine import EngineModel
-from hangup.sim.load import Arrivals, Crowd, Load
+from hangup.sim.load import Arrivals, Crowd, Load, Request
 from hangup.sim.study import Plan, Row, study
 
 MODEL = EngineModel(slots=16)
@@ -134,3 +134,18 @@ def test_jobs_fill_what_is_idle_and_clients_do_not_feel_it(slots: int) -> None:
 def test_jobs_alone_fill_an_engine_whose_slots_nobody_has_told() -> None:
     [row] = rows(policies=["jobs"], loads=[0.001], settings=Settings(slots=0), calls=3000)
     assert row.jobs_fill_share > 0.85
+
+
+def test_an_engine_that_reads_prompts_in_parallel_gets_every_call_from_a_cold_start() -> None:
+    """Unknown is not full, in virtual time: nobody waits and nobody is refused."""
+    model = EngineModel(slots=100_000, kv_tokens=10**9, prefill_tokens_s=1000.0, parallel=True, step_per_call_s=0.0)
+    load = Load([Request(0.0, 1000, 50)])
+    made = world.run(load, model, policies.hangup(Settings()), rate=40, seconds=25, warm_s=0, seed=1)
+    assert made.tally.refused == made.tally.given_up == made.waiting_peak == 0
+    assert made.tally.ttft.at(0.99) < 1.1
+
+
+def test_slow_readers_do_not_make_an_engine_look_slow() -> None:
+    load = Load([Request(0.0, 500, 100)], Crowd(slow_readers=0.3, stream_share=1.0))
+    made = world.run(load, EngineModel(), policies.hangup(Settings()), rate=5, seconds=120, warm_s=20, seed=1)
+    assert made.tally.refused == made.tally.given_up == 0

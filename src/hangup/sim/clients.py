@@ -92,7 +92,7 @@ class People:
         """The gateway sends the call to an engine."""
         sample = client.sample
         client.engine = engine
-        client.work = Work(client, sample.prompt, sample.output, self._first_token, self._ended)
+        client.work = Work(client, sample.prompt, sample.output, self._first_token, self._ended, sample.slow_by)
         engine.submit(client.work)
 
     def refused(self, client: Client, retry_after_s: float | None = None, may_retry: bool = True) -> None:

@@ -26,6 +26,7 @@ class EngineModel:
     chunk_tokens: int = 1024  # of a prompt, read in one step beside the running calls; 0: prompts are read elsewhere
     step_s: float = 0.012  # with one call running,
     step_per_call_s: float = 0.0001  # and for each further one
+    parallel: bool = False  # prompts are read beside each other, each in its own time: hosted APIs, wide engines
     deaf: bool = False  # it does not stop for anyone who left
     slow_from_s: float = float("inf")  # from then on
     slow_by: float = 1.0  # everything takes so many times as long,
@@ -36,16 +37,35 @@ class EngineModel:
 class Work:
     """A call in an engine."""
 
-    __slots__ = ("ends_at", "gone", "number", "on_end", "on_first", "output", "owner", "prompt", "started_at", "state")
+    __slots__ = (
+        "ends_at",
+        "gone",
+        "number",
+        "on_end",
+        "on_first",
+        "output",
+        "owner",
+        "prompt",
+        "slow_by",
+        "started_at",
+        "state",
+    )
 
     def __init__(
-        self, owner: Any, prompt: int, output: int, on_first: Callable[[Work], None], on_end: Callable[[Work], None]
+        self,
+        owner: Any,
+        prompt: int,
+        output: int,
+        on_first: Callable[[Work], None],
+        on_end: Callable[[Work], None],
+        slow_by: float = 1.0,
     ) -> None:
         self.owner = owner
         self.prompt = prompt
         self.output = output
         self.on_first = on_first
         self.on_end = on_end
+        self.slow_by = slow_by  # its client takes tokens so many times as slowly as the engine could write them
         self.state = WAITING
         self.gone = False  # its client has left; only a deaf engine goes on with such
         self.started_at = 0.0  # on the token clock
@@ -152,7 +172,9 @@ class Engine:
         """Output tokens so far."""
         if work.state == OVER:
             return work.output
-        return min(self._tokens - work.started_at + 1, work.output) if work.state == RUNNING else 0.0
+        if work.state != RUNNING:
+            return 0.0
+        return min((self._tokens - work.started_at) / work.slow_by + 1, work.output)
 
     # Inside
 
@@ -172,6 +194,9 @@ class Engine:
             self.taken += 1
             self.kv_used += need
             work.state = READING
+            if model.parallel:
+                self._clock.at(self._clock.now + work.prompt / model.prefill_tokens_s, self._read_alone, work)
+                continue
             self._reading.append(work)
             if len(self._reading) == 1:
                 self._left = float(work.prompt)
@@ -236,13 +261,7 @@ class Engine:
         if self._reading and self._left <= 1e-6:
             first = self._reading[0]
             self._next_reading(drop=True)
-            self.read += first.prompt
-            first.state = RUNNING
-            first.started_at = self._tokens
-            first.ends_at = self._tokens + first.output - 1
-            self._number += 1
-            self.running += 1
-            heapq.heappush(self._running, (first.ends_at, self._number, first))
+            self._begin(first)
         elif self._running and self._running[0][0] <= self._tokens + 1e-6:
             ended = heapq.heappop(self._running)[2]
             ended.state = OVER
@@ -255,6 +274,25 @@ class Engine:
             first.on_first(first)
         if ended is not None and not ended.gone:
             ended.on_end(ended)
+
+    def _begin(self, work: Work) -> None:
+        """Its prompt is read: from here on it writes."""
+        self.read += work.prompt
+        work.state = RUNNING
+        work.started_at = self._tokens
+        work.ends_at = self._tokens + (work.output - 1) * work.slow_by
+        self._number += 1
+        self.running += 1
+        heapq.heappush(self._running, (work.ends_at, self._number, work))
+
+    def _read_alone(self, work: Work, _: int) -> None:
+        if work.state != READING:
+            return
+        self._advance()
+        self._begin(work)
+        self._plan()
+        if not work.gone:
+            work.on_first(work)
 
     def _turn(self, _: None, __: int) -> None:
         """It becomes slow, quick again, or dead."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _OUTPUT_MAX = 4096  # what clients ask for at most: it says nothing about how long the answer gets
+_SLOW_BY = 5.0
 _READING_S = 0.03  # per token, of those who leave in the midst of a stream
 
 
@@ -33,6 +34,8 @@ class Sample(NamedTuple):
     patience_s: float  # to the first token of a stream, to the end of a whole answer
     told: bool  # it tells the gateway
     reads_s: float  # leaves so long after the first token of a stream
+    slow_by: float = 1.0  # takes tokens so many times as slowly as they could come
+    whole: bool = False  # not generated: its answer comes as one, in a time that depends on what is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Crowd:
     spread: float = 0.5  # of both, as sigma of the logarithm; 0 makes all alike
     told_share: float = 0.0  # send their deadline with the call
     hang_up_share: float = 0.0  # leave somewhere in the midst of a stream
+    slow_readers: float = 0.0  # share of streams whose clients take tokens five times as slowly as they could come
+    embeddings: float = 0.0  # share of calls that are not generated: a prompt to be read, and one answer
     retries: int = 2  # as the SDKs do
     heavy_tenant: float = 0.0  # share of all calls that one tenant sends; the rest is spread over nine others
 
@@ -88,7 +93,11 @@ class Load:
             told = crowd.told_share > 0 and uniform() < crowd.told_share
             leaves = crowd.hang_up_share > 0 and stream and uniform() < crowd.hang_up_share
             reads = uniform() * output * _READING_S if leaves else math.inf
-            yield Sample(at_s, prompt, output, max(output, _OUTPUT_MAX), tenant, stream, patience, told, reads)
+            if crowd.embeddings and uniform() < crowd.embeddings:
+                yield Sample(at_s, prompt, 1, 1, tenant, False, patience, told, math.inf, whole=True)
+                continue
+            slow_by = _SLOW_BY if crowd.slow_readers and stream and uniform() < crowd.slow_readers else 1.0
+            yield Sample(at_s, prompt, output, max(output, _OUTPUT_MAX), tenant, stream, patience, told, reads, slow_by)
 
     def _gamma_times(self, rate: float, rng: random.Random) -> Iterator[float]:
         shape = 1 / self.arrivals.cv**2

@@ -57,6 +57,7 @@ class HangupGateway:
             all_by=math.inf if sample.stream else due,
             queue_by=now + self._queue_s,
             retry=client.tries > 1,
+            whole=sample.whole,
         )
         self._act(self.admission.arrive(ticket, sample.tenant, now))
         if ticket.queued:
@@ -82,7 +83,8 @@ class HangupGateway:
     def ended(self, client: Client) -> None:
         sample = client.sample
         ticket, client.place = client.place, None
-        self._act(self.admission.end(ticket, self._clock.now, sample.output, sample.prompt, completed=True))
+        steady = sample.slow_by == 1.0
+        self._act(self.admission.end(ticket, self._clock.now, sample.output, sample.prompt, completed=True, steady=steady))
 
     def _act(self, actions: list[Action]) -> None:
         for ticket, seat, reason in actions:
