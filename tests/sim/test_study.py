@@ -139,7 +139,7 @@ def test_jobs_alone_fill_an_engine_whose_slots_nobody_has_told() -> None:
 def test_an_engine_that_reads_prompts_in_parallel_gets_every_call_from_a_cold_start() -> None:
     """Unknown is not full, in virtual time: nobody waits and nobody is refused."""
     model = EngineModel(slots=100_000, kv_tokens=10**9, prefill_tokens_s=1000.0, parallel=True, step_per_call_s=0.0)
-    load = Load([Request(0.0, 1000, 50)])
+    load = Load([Request(0.0, 1000, 50)], Crowd(stream_share=1.0))
     made = world.run(load, model, policies.hangup(Settings()), rate=40, seconds=25, warm_s=0, seed=1)
     assert made.tally.refused == made.tally.given_up == made.waiting_peak == 0
     assert made.tally.ttft.at(0.99) < 1.1
