@@ -136,3 +136,24 @@ def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPat
 
     asyncio.run(run(first=True))
     asyncio.run(run(first=False))
+
+
+def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes the job up when the clock is right again gives it its time. Found by `make chaos`, seed 11."""
+
+    async def run() -> None:
+        loop, store, real = asyncio.get_running_loop(), JobStore(""), time.time
+        board = Board(store, Idle(), loop, keep_days=30)
+        await board.open()
+        monkeypatch.setattr(time, "time", lambda: real() - 400 * 86_400)
+        item = [Asked("a", "/v1/chat/completions", b"{}")]
+        batch = await board.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
+        monkeypatch.setattr(time, "time", real)
+        board._cares.clear()
+        board._change = None
+        await board._refresh()
+        await board._tick(loop.time())
+        assert (await store.do(lambda: store.jobs.get(batch.key))).status is Status.RUNNING
+        await board.close()
+
+    asyncio.run(run())

@@ -15,6 +15,11 @@ class SteadyClock:
         self._time = min(seen, of_day) if seen else of_day
         self._now = now
 
+    @property
+    def latest(self) -> float:
+        """How far it has come; also while the clock is set back."""
+        return self._time
+
     def at(self, of_day: float, now: float) -> float:
         """`of_day` is what the clock says, `now` the process's own time. Never later than the clock."""
         passed, self._now = max(now - self._now, 0.0), now

@@ -120,7 +120,8 @@ class Board:
 
         def work() -> Job:
             self.check_quota(tenant, jobs=1, items=len(items or ()), size=size)
-            expires = now + window_s if window_s is not None else None
+            # Not by a clock that is set back just now: once it is right again, the window would have passed long ago.
+            expires = max(now, self._clock.latest) + window_s if window_s is not None else None
             return store.jobs.submit(id, kind, tenant, now, about, items, expires=expires, lease_s=lease_s, worker=worker)
 
         writing = self.own(self._submitted(work, opening))
