@@ -103,6 +103,7 @@ def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Monitor
         ledger=SimpleNamespace(tokens=Counter(), calls=Counter()),
         admission=SimpleNamespace(queue=SimpleNamespace(count=0)),
         store=books,
+        reaper=SimpleNamespace(told=lambda backend: None, haunting=lambda backend, now: []),
         settings=SimpleNamespace(alarm_webhook=""),
     )
     return Monitor(gateway, log)  # type: ignore[arg-type]
