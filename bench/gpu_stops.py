@@ -31,7 +31,7 @@ REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-type: applicatio
 )
 
 
-def serve_engine(port: int) -> None:
+def serve_engine(port: int, waiting_max: int = 32) -> None:
     """The embedded engine with a model that needs no files."""
     from bench.embedded_gpu import LLAMA_1B, load_random
     from hangup.embedded import runner
@@ -41,7 +41,8 @@ def serve_engine(port: int) -> None:
     runner.load_models = lambda options: (load_random(LLAMA_1B, foreseeable=False), None)
 
     async def serve() -> None:
-        await start(Options(slots=CLIENTS, context_max=4096, prefill_tokens_max=2048), port=port)
+        options = Options(slots=CLIENTS, waiting_max=waiting_max, context_max=4096, prefill_tokens_max=2048)
+        await start(options, port=port)
         await asyncio.Event().wait()
 
     uvloop.run(serve())
@@ -58,6 +59,10 @@ class Gpu:
 
     def watts(self) -> float:
         return float(pynvml.nvmlDeviceGetPowerUsage(self._gpu)) / 1000
+
+    def joules(self) -> float:
+        """Since the driver was loaded."""
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu)) / 1000
 
 
 async def client(port: int) -> tuple[asyncio.StreamWriter, asyncio.Task[None]]:
@@ -160,6 +165,6 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "engine":
-        serve_engine(int(sys.argv[2]))
+        serve_engine(*map(int, sys.argv[2:]))
     else:
         main(Path(sys.argv[1]))

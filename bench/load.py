@@ -8,9 +8,9 @@ import time
 from typing import Any, cast
 
 
-def request(path: str, body: dict[str, Any], id: str = "") -> bytes:
+def request(path: str, body: dict[str, Any], id: str = "", *, close: bool = False) -> bytes:
     data = json.dumps(body, separators=(",", ":")).encode()
-    extra = f"X-Request-Id: {id}\r\n" if id else ""
+    extra = (f"X-Request-Id: {id}\r\n" if id else "") + ("Connection: close\r\n" if close else "")
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{extra}"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
