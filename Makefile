@@ -6,7 +6,7 @@ HANGUP_ENGINES_DIR ?= .engines
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-dashboard dashboard-picture fuzz check format bench judge lock docs clean chaos
+.PHONY: help setup run demo test test-engines test-dashboard dashboard-picture fuzz check format bench judge lock docs clean chaos mutants
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -67,6 +67,9 @@ bench: $(VENV)/.setup-test  ## measure against nginx and the other gateways; see
 
 chaos: $(VENV)/.setup-test  ## faults and load from a seed, on real processes; ARGS="--seed 7 --minutes 4 --actors kill,calls"
 	PYTHONPATH=tests $(BIN)/python -m chaos $(ARGS)
+
+mutants: $(VENV)/.setup-test  ## break core/ in small ways, see whether its tests notice; ARGS="--seed 1 --minutes 12 --only call.py"
+	$(BIN)/python -m tools.mutants $(ARGS)
 
 judge: $(VENV)/.setup-test  ## AIPerf and GuideLLM judge direct, nginx, LiteLLM and hangup (installs 4 GB into bench/.envs); ARGS="--help"
 	PYTHONPATH=tests $(BIN)/python -m bench.judge $(ARGS)

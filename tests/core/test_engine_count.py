@@ -37,6 +37,18 @@ def test_a_count_that_is_behind_without_a_restart_is_not_explained_away() -> Non
     assert count.settle(seen=100) == Settled(0, 0)
 
 
+def test_how_far_it_is_ahead_of_what_came_and_was_named() -> None:
+    count = EngineCount()
+    assert count.ahead(seen=3) == -3
+    count.note(0)
+    count.note(100)
+    assert count.ahead(seen=70) == 30
+    count.name(20)
+    assert count.ahead(seen=70) == 10
+    assert count.settle(seen=99 - 20) == Settled(1, 0), "a single token gets its name as well"
+    assert count.ahead(seen=79) == 0 and count.settle(seen=79) == Settled(0, 0)
+
+
 _LIVES = st.lists(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=6), min_size=1, max_size=5)
 
 

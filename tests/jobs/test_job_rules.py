@@ -47,9 +47,13 @@ def test_a_cancel_that_came_too_late_changes_nothing() -> None:
 def test_every_end_of_a_call_means_something_for_its_item(code: str, status: int, stopping: bool, failures: int) -> None:
     reason = REASONS[code]
     what = after(reason, status, stopping=stopping, failures=failures, failures_max=3)
+    assert isinstance(what, After)
+    if reason.outcome is Outcome.SHED:
+        assert what is (After.CANCELLED if stopping else After.AGAIN), "it had no turn yet"
     if what is After.AGAIN:
         assert not stopping, "a job that is being cancelled starts nothing anew"
-        assert reason.outcome in (Outcome.SHED, Outcome.ENGINE_FAILED) or reason is reasons.YIELDED
+        no_room = reason.outcome is Outcome.COMPLETED and status == 429
+        assert no_room or reason.outcome in (Outcome.SHED, Outcome.ENGINE_FAILED) or reason is reasons.YIELDED
     if what is After.SUCCEEDED:
         assert 200 <= status < 300 or reason is reasons.OUTPUT_TOKENS
     if reason.outcome is Outcome.CLIENT_GONE:

@@ -1,0 +1,549 @@
+"""How many calls an engine may have: what counts as evidence, what it allows, and when it is dropped."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.core.admission import Admission, Seat, Ticket
+from hangup.core.admission.limiter import COLD_MAX, SPARE, Evidence, LearnedLimit
+from hangup.core.admission.usual import UsualTime
+
+PROMPT = 100
+INF = math.inf
+
+
+def see(
+    limit: LearnedLimit, now: float, waited_s: float = 0.1, *, late: bool | None = False, ahead: int = 0, free: bool = False
+) -> None:
+    limit.first_token(PROMPT, waited_s, now, ahead=ahead, free=free, late=late, unqueued=False, visible=True)
+
+
+def known(times: int = 10, waited_s: float = 0.1) -> LearnedLimit:
+    """Of an engine that has been on time, a first token each second."""
+    limit = LearnedLimit()
+    for at in range(times):
+        see(limit, float(at), waited_s)
+    return limit
+
+
+def queueing(limit: LearnedLimit, now: float = 100.0, ahead: int = 4) -> LearnedLimit:
+    """First tokens are late until that is believed."""
+    for at in range(50):
+        if limit.queues is Evidence.LATE:
+            return limit
+        see(limit, now + at, 1.0, late=True, ahead=ahead)
+    raise AssertionError("fifty late first tokens are no evidence")
+
+
+def why(limit: LearnedLimit) -> Evidence:
+    return limit.evidence
+
+
+class TestUnknown:
+    def test_an_engine_that_has_shown_nothing_gets_many_calls(self) -> None:
+        limit = LearnedLimit()
+        assert limit.limit(0, 0) == limit.unstarted_max == COLD_MAX and not limit.unlimited
+        assert why(limit) is Evidence.NONE and limit.in_flight_max == INF
+
+    def test_the_first_token_that_is_seen_opens_it(self) -> None:
+        limit = known(1)
+        assert limit.unlimited and limit.limit(5, 5) == INF
+
+    def test_of_a_hosted_api_first_tokens_are_no_evidence(self) -> None:
+        limit = LearnedLimit()
+        limit.forget(by_tokens=False)
+        assert limit.unlimited and limit.unstarted_max == INF
+        see(limit, 1.0)
+        assert limit.late_after_s(PROMPT, True) == INF and limit.usual_s(PROMPT, True) == pytest.approx(0.1)
+
+    def test_it_forgets_with_the_engine(self) -> None:
+        limit = queueing(known())
+        limit.step_slo_s = 0.25
+        limit.refused(3, 200.0)
+        limit.forget()
+        assert why(limit) is Evidence.NONE and limit.unstarted_max == COLD_MAX and limit.refused_max == INF
+        assert limit.usual_s(PROMPT, True) is None and limit.step_slo_s == 0.25 and limit.by_tokens and not limit.unlimited
+
+
+class TestLate:
+    def test_late_is_two_and_a_half_times_the_usual_and_a_little(self) -> None:
+        limit = LearnedLimit()
+        assert limit.late_after_s(PROMPT, True) == INF and limit.usual_s(PROMPT, True) is None
+        see(limit, 0.0, 0.2)
+        assert limit.late_after_s(PROMPT, True) == pytest.approx(0.55) and limit.usual_s(PROMPT, True) == 0.2
+        assert limit.late_after_s(PROMPT, False) == INF, "whole answers are compared with whole answers"
+
+    def test_one_late_token_is_no_evidence_and_many_are(self) -> None:
+        limit = known()
+        see(limit, 100.0, 1.0, late=True, ahead=4)
+        assert why(limit) is Evidence.NONE and limit.unlimited
+        queueing(limit, 101.0)
+        assert why(limit) is Evidence.LATE and not limit.unlimited and limit.unstarted_max < 6
+
+    def test_the_very_first_may_be_late_without_meaning_anything(self) -> None:
+        limit = LearnedLimit()
+        for at in range(3):
+            see(limit, float(at), late=True, ahead=4)
+        assert why(limit) is Evidence.NONE and limit._late == 0.0
+
+    def test_what_says_nothing_changes_nothing(self) -> None:
+        limit = known()
+        for at in range(50):
+            see(limit, 100.0 + at, 5.0, late=None, ahead=4)
+        assert why(limit) is Evidence.NONE
+
+    def test_late_ones_among_those_on_time_are_scatter(self) -> None:
+        limit = known()
+        for at in range(300):
+            see(limit, 100.0 + at, late=at % 3 == 0, ahead=4)
+        assert why(limit) is Evidence.NONE
+
+    def test_as_many_are_allowed_as_it_reads_at_a_time_and_two(self) -> None:
+        """Fifty first tokens a second that take 0.1 s each: five prompts are read at a time."""
+        limit = LearnedLimit()
+        for at in range(400):
+            see(limit, at * 0.02, 0.1)
+        limit.told(10)
+        assert limit.unstarted_max == SPARE + 4  # the count is that of a second, fading, and the last one is not in it
+        assert limit.limit(20, 6) == 14 + limit.unstarted_max
+
+    def test_it_opens_once_calls_are_on_time(self) -> None:
+        limit = queueing(known())
+        limit.open_if_on_time()
+        assert why(limit) is Evidence.LATE, "they are not"
+        at = 200.0
+        while limit._late >= 0.4:
+            limit.open_if_on_time()
+            assert why(limit) is Evidence.LATE
+            see(limit, at := at + 1)
+        limit.open_if_on_time()
+        assert why(limit) is Evidence.NONE and limit.unlimited and limit.unstarted_allowed(0) == INF
+
+    def test_each_on_time_allows_one_more_up_to_what_it_has_run(self) -> None:
+        limit = queueing(known())
+        limit.runs(10, 100.0)
+        before = limit.unstarted_allowed(0)
+        for at in range(3):
+            see(limit, 200.0 + at)
+        assert limit.unstarted_allowed(0) == before + 3
+        assert limit.unstarted_allowed(7) == before + 1, "of ten that it ran, at most one is free for sure"
+        see(limit, 210.0, 1.0, late=True)
+        assert limit.unstarted_allowed(0) == before + 1, "a late one halves it"
+
+    def test_on_time_but_not_quick_allows_none_more(self) -> None:
+        limit = queueing(known())
+        before = limit.unstarted_allowed(0)
+        see(limit, 200.0, 0.18)
+        assert limit.unstarted_allowed(0) == before
+        see(limit, 201.0, 0.17)
+        assert limit.unstarted_allowed(0) == before + 1
+
+    def test_fewer_calls_that_help_nobody_are_undone(self) -> None:
+        limit = queueing(known(), ahead=8)
+        for at in range(8):
+            see(limit, 200.0 + at, 1.0, late=True, ahead=8)
+        for at in range(4):
+            assert why(limit) is Evidence.LATE
+            see(limit, 300.0 + at, 0.9, late=True, ahead=4, free=True)
+        assert why(limit) is Evidence.NONE and limit.unlimited
+        assert limit.usual_s(PROMPT, True) == pytest.approx(0.9), "that is what it takes now"
+
+    @pytest.mark.parametrize(
+        ("ahead", "waited_s", "free", "late"),
+        [
+            pytest.param(4, 0.5, True, True, id="fewer do help"),
+            pytest.param(4, 0.9, False, True, id="all slots were taken"),
+            pytest.param(5, 0.9, True, True, id="more than half were ahead"),
+            pytest.param(4, 0.9, True, False, id="it is on time"),
+        ],
+    )
+    def test_it_is_not_undone_when(self, ahead: int, waited_s: float, free: bool, late: bool) -> None:
+        limit = queueing(known(), ahead=8)
+        for at in range(8):
+            see(limit, 200.0 + at, 1.0, late=True, ahead=8)
+        for at in range(8):
+            see(limit, 300.0 + at, waited_s, late=late, ahead=ahead, free=free)
+        assert why(limit) is Evidence.LATE
+
+    def test_with_few_calls_it_cannot_be_told_whether_fewer_help(self) -> None:
+        limit = queueing(known(), ahead=7)
+        for ahead in (7, 7, 3, 3, 3, 3, 3, 3):
+            see(limit, 200.0, 1.0, late=True, ahead=ahead, free=True)
+        assert why(limit) is Evidence.LATE
+
+
+class TestOverdue:
+    def test_when_nothing_moves_one_is_enough(self) -> None:
+        limit = known()
+        limit.overdue(sent_at=50.0, unstarted=SPARE)
+        assert why(limit) is Evidence.LATE and not limit.unlimited
+
+    def test_before_anything_is_known_as_well(self) -> None:
+        limit = LearnedLimit()
+        limit.overdue(sent_at=1.0, unstarted=5)
+        assert why(limit) is Evidence.LATE and limit.unstarted_max == SPARE
+
+    def test_it_is_one_of_many_while_others_get_their_first_token(self) -> None:
+        limit = known()
+        limit.overdue(sent_at=5.0, unstarted=20)
+        assert why(limit) is Evidence.NONE
+
+    def test_alone_it_may_just_be_slow(self) -> None:
+        limit = known()
+        limit.overdue(sent_at=50.0, unstarted=1)
+        assert why(limit) is Evidence.NONE
+
+
+class TestItsOwnWord:
+    def test_more_than_two_waiting_are_believed_at_once(self) -> None:
+        limit = known()
+        limit.told(SPARE)
+        assert why(limit) is Evidence.NONE
+        limit.told(0)
+        limit.told(SPARE)
+        assert why(limit) is Evidence.NONE, "it was for a moment, twice"
+        limit.told(SPARE)
+        assert why(limit) is Evidence.WAITING
+        other = known()
+        other.told(SPARE + 1)
+        assert why(other) is Evidence.WAITING and not other.unlimited
+
+    def test_none_waiting_twice_allows_more_whatever_it_was_seen_to_run(self) -> None:
+        limit = known()
+        limit.told(5)
+        allowed = limit.unstarted_allowed(0)
+        limit.told(0)
+        assert limit.unstarted_allowed(0) == allowed
+        limit.told(0)
+        assert limit.unstarted_allowed(0) == allowed + 4
+        limit.told(0)
+        assert limit.unstarted_allowed(0) == allowed + 8
+        limit.open_if_on_time()
+        assert why(limit) is Evidence.NONE
+        limit.told(5)
+        assert limit.unstarted_allowed(0) == allowed
+
+
+class TestRefusals:
+    def test_it_has_as_many_as_when_it_refused_and_one_at_least(self) -> None:
+        limit = known()
+        limit.refused(5, 10.0)
+        assert limit.limit(9, 1) == limit.in_flight_max == 5 and why(limit) is Evidence.REFUSED and not limit.unlimited
+        limit.refused(7, 10.0)
+        assert limit.refused_max == 5
+        limit.refused(0, 10.0)
+        assert limit.refused_max == 1
+
+    def test_one_more_is_tried_a_second_later_and_then_each_second(self) -> None:
+        limit = known()
+        assert not limit.accepted(4, 9.0), "there was no refusal"
+        limit.refused(5, 10.0)
+        assert not limit.accepted(5, 10.9)
+        assert not limit.accepted(3, 11.0), "it has room as it is"
+        assert limit.accepted(4, 11.0) and limit.refused_max == 6
+        assert not limit.accepted(6, 11.9)
+        assert limit.accepted(6, 12.0) and limit.refused_max == 7
+
+    def test_what_does_not_bind_is_forgotten_after_a_minute(self) -> None:
+        limit = known()
+        limit.refused(5, 10.0)
+        assert not limit.accepted(1, 70.0) and limit.refused_max == 5
+        assert not limit.accepted(1, 70.1) and limit.refused_max == INF and why(limit) is Evidence.NONE
+        assert not limit.accepted(1, 200.0)
+
+    def test_all_are_refused_if_one_sent_after_a_refusal_is_refused(self) -> None:
+        limit = known()
+        assert not limit.refuses_all(1.0)
+        limit.refused(5, 10.0)
+        assert not limit.refuses_all(9.0), "it was on its way"
+        assert not limit.refuses_all(10.0) and limit.refuses_all(10.1)
+        limit.accepted(1, 11.0)
+        assert not limit.refuses_all(12.0), "one was taken since"
+
+
+class TestSteps:
+    @staticmethod
+    def slow(slo_s: float = 0.1) -> LearnedLimit:
+        limit = LearnedLimit(slo_s)
+        see(limit, 0.0)
+        limit.step(0.05, 4)
+        return limit
+
+    def test_slow_steps_take_a_twentieth(self) -> None:
+        limit = self.slow()
+        limit.step(0.3, 20)
+        assert limit.slow_max == pytest.approx(19) == limit.limit(20, 0) and why(limit) is Evidence.SLOW
+        assert not limit.unlimited
+        limit.step(0.3, 19)
+        assert limit.slow_max == pytest.approx(19 * 0.95)
+
+    @pytest.mark.parametrize(("slo_s", "seconds"), [(0.1, 0.1), (0.01, 0.1), (INF, 9.0)])
+    def test_within_its_goal_or_twice_its_best_it_is_not_slow(self, slo_s: float, seconds: float) -> None:
+        limit = self.slow(slo_s)
+        limit.step(seconds, 20)
+        assert limit.slow_max == INF and why(limit) is Evidence.NONE
+
+    def test_fewer_that_do_not_help_are_undone(self) -> None:
+        limit = self.slow()
+        limit.step(0.3, 20)
+        limit.step(0.28, 14)
+        assert limit.slow_max == INF
+        limit.step(0.3, 20)
+        assert limit.slow_max == INF, "that is its best now"
+
+    def test_fewer_that_help_are_kept(self) -> None:
+        limit = self.slow()
+        limit.step(0.3, 20)
+        limit.step(0.2, 14)
+        assert limit.slow_max == pytest.approx(19)
+        limit.step(0.2, 14)
+        assert limit.slow_max == pytest.approx(14 * 0.95), "and from there it goes on"
+
+    def test_it_grows_by_one_or_a_fiftieth_where_it_binds(self) -> None:
+        limit = self.slow()
+        limit.step(0.3, 20)
+        limit.step(0.05, 17)
+        assert limit.slow_max == pytest.approx(19)
+        limit.step(0.05, 18)
+        assert limit.slow_max == pytest.approx(20)
+        large = self.slow()
+        large.step(0.3, 1000)
+        large.step(0.05, 950)
+        assert large.slow_max == pytest.approx(950 * 1.02)
+
+    def test_one_call_is_always_allowed(self) -> None:
+        limit = self.slow()
+        for _ in range(5):
+            limit.step(0.3, 1)
+        assert limit.slow_max == 1
+
+    def test_the_tighter_word_is_the_evidence(self) -> None:
+        limit = self.slow()
+        limit.step(0.3, 20)
+        limit.refused(5, 1.0)
+        assert why(limit) is Evidence.REFUSED and limit.in_flight_max == 5
+        limit.told(9)
+        assert why(limit) is Evidence.WAITING
+
+
+class TestWhatItRuns:
+    def test_one_more_is_tried_after_longer_and_longer_pauses(self) -> None:
+        limit = known()
+        limit.runs(3, 100.0)
+        assert limit.ran == 3
+        assert not limit.one_more(2, 100.0) and not limit.one_more(4, 100.0)
+        now, pauses = 100.0, []
+        for _ in range(6):
+            began = now
+            while not limit.one_more(3, now):
+                now += 0.5
+            pauses.append(now - began)
+        assert pauses == [0, 1, 2, 4, 8, 10]
+        limit.runs(4, now)
+        assert limit.ran == 4 and limit.one_more(4, now) and not limit.one_more(4, now + 0.9) and limit.one_more(4, now + 1)
+
+    def test_none_is_tried_beyond_what_it_refused(self) -> None:
+        limit = known()
+        limit.runs(3, 100.0)
+        limit.refused(3, 100.0)
+        assert not limit.one_more(3, 101.0)
+        limit.refused_max = 4
+        assert limit.one_more(3, 101.0)
+
+    def test_it_is_remembered_for_ten_minutes(self) -> None:
+        limit = known()
+        limit.runs(8, 100.0)
+        limit.runs(2, 600.0)
+        assert limit.ran == 8
+        limit.runs(2, 701.0)
+        limit.runs(2, 1302.0)
+        assert limit.ran == 2
+
+    def test_a_slot_is_surely_free_below_three_quarters_of_that(self) -> None:
+        limit = known()
+        assert not limit.has_free_slot(0)
+        limit.runs(8, 100.0)
+        assert limit.has_free_slot(5) and not limit.has_free_slot(6)
+
+
+class TestUsualTime:
+    def test_each_octave_of_prompts_has_its_own(self) -> None:
+        usual = UsualTime()
+        assert usual.get(100) is None
+        usual.observe(100, 0.1)
+        usual.observe(1000, 0.4)
+        assert usual.get(64) == usual.get(127) == 0.1 and usual.get(1023) == 0.4
+        assert usual.get(200) == 0.2, "twice as long at most for twice the size"
+        assert usual.get(5000) == pytest.approx(3.2)
+        assert usual.get(10) == 0.1, "smaller than any that was seen"
+
+    def test_the_median_of_a_few_and_a_quarter_of_many(self) -> None:
+        usual = UsualTime()
+        for seconds in range(1, 16):
+            usual.observe(100, seconds)
+        assert usual.get(100) == 8
+        usual.observe(100, 16)
+        assert usual.get(100) == 5
+
+    def test_a_load_that_grows_does_not_pass_for_what_is_usual(self) -> None:
+        usual = UsualTime()
+        for _ in range(40):
+            usual.observe(100, 0.1)
+        for _ in range(64):
+            usual.observe(100, 1.0)
+        assert usual.get(100) is not None and 0.149 < (usual.get(100) or 0) < 0.16
+
+    def test_only_the_last_32_count(self) -> None:
+        usual = UsualTime()
+        for _ in range(200):
+            usual.observe(100, 1.0)
+        for _ in range(12):
+            usual.observe(100, 0.1)
+        assert usual.get(100) == 0.1
+
+    def test_while_it_queues_only_what_is_quicker_counts_and_only_at_first(self) -> None:
+        usual = UsualTime()
+        usual.observe_lower(100, 1.0)
+        usual.observe_lower(100, 2.0)
+        assert usual.get(100) == 1.0
+        for _ in range(3):
+            usual.observe_lower(100, 0.5)
+        assert usual.get(100) == 0.5
+        for _ in range(12):
+            usual.observe(100, 0.5)
+        for _ in range(32):
+            usual.observe_lower(100, 0.1)
+        assert usual.get(100) == 0.5
+
+    def test_what_was_known_of_a_size_can_be_dropped(self) -> None:
+        usual = UsualTime()
+        for _ in range(100):
+            usual.observe(100, 0.1)
+        usual.is_now(100, 3.0)
+        assert usual.get(100) == 3.0
+
+    @given(st.lists(st.floats(0.001, 100), min_size=1, max_size=120))
+    def test_it_is_never_beyond_what_was_seen(self, times: list[float]) -> None:
+        usual = UsualTime()
+        for seconds in times:
+            usual.observe(100, seconds)
+            got = usual.get(100)
+            assert got is not None and min(times) <= got <= max(times)
+
+
+class TestFleet:
+    """The same, seen from the whole: calls that are overdue, refusals and pauses."""
+
+    LIMITS = Limits(queue_depth_max=100, queue_s=30.0)
+
+    def made(self, names: str = "a", slots: int = 0) -> Admission:
+        return Admission(self.LIMITS, [Seat(name, slots) for name in names], lambda: 0.5)
+
+    def send(self, made: Admission, now: float, seats: frozenset[str] | None = None) -> Ticket:
+        ticket = Ticket(object(), prompt=PROMPT, seats=seats, queue_by=now + 30.0)
+        self.actions = made.arrive(ticket, "t", now)
+        return ticket
+
+    def warm(self, made: Admission) -> None:
+        for at in range(10):
+            ticket = self.send(made, float(at))
+            made.first_token(ticket, at + 0.1)
+            made.end(ticket, at + 0.2, PROMPT, 5, completed=True)
+
+    def test_calls_that_are_overdue_close_the_engine_before_a_first_token_comes(self) -> None:
+        made = self.made()
+        self.warm(made)
+        [seat] = made.fleet.seats
+        for _ in range(20):
+            self.send(made, 20.0)
+        assert seat.in_flight == 20 == len(seat.waits)
+        self.send(made, 20.29)
+        assert why(seat.limiter) is Evidence.NONE, "late is 2.5 times the usual 0.1 s and 0.05 s: not yet"
+        waits = self.send(made, 20.31)
+        assert waits.queued and why(seat.limiter) is Evidence.LATE and len(seat.waits) == 1
+
+    def test_a_first_token_that_was_overdue_is_not_held_against_it_twice(self) -> None:
+        made = self.made()
+        self.warm(made)
+        [seat] = made.fleet.seats
+        late = [self.send(made, 20.0) for _ in range(2)]
+        self.send(made, 25.0)
+        assert all(ticket.late for ticket in late) and why(seat.limiter) is Evidence.LATE
+        was = seat.limiter._late
+        made.first_token(late[0], 25.1)
+        assert seat.limiter._late == was
+
+    def test_what_is_known_later_counts_for_those_sent_before(self) -> None:
+        made = self.made()
+        early = [self.send(made, 0.0) for _ in range(6)]
+        assert early[1].late_at == INF
+        made.first_token(early[0], 0.1)
+        self.send(made, 0.2)
+        assert not early[1].late and early[1].late_at == pytest.approx(0.3)
+        self.send(made, 0.31)
+        assert early[1].late
+
+    def test_a_refused_call_goes_elsewhere_and_the_refusal_counts_those_beside_it(self) -> None:
+        made = self.made("ab")
+        calls = [self.send(made, 0.0) for _ in range(6)]
+        at = calls[0].seat
+        assert at is not None and at.in_flight == 3
+        calls[0].tried |= {at.name}
+        assert made.fleet.has_other(calls[0].tried, None)
+        [action] = made.refused(calls[0], 0.1)
+        assert action.seat is not None and action.seat is not at and at.limiter.refused_max == 2 == at.limit
+
+    def test_there_is_no_other_when_the_others_are_paused_or_cannot_answer(self) -> None:
+        made = self.made("ab")
+        b = made.fleet.seats[1]
+        assert made.fleet.has_other(frozenset("a"), None) and not made.fleet.has_other(frozenset("a"), frozenset("a"))
+        made.pause(b, True, 0.0)
+        assert not made.fleet.has_other(frozenset("a"), None) and made.fleet.has_other(frozenset("b"), None)
+        assert not made.fleet.has_other(frozenset("ab"), None)
+
+    def test_a_pause_ends_when_the_first_of_them_comes_back(self) -> None:
+        made = self.made("ab")
+        a, b = made.fleet.seats
+        a.paused_until, b.paused_until = 10.0, 20.0
+        made.pause(a, True, 0.0)
+        assert made.fleet.paused_until(None) == 0.0 and made.fleet.paused_until(frozenset("a")) == 10.0
+        made.pause(b, True, 0.0)
+        assert made.fleet.paused_until(None) == 10.0 and made.fleet.paused_until(frozenset("b")) == 20.0
+        a.drained = True
+        assert made.fleet.paused_until(None) == 20.0, "one that is drained does not come back by itself"
+        b.closed = True
+        assert made.fleet.paused_until(None) == 0.0
+
+    def test_nobody_waits_for_a_pause_that_is_longer_than_he_may_wait(self) -> None:
+        made = self.made()
+        [seat] = made.fleet.seats
+        seat.paused_until = 31.0
+        made.pause(seat, True, 0.0)
+        self.send(made, 0.0)
+        assert [action.reason for action in self.actions] == [reasons.BACKEND_PAUSED]
+        assert made.retry_after_s("t", reasons.BACKEND_PAUSED, 0.0) == pytest.approx(31.0 * 1.125)
+        assert self.send(made, 1.0).queued, "it is over when that one's time is"
+
+    def test_a_paused_engine_says_so(self) -> None:
+        for slots in (0, 4):
+            made = self.made(slots=slots)
+            [seat] = made.fleet.seats
+            assert seat.limited_by == ("slots" if slots else "none") and seat.is_open == (not slots)
+            made.pause(seat, True, 0.0)
+            assert seat.limit == 0 and seat.limited_by == "engine_refused" and not seat.is_open
+            assert made.pause(seat, True, 0.0) == []
+            made.pause(seat, False, 0.0)
+            assert seat.limit > 0
+
+    def test_refusals_bind_below_the_slots_that_were_given(self) -> None:
+        made = self.made(slots=4)
+        [seat] = made.fleet.seats
+        calls = [self.send(made, 0.0) for _ in range(4)]
+        made.refused(calls[0], 0.1)
+        assert seat.limit == 3 == seat.known == seat.capacity and seat.limited_by == "engine_refused"

@@ -1,0 +1,139 @@
+"""How long clients wait before they leave: learned from departures, and from nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangup.core.admission.patience import Patience, PatienceBook
+
+SHARES = st.lists(st.floats(0, 0.9), max_size=60)
+
+
+@given(
+    timeout_s=st.floats(1.1, 1500),
+    departures=st.integers(8, 60),
+    joined=st.lists(st.floats(0, 0.9), max_size=60),
+    answered=SHARES,
+)
+def test_a_common_timeout_is_found_however_few_were_kept_waiting_that_long(
+    timeout_s: float, departures: int, joined: list[float], answered: list[float]
+) -> None:
+    """All who were not answered before it left then, some of them watched only from later on."""
+    patience = Patience()
+    for share in answered:
+        patience.observe(0.0, share * timeout_s, left=False)
+    for at in range(departures):
+        patience.observe(joined[at] * timeout_s if at < len(joined) else 0.0, timeout_s, left=True)
+    assert patience.limit_s == pytest.approx(timeout_s)
+    assert patience.departures == departures
+
+
+@given(st.lists(st.tuples(st.floats(0, 4000), st.floats(0, 4000)), max_size=200))
+def test_without_departures_there_is_no_timeout(waits: list[tuple[float, float]]) -> None:
+    patience = Patience()
+    for one, other in waits:
+        patience.observe(min(one, other), max(one, other), left=False)
+        assert patience.limit_s == math.inf
+    assert patience.departures == 0
+
+
+def leaving(at_s: float, departures: int, staying: int = 0, stay_s: float = 100.0) -> Patience:
+    patience = Patience()
+    for _ in range(staying):
+        patience.observe(0.0, stay_s, left=False)
+    for _ in range(departures):
+        patience.observe(0.0, at_s, left=True)
+    return patience
+
+
+def test_a_few_departures_prove_nothing() -> None:
+    assert leaving(10.0, 7, staying=1, stay_s=1.0).limit_s == math.inf
+    assert leaving(10.0, 8).limit_s == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("departures", "limit_s"), [(89, math.inf), (91, 10.0)])
+def test_it_is_a_timeout_if_hardly_anybody_waits_longer(departures: int, limit_s: float) -> None:
+    assert leaving(10.0, departures, staying=100 - departures).limit_s == pytest.approx(limit_s)
+
+
+def test_shares_multiply_from_moment_to_moment() -> None:
+    """Two of three leave at 5 s, two of three of the rest at 10 s, and so on: after 15 s one in 27 is left."""
+    patience = Patience()
+    for at_s, departures in ((5.0, 18), (10.0, 6), (15.0, 2)):
+        for _ in range(departures):
+            patience.observe(0.0, at_s, left=True)
+    patience.observe(0.0, 60.0, left=False)
+    assert patience.limit_s == pytest.approx(15.0)
+
+
+def test_those_who_were_answered_before_are_not_among_those_who_stayed() -> None:
+    """A thousand short calls say nothing about who would have waited for ten seconds."""
+    patience = Patience()
+    for _ in range(300):
+        patience.observe(0.0, 0.5, left=False)
+    for _ in range(8):
+        patience.observe(0.0, 10.0, left=True)
+    assert patience.limit_s == pytest.approx(10.0)
+
+
+def test_one_watched_from_later_on_is_not_counted_before() -> None:
+    patience = Patience()
+    for _ in range(20):
+        patience.observe(0.0, 10.0, left=True)
+        patience.observe(20.0, 30.0, left=False)  # its line was stood in before; nobody knows who left it at 10 s
+    assert patience.limit_s == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("at_s", "limit_s"), [(0.02, math.inf), (0.9, math.inf), (1.0, 1.0), (1.1, 1.1)])
+def test_who_leaves_within_a_second_did_not_lose_patience(at_s: float, limit_s: float) -> None:
+    assert leaving(at_s, 50).limit_s == pytest.approx(limit_s)
+
+
+def test_beyond_the_last_bin_it_is_still_known_when_they_left() -> None:
+    assert leaving(5000.0, 8).limit_s == pytest.approx(5000.0)
+
+
+def test_the_curve_is_drawn_anew_after_eight_calls() -> None:
+    patience = leaving(10.0, 8)
+    assert patience.limit_s == pytest.approx(10.0)
+    for at in range(8):
+        patience.observe(0.0, 60.0, left=False)
+        assert (patience.limit_s == math.inf) == (at == 7)
+
+
+def test_a_timeout_that_is_no_more_is_forgotten() -> None:
+    patience = leaving(10.0, 700)
+    for _ in range(4000):
+        patience.observe(0.0, 30.0, left=False)
+    assert patience.limit_s == math.inf
+    for _ in range(4000):  # were the 4,000 still counted in full, half would seem to stay
+        patience.observe(0.0, 20.0, left=True)
+    assert patience.limit_s == pytest.approx(20.0)
+
+
+def test_many_calls_change_nothing_while_all_leave_alike() -> None:
+    patience = Patience()
+    for _ in range(5000):
+        patience.observe(0.0, 10.0, left=True)
+        assert patience.limit_s in (math.inf, pytest.approx(10.0))
+    assert patience.limit_s == pytest.approx(10.0)
+
+
+def test_each_kind_of_client_has_its_own_patience() -> None:
+    book = PatienceBook()
+    one = book.of("curl", True)
+    assert book.of("curl", True) is one and one[0] is not one[1]
+    assert book.of("curl", False) is not one and book.of("python", True) is not one
+
+
+def test_names_of_clients_fill_no_memory() -> None:
+    book = PatienceBook()
+    known = {name: book.of(str(name), True) for name in range(2 * PatienceBook.KINDS_MAX)}
+    assert len({id(kind) for kind in known.values()}) == 2 * PatienceBook.KINDS_MAX
+    rest = book.of("one more", True)
+    assert book.of("another", True) is rest and book.of("another", False) is not rest
+    assert all(book.of(str(name), True) is kind and kind is not rest for name, kind in known.items())
