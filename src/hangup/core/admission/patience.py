@@ -10,25 +10,26 @@ from __future__ import annotations
 import math
 
 _FIRST_S = 0.05  # where the first bin ends
-_BINS_PER_OCTAVE = 8
+_BINS_PER_OCTAVE = 16
 _BINS = 15 * _BINS_PER_OCTAVE  # up to about half an hour
-_ENOUGH = 8  # departures before anything is concluded
+_ENOUGH = 6  # departures before anything is concluded
 _STAY_SHARE = 0.1  # fewer than so many have ever waited longer: then nobody does
 _LEAST_S = 1.0  # who leaves sooner than that did not lose patience
 _MEMORY = 400.0  # calls after which older ones have faded by half
-_REFRESH = 8  # calls after which the curve is drawn anew
+_REFRESH = 2  # calls after which the curve is drawn anew
 
 
 class Patience:
     """Of one kind of client, for one kind of wait."""
 
-    __slots__ = ("_began", "_ended", "_left", "_left_s", "_limit_s", "_seen", "_stale", "departures")
+    __slots__ = ("_began", "_ended", "_ended_s", "_left", "_left_s", "_limit_s", "_seen", "_stale", "departures")
 
     def __init__(self) -> None:
         self._began = [0.0] * _BINS  # calls by the moment from which they were watched,
-        self._ended = [0.0] * _BINS  # and to which,
-        self._left = [0.0] * _BINS  # of which so many by a departure,
-        self._left_s = [0.0] * _BINS  # and the sum of those moments
+        self._ended = [0.0] * _BINS  # those by the moment at which they ended,
+        self._ended_s = [0.0] * _BINS  # and the sum of those moments,
+        self._left = [0.0] * _BINS  # and the same of those who left
+        self._left_s = [0.0] * _BINS
         self._seen = 0.0
         self._stale = 0
         self._limit_s = math.inf
@@ -38,18 +39,20 @@ class Patience:
         """A client was seen to wait from one moment after its arrival to another; whether it left then."""
         at = _bin(to_s)
         self._began[_bin(from_s)] += 1
-        self._ended[at] += 1
         self._seen += 1
         self._stale += 1
         if left:
             self.departures += 1
             self._left[at] += 1
             self._left_s[at] += to_s
+        else:
+            self._ended[at] += 1
+            self._ended_s[at] += to_s
         if self._seen >= 2 * _MEMORY:
             self._fade()
 
     def _fade(self) -> None:
-        for counts in (self._began, self._ended, self._left, self._left_s):
+        for counts in (self._began, self._ended, self._ended_s, self._left, self._left_s):
             counts[:] = [count / 2 for count in counts]
         self._seen /= 2
 
@@ -63,14 +66,17 @@ class Patience:
 
     def _draw(self) -> float:
         watched, stay = 0.0, 1.0
-        for began, ended, left, left_s in zip(self._began, self._ended, self._left, self._left_s, strict=True):
-            watched += began
+        for at, left in enumerate(self._left):
+            watched += self._began[at]
+            ended = self._ended[at]
             if left:
-                stay *= max(1 - left / max(watched, left), 0.0)
+                left_s = self._left_s[at] / left
+                # Who ended shortly before the others left was no longer waiting then.
+                waited = watched - ended if ended and self._ended_s[at] / ended < left_s else watched
+                stay *= max(1 - left / max(waited, left), 0.0)
                 if stay < _STAY_SHARE:
-                    limit_s = left_s / left
-                    return limit_s if limit_s >= _LEAST_S else math.inf
-            watched -= ended
+                    return left_s if left_s >= _LEAST_S else math.inf
+            watched -= ended + left
         return math.inf
 
 
