@@ -160,6 +160,25 @@ def test_the_longest_line_makes_room_for_others_but_not_for_itself() -> None:
     assert refused(made.arrive(Ticket("other"), "b", 0.0)) == [("a1", "pushed_out")]
 
 
+def test_what_counts_as_the_longest_line_goes_by_weight() -> None:
+    made = admission(b=Terms(weight=2))
+    fill(made, "a", 4)  # one runs
+    fill(made, "b", 3)
+    assert refused(made.arrive(Ticket("fourth"), "b", 0.0)) == [("a1", "pushed_out")], "four of weight 2 are less than three"
+    assert refused(made.arrive(Ticket("fifth"), "b", 0.0)) == [("fifth", "queue_full")]
+
+
+def test_a_queue_through_which_many_have_gone_keeps_nothing_of_them() -> None:
+    made = admission()
+    fill(made, "a", 1)
+    for at in range(1000):
+        ticket = Ticket(at)
+        made.arrive(ticket, f"t{at % 7}", 0.0)
+        made.leave(ticket, 0.0)
+    assert made.queue.count == 0
+    assert all(len(lane.by_length) <= 66 for lane in made.queue._lanes)
+
+
 def test_a_tenants_quota_of_calls_is_its_own_and_429() -> None:
     made = admission(slots=4, a=Terms(concurrency_max=2))
     first, second = fill(made, "a", 2)

@@ -17,6 +17,12 @@ from hangup.core.reasons import REASONS, Outcome, Reason
 ANY_REASON = st.sampled_from(sorted(REASONS.values(), key=lambda r: r.code))
 
 
+def test_a_new_call_has_cost_nothing() -> None:
+    call = Call("x", 1.0)
+    assert call.attempts == call.status == call.bytes_in == call.tokens_out == 0
+    assert call.phase is Phase.RECEIVING and not (call.stream or call.tokens_exact or call.engine_finished)
+
+
 class Life(RuleBasedStateMachine):
     """A driver that does to a call what sockets, timers and operators do, in any order, and keeps track of what it holds."""
 

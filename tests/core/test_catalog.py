@@ -115,6 +115,19 @@ def test_names_of_clients_fill_no_memory() -> None:
 
 
 NAMES = st.sampled_from(["x", "y", "z", "w"])
+
+
+def test_answers_are_kept_but_not_for_every_name_that_clients_make_up() -> None:
+    made = catalog(a=lenient("m"), b=lenient())
+    first = made.find("openai", "m")
+    made.find("openai", "n")
+    assert made.find("openai", "m") is first
+    for at in range(5000):
+        made.find("openai", f"made up {at}")
+        assert len(made._found) <= 4096
+    assert made.find("openai", "m") == first
+
+
 OFFERS = st.builds(
     Offer,
     apis=st.one_of(st.none(), st.frozensets(st.sampled_from(["openai", "anthropic"]))),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangup.core import reasons
-from hangup.core.account import Account, Price
+from hangup.core.account import Account, Price, entry
 from hangup.core.call import Call
 from hangup.core.engine_time import EngineTime
 
@@ -54,3 +54,11 @@ def test_what_a_call_cost_and_what_came_of_it() -> None:
     assert math.isclose(left.money_saved, left.money / 40 * 60)
     streamed = booked(call(reasons.CLIENT_FIN, 40, stream=True), 2.0, 30.0, price)
     assert (streamed.tokens_delivered, streamed.tokens_wasted, streamed.tokens_saved, streamed.money_wasted) == (40, 0, 0, 0)
+
+
+def test_what_is_booked_apart_from_a_calls_end_is_the_same() -> None:
+    price, ended = Price(per_hour=3.6, per_million_tokens=10), call(reasons.CLIENT_FIN, 40, stream=False)
+    ended.tenant, ended.model, ended.backend = "t", "m", "b"
+    made = entry(ended, 2.0, 100.0, price)
+    assert (made.tenant, made.model, made.backend, made.cause) == ("t", "m", "b", reasons.CLIENT_FIN.outcome.value)
+    assert made.account == booked(ended, 2.0, 100.0, price)

@@ -70,11 +70,12 @@ def test_shares_multiply_from_moment_to_moment() -> None:
     assert patience.limit_s == pytest.approx(15.0)
 
 
-def test_those_who_were_answered_before_are_not_among_those_who_stayed() -> None:
-    """A thousand short calls say nothing about who would have waited for ten seconds."""
+@pytest.mark.parametrize("answered_s", [0.0, 0.0501, 0.5, 9.0])
+def test_those_who_were_answered_before_are_not_among_those_who_stayed(answered_s: float) -> None:
+    """Hundreds of short calls say nothing about who would have waited for ten seconds."""
     patience = Patience()
     for _ in range(300):
-        patience.observe(0.0, 0.5, left=False)
+        patience.observe(0.0, answered_s, left=False)
     for _ in range(8):
         patience.observe(0.0, 10.0, left=True)
     assert patience.limit_s == pytest.approx(10.0)

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hangup.core.reaper import Book, Leftover, Slot, Status
+from hangup.core.reaper import Book, Fate, Leftover, Slot, Status
 
 GRACE, LAG = 2.0, 3.0
 
@@ -23,6 +23,12 @@ def slots(*busy: tuple[int, str, int]) -> Status:
     known = {id: Slot(id, True, task, tokens) for id, task, tokens in busy}
     rows = tuple(known.get(id, Slot(id, False)) for id in range(4))
     return Status(len(busy), slots=rows)
+
+
+def test_a_leftover_begins_with_nothing_against_it() -> None:
+    left = Leftover("x", 5.0)
+    assert not left.silent and not left.abort_sent and left.aborts == left.booked == 0 and left.saved == (0, 0.0)
+    assert left.fate is Fate.PENDING and left.due == 5.0 and left.tokens_after is None and left.key == "x"
 
 
 def test_a_free_slot_is_a_release_but_only_if_asked_after_the_end() -> None:

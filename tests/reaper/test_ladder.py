@@ -32,6 +32,13 @@ def test_the_whole_way_up_and_back() -> None:
     assert [step.what for step in ladder.canary(True, 11.0)] == ["well"]
 
 
+def test_the_oldest_zombie_is_named_and_the_others_are_counted() -> None:
+    for others, said in ((0, "old in slot 0 still runs"), (1, "old in slot 0 and 1 more still runs")):
+        stuck = [Leftover(f"new{at}", 5.0) for at in range(others)]
+        first = Ladder(TERMS).advance(10.0, [*stuck, Leftover("old", 1.0, slot=0)], "", 0)[0]
+        assert said in first.reason
+
+
 def test_aborts_are_few_and_far_between_however_often_it_is_looked_at() -> None:
     ladder, stuck = Ladder(dataclasses.replace(TERMS, quarantine=False)), zombie()
     times = [
