@@ -23,7 +23,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import uvloop
 
@@ -148,6 +148,7 @@ async def phase(gpu: Gpu, port: int, engine: int, leaving: float, seconds: float
             client.cancel()
     await rest(engine)
     found = {name: after[name] - before[name] for name in after}
+    found["refused_at_first"] = before["refused"]
     return {**found, "use": statistics.mean(use), "first_s": quantiles(crowd.first_s), "whole_s": quantiles(crowd.whole_s)}
 
 
@@ -174,6 +175,7 @@ def told(row: dict[str, Any], price: float) -> dict[str, Any]:
         "completed_per_s": row["completed"] / seconds,
         "left_per_s": row["left"] / seconds,
         "refused": row["refused"],
+        "refused_at_first": row["refused_at_first"],
         "broken": row["broken"],
         "delivered_per_s": row["delivered"] / seconds,
         "for_nobody_per_s": nobody / seconds,
@@ -188,36 +190,59 @@ def told(row: dict[str, Any], price: float) -> dict[str, Any]:
     }
 
 
-def main(out: Path, price: float, seconds: float) -> None:
-    gpu, engine, data, admin = Gpu(), free_port(), free_port(), free_port()
-    results: dict[str, Any] = {"gpu": gpu.name, "clients": CLIENTS, "price": price, "phases": []}
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context((out / "gpu_spike.log").open("w"))
+class Programs:
+    """What runs beside the clients. Each phase has a proxy or a gateway of its own, and nothing else talks to the engine."""
 
-        def start(*arguments: str, stdout: Any = log) -> subprocess.Popen[str]:
-            process = subprocess.Popen([sys.executable, "-m", *arguments], stdout=stdout, stderr=log, text=True)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            return process
+    def __init__(self, log: IO[str]) -> None:
+        self._log = log
+        self.engine = free_port()
+        self.served = self._start("bench.gpu_stops", "engine", str(self.engine), "512")
+        wait_for(f"http://127.0.0.1:{self.engine}/health", self.served)
 
-        served = start("bench.gpu_stops", "engine", str(engine), "512")
-        wait_for(f"http://127.0.0.1:{engine}/health", served)
-        proxy = start("hangup.demo.naive", str(engine), stdout=subprocess.PIPE)
+    def _start(self, *arguments: str, stdout: int | None = None) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", *arguments]
+        return subprocess.Popen(command, stdout=self._log if stdout is None else stdout, stderr=self._log, text=True)
+
+    def plain_proxy(self) -> tuple[int, subprocess.Popen[str]]:
+        proxy = self._start("hangup.demo.naive", str(self.engine), stdout=subprocess.PIPE)
         assert proxy.stdout is not None
-        naive = int(proxy.stdout.readline())
-        upstream = ["--upstream", f"http://127.0.0.1:{engine}"]
-        gateway = start("hangup", "serve", *upstream, "--jobs", "none", "--port", str(data), "--admin-port", str(admin))
+        return int(proxy.stdout.readline()), proxy
+
+    def hangup(self) -> tuple[int, subprocess.Popen[str]]:
+        data, admin = free_port(), free_port()
+        ports = ["--port", str(data), "--admin-port", str(admin)]
+        gateway = self._start("hangup", "serve", "--upstream", f"http://127.0.0.1:{self.engine}", "--jobs", "none", *ports)
         wait_for(f"http://127.0.0.1:{admin}/readyz", gateway)
-        pids = {"engine": served.pid, "proxy": proxy.pid, "gateway": gateway.pid, "clients": os.getpid()}
-        uvloop.run(phase(gpu, engine, engine, 0.5, seconds / 4, pids))  # graphs are captured, clocks go up
-        half = [("plain proxy", naive, 0.5, seconds), ("hangup", data, 0.5, seconds)]
-        all_stay = [("plain proxy", naive, 0.0, seconds / 2), ("hangup", data, 0.0, seconds / 2)]
-        for name, target, leaving, length in (*all_stay, *half, *half):
-            found = uvloop.run(phase(gpu, target, engine, leaving, length, pids))
-            row = {"path": name, "leaving": leaving, **told(found, price)}
-            results["phases"].append(row)
-            print(json.dumps(row), flush=True)
-            (out / "gpu_spike.json").write_text(json.dumps(results, indent=1))
+        return data, gateway
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+
+
+def main(out: Path, price: float, seconds: float) -> None:
+    gpu = Gpu()
+    results: dict[str, Any] = {"gpu": gpu.name, "clients": CLIENTS, "price": price, "phases": []}
+    with (out / "gpu_spike.log").open("w") as log, contextlib.ExitStack() as stack:
+        programs = Programs(log)
+        stack.callback(end, programs.served)
+        pids = {"engine": programs.served.pid, "clients": os.getpid()}
+        # Graphs are captured, clocks go up.
+        uvloop.run(phase(gpu, programs.engine, programs.engine, 0.5, seconds / 4, pids))
+        both = (("plain proxy", programs.plain_proxy), ("hangup", programs.hangup))
+        for leaving, length in ((0.0, seconds / 2), (0.5, seconds), (0.5, seconds)):
+            for name, between in both:
+                port, process = between()
+                try:
+                    all_pids = {**pids, "between": process.pid}
+                    found = uvloop.run(phase(gpu, port, programs.engine, leaving, length, all_pids))
+                finally:
+                    end(process)
+                row = {"path": name, "leaving": leaving, **told(found, price)}
+                results["phases"].append(row)
+                print(json.dumps(row), flush=True)
+                (out / "gpu_spike.json").write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,15 @@ import uvloop
 
 
 async def serve(engine_port: int) -> None:
+    # The loop holds its tasks weakly, and a lost connection lets go of its own: without this the garbage collector ends a call
+    # that nobody listens to now and then, and the engine hears of it.
+    reading: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(handle(reader, writer))
+        reading.add(task)
+        task.add_done_callback(reading.discard)
+
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
@@ -26,7 +35,7 @@ async def serve(engine_port: int) -> None:
             engine_writer.close()
         writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, backlog=4096)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201
     await server.serve_forever()
 
