@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangup.core.admission.patience import Patience, PatienceBook
+from hangup.config import Limits
+from hangup.core.admission import Admission, Seat, Ticket
+from hangup.core.admission.patience import _ENOUGH, _REFRESH, Patience, PatienceBook
 
-SHARES = st.lists(st.floats(0, 0.9), max_size=60)
+SHARES = st.lists(st.floats(0, 0.999), max_size=60)
 
 
 @given(
     timeout_s=st.floats(1.1, 1500),
-    departures=st.integers(8, 60),
+    departures=st.integers(_ENOUGH, 60),
     joined=st.lists(st.floats(0, 0.9), max_size=60),
     answered=SHARES,
 )
@@ -51,8 +53,8 @@ def leaving(at_s: float, departures: int, staying: int = 0, stay_s: float = 100.
 
 
 def test_a_few_departures_prove_nothing() -> None:
-    assert leaving(10.0, 7, staying=1, stay_s=1.0).limit_s == math.inf
-    assert leaving(10.0, 8).limit_s == pytest.approx(10.0)
+    assert leaving(10.0, _ENOUGH - 1, staying=9, stay_s=1.0).limit_s == math.inf
+    assert leaving(10.0, _ENOUGH).limit_s == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(("departures", "limit_s"), [(89, math.inf), (91, 10.0)])
@@ -98,12 +100,12 @@ def test_beyond_the_last_bin_it_is_still_known_when_they_left() -> None:
     assert leaving(5000.0, 8).limit_s == pytest.approx(5000.0)
 
 
-def test_the_curve_is_drawn_anew_after_eight_calls() -> None:
-    patience = leaving(10.0, 8)
+def test_the_curve_is_drawn_anew_after_some_calls() -> None:
+    patience = leaving(10.0, _ENOUGH)
     assert patience.limit_s == pytest.approx(10.0)
-    for at in range(8):
+    for at in range(_REFRESH):
         patience.observe(0.0, 60.0, left=False)
-        assert (patience.limit_s == math.inf) == (at == 7)
+        assert (patience.limit_s == math.inf) == (at == _REFRESH - 1)
 
 
 def test_a_timeout_that_is_no_more_is_forgotten() -> None:
@@ -138,3 +140,16 @@ def test_names_of_clients_fill_no_memory() -> None:
     rest = book.of("one more", True)
     assert book.of("another", True) is rest and book.of("another", False) is not rest
     assert all(book.of(str(name), True) is kind and kind is not rest for name, kind in known.items())
+
+
+@pytest.mark.parametrize(("step_s", "spare_s"), [(None, 10.0), (0.02, 8.0)])
+def test_what_a_client_has_to_spare_is_what_its_answer_does_not_take(step_s: float | None, spare_s: float) -> None:
+    """An answer of a hundred tokens, all of it within ten seconds; before a token's time is known it takes none."""
+    [seat] = seats = [Seat("s", 1)]
+    made = Admission(Limits(), seats, lambda: 0.5)
+    made.arrive(Ticket("runs"), "t", 0.0)
+    for _ in range(8 if step_s else 0):
+        made.fleet.step(seat, step_s or 0.0, 0.0)
+    waits = Ticket("waits", output_max=100, all_by=10.0)
+    made.arrive(waits, "t", 0.0)
+    assert waits.queued and waits.patience_s == pytest.approx(spare_s)
