@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import openai
+import pytest
 
 from hangup.config import BackendSettings, Limits
 from hangup.embedded.options import Options
@@ -47,13 +48,14 @@ class Asker:
         raise error
 
 
-async def ask(engine: Serving, **fields: object) -> tuple[Asker, EngineConnection]:
+async def ask(engine: Serving, path: str = "/v1/completions", **fields: object) -> tuple[Asker, EngineConnection]:
     settings = BackendSettings(url="http://embedded", name="embedded")
     backend = Backend(settings, Limits(), asyncio.get_running_loop(), dial=engine.dial)
     connection = await backend.pool.connect()
     asker = Asker()
-    body = json.dumps({"prompt": "ROMEO:", "stream": True, "ignore_eos": True, "max_tokens": 400, **fields}).encode()
-    connection.ask(asker, *backend.own_request("POST", "/v1/completions", body))
+    given = {"prompt": "ROMEO:", "max_tokens": 400, **fields} if path == "/v1/completions" else fields
+    body = json.dumps({"stream": True, "ignore_eos": True, **given}).encode()
+    connection.ask(asker, *backend.own_request("POST", path, body))
     await asyncio.wait_for(asker.came.wait(), 10)
     return asker, connection
 
@@ -101,6 +103,38 @@ def test_a_reader_that_pauses_is_heard_and_nothing_is_lost() -> None:
                 while b"[DONE]" not in asker.data:
                     asker.came.clear()
                     await asker.came.wait()
+            connection.abort()
+        finally:
+            await engine.close()
+
+    asyncio.run(run())
+
+
+PAUSED: dict[str, dict[str, object]] = {
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 900},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 900},
+}
+
+
+@pytest.mark.parametrize("path", PAUSED)
+def test_nothing_more_is_computed_for_a_reader_that_pauses(path: str) -> None:
+    async def run() -> None:
+        engine = embed(Options(slots=1))
+        counters = engine.server.runner.counters
+        try:
+            asker, connection = await ask(engine, path, **PAUSED[path])
+            connection.transport.pause_reading()
+            [call] = next(iter(engine.server._calls.values()))
+            await until(lambda: call._tickets[0].sequence.paused)
+            before = counters()["tokens"]
+            await asyncio.sleep(0.2)
+            assert counters()["running"] == 1 and counters()["tokens"] <= before + 1 < 900, "but for the forward on its way"
+            connection.transport.resume_reading()
+            async with asyncio.timeout(20):
+                while (b"message_stop" if path == "/v1/messages" else b"event: response.incomplete") not in asker.data:
+                    asker.came.clear()
+                    await asker.came.wait()
+            assert counters()["tokens"] == 900
             connection.abort()
         finally:
             await engine.close()

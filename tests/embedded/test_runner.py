@@ -63,7 +63,7 @@ def test_a_cancel_from_another_thread_is_answered_with_the_end() -> None:
         def on_event(event: Event) -> None:
             if isinstance(event, Progress):
                 moved.set()
-            else:
+            elif isinstance(event, Ended):
                 reasons.append(event.reason)
                 ended.set()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from embedded.fakes import Heard, dispatch, finish
+from embedded.test_embed import TEXTS, embedded
 from hangup.embedded.engine import Engine
 from hangup.embedded.model import Model
 from hangup.embedded.numpy_model import NumpyModel
@@ -75,3 +76,11 @@ def test_llama_3_frequencies_are_those_of_the_reference(tmp_path: Path) -> None:
     }
     frequencies, _ = modeling.ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**config), "cpu")
     assert np.allclose(Shape.of(config).angles()[1], frequencies.numpy(), rtol=1e-5)
+
+
+def test_torch_embeds_as_numpy_does() -> None:
+    for options in (Options(slots=3), Options(slots=2, prefill_tokens_max=7)):
+        for one, other in zip(
+            embedded(TorchModel.load(BUILT_IN, "cpu"), TEXTS, options), embedded(NumpyModel(), TEXTS, options), strict=True
+        ):
+            assert np.allclose(one, other, atol=1e-4)

@@ -13,7 +13,7 @@ from hangup.embedded.drafters import Drafter, make_drafter
 from hangup.embedded.mailbox import Mailbox
 from hangup.embedded.model import Batch, Ints, Luck, Model, Scores, place_seeds
 from hangup.embedded.options import Options
-from hangup.embedded.request import Busy, Choice, Ended, EndReason, Event, Progress, Request, Unfit
+from hangup.embedded.request import Busy, Choice, Ended, EndReason, Event, Progress, Request, Unfit, Vector
 from hangup.embedded.scheduler import BlockPool, Decode, Prefill, Scheduler, Sequence
 from hangup.embedded.text import Writer
 
@@ -200,15 +200,29 @@ class Engine:
         for sequence, count in chunks:
             sequence.cached += count
             self.counters.prompt_tokens += count
-        read = [s.cached == len(s.tokens) for s in sequences]
+        if any(s.request.embed for s in sequences):
+            self._embed(scores, sequences)
+        read = [s.cached == len(s.tokens) and not s.request.embed for s in sequences]
         if any(read):
             chosen = scores.choose(self._luck(sequences, 1)).tolist()
             self._extend(scores, sequences, [row if whole else [] for row, whole in zip(chosen, read, strict=True)])
         if self.drafter is not None and self.drafter.reads:
             self._drain()
-            still = [s for s in sequences if s.running]
+            still = [s for s in sequences if s.running and not s.request.embed]
             if still:
                 self.drafter.read(still)
+
+    def _embed(self, scores: Scores, sequences: list[Sequence]) -> None:
+        """Adds up the states of what was read; a prompt that is read to its end is told, and its slot is free."""
+        for sequence, row in zip(sequences, scores.sums(), strict=True):
+            if not sequence.request.embed:
+                continue
+            sequence.states = row if sequence.states is None else sequence.states + row
+            if sequence.cached == len(sequence.tokens):
+                ticket, size = self._tickets[sequence], float(np.linalg.norm(sequence.states))
+                if not ticket.cancelled:
+                    self._outbox.append((ticket.on_event, Vector(sequence.states / np.float32(size or 1.0))))
+                self._end(ticket, "cancelled" if ticket.cancelled else "stop")
 
     def _decode(self, sequences: list[Sequence]) -> None:
         if self.drafter is not None:
@@ -283,7 +297,7 @@ class Engine:
             if request.logprobs is not None:
                 logprob, top = scores.logprobs(row, place, token, request.logprobs)
                 choices.append(Choice(token, logprob, tuple(top)))
-            if writer.stopped:
+            if writer.stop:
                 reason = "stop"
                 break
         if reason is None and len(sequence.tokens) >= sequence.limit:
@@ -314,7 +328,8 @@ class Engine:
                 self.counters.finished += 1
         self._ended += 1
         del self._tickets[sequence]
-        ended = Ended(reason, len(sequence.request.prompt), sequence.answered, sequence.drafted, sequence.accepted)
+        told = sequence.answered, sequence.drafted, sequence.accepted, ticket.writer.stop
+        ended = Ended(reason, len(sequence.request.prompt), *told)
         self._outbox.append((ticket.on_event, ended))
 
     def _deliver(self) -> None:

@@ -65,6 +65,9 @@ class Scores(Protocol):
 
     def logprobs(self, row: int, place: int, token: int, top: int) -> tuple[float, list[tuple[int, float]]]: ...
 
+    def sums(self) -> Floats:
+        """The last states of each row's tokens, normed and added up, [rows, width]; to be asked before the next forward."""
+
 
 class Model(Protocol):
     name: str

@@ -6,7 +6,9 @@ some hundred numpy calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -73,9 +75,13 @@ class NumpyModel:
             x = x + self._attend(layer, cache, self._normed(x, layer.norm), batch.blocks, places, mask, cos, sin) @ layer.out
             x = x + _swiglu(self._normed(x, layer.mlp_norm) @ layer.gate_up) @ layer.down
         states = x.reshape(rows, width, -1)
+        sums = partial(self._sums, states, padding)
         if not batch.every:
             states = states[np.arange(rows), batch.counts - 1][:, None]
-        return NumpyScores(self._logits(states), states)
+        return NumpyScores(self._logits(states), states, sums)
+
+    def _sums(self, states: Floats, padding: NDArray[np.bool_]) -> Floats:
+        return cast(Floats, np.where(padding[:, :, None], np.float32(0), self._normed(states, self._norm)).sum(1))
 
     def _attend(
         self, layer: _Layer, cache: Floats, x: Floats, blocks: Ints, places: Ints, mask: Floats, cos: Floats, sin: Floats
@@ -126,6 +132,7 @@ class NumpyModel:
 class NumpyScores:
     logits: Floats  # [rows, places, vocab]
     states: Floats  # [rows, places, width]
+    sums: Callable[[], Floats]  # computed when it is asked for
 
     def choose(self, luck: Luck) -> Ints:
         return choose(self.logits, luck)

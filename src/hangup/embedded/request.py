@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hangup.errors import HangupError
 
 EndReason = Literal["stop", "length", "cancelled", "failed"]
@@ -22,6 +25,7 @@ class Request:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None  # alternatives to tell per token; None tells nothing
     ignore_eos: bool = False
+    embed: bool = False  # the prompt is read and becomes a vector; nothing is generated
     name: str = ""  # whoever asked knows it by this; shown in the status
 
 
@@ -52,9 +56,17 @@ class Ended:
     tokens: int
     drafted: int
     accepted: int
+    stop: str = ""  # the stop string that ended it
 
 
-Event = Progress | Ended
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """What became of a prompt that was to be embedded: of length 1."""
+
+    values: NDArray[np.float32]
+
+
+Event = Progress | Vector | Ended
 
 
 class Busy(HangupError):

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hangup.embedded.request import EndReason, Request
 
 SCRAP = 0  # the block that padding is written to; nobody owns it
@@ -51,6 +54,7 @@ class Sequence:
     draft_cached: int = 0  # the same as `cached`, in the draft model's own cache
     drafted: int = 0
     accepted: int = 0
+    states: NDArray[np.float32] | None = None  # of a prompt to be embedded: the sum over what was read
     reason: EndReason | None = None
     paused: bool = False  # its reader does not keep up; set by another thread
 

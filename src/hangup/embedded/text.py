@@ -12,18 +12,18 @@ class Writer:
         self._decoder = decoder
         self._stops = stops
         self._held = ""
-        self.stopped = False
+        self.stop = ""  # the stop string that was found
 
     def push(self, token: int) -> str:
         """The text that may be shown now; after a stop string, nothing more."""
         if not self._stops:
             return self._decoder.push(token)
         text = self._held + self._decoder.push(token)
-        found = [at for at in map(text.find, self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped = True
+            at, self.stop = min(found)
             self._held = ""
-            return text[: min(found)]
+            return text[:at]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -6,7 +6,9 @@ kernel. On CUDA a forward is one replay of a graph, captured when its shape is f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hangup.embedded.hf_tokenizer import HfTokenizer
-from hangup.embedded.model import Batch, Ints, Luck, Scores
+from hangup.embedded.model import Batch, Floats, Ints, Luck, Scores
 from hangup.embedded.numpy_model import logprobs
 from hangup.embedded.tokenizer import Bpe, Tokenizer
 from hangup.embedded.weights import Shape
@@ -82,7 +84,8 @@ class TorchModel:
         if self.device.type == "cuda" and width <= _CAPTURED_WIDTH_MAX:
             return self._replay(batch)
         packed = _packed(batch, rows, width, batch.blocks.shape[1])
-        return TorchScores(*self._compute(torch.from_numpy(packed).to(self.device), width, batch.every))
+        logits, states, last = self._compute(torch.from_numpy(packed).to(self.device), width, batch.every)
+        return TorchScores(logits, states, partial(self._sums, last, batch.counts))
 
     def _replay(self, batch: Batch) -> Scores:
         rows, width = batch.tokens.shape
@@ -92,10 +95,21 @@ class TorchModel:
         graph = self._graphs.get((*shape, batch.every))
         if graph is None:
             graph = self._graphs[(*shape, batch.every)] = _Captured(self, *shape, batch.every)
-        return graph.run(_packed(batch, *shape), rows)
+        logits, states, last = graph.run(_packed(batch, *shape), rows)
+        return TorchScores(logits, states, partial(self._sums, last, batch.counts))
 
-    def _compute(self, packed: Tensor, width: int, every: bool) -> tuple[Tensor, Tensor]:
-        """`packed` is [rows, start | count | tokens | blocks]: all that a forward is told, in one copy."""
+    @torch.inference_mode()
+    def _sums(self, last: Tensor, counts: Ints) -> Floats:
+        columns, until = torch.arange(last.shape[1]), torch.from_numpy(counts)
+        within = (columns < until[:, None]).to(self.device)[:, :, None]
+        sums: Floats = (self._normed(last, self._norm).float() * within).sum(1).cpu().numpy()
+        return sums
+
+    def _compute(self, packed: Tensor, width: int, every: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """`packed` is [rows, start | count | tokens | blocks]: all that a forward is told, in one copy.
+
+        Logits and states of what is asked for, and the states of everything.
+        """
         starts, counts, tokens, blocks = packed[:, :1], packed[:, 1:2], packed[:, 2 : 2 + width], packed[:, 2 + width :]
         rows, size = len(packed), self._block_tokens
         columns = torch.arange(width, device=self.device)
@@ -111,10 +125,10 @@ class TorchModel:
         for layer, cache in zip(self._layers, self._cache, strict=True):
             x = x + F.linear(self._attend(layer, cache, self._normed(x, layer.norm), places, seen, mask, cos, sin), layer.out)
             x = x + F.linear(_swiglu(F.linear(self._normed(x, layer.mlp_norm), layer.gate_up)), layer.down)
-        states = x.view(rows, width, -1)
+        states = last = x.view(rows, width, -1)
         if not every:
             states = states[torch.arange(rows, device=self.device), (counts[:, 0] - 1).clamp(min=0)][:, None]
-        return self._logits(states), states
+        return self._logits(states), states, last
 
     def _attend(
         self, layer: _Layer, cache: Tensor, x: Tensor, places: Tensor, seen: Tensor, mask: Tensor, cos: Tensor, sin: Tensor
@@ -170,19 +184,21 @@ class _Captured:
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._logits, self._states = compute(self._packed, width, every)
+            self._made = compute(self._packed, width, every)
 
-    def run(self, packed: np.ndarray[Any, Any], rows: int) -> Scores:
+    def run(self, packed: np.ndarray[Any, Any], rows: int) -> tuple[Tensor, Tensor, Tensor]:
         self._host.numpy()[:] = packed
         self._packed.copy_(self._host, non_blocking=True)
         self._graph.replay()
-        return TorchScores(self._logits[:rows], self._states[:rows])
+        logits, states, last = self._made
+        return logits[:rows], states[:rows], last[:rows]
 
 
 @dataclass(frozen=True, slots=True)
 class TorchScores:
     logits: Tensor
     states: Tensor
+    sums: Callable[[], Floats]
 
     def choose(self, luck: Luck) -> Ints:
         return choose(self.logits, luck)

@@ -1,4 +1,4 @@
-"""What OpenAI's chat and completions answers look like, streamed and whole."""
+"""What answers look like, streamed and whole: what all APIs have in common, and OpenAI's chat and completions."""
 
 from __future__ import annotations
 
@@ -9,44 +9,78 @@ import orjson
 
 from hangup.embedded.request import Choice, Ended
 from hangup.embedded.tokenizer import Tokenizer
+from hangup.engineserver.asked import Asked
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
 
 
 class Answer:
-    """The shape of one call's answer; subclasses say what differs between the two APIs."""
+    """The shape of one call's answer and of its errors, in one API."""
+
+    tells_cancelled = True  # an answer can say that it was cancelled; otherwise it ends with an error
+
+    def __init__(self, id: str, model: str, tokenizer: Tokenizer, asked: Asked) -> None:
+        raise NotImplementedError
+
+    def opening(self) -> bytes:
+        """What a stream begins with."""
+        return b""
+
+    def event(self, index: int, text: str, choices: tuple[Choice, ...]) -> bytes:
+        raise NotImplementedError
+
+    def closing(self, index: int, end: Ended) -> bytes:
+        """The end of one choice."""
+        raise NotImplementedError
+
+    def last(self, ends: list[Ended]) -> bytes:
+        """The end of the stream, after that of every choice."""
+        return b""
+
+    def whole(self, texts: list[str], choices: list[list[Choice]], ends: list[Ended]) -> bytes:
+        raise NotImplementedError
+
+    @staticmethod
+    def error(status: int, code: str, message: str) -> Json:
+        return error(status, code, message)
+
+    @classmethod
+    def error_event(cls, status: int, code: str, message: str) -> bytes:
+        return b"data: " + orjson.dumps(cls.error(status, code, message)) + b"\n\n"
+
+
+class ChoicesAnswer(Answer):
+    """Subclasses say what differs between chat and completions."""
 
     object = ""
     chunk_object = ""
     prefix = ""
 
-    def __init__(self, id: str, model: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, id: str, model: str, tokenizer: Tokenizer, asked: Asked) -> None:
         self._head: Json = {"id": f"{self.prefix}-{id}", "object": self.object, "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
-
-    def opening(self, index: int) -> bytes:
-        return b""
+        self._asked = asked
 
     def event(self, index: int, text: str, choices: tuple[Choice, ...]) -> bytes:
         return self._chunk([{"index": index, **self.piece(text), "logprobs": self.logprobs(choices), "finish_reason": None}])
 
-    def closing(self, index: int, reason: str) -> bytes:
-        return self._chunk([{"index": index, **self.last_piece(), "logprobs": None, "finish_reason": reason}])
+    def closing(self, index: int, end: Ended) -> bytes:
+        return self._chunk([{"index": index, **self.last_piece(), "logprobs": None, "finish_reason": end.reason}])
 
-    def usage_event(self, ends: list[Ended], prompts: int) -> bytes:
-        return self._chunk([], usage=usage(ends, prompts))
+    def last(self, ends: list[Ended]) -> bytes:
+        return (self._chunk([], usage=usage(ends, self._asked.prompts)) if self._asked.usage_in_stream else b"") + DONE
 
     def _chunk(self, choices: list[Json], **more: Any) -> bytes:
         head = {**self._head, "object": self.chunk_object}
         return b"data: " + orjson.dumps({**head, "choices": choices, **more}) + b"\n\n"
 
-    def whole(self, texts: list[str], choices: list[list[Choice]], ends: list[Ended], prompts: int) -> bytes:
+    def whole(self, texts: list[str], choices: list[list[Choice]], ends: list[Ended]) -> bytes:
         rows = [
             {"index": index, **self.message(text), "logprobs": self.logprobs(tuple(chosen)), "finish_reason": end.reason}
             for index, (text, chosen, end) in enumerate(zip(texts, choices, ends, strict=True))
         ]
-        return orjson.dumps({**self._head, "choices": rows, "usage": usage(ends, prompts)})
+        return orjson.dumps({**self._head, "choices": rows, "usage": usage(ends, self._asked.prompts)})
 
     def piece(self, text: str) -> Json:
         raise NotImplementedError
@@ -65,12 +99,12 @@ class Answer:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(ChoicesAnswer):
     object, chunk_object, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def opening(self, index: int) -> bytes:
-        delta = {"role": "assistant", "content": ""}
-        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+    def opening(self) -> bytes:
+        more = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return b"".join(self._chunk([{"index": index, **more}]) for index in range(len(self._asked.requests)))
 
     def piece(self, text: str) -> Json:
         return {"delta": {"content": text}}
@@ -86,7 +120,7 @@ class ChatAnswer(Answer):
         return {"content": rows} if rows else None
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(ChoicesAnswer):
     object, chunk_object, prefix = "text_completion", "text_completion", "cmpl"
 
     def piece(self, text: str) -> Json:

@@ -1,9 +1,13 @@
-"""OpenAI chat and completions requests, read into what the engine takes. Whatever is wrong is a Refusal that says so."""
+"""Requests, read into what the engine takes: OpenAI's chat and completions, and what all APIs have in common.
+
+Whatever is wrong is a Refusal that says so.
+"""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hangup.core import reasons
@@ -25,27 +29,28 @@ class Asked:
     stream: bool
     usage_in_stream: bool
     prompts: int
+    shown: dict[str, Any] = field(default_factory=dict)  # what the answer repeats of the request
 
 
 def read_chat(body: dict[str, Any], model: Model, choices_max: int, name: str) -> Asked:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
-        raise _bad("messages", "a list of messages")
-    text = model.tokenizer.chat([(str(m.get("role", "user")), _content(m.get("content"))) for m in messages])
+        raise bad("messages", "a list of messages")
+    text = model.tokenizer.chat([(str(m.get("role", "user")), text_of(m.get("content"))) for m in messages])
     wanted = body.get("max_completion_tokens", body.get("max_tokens"))
     logprobs = _whole(body, "top_logprobs", 0, LOGPROBS_MAX, 0) if body.get("logprobs") else None
-    return _read(body, model, choices_max, name, [model.tokenizer.encode(text)], wanted, model.context, logprobs)
+    return read_prompts(body, model, choices_max, name, [model.tokenizer.encode(text)], wanted, model.context, logprobs)
 
 
 def read_completion(body: dict[str, Any], model: Model, choices_max: int, name: str) -> Asked:
     given = body.get("prompt", "")
     prompts = given if isinstance(given, list) and not all(isinstance(p, int) for p in given) else [given]
-    encoded = [_tokens(prompt, model) for prompt in prompts]
+    encoded = [tokens_of(prompt, model) for prompt in prompts]
     logprobs = None if body.get("logprobs") is None else _whole(body, "logprobs", 0, LOGPROBS_MAX, 0)
-    return _read(body, model, choices_max, name, encoded, body.get("max_tokens"), COMPLETION_TOKENS_DEFAULT, logprobs)
+    return read_prompts(body, model, choices_max, name, encoded, body.get("max_tokens"), COMPLETION_TOKENS_DEFAULT, logprobs)
 
 
-def _read(
+def read_prompts(
     body: dict[str, Any],
     model: Model,
     choices_max: int,
@@ -54,18 +59,17 @@ def _read(
     wanted: Any,
     default: int,
     logprobs: int | None,
+    maximum: str = "max_tokens",
 ) -> Asked:
-    for field in _UNSUPPORTED:
-        if body.get(field) and body[field] != {"type": "text"}:
-            raise Refusal(reasons.BAD_FIELD, f"{field} is not supported by this engine.")
+    refuse_unsupported(body, _UNSUPPORTED)
     count = _whole(body, "n", 1, choices_max, 1)
     if count * len(prompts) > choices_max:
         raise Refusal(reasons.BAD_FIELD, f"At most {choices_max} answers can be asked for in one call.")
     seed = body.get("seed")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise _bad("seed", "an integer")
+        raise bad("seed", "an integer")
     seed = secrets.randbits(48) if seed is None else seed % 2**48
-    tokens_max = default if wanted is None else _whole({"max_tokens": wanted}, "max_tokens", 1, 1 << 31, 1)
+    tokens_max = default if wanted is None else _whole({maximum: wanted}, maximum, 1, 1 << 31, 1)
     common: dict[str, Any] = {
         "temperature": _number(body, "temperature", 0.0, 2.0),
         "top_p": _number(body, "top_p", 0.0, 1.0),
@@ -86,30 +90,36 @@ def _read(
     )
 
 
-def _tokens(prompt: Any, model: Model) -> list[int]:
+def refuse_unsupported(body: dict[str, Any], fields: Sequence[str]) -> None:
+    for name in fields:
+        if body.get(name) and body[name] != {"type": "text"}:
+            raise Refusal(reasons.BAD_FIELD, f"{name} is not supported by this engine.")
+
+
+def tokens_of(prompt: Any, model: Model, field: str = "prompt") -> list[int]:
     if isinstance(prompt, str):
         return model.tokenizer.encode(prompt)
     if isinstance(prompt, list) and all(isinstance(t, int) and 0 <= t < model.vocab for t in prompt):
         return prompt
-    raise _bad("prompt", "a text, a list of tokens of this model, or a list of such")
+    raise bad(field, "a text, a list of tokens of this model, or a list of such")
 
 
-def _content(content: Any) -> str:
+def text_of(content: Any, kinds: Sequence[str] = ("text",)) -> str:
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
+        parts = [part.get("text") if isinstance(part, dict) and part.get("type") in kinds else None for part in content]
         if all(isinstance(part, str) for part in parts):
             return "".join(map(str, parts))
     elif content is None or isinstance(content, str):
         return content or ""
-    raise _bad("content", "a text, or a list of parts of type text")
+    raise bad("content", f"a text, or a list of parts of type {' or '.join(kinds)}")
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > STOPS_MAX or not all(isinstance(s, str) for s in stops):
-        raise _bad("stop", f"a text, or a list of up to {STOPS_MAX}")
+        raise bad("stop", f"a text, or a list of up to {STOPS_MAX}")
     if any(len(stop) > STOP_CHARS_MAX for stop in stops):
-        raise _bad("stop", f"made of texts of up to {STOP_CHARS_MAX} characters")
+        raise bad("stop", f"made of texts of up to {STOP_CHARS_MAX} characters")
     return tuple(stop for stop in stops if stop)
 
 
@@ -118,7 +128,7 @@ def _whole(body: dict[str, Any], field: str, least: int, most: int, default: int
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _bad(field, f"a whole number from {least} to {most}")
+        raise bad(field, f"a whole number from {least} to {most}")
     return value
 
 
@@ -127,9 +137,9 @@ def _number(body: dict[str, Any], field: str, least: float, most: float) -> floa
     if value is None:
         return 1.0
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise _bad(field, f"a number from {least:g} to {most:g}")
+        raise bad(field, f"a number from {least:g} to {most:g}")
     return float(value)
 
 
-def _bad(field: str, takes: str) -> Refusal:
+def bad(field: str, takes: str) -> Refusal:
     return Refusal(reasons.BAD_FIELD, f"{field} must be {takes}.")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -14,9 +13,8 @@ from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.edge.connection import ClientConnection
 from hangup.embedded.engine import Ticket
-from hangup.embedded.request import Busy, Choice, Ended, Event, Progress, Unfit
-from hangup.engineserver.answers import DONE, Answer, ChatAnswer, CompletionAnswer, error
-from hangup.engineserver.asked import Asked, read_chat, read_completion
+from hangup.embedded.request import Busy, Request, Unfit
+from hangup.engineserver.answers import Answer
 from hangup.errors import Refusal
 from hangup.wire import jsonbody
 from hangup.wire.answer import encode_head
@@ -26,15 +24,17 @@ if TYPE_CHECKING:
     from hangup.engineserver.server import EngineServer
 
 _JSON = b"application/json"
-_SSE = b"text/event-stream; charset=utf-8"
 
 
 class Call:
-    """What a connection carries. Once the answer is complete, or the client gone, it holds nothing."""
+    """What a connection carries. Once the answer is complete, or the client gone, it holds nothing.
 
-    def __init__(
-        self, server: EngineServer, client: ClientConnection, id: str, kind: str, deadline_s: float = math.inf
-    ) -> None:
+    Subclasses say what is submitted and how it is told.
+    """
+
+    shape: type[Answer] = Answer
+
+    def __init__(self, server: EngineServer, client: ClientConnection, id: str, deadline_s: float = math.inf) -> None:
         """`deadline_s` is how long whoever asks will wait for all of it."""
         self.id = id
         self._deadline_at = time.monotonic() + deadline_s
@@ -43,11 +43,9 @@ class Call:
         self.body_s = server.limits.body_s
         self._server = server
         self._client = client
-        self._kind = kind
         self._over = False
         self._streaming = False
         self._tickets: list[Ticket] = []
-        self._ends: dict[int, Ended] = {}
         self._structure: jsonbody.Structure | None = None
 
     # The connection tells us
@@ -76,7 +74,7 @@ class Call:
 
     def refuse(self, reason: Reason, detail: str = "") -> None:
         self._let_go()
-        body = orjson.dumps(error(reason.status, reason.code, detail or reason.message))
+        body = orjson.dumps(self.shape.error(reason.status, reason.code, detail or reason.message))
         retry: Headers = [(b"retry-after", b"1")] if reason is reasons.QUEUE_FULL else []
         respond(self._client, reason.status, body, self.id, more=retry)
 
@@ -103,30 +101,16 @@ class Call:
 
     # The answer
 
-    def _begin(self, body: dict[str, object]) -> None:
-        server, model = self._server, self._server.runner.model
-        read, shape = (read_chat, ChatAnswer) if self._kind == "chat" else (read_completion, CompletionAnswer)
-        self._asked: Asked = read(body, model, server.options.slots, self.id)
-        self._answer: Answer = shape(self.id, model.name, model.tokenizer)
-        self._texts: list[list[str]] = [[] for _ in self._asked.requests]
-        self._choices: list[list[Choice]] = [[] for _ in self._asked.requests]
-        self._check_deadline()
-        server.opened(self)
-        try:
-            for index, request in enumerate(self._asked.requests):
-                self._tickets.append(server.runner.submit(request, partial(self._on_event, index)))
-        except (Busy, Unfit):
-            self._let_go()
-            raise
-        if self._asked.stream:
-            self._open_stream()
+    def _begin(self, body: dict[str, Any]) -> None:
+        """Raises Refusal, Busy or Unfit; otherwise it has answered, or submitted what `on_event` will be told of."""
+        raise NotImplementedError
 
-    def _check_deadline(self) -> None:
+    def _check_deadline(self, requests: list[Request]) -> None:
         """What cannot be done by then is not begun; what turns out not to be is ended then."""
         if self._deadline_at == math.inf:
             return
         left_s = self._deadline_at - time.monotonic()
-        least_s = self._server.runner.least_s(self._asked.requests)
+        least_s = self._server.runner.least_s(requests)
         if least_s > left_s:
             detail = f"It takes {least_s:.1f} s at the least, and there are {max(left_s, 0.0):.1f} s left."
             raise Refusal(reasons.DEADLINE_NEAR, detail)
@@ -137,66 +121,20 @@ class Call:
         if not self._over:
             self._give_up(reasons.CLIENT_DEADLINE)
 
-    def _open_stream(self) -> None:
-        client = self._client
-        headers: Headers = [
-            (b"content-type", _SSE),
-            (b"cache-control", b"no-cache, no-transform"),
-            (b"x-accel-buffering", b"no"),
-        ]
-        if client.http11:
-            headers.append((b"transfer-encoding", b"chunked"))
-        else:
-            client.close_after_this()
-        self._streaming = True
-        client.begin(encode_head(200, [*headers, *_closing(client, self.id)]), chunked=client.http11)
-        opening = b"".join(self._answer.opening(index) for index in range(len(self._tickets)))
-        if opening:
-            client.send(opening)
-        else:
-            client.flush()
-
-    def _on_event(self, index: int, event: Event) -> None:
-        if self._over:
-            return  # what was on its way when the client left
-        if isinstance(event, Progress):
-            if self._streaming:
-                if event.text or event.choices:
-                    self._client.send(self._answer.event(index, event.text, event.choices))
-            else:
-                self._texts[index].append(event.text)
-                self._choices[index] += event.choices
-            return
-        self._ends[index] = event
-        if event.reason == "failed":
-            self._give_up(reasons.ENGINE_ERROR, 500)
-            return
-        if self._streaming:
-            self._client.send(self._answer.closing(index, event.reason))
-        if len(self._ends) == len(self._tickets):
-            self._complete()
-
-    def _complete(self) -> None:
-        ends = [self._ends[index] for index in range(len(self._ends))]
+    def _done(self) -> None:
+        """All that was submitted has ended; what is left is to say so."""
         self._over = True
         self._stop_timer()
         self._server.closed(self)
-        if self._streaming:
-            usage = self._answer.usage_event(ends, self._asked.prompts) if self._asked.usage_in_stream else b""
-            self._client.send(usage + DONE)
-            self._client.finish()
-        else:
-            texts = ["".join(text) for text in self._texts]
-            respond(self._client, 200, self._answer.whole(texts, self._choices, ends, self._asked.prompts), self.id)
 
     def _give_up(self, reason: Reason, status: int = 0) -> None:
         self._let_go()
-        told = orjson.dumps(error(status or reason.status, reason.code, reason.message))
+        told = status or reason.status, reason.code, reason.message
         if self._streaming:
-            self._client.send(b"data: " + told + b"\n\n")
+            self._client.send(self.shape.error_event(*told))
             self._client.break_off()
         else:
-            respond(self._client, status or reason.status, told, self.id)
+            respond(self._client, told[0], orjson.dumps(self.shape.error(*told)), self.id)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -215,13 +153,18 @@ class Call:
 def respond(
     client: ClientConnection, status: int, body: bytes, id: str, kind: bytes = _JSON, more: Headers | None = None
 ) -> None:
-    headers: Headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *(more or []), *_closing(client, id)]
+    headers: Headers = [
+        (b"content-type", kind),
+        (b"content-length", b"%d" % len(body)),
+        *(more or []),
+        *closing_headers(client, id),
+    ]
     client.begin(encode_head(status, headers), chunked=False)
     client.send(body)
     client.finish()
 
 
-def _closing(client: ClientConnection, id: str) -> Headers:
+def closing_headers(client: ClientConnection, id: str) -> Headers:
     headers: Headers = [(b"server", b"hangup-engine"), (b"x-request-id", id.encode("ascii"))]
     if client.will_close:
         headers.append((b"connection", b"close"))

@@ -21,14 +21,25 @@ from hangup.embedded.runner import Runner
 from hangup.engines import memory
 from hangup.engines.connection import EngineConnection
 from hangup.engineserver import metrics
-from hangup.engineserver.answers import error
+from hangup.engineserver.answers import Answer, Json, error
 from hangup.engineserver.call import Call, respond
+from hangup.engineserver.embeddings import Embeddings
+from hangup.engineserver.generation import Chat, Completion
+from hangup.engineserver.messages import CountTokens, MessageAnswer, Messages
+from hangup.engineserver.responses import Responses
 from hangup.errors import HangupError
 from hangup.wire.head import RequestHead
 
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
-_GENERATE = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+_CALLS: dict[str, type[Call]] = {
+    "/v1/chat/completions": Chat,
+    "/v1/completions": Completion,
+    "/v1/messages": Messages,
+    "/v1/messages/count_tokens": CountTokens,
+    "/v1/responses": Responses,
+    "/v1/embeddings": Embeddings,
+}
 _CANCEL = "/v1/cancel/"
 
 
@@ -69,10 +80,10 @@ class EngineServer:
     def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | None:
         given = head.fields.get(b"x-request-id", b"").decode("latin-1")
         id = given if _ID.fullmatch(given) else secrets.token_hex(12)
-        kind = _GENERATE.get(head.path)
+        kind = _CALLS.get(head.path)
         if kind is not None and head.method == "POST":
             given_s = head.fields.get(b"x-request-timeout", b"")
-            return Call(self, connection, id, kind, float(given_s) if _SECONDS.fullmatch(given_s) else math.inf)
+            return kind(self, connection, id, float(given_s) if _SECONDS.fullmatch(given_s) else math.inf)
         return _Page(self, connection, head.method, head.path, id)
 
     def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None:
@@ -101,9 +112,9 @@ class EngineServer:
                 call.cancel()
             return (200 if calls else 404), b"application/json", orjson.dumps({"cancelled": len(calls)})
         made = self._pages.get(path)
-        reason = reasons.METHOD if made or path in _GENERATE or path.startswith(_CANCEL) else reasons.NOT_FOUND
+        reason = reasons.METHOD if made or path in _CALLS or path.startswith(_CANCEL) else reasons.NOT_FOUND
         if made is None or method not in ("GET", "HEAD"):
-            return reason.status, b"application/json", orjson.dumps(error(reason.status, reason.code, reason.message))
+            return reason.status, b"application/json", orjson.dumps(_error(path, reason))
         return made()
 
     def _health(self) -> tuple[int, bytes, bytes]:
@@ -138,7 +149,7 @@ class _Page:
         respond(self._client, status, answer, self._id, kind)
 
     def refuse(self, reason: Reason, detail: str = "") -> None:
-        answer = orjson.dumps(error(reason.status, reason.code, detail or reason.message))
+        answer = orjson.dumps(_error(self._path, reason, detail))
         respond(self._client, reason.status, answer, self._id)
 
     def fault(self, error: Exception) -> None:
@@ -152,6 +163,12 @@ class _Page:
     def pause_engine(self) -> None: ...
 
     def resume_engine(self) -> None: ...
+
+
+def _error(path: str, reason: Reason, detail: str = "") -> Json:
+    """In the shape of the API whose path it is, or is below."""
+    shape = MessageAnswer if path.startswith("/v1/messages") else Answer
+    return shape.error(reason.status, reason.code, detail or reason.message)
 
 
 class Serving:

@@ -9,13 +9,14 @@ from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Seen, numbe
 class HangupEngine(Adapter):
     name = "hangup"
     title = "hangup's own engine (`hangup engine`)"
-    apis = frozenset(["openai"])
+    apis = frozenset(["openai", "anthropic"])
     stops_by = "cancel by id, closing the connection"
     grace_s = 2.0
     poll_s = 0.05
     status_path = "/calls"
     slots_path = "/slots"
-    maximum_fields = {"openai.chat": "max_tokens"}  # completions have 16 by default, which a maximum would raise
+    # Completions have 16 by default, which a maximum would raise; messages always name theirs.
+    maximum_fields = {"openai.chat": "max_tokens", "openai.responses": "max_output_tokens"}
     keyed_by = "header"
     names_calls = True
 
