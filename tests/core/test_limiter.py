@@ -470,6 +470,15 @@ class TestFleet:
         assert made.retry_after_s("t", reasons.BACKEND_PAUSED, 0.0) == pytest.approx(31.0 * 1.125)
         assert self.send(made, 1.0).queued, "it is over when that one's time is"
 
+    def test_who_only_a_paused_backend_can_answer_is_told_when_that_one_is_back(self) -> None:
+        made = self.made("ab")
+        a = made.fleet.seats[0]
+        a.paused_until = 60.0
+        made.pause(a, True, 0.0)
+        self.send(made, 0.0, frozenset("a"))
+        assert [action.reason for action in self.actions] == [reasons.BACKEND_PAUSED]
+        assert made.retry_after_s("t", reasons.BACKEND_PAUSED, 0.0, frozenset("a")) == pytest.approx(60.0 * 1.125)
+
     def test_a_paused_engine_says_so(self) -> None:
         for slots in (0, 4):
             made = self.made(slots=slots)

@@ -118,6 +118,15 @@ def test_a_timeout_that_is_no_more_is_forgotten() -> None:
     assert patience.limit_s == pytest.approx(20.0)
 
 
+def test_a_few_in_a_row_do_not_outweigh_hundreds() -> None:
+    patience = Patience()
+    for at in range(2000):
+        patience.observe(0.0, 60.0 if at % 2 else 10.0, left=not at % 2)
+    for _ in range(10):
+        patience.observe(0.0, 10.0, left=True)
+    assert patience.limit_s == math.inf
+
+
 def test_many_calls_change_nothing_while_all_leave_alike() -> None:
     patience = Patience()
     for _ in range(5000):

@@ -634,7 +634,8 @@ class Gateway:
 
     def _when_to_retry(self, exchange: Exchange, reason: Reason) -> Headers:
         admission, ticket = self.admission, exchange.ticket
-        seconds = math.ceil(admission.retry_after_s(exchange.call.tenant, reason, time.monotonic()))
+        seats = None if ticket is None else ticket.seats
+        seconds = math.ceil(admission.retry_after_s(exchange.call.tenant, reason, time.monotonic(), seats))
         headers = [(b"retry-after", b"%d" % seconds)]
         if (
             reason.retry is None

@@ -519,8 +519,9 @@ class Admission:
         """About how many tokens a request body of this size has."""
         return int(size / self._bytes_per_token) + 1
 
-    def retry_after_s(self, tenant_name: str, reason: Reason, now: float) -> float:
-        """When it is worth to try again; jittered, so that those who were refused together do not come together."""
+    def retry_after_s(self, tenant_name: str, reason: Reason, now: float, seats: frozenset[str] | None = None) -> float:
+        """When it is worth to try again, for a call that these seats can answer; jittered, so that those who were refused
+        together do not come together."""
         tenant = self.tenant(tenant_name)
         least, most = _RETRY_AFTER_S
         per_s = self._drain.per_s(None)
@@ -530,5 +531,5 @@ class Admission:
         elif reason is reasons.BACKENDS_CLOSED:
             wait = _CLOSED_S
         elif reason is reasons.BACKEND_PAUSED:
-            wait, most = self.fleet.paused_until(None) - now, math.inf
+            wait, most = self.fleet.paused_until(seats) - now, math.inf
         return min(max(wait * (0.75 + 0.75 * self._jitter()), least), most)
