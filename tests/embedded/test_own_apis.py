@@ -249,6 +249,13 @@ class TestDeadlines:
         assert told["error"]["type"] == "timeout_error" if path == "/v1/messages" else told["code"] == "client_deadline"
         engine.wait_for(running=0, waiting=0)
 
+    def test_embeddings_that_are_not_done_in_time_are_ended_then(self, engine: EngineProcess) -> None:
+        before = engine.wait_for(running=0)
+        answer = ask(engine.address, "/v1/embeddings", MANY, {"X-Request-Timeout": "0.3"})
+        assert answer.status == 504 and answer.json()["error"]["code"] == "client_deadline"
+        after = engine.wait_for(running=0, waiting=0)
+        assert after["submitted"] - before["submitted"] < len(MANY["input"])
+
 
 class TestCancelById:
     def test_a_response_says_so_and_a_message_is_broken_off(self, engine: EngineProcess) -> None:
@@ -302,6 +309,27 @@ def test_the_readmes_clients_work_as_printed(gateway: Gateway, monkeypatch: pyte
         assert gpt.responses.create(model=MODEL, input="hi").output_text
         assert gpt.embeddings.create(model=MODEL, input="hi").data[0].embedding
         assert claude.messages.create(model=MODEL, messages=HELLO, max_tokens=5).content
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "hint"),
+    [
+        ("/v1/messages", {"messages": HELLO}, "max_tokens"),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 5, "stop_sequences": [1]}, "stop_sequences"),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 4}}, "thinking"),
+        ("/v1/messages", {"messages": [{"role": "system", "content": "x"}], "max_tokens": 5}, "system"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 5}, "content"),
+        ("/v1/responses", {"input": ""}, "input"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ("/v1/responses", {"input": "x", "background": True}, "background"),
+        ("/v1/responses", {"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ("/v1/responses", {"input": [{"type": "function_call_output", "output": "x"}]}, "function_call_output"),
+    ],
+)
+def test_what_it_cannot_do_it_says(engine: EngineProcess, path: str, fields: dict[str, Any], hint: str) -> None:
+    answer = ask(engine.address, path, fields)
+    assert answer.status == 400 and hint in answer.json()["error"]["message"]
 
 
 def test_a_path_with_the_wrong_method_has_the_errors_of_its_api(engine: EngineProcess) -> None:

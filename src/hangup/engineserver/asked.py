@@ -73,7 +73,7 @@ def read_prompts(
     common: dict[str, Any] = {
         "temperature": _number(body, "temperature", 0.0, 2.0),
         "top_p": _number(body, "top_p", 0.0, 1.0),
-        "stop": _stops(body.get("stop")),
+        "stop": stops_of(body.get("stop")),
         "logprobs": logprobs,
         "ignore_eos": bool(body.get("ignore_eos")),
         "name": name,
@@ -114,12 +114,12 @@ def text_of(content: Any, kinds: Sequence[str] = ("text",)) -> str:
     raise bad("content", f"a text, or a list of parts of type {' or '.join(kinds)}")
 
 
-def _stops(value: Any) -> tuple[str, ...]:
+def stops_of(value: Any, name: str = "stop") -> tuple[str, ...]:
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > STOPS_MAX or not all(isinstance(s, str) for s in stops):
-        raise bad("stop", f"a text, or a list of up to {STOPS_MAX}")
+        raise bad(name, f"a text, or a list of up to {STOPS_MAX}")
     if any(len(stop) > STOP_CHARS_MAX for stop in stops):
-        raise bad("stop", f"made of texts of up to {STOP_CHARS_MAX} characters")
+        raise bad(name, f"made of texts of up to {STOP_CHARS_MAX} characters")
     return tuple(stop for stop in stops if stop)
 
 

@@ -12,7 +12,7 @@ from hangup.embedded.model import Model
 from hangup.embedded.request import Choice, Ended
 from hangup.embedded.tokenizer import Tokenizer
 from hangup.engineserver.answers import Answer, Json
-from hangup.engineserver.asked import Asked, bad, read_prompts, refuse_unsupported, text_of
+from hangup.engineserver.asked import Asked, bad, read_prompts, refuse_unsupported, stops_of, text_of
 from hangup.engineserver.call import Call, respond
 from hangup.engineserver.generation import Generation
 from hangup.errors import Refusal
@@ -31,7 +31,8 @@ def read_messages(body: dict[str, Any], model: Model, choices_max: int, name: st
         raise Refusal(reasons.BAD_FIELD, "max_tokens: Field required")
     if isinstance(body.get("stop_sequences"), str):
         raise bad("stop_sequences", "a list of texts")
-    plain = {key: body[key] for key in _SAME if key in body} | {"stop": body.get("stop_sequences")}
+    plain = {key: body[key] for key in _SAME if key in body}
+    plain["stop"] = list(stops_of(body.get("stop_sequences"), "stop_sequences"))
     return read_prompts(plain, model, choices_max, name, [prompt], body["max_tokens"], model.context, None)
 
 
