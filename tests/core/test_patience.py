@@ -102,10 +102,10 @@ def test_beyond_the_last_bin_it_is_still_known_when_they_left() -> None:
 
 def test_the_curve_is_drawn_anew_after_some_calls() -> None:
     patience = leaving(10.0, _ENOUGH)
-    assert patience.limit_s == pytest.approx(10.0)
+    assert patience.limit(1.0) == pytest.approx(10.0)
     for at in range(_REFRESH):
         patience.observe(0.0, 60.0, left=False)
-        assert (patience.limit_s == math.inf) == (at == _REFRESH - 1)
+        assert (patience.limit(1.0) == math.inf) == (at == _REFRESH - 1)
 
 
 def test_a_timeout_that_is_no_more_is_forgotten() -> None:
@@ -162,3 +162,15 @@ def test_what_a_client_has_to_spare_is_what_its_answer_does_not_take(step_s: flo
     waits = Ticket("waits", output_max=100, all_by=10.0)
     made.arrive(waits, "t", 0.0)
     assert waits.queued and waits.patience_s == pytest.approx(spare_s)
+
+
+def test_those_who_are_still_there_count() -> None:
+    """At the start only those who left have ended: they must not stand for the others, who read on."""
+    patience = Patience()
+    for at in range(40):
+        patience.watch(at, 0.0, 0.0)
+    for at in range(20):
+        patience.unwatch(at)
+        patience.observe(0.0, 2.0, left=True)
+    assert patience.limit_s == pytest.approx(2.0)  # what the departures alone would say
+    assert patience.limit(3.0) == math.inf

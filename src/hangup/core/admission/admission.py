@@ -118,6 +118,7 @@ class Admission:
                 if self._too_late(ticket, seat, 0.0, now):
                     return [Action(ticket, None, reasons.INFEASIBLE)]
                 self.queue.lift(tenant)
+                self._watch(ticket, tenant)
                 actions = [self._start(ticket, seat, now)]
                 return actions + _yielded(self.jobs.make_way_on(seat)) if seat.jobs else actions
         return self._wait(ticket, tenant, now)
@@ -154,7 +155,9 @@ class Admission:
                 actions.append(Action(ticket, None, reasons.QUEUE_FULL))
                 return actions
             queue.remove(victim)
+            self._watched(victim, now, False)
             actions.append(Action(victim, None, reasons.PUSHED_OUT))
+        self._watch(ticket, tenant)
         queue.push(ticket, now)
         actions += self.dispatch(now)
         return actions
@@ -186,7 +189,7 @@ class Admission:
         """When its client will have left, without a first token and in any case: by its word, or by what such clients do."""
         first, whole = tenant.patience.of(ticket.client, ticket.stream)
         arrived, now = ticket.arrived_at, self.fleet.now
-        first_by, all_by = arrived + first.limit_s, arrived + whole.limit_s
+        first_by, all_by = arrived + first.limit(now), arrived + whole.limit(now)
         # Who is still there then is more patient than its like: nothing is known of such.
         return (
             ticket.first_by if first_by <= now else min(ticket.first_by, first_by),
@@ -209,6 +212,9 @@ class Admission:
             return _NOTHING
         seat = ticket.seat
         self.fleet.first_token(ticket, now)
+        if ticket.stream and ticket.curves is not None:
+            ticket.curves[0].unwatch(ticket)
+            ticket.curves[1].watch(ticket, ticket.arrived_at, now - ticket.arrived_at)
         actions = self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
         if seat is not None and not self.queue.count:
             self.fleet.nobody_waits(seat)
@@ -252,12 +258,20 @@ class Admission:
         actions = self.step(seat, (now - first) / (each - 1), now) if first and steady and each > 4 else _NOTHING
         return actions + self.dispatch(now) if self.queue.count or self.jobs.count else actions
 
+    def _watch(self, ticket: Ticket, tenant: Tenant) -> None:
+        """Its client waits from here on."""
+        if not ticket.whole:
+            ticket.curves = first, whole = tenant.patience.of(ticket.client, ticket.stream)
+            (first if ticket.stream else whole).watch(ticket, ticket.arrived_at, 0.0)
+
     def _watched(self, ticket: Ticket, now: float, left: bool) -> None:
         """How long its client was seen to wait, and whether it left then."""
-        tenant = ticket.tenant
-        if tenant is None or ticket.job or ticket.whole:
+        if ticket.curves is None:
             return
-        first, whole = tenant.patience.of(ticket.client, ticket.stream)
+        first, whole = ticket.curves
+        ticket.curves = None
+        first.unwatch(ticket)
+        whole.unwatch(ticket)
         waited_s = now - ticket.arrived_at
         if not ticket.stream:
             whole.observe(0.0, waited_s, left=left)
@@ -398,10 +412,9 @@ class Admission:
     def _leave_line(self, ticket: Ticket, seat: Seat, now: float, actions: list[Action]) -> None:
         """Its turn: it starts, unless it would come too late."""
         self.queue.remove(ticket)
-        if now >= ticket.queue_by:
-            actions.append(Action(ticket, None, reasons.QUEUE_TIME))
-        elif self._too_late(ticket, seat, 0.0, now):
-            actions.append(Action(ticket, None, reasons.DEADLINE_NEAR))
+        if now >= ticket.queue_by or self._too_late(ticket, seat, 0.0, now):
+            self._watched(ticket, now, False)
+            actions.append(Action(ticket, None, reasons.QUEUE_TIME if now >= ticket.queue_by else reasons.DEADLINE_NEAR))
         else:
             self._drain.add(ticket.seats)
             actions.append(self._start(ticket, seat, now))

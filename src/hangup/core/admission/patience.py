@@ -16,13 +16,26 @@ _ENOUGH = 6  # departures before anything is concluded
 _STAY_SHARE = 0.1  # fewer than so many have ever waited longer: then nobody does
 _LEAST_S = 1.0  # who leaves sooner than that did not lose patience
 _MEMORY = 400.0  # calls after which older ones have faded by half
-_REFRESH = 2  # calls after which the curve is drawn anew
+_DRAW_S = 0.25  # the curve is drawn anew after that long, since those who wait have waited longer,
+_REFRESH = 2  # and after so many calls
 
 
 class Patience:
     """Of one kind of client, for one kind of wait."""
 
-    __slots__ = ("_began", "_ended", "_ended_s", "_left", "_left_s", "_limit_s", "_seen", "_stale", "departures")
+    __slots__ = (
+        "_began",
+        "_draw_at",
+        "_ended",
+        "_ended_s",
+        "_left",
+        "_left_s",
+        "_limit_s",
+        "_live",
+        "_seen",
+        "_stale",
+        "departures",
+    )
 
     def __init__(self) -> None:
         self._began = [0.0] * _BINS  # calls by the moment from which they were watched,
@@ -33,7 +46,16 @@ class Patience:
         self._seen = 0.0
         self._stale = 0
         self._limit_s = math.inf
+        self._live: dict[object, tuple[float, float]] = {}  # who waits now: since when, and from which moment of it watched
+        self._draw_at = -math.inf
         self.departures = 0
+
+    def watch(self, who: object, since: float, from_s: float) -> None:
+        """Somebody waits: those who are still there count, too, or the first to leave would stand for all."""
+        self._live[who] = since, from_s
+
+    def unwatch(self, who: object) -> None:
+        self._live.pop(who, None)
 
     def observe(self, from_s: float, to_s: float, *, left: bool) -> None:
         """A client was seen to wait from one moment after its arrival to another; whether it left then."""
@@ -58,16 +80,28 @@ class Patience:
 
     @property
     def limit_s(self) -> float:
+        """The same, of those who have ended alone."""
+        return self.limit(-math.inf)
+
+    def limit(self, now: float) -> float:
         """The time that hardly any client has waited beyond; infinite while nothing says so."""
-        if self._stale >= _REFRESH:
-            self._stale = 0
-            self._limit_s = self._draw() if self.departures >= _ENOUGH else math.inf
+        if self.departures < _ENOUGH:
+            return math.inf
+        if self._stale >= _REFRESH or now >= self._draw_at:
+            self._stale, self._draw_at = 0, now + _DRAW_S
+            self._limit_s = self._draw(now)
         return self._limit_s
 
-    def _draw(self) -> float:
+    def _draw(self, now: float) -> float:
+        began = self._began.copy()
+        still = [0.0] * _BINS  # who is there by the time waited so far
+        for since, from_s in self._live.values():
+            if now >= since + from_s:
+                began[_bin(from_s)] += 1
+                still[_bin(now - since)] += 1
         watched, stay = 0.0, 1.0
         for at, left in enumerate(self._left):
-            watched += self._began[at]
+            watched += began[at]
             ended = self._ended[at]
             if left:
                 left_s = self._left_s[at] / left
@@ -76,7 +110,7 @@ class Patience:
                 stay *= max(1 - left / max(waited, left), 0.0)
                 if stay < _STAY_SHARE:
                     return left_s if left_s >= _LEAST_S else math.inf
-            watched -= ended + left
+            watched -= ended + left + still[at]
         return math.inf
 
 

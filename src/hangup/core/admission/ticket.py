@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hangup.core.admission.fleet import Seat
+    from hangup.core.admission.patience import Patience
     from hangup.core.admission.tenants import Tenant
 
 NOBODY: frozenset[str] = frozenset()
@@ -29,6 +30,7 @@ class Ticket:
         "charge",
         "choices",
         "client",
+        "curves",
         "engine_mark",
         "engine_s",
         "first_by",
@@ -99,6 +101,7 @@ class Ticket:
         self.client = client  # what kind of client it is, by its own word
         self.yields = yields  # times that this item of a job had to make way
         self.arrived_at = 0.0
+        self.curves: tuple[Patience, Patience] | None = None  # that its client's patience is learned by, while it waits
         self.ahead = 0 if job else prompt  # tokens that others have to wait for while they are read
         self.tenant: Tenant | None = None
         self.seats = seats  # those that can answer it, by name; None: any
