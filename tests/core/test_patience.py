@@ -174,3 +174,13 @@ def test_those_who_are_still_there_count() -> None:
         patience.observe(0.0, 2.0, left=True)
     assert patience.limit_s == pytest.approx(2.0)  # what the departures alone would say
     assert patience.limit(3.0) == math.inf
+
+
+def test_a_timeout_that_clients_keep_roughly_is_known_by_its_edge_and_people_by_their_end() -> None:
+    """Many clients round their timeouts up to whole seconds."""
+    rough, people = Patience(), Patience()
+    for at in range(40):
+        rough.observe(0.0, 6.0 + at / 40, left=True)
+        people.observe(0.0, 2.0 + at, left=True)
+    assert 6.0 <= rough.limit_s <= 6.2
+    assert people.limit_s > 30.0

@@ -14,6 +14,7 @@ _BINS_PER_OCTAVE = 16
 _BINS = 15 * _BINS_PER_OCTAVE  # up to about half an hour
 _ENOUGH = 6  # departures before anything is concluded
 _STAY_SHARE = 0.1  # fewer than so many have ever waited longer: then nobody does
+_CLIFF = 1.25  # if all of them leave within this factor of time, it is a timeout: then its edge counts
 _LEAST_S = 1.0  # who leaves sooner than that did not lose patience
 _MEMORY = 400.0  # calls after which older ones have faded by half
 _DRAW_S = 0.25  # the curve is drawn anew after that long, since those who wait have waited longer,
@@ -99,7 +100,7 @@ class Patience:
             if now >= since + from_s:
                 began[_bin(from_s)] += 1
                 still[_bin(now - since)] += 1
-        watched, stay = 0.0, 1.0
+        watched, stay, edge_s = 0.0, 1.0, math.inf  # `edge_s`: when the first of them leave
         for at, left in enumerate(self._left):
             watched += began[at]
             ended = self._ended[at]
@@ -108,8 +109,11 @@ class Patience:
                 # Who ended shortly before the others left was no longer waiting then.
                 waited = watched - ended if ended and self._ended_s[at] / ended < left_s else watched
                 stay *= max(1 - left / max(waited, left), 0.0)
+                if stay < 1 - _STAY_SHARE:
+                    edge_s = min(edge_s, left_s)
                 if stay < _STAY_SHARE:
-                    return left_s if left_s >= _LEAST_S else math.inf
+                    limit_s = edge_s if left_s <= _CLIFF * edge_s else left_s
+                    return limit_s if limit_s >= _LEAST_S else math.inf
             watched -= ended + left + still[at]
         return math.inf
 
