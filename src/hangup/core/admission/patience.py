@@ -17,8 +17,7 @@ _STAY_SHARE = 0.1  # fewer than so many have ever waited longer: then nobody doe
 _CLIFF = 1.25  # if all of them leave within this factor of time, it is a timeout: then its edge counts
 _LEAST_S = 1.0  # who leaves sooner than that did not lose patience
 _MEMORY = 400.0  # calls after which older ones have faded by half
-_DRAW_S = 0.25  # the curve is drawn anew after that long, since those who wait have waited longer,
-_REFRESH = 2  # and after so many calls
+_DRAW_S = 0.25  # the curve is drawn anew after that long: it costs more than to count a call
 
 
 class Patience:
@@ -34,7 +33,6 @@ class Patience:
         "_limit_s",
         "_live",
         "_seen",
-        "_stale",
         "departures",
     )
 
@@ -45,7 +43,6 @@ class Patience:
         self._left = [0.0] * _BINS  # and the same of those who left
         self._left_s = [0.0] * _BINS
         self._seen = 0.0
-        self._stale = 0
         self._limit_s = math.inf
         self._live: dict[object, tuple[float, float]] = {}  # who waits now: since when, and from which moment of it watched
         self._draw_at = -math.inf
@@ -63,7 +60,6 @@ class Patience:
         at = _bin(to_s)
         self._began[_bin(from_s)] += 1
         self._seen += 1
-        self._stale += 1
         if left:
             self.departures += 1
             self._left[at] += 1
@@ -88,8 +84,8 @@ class Patience:
         """The time that hardly any client has waited beyond; infinite while nothing says so."""
         if self.departures < _ENOUGH:
             return math.inf
-        if self._stale >= _REFRESH or now >= self._draw_at:
-            self._stale, self._draw_at = 0, now + _DRAW_S
+        if now >= self._draw_at:
+            self._draw_at = now + _DRAW_S
             self._limit_s = self._draw(now)
         return self._limit_s
 
