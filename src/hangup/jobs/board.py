@@ -67,6 +67,7 @@ class Board:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._version = -1  # of the file: another number when others have written
         self._change: int | None = None  # of the jobs: up to which we know them
+        self._reading = asyncio.Lock()
 
     async def open(self) -> None:
         """Takes up what an earlier process left, and whatever others have on the store."""
@@ -373,13 +374,15 @@ class Board:
 
     async def _refresh(self) -> None:
         """Reads what has changed, since others may have changed it; all that has not ended when nothing is known yet."""
-        store, since = self.store, self._change
+        store = self.store
+        async with self._reading:  # one after the other: a second reader must not read the same changes again
+            since = self._change
 
-        def read() -> tuple[int, list[Job]]:
-            jobs = store.jobs.active() if since is None else store.jobs.changed_since(since)
-            return store.jobs.changes(), jobs
+            def read() -> tuple[int, list[Job]]:
+                jobs = store.jobs.active() if since is None else store.jobs.changed_since(since)
+                return store.jobs.changes(), jobs
 
-        self._change, jobs = await store.do(read)
+            self._change, jobs = await store.do(read)
         for job in jobs:
             care = self._cares.get(job.key)
             if care is not None and care.job.touched != job.touched and care.lease is not None:
