@@ -100,6 +100,43 @@ class TestReuse:
                 assert ask(gateway.address, EMBEDDINGS, {"input": "last"}).status == 200
                 assert ask(gateway.address, EMBEDDINGS, {"input": "x"}, {"X-Request-Id": f"next-{number}"}).status == 200
 
+    def test_late_bytes_of_one_answer_do_not_cost_the_next_caller_its_own(self) -> None:
+        """They come when the next request is on its way already: so the connection is at fault, and the engine is not."""
+        used: set[socket.socket] = set()
+
+        def script(sock: socket.socket, request: bytes) -> None:
+            late = b"late\r\n\r\n" if sock in used and b"next" in request else b""
+            used.add(sock)
+            sock.sendall(late + OK)
+
+        with raw_engine(script) as engine, Gateway(engine.url, failover_max=0, health_interval_s=600) as gateway:
+            for number in range(4):
+                assert ask(gateway.address, EMBEDDINGS, {"input": "warm"}).status == 200
+                assert ask(gateway.address, EMBEDDINGS, {"input": "next"}, {"X-Request-Id": f"next-{number}"}).body == b"{}"
+                sent = sum(b"next" in request for request in engine.requests)
+                assert sum(gateway.call_log(f"next-{n}")["attempts"] for n in range(number + 1)) == sent
+            assert sent > 4
+            assert not [row for row in gateway.log() if row["event"] == "backend" and "down" in row["change"]]
+
+    def test_late_bytes_do_not_make_a_healthy_engine_ill(self) -> None:
+        """The gateway's own questions go over the same connections."""
+        asked = [0, 0]  # on new connections, and on kept ones
+
+        def serve(sock: socket.socket) -> None:
+            with sock:
+                new = True
+                while sock.recv(4096):
+                    asked[not new] += 1
+                    sock.sendall(OK if new else b"late\r\n\r\n" + OK)
+                    new = False
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=_accept, args=(listener, serve), daemon=True).start()
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with Gateway(url, engine="openai", failures_max=1, health_interval_s=0.1) as gateway:
+                wait_until(lambda: asked[1] >= 5, 60)
+                assert not [row for row in gateway.log() if row["event"] == "backend" and "down" in row["change"]]
+
     @pytest.mark.parametrize("status", [b"400 Bad", b"401 No", b"429 Wait", b"503 Busy"])
     def test_not_after_a_request_with_a_body_was_refused(self, status: bytes) -> None:
         """Some HTTP libraries of engines leave such a body unread, and take it for the next request."""

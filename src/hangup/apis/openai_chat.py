@@ -12,8 +12,8 @@ from hangup.config import Limits
 DONE = b"data: [DONE]\n\n"
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _TOOL_CALLS_MAX = 1024
-# How engines say that somebody made them stop: vLLM and SGLang, hangup's own and others.
-_GIVEN_UP = ("abort", "aborted", "cancelled", "canceled")
+# How engines say that somebody made them stop, or that they could not go on: vLLM and SGLang, hangup's own and others.
+_GIVEN_UP = ("abort", "aborted", "cancelled", "canceled", "error")
 
 
 class OpenAIStream(Api):

@@ -45,10 +45,14 @@ class OpenAIResponses(Api):
         return self.format.encode(orjson.dumps(event), b"error")
 
     def given_up(self, event: Json) -> str | None:
-        return "cancelled" if event.get("type") == "response.cancelled" else None
+        whole = event.get("object") == "response" and event.get("status") == "cancelled"
+        return "cancelled" if whole or event.get("type") == "response.cancelled" else None
 
     def failure(self, event: Json) -> Failure | None:
-        """`error` ends a stream without any `response.failed`."""
+        """`error` ends a stream without any `response.failed`, which is an answer: whoever does not stream gets it with 200."""
+        if event.get("type") == "response.failed":
+            response = event.get("response")
+            return Failure(200, response if type(response) is dict else event)
         if event.get("type") != "error":
             return super().failure(event)
         error = event.get("error")

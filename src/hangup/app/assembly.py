@@ -8,7 +8,19 @@ from __future__ import annotations
 from time import monotonic
 
 from hangup.apis.base import Api, Ask, Assembler, Failure, Json
-from hangup.app.events import ODD, ended, failure_of, given_up, is_all_text, is_last, moves, parse, usage_of, weigh
+from hangup.app.events import (
+    ODD,
+    ended,
+    failure_of,
+    failure_told,
+    given_up,
+    is_all_text,
+    is_last,
+    moves,
+    parse,
+    usage_of,
+    weigh,
+)
 from hangup.app.relay import Joint, Relay
 from hangup.core import reasons
 from hangup.core.reasons import Reason
@@ -157,7 +169,7 @@ class AssembleRelay(Relay):
         """An engine that had to say 200 before it failed says so in an event."""
         self.joint.answer_whole(502 if failure.status == 500 else failure.status, failure.body)
         self.call.engine_finished = False  # what follows is not wanted
-        self.joint.end(reasons.ENGINE_ERROR)
+        self.joint.end(reasons.ENGINE_ERROR, failure_told(failure))
 
     def settle(self) -> None:
         if self._told:

@@ -22,6 +22,7 @@ def parse(data: bytes | None) -> Json | None:
 
 
 _TOKENS_MAX = 1 << 40
+_FAILURE_CHARS_MAX = 500  # of an engine's own words, in the log
 ODD = (KeyError, TypeError, AttributeError, IndexError, ValueError)
 
 
@@ -96,6 +97,13 @@ def failure_of(api: Api, event: Json) -> Failure | None:
         return None
 
 
+def failure_told(failure: Failure) -> str:
+    """The failure in the engine's own words, for the log."""
+    told = told_of(failure.body)
+    words = f"{told.code}: {told.message}" if told.code and told.message else told.code or told.message
+    return f"The engine told of an error: {words[:_FAILURE_CHARS_MAX]}" if words else "The engine told of an error."
+
+
 class Told(NamedTuple):
     """What an engine's error says; "" where it does not."""
 
@@ -106,8 +114,10 @@ class Told(NamedTuple):
 def error_told(body: bytes) -> Told:
     """Out of an error in any of the shapes that engines give it."""
     value = parse(body)
-    if value is None:
-        return Told("", body.decode("utf-8", "replace").strip())
+    return Told("", body.decode("utf-8", "replace").strip()) if value is None else told_of(value)
+
+
+def told_of(value: Json) -> Told:
     error = value.get("error") or value
     if type(error) is not dict:
         return Told("", str(error))

@@ -528,21 +528,34 @@ class Exchange:
         if refused is not None and error is None and refused.asked_again():
             return
         if self._relay is not None:
-            if error is not None or not self._relay.engine_closed():
+            if (error is not None and not self._relay.verdict()) or not self._relay.engine_closed():
                 self._engine_failed(reasons.ENGINE_DIED, str(error or ""))
-        elif connection.closed_before() and (self.passage is None or self.passage.repeatable):
-            # The engine closed it as it lay idle, which says nothing about the engine: the same again, on a new one.
-            assert self.backend is not None
-            self.call.attempts += 1
-            self.task = self.gateway.loop.create_task(self._connect(self.backend))
+        elif connection.closed_before() and self._repeatable:
+            self._ask_again()  # the engine closed it as it lay idle, which says nothing about the engine
         else:
             self.attempt_failed(EngineFault(reasons.ENGINE_DIED, "The engine closed the connection without an answer."))
 
     def engine_garbled(self, connection: EngineConnection, error: WireError) -> None:
-        if self._relay is None:
+        if self._relay is None and connection.reused and self._repeatable:
+            # What came may belong to an earlier answer on this connection. What the engine does for us is stopped with it.
+            assert self.backend is not None
+            self.gateway.stop(self, self.backend, connection)
+            self.engine = None
+            self._ask_again()
+        elif self._relay is None:
             self.attempt_failed(EngineFault(reasons.ENGINE_GARBLED, f"The engine's answer is not valid HTTP: {error}."))
         else:
             self._engine_failed(reasons.ENGINE_GARBLED, str(error))
+
+    @property
+    def _repeatable(self) -> bool:
+        return self.passage is None or self.passage.repeatable
+
+    def _ask_again(self) -> None:
+        """It was the kept connection that failed, not the engine: the same again, on a new one."""
+        assert self.backend is not None
+        self.call.attempts += 1
+        self.task = self.gateway.loop.create_task(self._connect(self.backend))
 
     def _engine_failed(self, reason: Reason, detail: str) -> None:
         if self.backend is not None:
@@ -552,10 +565,13 @@ class Exchange:
     # From the client's connection and the relay
 
     def client_left(self, reason: Reason) -> None:
-        if reason is reasons.CLIENT_FIN and not self.client.stalled and self._relay and self._relay.client_has_the_end():
-            self.call.engine_finished = True  # but for its framing, which nobody waits for
-            reason = reasons.COMPLETED
-        self.end(reason)
+        verdict = self._relay.verdict() if self._relay is not None and reason is reasons.CLIENT_FIN else None
+        if verdict is None or self.client.stalled:
+            self.end(reason)
+            return
+        self.call.client_has_all = True
+        self.call.engine_finished = verdict.reason is reasons.COMPLETED  # but for its framing, which nobody waits for
+        self.end(*verdict)
 
     def refuse(self, reason: Reason, detail: str = "") -> None:
         if reason is reasons.BODY_TOO_LARGE and not detail:

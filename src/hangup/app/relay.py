@@ -8,12 +8,24 @@ is the hottest code of the gateway: it looks into a chunk by byte search only, a
 from __future__ import annotations
 
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import orjson
 
 from hangup.apis.base import Api, Ask, Cut, Json, Usage
-from hangup.app.events import ended, error_told, failure_of, given_up, is_last, moves, note_usage, parse, usage_of, weigh
+from hangup.app.events import (
+    ended,
+    error_told,
+    failure_of,
+    failure_told,
+    given_up,
+    is_last,
+    moves,
+    note_usage,
+    parse,
+    usage_of,
+    weigh,
+)
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
@@ -43,6 +55,14 @@ class Joint(Protocol):
     def answer_whole(self, status: int, answer: Json) -> None: ...
 
     def fault(self, error: Exception) -> None: ...
+
+
+class Verdict(NamedTuple):
+    reason: Reason
+    detail: str = ""
+
+
+_WELL = Verdict(reasons.COMPLETED)
 
 
 class Relay:
@@ -99,9 +119,9 @@ class Relay:
         """Whether an error event can follow what the client has."""
         return False
 
-    def client_has_the_end(self) -> bool:
-        """Whether a client that leaves now has its whole answer, though the engine has still to end its own framing."""
-        return False
+    def verdict(self) -> Verdict | None:
+        """How the answer has ended for a client that leaves now, though the engine has still to end its own framing."""
+        return None
 
     def connection_reusable(self) -> bool:
         return self.keep_alive and self.decoder.done and not self.decoder.rest
@@ -113,7 +133,7 @@ class Relay:
 class PassRelay(Relay):
     """Any answer, as it is. Of a JSON answer the usage is read at the end, where the API has one."""
 
-    __slots__ = ("_api", "_is_json", "_kept", "_last_byte")
+    __slots__ = ("_answer", "_api", "_is_json", "_kept", "_last_byte")
 
     def __init__(self, joint: Joint, decoder: Decoder, final: Reason, api: Api | None, *, is_json: bool = False) -> None:
         super().__init__(joint, decoder, final)
@@ -121,6 +141,7 @@ class PassRelay(Relay):
         self._is_json = is_json and isinstance(decoder, UntilClose)  # then its end must be looked for
         self._kept = bytearray()
         self._last_byte = b""
+        self._answer: Json | None = None
 
     def take(self, payload: bytes) -> None:
         self.call.progressed(0, monotonic())
@@ -133,8 +154,14 @@ class PassRelay(Relay):
     def finished(self) -> None:
         if self._is_json and not self._is_whole():
             self.joint.end(reasons.ENGINE_TRUNCATED)
-        else:
-            super().finished()
+            return
+        if self._api is not None and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
+            self._answer = parse(bytes(self._kept))
+            if self._answer is not None and (verdict := _failure_in(self._api, self._answer)) is not None:
+                self.call.client_has_all = True
+                self.joint.end(*verdict)
+                return
+        super().finished()
 
     def _is_whole(self) -> bool:
         """A connection that was cut looks like one that was closed; what was being sent tells them apart."""
@@ -147,11 +174,18 @@ class PassRelay(Relay):
         return True
 
     def settle(self) -> None:
-        if self._api is not None and self.call.engine_finished and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
-            answer = parse(bytes(self._kept))
-            usage = usage_of(self._api, answer) if answer is not None else None
+        if self._api is not None and self._answer is not None:
+            usage = usage_of(self._api, self._answer)
             if usage is not None:
                 note_usage(self.call, usage)
+
+
+def _failure_in(api: Api, answer: Json) -> Verdict | None:
+    """A whole answer, with 200, that says that it is none."""
+    failure, why = failure_of(api, answer), given_up(api, answer)
+    if failure is not None:
+        return Verdict(reasons.ENGINE_ERROR, failure_told(failure))
+    return Verdict(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {why}.") if why is not None else None
 
 
 class ErrorRelay(Relay):
@@ -239,7 +273,7 @@ class StreamRelay(Relay):
         self._ended: set[int] = set()  # choices
         self._done = False  # the answer is complete,
         self._closed = False  # and nothing follows it
-        self._failed = False
+        self._failed: Verdict | None = None  # the engine told of an error
         self._given_up: str | None = None
 
     def feed(self, data: bytes) -> None:
@@ -356,10 +390,11 @@ class StreamRelay(Relay):
             self._usage = usage
             if type(usage.tokens_in) is int:
                 self.call.tokens_in = usage.tokens_in
-        if is_last(api, value):
+        failure = failure_of(api, value)
+        if failure is not None:
+            self._failed = Verdict(reasons.ENGINE_ERROR, failure_told(failure))
+        elif is_last(api, value):
             self._note_end(value)
-        elif failure_of(api, value) is not None:
-            self._failed = True
         elif usage is not None and type(usage.tokens_out) is int:
             total = max(total, usage.tokens_out)
         return total
@@ -428,14 +463,26 @@ class StreamRelay(Relay):
             self._look_at(self._carry, self.call.tokens_out)  # some engines end without the last line end
         if self._given_up is not None:
             self._give_up(b"")
-        elif self._failed:
-            self.call.client_has_all = True  # it was told, in the engine's own words
-            self.joint.end(reasons.ENGINE_ERROR)
+        elif self._failed is not None:
+            self._tell_failure()
         else:
             self.joint.end(reasons.COMPLETED if self._done else reasons.ENGINE_TRUNCATED)
 
-    def client_has_the_end(self) -> bool:
-        return self._closed and not self._carry and not self._failed
+    def _tell_failure(self) -> None:
+        assert self._failed is not None
+        self.call.client_has_all = True  # it was told, in the engine's own words
+        self.joint.end(*self._failed)
+
+    def verdict(self) -> Verdict | None:
+        if self._carry:
+            return None
+        return self._failed or (_WELL if self._closed else None)
+
+    def engine_closed(self) -> bool:
+        if self._failed is None:
+            return super().engine_closed()
+        self._tell_failure()  # the client knows already: that the connection ended, too, is no news
+        return True
 
     def at_event_boundary(self) -> bool:
         return not self._carry

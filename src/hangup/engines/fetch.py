@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,18 +33,38 @@ async def fetch(
     headers: Headers | None = None,
     bytes_max: int = ANSWER_BYTES_MAX,
 ) -> Fetched:
-    """Sends one request and returns the whole answer; EngineFault says why there is none."""
-    inquiry = Inquiry(asyncio.get_running_loop(), bytes_max)
+    """Sends one request and returns the whole answer; EngineFault says why there is none.
+
+    All that is asked so may be asked twice. A kept connection that fails says nothing about the engine: then a new one is used.
+    """
+    request = backend.own_request(method, path, body, headers)
     try:
         async with asyncio.timeout(timeout_s):
-            connection = backend.pool.idle_connection() or await backend.pool.connect()
-            inquiry.connection = connection
-            connection.ask(inquiry, *backend.own_request(method, path, body, headers))
-            return await inquiry.answer
+            kept = backend.pool.idle_connection()
+            if kept is not None:
+                with contextlib.suppress(_KeptConnectionFailed):
+                    return await _ask(kept, request, bytes_max)
+            return await _ask(await backend.pool.connect(), request, bytes_max)
     except TimeoutError:
         raise EngineSilent(reasons.ENGINE_UNREACHABLE, f"no answer to {method} {path} within {timeout_s:g} s") from None
+
+
+async def _ask(connection: EngineConnection, request: tuple[bytes, bytes], bytes_max: int) -> Fetched:
+    inquiry = Inquiry(asyncio.get_running_loop(), bytes_max)
+    inquiry.connection = connection
+    try:
+        connection.ask(inquiry, *request)
+        return await inquiry.answer
+    except EngineFault as fault:
+        if connection.reused and not inquiry.answered:
+            raise _KeptConnectionFailed from fault
+        raise
     finally:
         inquiry.close()
+
+
+class _KeptConnectionFailed(Exception):
+    """It was closed while it lay idle, or brought what belonged to an earlier answer."""
 
 
 class Inquiry:
@@ -54,9 +75,11 @@ class Inquiry:
         self._until = until  # what comes behind it is not waited for
         self.answer: asyncio.Future[Fetched] = loop.create_future()
         self.connection: EngineConnection | None = None
+        self.answered = False
         self._body = b""
 
     def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
+        self.answered = True
         decoder = body_decoder(head)
 
         def feed(data: bytes) -> None:
