@@ -55,12 +55,14 @@ fuzz: $(VENV)/.setup-test  ## odd clients and odd engines for an hour; FUZZ_S=60
 check: $(VENV)/.setup-test  ## lint, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.markdown --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.setup-test  ## put the code into shape
+format: $(VENV)/.setup-test  ## format code and Markdown
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tools.markdown
 
 bench: $(VENV)/.setup-test  ## measure against nginx and the other gateways; see bench/README.md
 	PYTHONPATH=tests $(BIN)/python -m bench $(ARGS)
@@ -80,7 +82,7 @@ docs: $(VENV)/.setup-test  ## write the generated parts of docs/ anew
 
 lock: $(VENV)/.setup  ## resolve the dependencies anew, with hashes
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml -o requirements/run.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header pyproject.toml --extra gateway -o requirements/run.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group build -o requirements/build.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group test --group check -c requirements/run.txt -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group dashboard -c requirements/run.txt -c requirements/dev.txt -o requirements/dashboard.txt

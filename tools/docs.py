@@ -24,6 +24,7 @@ from hangup.config.schema import LISTS, Limits, Settings, scalar_fields
 from hangup.core.reasons import REASONS, Outcome
 from hangup.engines.adapters import ADAPTERS
 from hangup.lint import RULES, Rule
+from tools.markdown import formatted
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -121,7 +122,7 @@ def render(text: str, name: str, part: str) -> str:
     """The page with one generated part put in."""
     pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
     assert re.search(pattern, text, re.S), f"there is no place for {name}"
-    return re.sub(pattern, lambda m: f"{m[1]}{part.strip()}\n{m[2]}", text, count=1, flags=re.S)
+    return formatted(re.sub(pattern, lambda m: f"{m[1]}\n{part.strip()}\n\n{m[2]}", text, count=1, flags=re.S))
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from hangup import __version__
 from hangup.errors import ConfigError, HangupError
@@ -33,6 +34,8 @@ COMMANDS = {
     "key": "keys",
     "standin": "standin",
 }
+
+_EXTRA = "pip install 'hangup[gateway]'"
 
 _EXAMPLES = """\
 examples:
@@ -80,5 +83,25 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hangup {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in dict.fromkeys(COMMANDS.values() if command is None else [COMMANDS[command]]):
-        importlib.import_module(f"hangup.cli.{module}").add_parser(commands)
+        _add_parser(module, commands)
     return parser
+
+
+def _add_parser(module: str, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands of one module, or say what they need where only the library and the linter are installed."""
+    try:
+        loaded = importlib.import_module(f"hangup.cli.{module}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "hangup":
+            raise
+        for name in (name for name, home in COMMANDS.items() if home == module):
+            # Its flags are unknown here. The stub accepts anything, so that the error names the package, not a flag.
+            stub = commands.add_parser(name, help=f"(not installed: {_EXTRA})", add_help=False, prefix_chars="\0")
+            stub.add_argument("anything", nargs="*")
+            stub.set_defaults(run=partial(_missing, name, error.name))
+        return
+    loaded.add_parser(commands)
+
+
+def _missing(command: str, package: str, _: argparse.Namespace) -> int:
+    raise HangupError(f"`hangup {command}` needs the gateway's packages, and {package} is not installed\n  hint: {_EXTRA}")

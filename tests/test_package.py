@@ -1,0 +1,119 @@
+"""The wheel, as it is built and installed: the library and the linter need no other package, and bring their types along."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+APPLICATION = """\
+from collections.abc import AsyncIterator
+
+import hangup
+from hangup.lint import RULES
+
+
+async def tokens() -> AsyncIterator[str]:
+    yield "a"
+
+
+def handler(scope: dict[str, object], receive: object) -> object:
+    return hangup.stream((scope, receive), tokens(), first_token_s=10)
+
+
+reveal_type(hangup.CancelToken())
+reveal_type(RULES)
+"""
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("dist")
+    built = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", target)
+    assert built.returncode == 0, built.stderr
+    (found,) = target.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment in which there is hangup and nothing else, installed without any index."""
+    home = tmp_path_factory.mktemp("clean")
+    assert run(sys.executable, "-m", "venv", "--without-pip", home).returncode == 0
+    python = home / "bin" / "python"
+    done = run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-compile", wheel)
+    assert done.returncode == 0, done.stderr
+    return python
+
+
+def test_the_library_and_the_linter_work_alone(clean: Path, tmp_path: Path) -> None:
+    code = "import hangup, hangup.lint; [getattr(hangup, name) for name in hangup.__all__]"
+    done = run(clean, "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    leaking = tmp_path / "leaking.py"
+    leaking.write_text((ROOT / "examples/leaking.py").read_text())
+    done = run(clean.with_name("hangup"), "lint", leaking, cwd=tmp_path)
+    assert done.returncode == 1 and "HU0" in done.stdout, done.stderr
+
+
+def test_commands_that_need_the_gateway_name_the_extra(clean: Path, tmp_path: Path) -> None:
+    hangup = clean.with_name("hangup")
+    for command in (["serve", "--upstream", "http://127.0.0.1:8000"], ["demo"], ["config", "show"], ["serve", "--help"]):
+        done = run(hangup, *command, cwd=tmp_path)
+        assert done.returncode == 1, done.stdout
+        assert f"`hangup {command[0]}` needs" in done.stderr and "pip install 'hangup[gateway]'" in done.stderr
+    done = run(hangup, "--help", cwd=tmp_path)
+    assert done.returncode == 0 and "serve" in done.stdout and "lint" in done.stdout
+
+
+def test_mypy_sees_our_types_from_outside(clean: Path, tmp_path: Path) -> None:
+    (tmp_path / "application.py").write_text(APPLICATION)
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(clean), "--cache-dir", str(tmp_path)]
+    done = run(*command, "application.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    revealed = re.findall(r'Revealed type is "(.*)"', done.stdout)
+    assert len(revealed) == 2 and revealed[0].endswith(".CancelToken") and revealed[1].endswith(".Rule]"), revealed
+
+
+def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "hangup/py.typed" in names
+    assert {name.split("/")[0] for name in names} == {"hangup", f"hangup-{wheel.name.split('-')[1]}.dist-info"}
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    """What the source imports belongs to an extra, or to a framework whose requests and clients the library is handed."""
+    frameworks = {"aiohttp", "httpx", "httpx2", "litestar", "starlette"}
+    other_names = {"pynvml": "nvidia_ml_py", "opentelemetry": "opentelemetry_proto", "google": "opentelemetry_proto"}
+    wanted = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
+    declared = {re.split(r"[\[>=<]", line)[0].replace("-", "_").lower() for line in wanted}
+    known = declared | frameworks | set(sys.stdlib_module_names)
+    assert PROJECT["dependencies"] == []
+    for path in (ROOT / "src").rglob("*.py"):
+        unknown = {other_names.get(name, name) for name in _imported(ast.parse(path.read_text()))} - known
+        assert not unknown, f"{path} imports what no extra has"
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
