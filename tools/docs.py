@@ -19,8 +19,9 @@ from hangup.apis.engine_paths import HEALTH, REFUSED
 from hangup.apis.routes import BUILT_IN
 from hangup.cli import engines
 from hangup.cli.main import make_parser
+from hangup.config.limits import Limits
 from hangup.config.load import describe
-from hangup.config.schema import LISTS, Limits, Settings, scalar_fields
+from hangup.config.schema import LISTS, Settings, scalar_fields
 from hangup.core.reasons import REASONS, Outcome
 from hangup.engines.adapters import ADAPTERS
 from hangup.lint import RULES, Rule

@@ -7,13 +7,13 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hangup.config import Limits
+from hangup.config import ClientLimits
 
 _REQUEST_BYTES_MAX = 256 * 1024  # nothing that may be asked here is nearly as long
 
 
 class AdminConnection(HttpToolsProtocol):
-    limits: Limits  # set by `bounded`
+    limits: ClientLimits  # set by `bounded`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,6 +56,6 @@ class AdminConnection(HttpToolsProtocol):
         self._look_again()
 
 
-def bounded(limits: Limits) -> type[Any]:
+def bounded(limits: ClientLimits) -> type[Any]:
     """The class of connections under these limits, for uvicorn to make them."""
     return type("BoundedAdminConnection", (AdminConnection,), {"limits": limits})

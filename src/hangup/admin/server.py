@@ -20,7 +20,7 @@ from hangup.admin import api, metrics
 from hangup.admin.connection import bounded
 from hangup.admin.guard import Guard, Policy
 from hangup.admin.view import View
-from hangup.config import Limits
+from hangup.config import ClientLimits
 
 _FILES = files("hangup.admin") / "page"
 _PAGE = {
@@ -69,7 +69,7 @@ def make_app(view: View, policy: Policy) -> Starlette:
 class AdminServer(uvicorn.Server):
     """uvicorn on a socket of ours, leaving the signals to the gateway."""
 
-    def __init__(self, view: View, sock: socket.socket, policy: Policy, limits: Limits) -> None:
+    def __init__(self, view: View, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
         super().__init__(
             uvicorn.Config(
                 make_app(view, policy),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from hangup.config import Limits
+from hangup.config import CallLimits
 from hangup.config.schema import APIS
 from hangup.core import reasons
 from hangup.errors import Refusal
@@ -159,7 +159,7 @@ class Api:
     caps: Caps
     fields: Mapping[str, tuple[type, ...]] = {}  # types of the fields that matter to us
 
-    def read(self, path: str, value: Json, limits: Limits, assemble: bool) -> Ask:
+    def read(self, path: str, value: Json, limits: CallLimits, assemble: bool) -> Ask:
         """Checks the request, sets the caps and decides how to ask the engine."""
         expect(value, self.fields)
         cap = read_cap(self.caps, value, limits, self.least_maximum(value))
@@ -177,7 +177,7 @@ class Api:
     def wants_stream(self, path: str, value: Json) -> bool:
         return bool(value.get("stream"))
 
-    def count_choices(self, value: Json, limits: Limits) -> int:
+    def count_choices(self, value: Json, limits: CallLimits) -> int:
         """How many answers are asked for in all; more than allowed is refused."""
         return 1
 
@@ -271,7 +271,7 @@ def whole_number(table: Json, name: str) -> int | None:
     raise Refusal(reasons.BAD_FIELD, f"'{name}' must be an integer.")
 
 
-def count_answers(table: Json, names: tuple[str, ...], prompts: int, limits: Limits) -> int:
+def count_answers(table: Json, names: tuple[str, ...], prompts: int, limits: CallLimits) -> int:
     """The answers asked for: the largest of the named fields, for each prompt."""
     each = 1
     for name in names:
@@ -290,7 +290,7 @@ def count_prompts(prompt: object) -> int:
     return len(prompt) if type(prompt) is list and prompt and type(prompt[0]) is not int else 1
 
 
-def read_cap(caps: Caps, value: Json, limits: Limits, least: int) -> Cap:
+def read_cap(caps: Caps, value: Json, limits: CallLimits, least: int) -> Cap:
     """What the call may have at most. The client's own maximum is lowered where it is above that, never raised, and left
     alone where an engine would refuse the lower one.
     """

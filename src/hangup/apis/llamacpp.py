@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks
-from hangup.config import Limits
+from hangup.config import CallLimits
 
 # It makes one token even of a maximum of 0, and goes on to the end of a character.
 LATE_TOKENS = 4
@@ -24,10 +24,10 @@ class LlamaCppCompletion(Api):
         kind = "invalid_request_error" if status < 500 else "server_error"
         return {"error": {"code": status, "message": message, "type": kind}}
 
-    def count_choices(self, value: Json, limits: Limits) -> int:
+    def count_choices(self, value: Json, limits: CallLimits) -> int:
         return count_answers(value, ("n", "n_cmpl"), _count_prompts(value.get("prompt")), limits)
 
-    def read(self, path: str, value: Json, limits: Limits, assemble: bool) -> Ask:
+    def read(self, path: str, value: Json, limits: CallLimits, assemble: bool) -> Ask:
         ask = super().read(path, value, limits, assemble)
         if ask.cap.named:
             ask.ends_late(LATE_TOKENS)

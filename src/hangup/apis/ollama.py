@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, marks
-from hangup.config import Limits
+from hangup.config import CallLimits
 from hangup.core import reasons
 from hangup.errors import Refusal
 from hangup.wire.sse import NDJSON
@@ -26,7 +26,7 @@ class Ollama(Api):
     def error(self, status: int, code: str, message: str) -> Json:
         return {"error": message}
 
-    def read(self, path: str, value: Json, limits: Limits, assemble: bool) -> Ask:
+    def read(self, path: str, value: Json, limits: CallLimits, assemble: bool) -> Ask:
         for key in value:
             if key not in self.fields and _folded(key) in self.fields:
                 # Go reads keys in any case; the engine would heed this one beside ours.

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks, merge, merge_choice
-from hangup.config import Limits
+from hangup.config import CallLimits
 
 DONE = b"data: [DONE]\n\n"
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
@@ -58,7 +58,7 @@ class OpenAIChat(OpenAIStream):
     text_marks = marks(*_TEXTS, "arguments")
     text_mark = b'"delta":{"content":"'
 
-    def count_choices(self, value: Json, limits: Limits) -> int:
+    def count_choices(self, value: Json, limits: CallLimits) -> int:
         return count_answers(value, ("n", "best_of"), 1, limits)
 
     def set_assembly(self, ask: Ask, value: Json) -> None:

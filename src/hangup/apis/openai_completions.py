@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hangup.apis.base import Ask, Caps, Json, count_answers, count_prompts, marks, merge_choice
 from hangup.apis.openai_chat import ChoicesAssembler, OpenAIStream, adds_only_text, streaming_fields
-from hangup.config import Limits
+from hangup.config import CallLimits
 
 
 class OpenAICompletions(OpenAIStream):
@@ -14,13 +14,13 @@ class OpenAICompletions(OpenAIStream):
     text_marks = marks("text")
     text_mark = b'"text":"'
 
-    def count_choices(self, value: Json, limits: Limits) -> int:
+    def count_choices(self, value: Json, limits: CallLimits) -> int:
         embeds = value.get("prompt_embeds")  # prompts of vLLM's, beside the others or instead of them
         more = 0 if embeds is None else len(embeds) if type(embeds) is list else 1
         prompts = count_prompts(value.get("prompt")) if value.get("prompt") is not None or not more else 0
         return count_answers(value, ("n", "best_of"), prompts + more, limits)
 
-    def read(self, path: str, value: Json, limits: Limits, assemble: bool) -> Ask:
+    def read(self, path: str, value: Json, limits: CallLimits, assemble: bool) -> Ask:
         ask = super().read(path, value, limits, assemble)
         ask.spare = ask.choices if value.get("echo") else 0
         return ask

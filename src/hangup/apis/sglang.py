@@ -6,7 +6,7 @@ import orjson
 
 from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, count_prompts
 from hangup.apis.openai_chat import DONE
-from hangup.config import Limits
+from hangup.config import CallLimits
 
 
 class SglangGenerate(Api):
@@ -16,7 +16,7 @@ class SglangGenerate(Api):
     fields = {"text": (str, list), "input_ids": (list,), "stream": (bool,), "sampling_params": (dict,)}
     ends_with_last = False
 
-    def count_choices(self, value: Json, limits: Limits) -> int:
+    def count_choices(self, value: Json, limits: CallLimits) -> int:
         prompts = value["text"] if type(value.get("text")) is list else value.get("input_ids")
         return count_answers(value.get("sampling_params") or {}, ("n",), count_prompts(prompts), limits)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from hangup.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers
-from hangup.config import Limits
+from hangup.config import CallLimits
 
 _STREAM_PATH = "/generate_stream"
 # What /generate can give and /generate_stream cannot.
@@ -28,7 +28,7 @@ class TgiGenerate(Api):
     def wants_stream(self, path: str, value: Json) -> bool:
         return path == _STREAM_PATH
 
-    def count_choices(self, value: Json, limits: Limits) -> int:
+    def count_choices(self, value: Json, limits: CallLimits) -> int:
         return count_answers(value.get("parameters") or {}, ("best_of",), 1, limits)
 
     def set_assembly(self, ask: Ask, value: Json) -> None:

@@ -18,7 +18,7 @@ import orjson
 from hangup.app.afterlives import Afterlives
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
-from hangup.config import Limits
+from hangup.config import ReportLimits
 from hangup.core.account import ZOMBIE
 from hangup.core.call import Call
 from hangup.core.divergence import Divergence, Finding, Sample, Terms
@@ -222,7 +222,7 @@ class Monitor:
         await asyncio.gather(*self._webhooks, return_exceptions=True)
 
 
-def _terms(limits: Limits) -> Terms:
+def _terms(limits: ReportLimits) -> Terms:
     return Terms(limits.divergence_window_s, limits.divergence_hold_s, limits.divergence_share_max, limits.divergence_yield_min)
 
 

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from typing import Any
 
-from hangup.config import BackendSettings, Limits
+from hangup.config import BackendLimits, BackendSettings
 from hangup.config.load import url_problem
 from hangup.core.reaper import Status
 from hangup.engines.adapters import ADAPTERS, AUTO
@@ -40,10 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     if problem := url_problem(arguments.url):
         raise HangupError(f"URL: {problem}")
     settings = BackendSettings(url=arguments.url, engine=arguments.engine, api_key_env=arguments.api_key_env)
-    return asyncio.run(_examine(settings, Limits()))
+    return asyncio.run(_examine(settings, BackendLimits()))
 
 
-async def _examine(settings: BackendSettings, limits: Limits) -> int:
+async def _examine(settings: BackendSettings, limits: BackendLimits) -> int:
     backend = Backend(settings, limits, asyncio.get_running_loop())
     try:
         fault = await check(backend)

@@ -4,6 +4,40 @@
 (the library, among others) does not pay for reading them.
 """
 
-from hangup.config.schema import AliasSettings, BackendSettings, Limits, RouteSettings, Settings, TenantSettings
+from hangup.config.limits import (
+    AdmissionLimits,
+    BackendLimits,
+    CallLimits,
+    ClientLimits,
+    EngineLimits,
+    HealthLimits,
+    JobLimits,
+    Limits,
+    ProviderLimits,
+    ReaperLimits,
+    ReportLimits,
+    RequestLimits,
+    TrafficLimits,
+)
+from hangup.config.schema import AliasSettings, BackendSettings, RouteSettings, Settings, TenantSettings
 
-__all__ = ["AliasSettings", "BackendSettings", "Limits", "RouteSettings", "Settings", "TenantSettings"]
+__all__ = [
+    "AdmissionLimits",
+    "AliasSettings",
+    "BackendLimits",
+    "BackendSettings",
+    "CallLimits",
+    "ClientLimits",
+    "EngineLimits",
+    "HealthLimits",
+    "JobLimits",
+    "Limits",
+    "ProviderLimits",
+    "ReaperLimits",
+    "ReportLimits",
+    "RequestLimits",
+    "RouteSettings",
+    "Settings",
+    "TenantSettings",
+    "TrafficLimits",
+]

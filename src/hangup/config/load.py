@@ -18,12 +18,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hangup.config import check, keys, locate
+from hangup.config.limits import Limits
 from hangup.config.schema import (
     APIS,
     LISTS,
     AliasSettings,
     BackendSettings,
-    Limits,
     RouteSettings,
     Settings,
     TenantSettings,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import cast
 
-from hangup.config import Limits
+from hangup.config import ClientLimits
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.edge import sockets
@@ -233,7 +233,7 @@ class ClientConnection(asyncio.Protocol):
             self.exchange = exchange
             self._expect_body(head)
 
-    def _wait_for_head(self, limits: Limits) -> None:
+    def _wait_for_head(self, limits: ClientLimits) -> None:
         scanned, self._scanned = self._scanned, len(self._buffer)
         if has_bare_lf(self._buffer, scanned):
             self._refuse_unreadable(reasons.MALFORMED, "a line ends in a bare LF")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from hangup.config import Limits
+from hangup.config import TrafficLimits
 from hangup.core.reasons import Reason
 from hangup.wire.head import RequestHead
 
@@ -41,9 +41,11 @@ class Exchange(Protocol):
 class Owner(Protocol):
     """Who gets the requests."""
 
-    limits: Limits
     half_close_is_hangup: bool
     body_bytes: int  # of bodies that have not come whole yet, of all connections together
+
+    @property
+    def limits(self) -> TrafficLimits: ...
 
     def connected(self, connection: ClientConnection) -> bool:
         """Whether there is room for it; if not, it is told so and closed."""

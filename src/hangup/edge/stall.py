@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from hangup.config import Limits
+from hangup.config import ClientLimits
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.edge import sockets
@@ -24,7 +24,7 @@ class StallWatch:
         self,
         loop: asyncio.AbstractEventLoop,
         transport: asyncio.Transport,
-        limits: Limits,
+        limits: ClientLimits,
         give_up: Callable[[Reason], None],
     ) -> None:
         self._loop, self._transport, self._limits, self._give_up = loop, transport, limits, give_up

@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any
 
-from hangup.config import BackendSettings, Limits, keys
+from hangup.config import BackendLimits, BackendSettings, keys
 from hangup.core.admission import Seat
 from hangup.core.catalog import Offer
 from hangup.engines.adapters import ADAPTERS, AUTO, GENERIC, Abort, Adapter, Facts, Seen, hosted
@@ -37,12 +37,13 @@ class Backend:
     def __init__(
         self,
         settings: BackendSettings,
-        limits: Limits,
+        limits: BackendLimits,
         loop: asyncio.AbstractEventLoop,
         slots: int = 0,
         dial: Dial | None = None,
     ) -> None:
         self.settings = settings
+        self.limits = limits
         self.pool = Pool(settings, limits, loop, dial)
         self.name = settings.name or self.pool.address.authority + self.pool.address.prefix
         self.seat = Seat(
@@ -70,13 +71,9 @@ class Backend:
         self._host = self.pool.address.authority.encode("ascii")
         self._prefix = self.pool.address.prefix
 
-    @property
-    def limits(self) -> Limits:
-        return self.pool.limits
-
-    def take_limits(self, limits: Limits) -> None:
+    def take_limits(self, limits: BackendLimits) -> None:
         """New limits, after a reload; what it runs goes on."""
-        self.pool.limits = limits
+        self.limits = self.pool.limits = limits
         self.seat.failures_max = limits.failures_max
         self.seat.limiter.step_slo_s = limits.step_slo_s
 

@@ -10,7 +10,7 @@ import re
 import time
 from typing import NamedTuple
 
-from hangup.config import Limits
+from hangup.config import HealthLimits
 from hangup.engines.backend import Backend
 from hangup.engines.fetch import fetch
 from hangup.errors import EngineFault
@@ -48,7 +48,7 @@ class Counters(NamedTuple):
     running: float | None
 
 
-async def ask(backend: Backend, limits: Limits) -> Counters | None:
+async def ask(backend: Backend, limits: HealthLimits) -> Counters | None:
     """The engine's counters, or None when it has no page that we can read."""
     if backend.adapter.disturbed:
         await _for_a_quiet_moment(backend)

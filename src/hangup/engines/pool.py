@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from hangup.config import BackendSettings, Limits
+from hangup.config import BackendSettings, EngineLimits
 from hangup.core import reasons
 from hangup.engines.connection import EngineConnection
 from hangup.errors import EngineFault
@@ -45,7 +45,7 @@ class Pool:
     """Connects, keeps and ages connections; every open one is in `open` until it is gone."""
 
     def __init__(
-        self, settings: BackendSettings, limits: Limits, loop: asyncio.AbstractEventLoop, dial: Dial | None = None
+        self, settings: BackendSettings, limits: EngineLimits, loop: asyncio.AbstractEventLoop, dial: Dial | None = None
     ) -> None:
         self._dial = dial
         self.address = Address.parse(settings.url)

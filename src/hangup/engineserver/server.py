@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import orjson
 
-from hangup.config import Limits
+from hangup.config import TrafficLimits
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.edge import sockets
@@ -48,7 +48,7 @@ class EngineServer:
 
     half_close_is_hangup = True
 
-    def __init__(self, runner: Runner, limits: Limits) -> None:
+    def __init__(self, runner: Runner, limits: TrafficLimits) -> None:
         self.runner = runner
         self.options: Options = runner.options
         self.limits = limits
@@ -206,15 +206,15 @@ class Serving:
             connection.transport.abort()
 
 
-def embed(options: Options, limits: Limits | None = None) -> Serving:
+def embed(options: Options, limits: TrafficLimits | None = None) -> Serving:
     """The engine in this process, to be dialled."""
     loop = asyncio.get_running_loop()
     runner = Runner(options, loop)
     runner.start()
-    return Serving(EngineServer(runner, limits or Limits()), loop)
+    return Serving(EngineServer(runner, limits or TrafficLimits()), loop)
 
 
-async def start(options: Options, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> Serving:
+async def start(options: Options, host: str = "127.0.0.1", port: int = 0, limits: TrafficLimits | None = None) -> Serving:
     """The engine behind a port of its own."""
     serving = embed(options, limits)
     try:

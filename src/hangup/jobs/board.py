@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from hangup.config import Limits
+from hangup.config import JobLimits
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
@@ -262,7 +262,7 @@ class Board:
             care.feed = Feed(self._host.limits.job_events_bytes_max)
         return care.feed
 
-    def limits_of(self, tenant: str) -> Limits:
+    def limits_of(self, tenant: str) -> JobLimits:
         return self._host.limits_of_tenant(tenant)
 
     def result(self, errand: Errand, call: Call) -> tuple[bytes, bytes | None]:

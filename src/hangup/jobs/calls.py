@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from hangup.config import Limits
+from hangup.config import JobLimits
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.jobs import Cause, Kind, Status
@@ -37,7 +37,7 @@ def wants_async(fields: dict[bytes, bytes]) -> bool:
     return any(wish.strip().lower() == b"respond-async" for wish in fields.get(b"prefer", b"").replace(b";", b",").split(b","))
 
 
-def lease_of(fields: Mapping[bytes, bytes], limits: Limits) -> float:
+def lease_of(fields: Mapping[bytes, bytes], limits: JobLimits) -> float:
     """How long a job lives without anyone who cares for it: as the client says, or the default."""
     given = fields.get(LEASE_HEADER)
     if given is None:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from hangup.config import Limits
+from hangup.config import JobLimits
 from hangup.core import reasons
 from hangup.errors import Refusal
 from hangup.wire import jsonbody
@@ -29,7 +29,7 @@ class Asked:
     query: Mapping[str, str]
     fields: Mapping[bytes, bytes]  # headers
     tenant: str
-    limits: Limits
+    limits: JobLimits
     base_url: str  # where the client finds us
     body: bytes = b""
     upload: Upload | None = None

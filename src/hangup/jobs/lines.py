@@ -8,7 +8,7 @@ import orjson
 
 from hangup.apis.base import Api
 from hangup.apis.routes import Router
-from hangup.config import Limits
+from hangup.config import JobLimits
 from hangup.core import reasons
 from hangup.errors import Refusal
 from hangup.jobs.http import Json
@@ -29,7 +29,7 @@ class Problem(Exception):
 class Lines:
     """Takes a file piece by piece and gives its lines as items."""
 
-    def __init__(self, endpoint: str, router: Router, limits: Limits) -> None:
+    def __init__(self, endpoint: str, router: Router, limits: JobLimits) -> None:
         self.problems: list[Json] = []
         self.count = 0  # lines that are no blank ones
         self._endpoint = endpoint
@@ -113,7 +113,7 @@ class StopReading(Exception):
     """Enough is known."""
 
 
-def check(api: Api | None, path: str, written: bytes, value: Json, limits: Limits) -> None:
+def check(api: Api | None, path: str, written: bytes, value: Json, limits: JobLimits) -> None:
     """Refuses now what would be refused when the item's turn comes."""
     if api is None:
         raise Refusal(reasons.BAD_FIELD, f"There is no {path}.")

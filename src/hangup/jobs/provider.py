@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from hangup.apis import hosted_jobs
 from hangup.apis.hosted_jobs import Told
-from hangup.config import Limits
+from hangup.config import JobLimits, ProviderLimits
 from hangup.core import reasons
 from hangup.core.followed import Followed, Pace, Step
 from hangup.core.jobs import Cause, Kind, Lease, Tally
@@ -36,12 +36,12 @@ class Host(Protocol):
     """The gateway, as seen from here."""
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> ProviderLimits: ...
 
     @property
     def backends(self) -> dict[str, Backend]: ...
 
-    def limits_of_tenant(self, tenant: str) -> Limits: ...
+    def limits_of_tenant(self, tenant: str) -> JobLimits: ...
 
     def told(self, event: str, **fields: Any) -> None: ...
 
@@ -353,7 +353,7 @@ class Provider:
             self._host.fault(error)
 
 
-def _pace(limits: Limits) -> Pace:
+def _pace(limits: ProviderLimits) -> Pace:
     return Pace(
         limits.provider_look_s,
         limits.provider_poll_s,

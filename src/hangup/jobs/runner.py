@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from hangup.config import Limits
+from hangup.config import JobLimits
 from hangup.core import reasons
 from hangup.core.account import Entry
 from hangup.core.call import Call
@@ -41,14 +41,14 @@ class Host(Protocol):
     """The gateway, as the runner sees it."""
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> JobLimits: ...
 
     def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
         """Makes a call for it; `errand.over` follows, maybe at once."""
 
     def jobs_waiting(self, tenant: str) -> int: ...
 
-    def limits_of_tenant(self, tenant: str) -> Limits: ...
+    def limits_of_tenant(self, tenant: str) -> JobLimits: ...
 
     def book(self, entry: Entry) -> None: ...
 

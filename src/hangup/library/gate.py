@@ -17,10 +17,9 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
-from hangup.config.schema import Limits
+from hangup.config.limits import AdmissionLimits
 from hangup.core import reasons
 from hangup.core.admission import Action, Admission, Seat, Ticket
 from hangup.core.call import Call
@@ -40,7 +39,8 @@ class _Line:
     def __init__(self, slots: int, queue: int, max_wait_s: float) -> None:
         self._seat = Seat("gate", slots=slots)
         self._max_wait_s = max_wait_s
-        self._admission = Admission(replace(Limits(), queue_depth_max=queue, queue_s=max_wait_s), [self._seat], random.random)
+        limits = AdmissionLimits(queue_depth_max=queue, queue_s=max_wait_s)
+        self._admission = Admission(limits, [self._seat], random.random)
 
     @property
     def running(self) -> int:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from hangup.config import Limits
+from hangup.config import AdmissionLimits
 from hangup.core import reasons
 from hangup.core.admission.drains import Drains
 from hangup.core.admission.fleet import Fleet, Seat
@@ -53,7 +53,7 @@ def _yielded(jobs: list[Ticket]) -> list[Action]:
 
 
 class Admission:
-    def __init__(self, limits: Limits, seats: Iterable[Seat], jitter: Callable[[], float]) -> None:
+    def __init__(self, limits: AdmissionLimits, seats: Iterable[Seat], jitter: Callable[[], float]) -> None:
         self.fleet = Fleet(seats)
         self.queue = Queue(limits.lifo_after_s)
         self.jobs = JobLine(self.fleet, limits)
@@ -68,7 +68,7 @@ class Admission:
 
     # Configuration
 
-    def configure(self, limits: Limits, terms: dict[str, Terms]) -> None:
+    def configure(self, limits: AdmissionLimits, terms: dict[str, Terms]) -> None:
         """New limits, and what each tenant is granted; others get the default terms."""
         self.limits = limits
         self.queue.lifo_after_s = limits.lifo_after_s

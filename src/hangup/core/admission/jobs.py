@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from hangup.config import Limits
+from hangup.config import AdmissionLimits
 from hangup.core.admission.estimates import Peak
 from hangup.core.admission.fleet import Fleet, Seat
 from hangup.core.admission.queue import Queue
@@ -20,7 +20,7 @@ from hangup.core.admission.ticket import NOBODY, Ticket
 class JobLine(Queue):
     """Who waits in it, who of it runs, and who of those has been told to make way."""
 
-    def __init__(self, fleet: Fleet, limits: Limits) -> None:
+    def __init__(self, fleet: Fleet, limits: AdmissionLimits) -> None:
         super().__init__(lifo_after_s=math.inf)  # nobody loses patience: always in order
         self.tenants: dict[str, Tenant] = {}
         self.running: dict[Ticket, None] = {}  # as they started
@@ -29,7 +29,7 @@ class JobLine(Queue):
         self._fleet = fleet
         self.configure(limits)
 
-    def configure(self, limits: Limits) -> None:
+    def configure(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self.live_peak.period_s = limits.jobs_calm_s
 
