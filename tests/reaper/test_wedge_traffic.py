@@ -53,21 +53,30 @@ def drain(gateway: Gateway, name: str, method: str) -> None:
     urllib.request.urlopen(request, timeout=5).close()
 
 
+def behave(port: int, **values: Any) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/standin/behave", json.dumps(values).encode())
+    urllib.request.urlopen(request, timeout=5).close()
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return int(sock.getsockname()[1])
 
 
-@pytest.mark.parametrize("like", ["llamacpp", "vllm", "sglang", "lmdeploy", "tensorrt_llm"])
+@pytest.mark.parametrize("like", ["llamacpp", "vllm", "sglang", "lmdeploy", "tensorrt_llm", "llamacpp, silent"])
 def test_the_only_backend_is_back_within_seconds_though_calls_keep_coming(like: str, tmp_path: Path) -> None:
     """The second seed with a call a second: every limit by default. Those that got into the wedged engine are told so."""
+    like, _, silent = like.partition(", ")  # an engine that is wedged may not even say what it runs
     command = f"{sys.executable} -m hangup standin --port {{port}} --like {like} --wedge --token-s 0.01 --slots 2"
-    config = f'[[backend]]\nurl = "http://127.0.0.1:{free_port()}"\nname = "own"\nspawn = "{command}"\n'
+    port = free_port()
+    config = f'[[backend]]\nurl = "http://127.0.0.1:{port}"\nname = "own"\nspawn = "{command}"\n'
     config += f'spawn_log = "{tmp_path / "engine.log"}"\n'
     bound_s = ADAPTERS[like].grace_s + ADAPTERS[like].lag_s + 10
     with Gateway(config=config) as gateway, ThreadPoolExecutor(40) as pool:
         known(gateway)
         client = stream(gateway, "wedge")
+        if silent:
+            behave(port, status_hangs=True)
         left_at = time.monotonic()
         client.fin()
         time.sleep(1.5 if like == "tensorrt_llm" else 0.0)  # it looks after its connections once a second
@@ -100,10 +109,12 @@ def test_a_call_that_moves_is_waited_for() -> None:
             wait_until(lambda: "restarting" in steps(gateway), what="the restart")
 
 
-def test_a_call_that_has_not_begun_is_served_elsewhere() -> None:
-    """It was sent to the wedged one before that was known."""
+@pytest.mark.parametrize(("has_head", "streams"), [(False, False), (True, False), (True, True)], ids=["sent", "head", "stream"])
+def test_a_call_that_has_not_begun_is_served_elsewhere(has_head: bool, streams: bool) -> None:
+    """It was sent to the wedged one before that was known. That the engine sent a head, and the client of a stream has it, is no
+    beginning."""
     with StandIn(wedge=True, slots=4, **SLOW) as stuck, StandIn(slots=4, **SLOW) as good:
-        stuck.behave(ignore_stream=True)  # so that nothing has come of the call when it is moved, not even a head
+        stuck.behave(ignore_stream=not has_head)
         config = "".join(
             f'[[backend]]\nurl = "{engine.url}"\nname = "{name}"\n' for engine, name in ((stuck, "stuck"), (good, "good"))
         )
@@ -115,12 +126,34 @@ def test_a_call_that_has_not_begun_is_served_elsewhere() -> None:
             wait_until(lambda: stuck.stats()["running"] == 1, what="the call in the engine that will be wedged")
             first.fin()
             gateway.call_log("left")
-            waits = pool.submit(ask, gateway.address, CHAT, SHORT, {"X-Request-Id": "moved"})
+            waits = pool.submit(ask, gateway.address, CHAT, {**SHORT, "stream": streams}, {"X-Request-Id": "moved"})
             wait_until(lambda: stuck.stats()["running"] + stuck.stats()["waiting"] >= 2, what="a call in the wedged engine")
             drain(gateway, "good", "DELETE")
             answer = waits.result(40)
             row = gateway.call_log("moved")
             assert (answer.status, row["backend"], row["attempts"], row["outcome"]) == (200, "good", 2, "completed")
+            if streams:
+                assert answer.body.count(b'"role"') == 1 and answer.body.endswith(b"data: [DONE]\n\n"), answer.body
+            else:
+                assert answer.json()["usage"]["completion_tokens"] == 2
+
+
+def test_a_call_whose_client_has_a_part_of_the_answer_is_told() -> None:
+    """A second beginning behind the first would be no answer."""
+    with StandIn(wedge=True, slots=4, **SLOW) as stuck, StandIn(slots=4, **SLOW) as good:
+        config = "".join(
+            f'[[backend]]\nurl = "{engine.url}"\nname = "{name}"\n' for engine, name in ((stuck, "stuck"), (good, "good"))
+        )
+        with Gateway(config=config, **QUICK, still_s=1.0, prefill_grace_s=0.5) as gateway:
+            wait_until(lambda: sum("recognised" in str(row.get("change")) for row in gateway.log()) == 2, what="recognition")
+            drain(gateway, "good", "PUT")
+            begun = stream(gateway, "begun")
+            stream(gateway, "left").fin()
+            drain(gateway, "good", "DELETE")
+            begun.read_until(b"engine_wedged")
+            begun.fin()
+            row = gateway.call_log("begun")
+            assert (row["backend"], row["attempts"], row["cause"]) == ("stuck", 1, "engine_wedged")
 
 
 def test_slots_at_work_for_a_former_gateway_get_no_calls_and_are_dealt_with() -> None:

@@ -171,6 +171,9 @@ class AssembleRelay(Relay):
         self.call.engine_finished = False  # what follows is not wanted
         self.joint.end(reasons.ENGINE_ERROR, failure_told(failure))
 
+    def can_move(self) -> bool:
+        return self.call.first_token_at is None
+
     def settle(self) -> None:
         if self._told:
             self.call.tokens_out, self.call.tokens_exact = self._told, True

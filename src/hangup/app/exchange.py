@@ -362,10 +362,11 @@ class Exchange:
             self.gateway.backend_succeeded(self.backend)
         if self.backend.adapter.hosted and not self.backend.shown_client_key:
             self.gateway.pauses.answered(self.backend, head, self.limits.refusal_pause_s_max)
-        self._body, self._value = b"", _NO_VALUE  # nothing is replayed any more
         if head.status == 101:
             return self._switch(head, rest)
         relay = self._relay = self._choose_relay(head)
+        if not relay.can_move():
+            self._body, self._value = b"", _NO_VALUE  # nothing is replayed any more
         relay.keep_alive = head.keep_alive and not (rest and relay.decoder.done)
         if head.status == 200 and isinstance(relay, PassRelay):
             self.gateway.first_token(self)  # nothing more will be seen of it than that it comes
@@ -382,6 +383,7 @@ class Exchange:
     def _switch(self, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
         """The engine takes a WebSocket's handshake: from here on the two connections are joined."""
         assert self.tunnel is not None and self.engine is not None
+        self._body = b""
         self.gateway.first_token(self)
         relay = self._relay = self.tunnel.begin(self.engine, head)
         if rest and not self.call.ended:
@@ -478,6 +480,29 @@ class Exchange:
         if self.ticket is not None:
             self.ticket.tried |= {backend.name}
         self._go_elsewhere()
+
+    def leave_wedged(self, why: str) -> None:
+        """Nothing comes from its engine any more. A call of which the client has nothing but a stream's head goes elsewhere, if
+        there is an elsewhere; of any other answer a part cannot be taken back, and a WebSocket or what is about an
+        engine's own things has nowhere to go."""
+        if self.task is not None:  # it was still connecting
+            self.task.cancel()
+            self.task = None
+        if self.passage is None and self.tunnel is None and (self.call.phase is Phase.SENT or self._begins_anew()):
+            self.attempt_failed(EngineFault(reasons.ENGINE_WEDGED, why))
+        else:
+            self.end(reasons.ENGINE_WEDGED, why)
+
+    def _begins_anew(self) -> bool:
+        """The engine has given no more than its head, or events without a token that the client has not seen."""
+        relay, ask = self._relay, self.ask
+        movable = relay is not None and relay.can_move() and (self.errand is None or not self.call.answering_client)
+        if not movable or ask is None or self.head is None or not self.gateway.may_fail_over(self):
+            return False
+        if ask.assembler is not None:  # it may have taken something in
+            self.ask = self.api.read(self.head.path, self._value, self.limits, self.gateway.settings.assemble)
+        self._relay, self._engine_headers = None, []
+        return True
 
     def ask_plainly(self) -> None:
         """The engine refuses to stream this call: ask again, as the client put it."""
@@ -599,6 +624,7 @@ class Exchange:
         reply.whole(self, status, body, self._engine_headers)
 
     def first_token(self) -> None:
+        self._body, self._value = b"", _NO_VALUE  # from here on nothing is replayed
         self.reset_timer()  # from the wait for the first token to the watch over gaps
         self.gateway.first_token(self)
 

@@ -119,6 +119,10 @@ class Relay:
         """Whether an error event can follow what the client has."""
         return False
 
+    def can_move(self) -> bool:
+        """Whether another engine may answer in this one's stead, since nothing of the answer has come to the client."""
+        return False
+
     def verdict(self) -> Verdict | None:
         """How the answer has ended for a client that leaves now, though the engine has still to end its own framing."""
         return None
@@ -242,6 +246,7 @@ class StreamRelay(Relay):
         "_needle",
         "_open",
         "_open_field",
+        "_passed",
         "_token_end",
         "_tokens_max",
         "_usage",
@@ -266,6 +271,7 @@ class StreamRelay(Relay):
         self._frame = 0  # the bytes that such events have in common; 0: they must be counted
         self._token_end = _NEVER  # how a chunk ends that ends in an event with a token
         self._fast_end = _NEVER  # the same, while the fast way is open
+        self._passed = False  # anything of the body
         # What the events that were parsed have told
         self._last: Json = {}
         self._moved = False
@@ -326,6 +332,7 @@ class StreamRelay(Relay):
         if whole and not self._take_events(whole):
             return
         self._carry = carry
+        self._passed = True
         self.joint.client.send(payload)
 
     def _take_events(self, whole: bytes) -> bool:
@@ -486,6 +493,9 @@ class StreamRelay(Relay):
 
     def at_event_boundary(self) -> bool:
         return not self._carry
+
+    def can_move(self) -> bool:
+        return not self._passed
 
     def settle(self) -> None:
         if self._usage is not None:

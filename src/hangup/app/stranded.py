@@ -6,11 +6,9 @@ import time
 from collections.abc import Iterable, Iterator
 
 from hangup.app.exchange import Exchange
-from hangup.core import reasons
 from hangup.core.call import Phase
 from hangup.core.reaper import Waiting, reading_s
 from hangup.engines.backend import Backend
-from hangup.errors import EngineFault
 
 _WHOLE_S = 60.0  # of an answer that comes as a whole nothing is seen before its end: so long that says nothing
 
@@ -41,11 +39,5 @@ def abandon(exchanges: Iterable[Exchange], backend: Backend, why: str) -> int:
     """Calls that have not begun go to another backend, if there is one; the others are told. How many there were."""
     stuck = list(_inside(exchanges, backend))
     for exchange in stuck:
-        if exchange.task is not None:  # it was still connecting
-            exchange.task.cancel()
-            exchange.task = None
-        if exchange.call.phase is Phase.SENT and exchange.passage is None:
-            exchange.attempt_failed(EngineFault(reasons.ENGINE_WEDGED, why))
-        else:
-            exchange.end(reasons.ENGINE_WEDGED, why)
+        exchange.leave_wedged(why)
     return len(stuck)

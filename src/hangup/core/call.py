@@ -2,7 +2,7 @@
 
     RECEIVING ──▶ WAITING ──▶ SENT ──▶ ANSWERING ──▶ ENDED
         │            ▲          │
-        │            └──────────┘ the backend failed before its first byte: another one
+        │            └──────────┘ the backend failed before its first byte: another one; or it stands still behind its head
         └─ a call may end from every phase, and does so exactly once: `end()` answers the first time only.
 
 The caller tells what happened and when (`now`, monotonic seconds), asks when the next limit falls due (`next_due`)
@@ -211,9 +211,10 @@ class Call:
         self.sent_at = self.progress_at = now
 
     def fell_back(self, now: float) -> None:
-        """That backend failed before its first byte."""
-        assert self.phase is Phase.SENT, self
+        """That backend failed before its first byte, or behind its head: nothing has come of the call."""
+        assert self.phase in (Phase.SENT, Phase.ANSWERING) and self.first_token_at is None, self
         self.phase = Phase.WAITING
+        self.answered_at = self.tokens_in = None
         self.waiting_since = now
 
     def answered(self, now: float) -> None:

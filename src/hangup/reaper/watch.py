@@ -178,8 +178,13 @@ class Watch:
             await self._take(step)
         if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
             self._abandon(f"Nothing came of any call for {still_s:.0f} s, and the engine did not let go of those that ended.")
-        self._doubt(self.ladder.rung is not Rung.WELL or (self._answered_at < asked_at and self.book.overdue(now)))
+        self._doubt(self.ladder.rung is not Rung.WELL or (self._unanswered and self.book.overdue(now)))
         self._suspect()
+
+    @property
+    def _unanswered(self) -> bool:
+        """The last question, whatever was told before."""
+        return self._answered_at < self._asked_at
 
     async def _ask(self, asked_at: float) -> None:
         backend, book = self.backend, self.book
@@ -246,6 +251,10 @@ class Watch:
             return f"it has not said what it runs for {silent_s:.0f} s"
         if book.zombies and still_s >= limits.still_s:
             return f"nothing has come of any call for {still_s:.0f} s, and {book.zombies[0].call_id} still runs"
+        # The calls that were taken out of it are young again, which makes it no livelier.
+        late = book.all_late(now) or (self.ladder.rung is Rung.QUARANTINED and bool(book.held))
+        if self._unanswered and still_s >= limits.still_s and late:
+            return f"nothing has come of any call for {still_s:.0f} s, and it has not said what it runs for {silent_s:.0f} s"
         frozen_s = min(book.frozen_s(now), still_s if self._waiting else now - self._heard_at)
         if frozen_s >= limits.wedge_s:
             return f"busy for {frozen_s:.0f} s with nothing done"
@@ -267,7 +276,7 @@ class Watch:
 
     def _still_s(self, now: float) -> float:
         """For how long it has given nothing to any live call; these are looked through only if its figures do not move."""
-        status, book = self.status, self.book
+        status, book = None if self._unanswered else self.status, self.book
         self._waiting = ()
         if status is not None and not status.work:
             self._stillness.reset()

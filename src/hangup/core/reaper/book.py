@@ -218,6 +218,10 @@ class Book:
         """Whether anything is held beyond its grace, as the clock alone tells."""
         return any(now > left.due for left in self.held)
 
+    def all_late(self, now: float) -> bool:
+        """Whether something is held, and all of it beyond its grace: no prefill of an ended call keeps the engine busy."""
+        return bool(self.held) and all(now > left.due + self.lag_s for left in self.held)
+
     def next_due(self, now: float) -> float:
         """When the next grace is over."""
         return min((left.due for left in self.held if left.due >= now), default=math.inf)
