@@ -111,8 +111,8 @@ def test_a_call_that_moves_is_waited_for() -> None:
 
 @pytest.mark.parametrize(("has_head", "streams"), [(False, False), (True, False), (True, True)], ids=["sent", "head", "stream"])
 def test_a_call_that_has_not_begun_is_served_elsewhere(has_head: bool, streams: bool) -> None:
-    """It was sent to the wedged one before that was known. That the engine sent a head, and the client of a stream has it, is no
-    beginning."""
+    """It was sent to the wedged one before that was known. That the engine sent a head, and the client of a stream has it,
+    is no beginning."""
     with StandIn(wedge=True, slots=4, **SLOW) as stuck, StandIn(slots=4, **SLOW) as good:
         stuck.behave(ignore_stream=not has_head)
         config = "".join(

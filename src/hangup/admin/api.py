@@ -35,6 +35,7 @@ def routes(view: View) -> list[Route]:
         Route("/api/report", _answering(partial(report, view)), methods=["GET"]),
         Route("/api/backends", _answering(partial(list_backends, view)), methods=["GET"]),
         Route("/api/backends/{name:path}/drain", _answering(partial(drain, view)), methods=["PUT", "DELETE"]),
+        Route("/api/backends/{name:path}/orphans", _answering(partial(orphans, view)), methods=["GET", "DELETE"]),
         *jobs.routes(view),
     ]
 
@@ -120,6 +121,13 @@ async def drain(view: View, request: Request) -> Answer:
     if not view.drain(name, request.method == "PUT"):
         return _no_such("backend", name)
     return 200, {"backends": [row for row in view.backends() if row["name"] == name]}
+
+
+async def orphans(view: View, request: Request) -> Answer:
+    """`DELETE` is an operator's word that nobody waits for what a backend runs besides our own calls."""
+    name = request.path_params["name"]
+    found = view.orphans(name, end=request.method == "DELETE")
+    return (200, found) if found is not None else _no_such("backend", name)
 
 
 async def report(view: View, request: Request) -> Answer:

@@ -1,4 +1,4 @@
-"""What the admin side may see of the gateway, and the three things it may do to it: kill, drain, undrain."""
+"""What the admin side may see of the gateway, and what it may do to it: kill, drain, undrain."""
 
 from __future__ import annotations
 
@@ -98,6 +98,10 @@ class View(Protocol):
 
     def drain(self, backend: str, on: bool) -> bool:
         """Gives a backend no new calls, or again; False when there is no such backend."""
+
+    def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
+        """What a backend runs that no call of ours has caused, and what is (`end`) or would be done about it; None when there
+        is no such backend."""
 
     async def report(self, since_s: float, by: str) -> dict[str, Any]:
         """The ledger's sums; HangupError says what is wrong with the question."""

@@ -518,6 +518,9 @@ class Gateway:
     def waiting(self, backend: Backend) -> tuple[list[Waiting], float]:
         return stranded.waiting(self.calls.values(), backend)
 
+    def keys(self, backend: Backend) -> set[str]:
+        return stranded.keys(self.calls.values(), backend)
+
     def abandon(self, backend: Backend, why: str) -> int:
         return stranded.abandon(self.calls.values(), backend, why)
 

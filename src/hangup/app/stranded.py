@@ -35,6 +35,11 @@ def waiting(exchanges: Iterable[Exchange], backend: Backend) -> tuple[list[Waiti
     return waits, heard_at
 
 
+def keys(exchanges: Iterable[Exchange], backend: Backend) -> set[str]:
+    """What this engine calls the live calls in it."""
+    return {exchange.key for exchange in exchanges if exchange.backend is backend and exchange.key}
+
+
 def abandon(exchanges: Iterable[Exchange], backend: Backend, why: str) -> int:
     """Calls that have not begun go to another backend, if there is one; the others are told. How many there were."""
     stuck = list(_inside(exchanges, backend))

@@ -132,6 +132,13 @@ class AdminView:
     def drain(self, backend: str, on: bool) -> bool:
         return self._gateway.drain_backend(backend, on)
 
+    def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
+        found = self._gateway.backends.get(backend)
+        told = self._gateway.reaper.orphans(found, end=end) if found is not None else None
+        if found is None or told is None:
+            return None
+        return {"backend": backend, "orphans": told.count, "means": told.means.value, "shared": found.settings.shared}
+
     # The books
 
     async def report(self, since_s: float, by: str) -> dict[str, Any]:
@@ -260,6 +267,7 @@ def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView 
         "busy": watched.busy if watched is not None else None,
         "tokens_computed": watched.computed if watched is not None else None,
         "busy_s": round(seat.time.busy_s, 3),
+        "orphans": stands.orphans if stands is not None else 0,
         "alarm": watched.alarm.finding.signal if watched is not None and watched.alarm.finding is not None else None,
     }
 

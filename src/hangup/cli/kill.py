@@ -16,6 +16,7 @@ examples:
   hangup kill --tenant batch --older-than 60s --dry-run     which calls that would be
   hangup kill --tenant batch --older-than 60s
   hangup kill --tenant batch --wait 0                       without waiting for the engines' word
+  hangup kill --orphans 10.0.0.1:8000                       what an engine runs that is nobody's, such as a former gateway's
 """
 
 SAID = {
@@ -25,6 +26,14 @@ SAID = {
     "pending": "not verified: the engine has not told yet",
     "zombie": "NOT GONE: the engine still works on it",
     None: "the engine had not begun",
+}
+
+
+_ORPHANS = {
+    "abort": "told to stop",
+    "restart": "the engine gets no new calls, and is restarted when those it has have finished",
+    "quarantine": "there is no room beside them, so the engine gets no calls until they are gone",
+    "nothing": "the engine cannot be told to stop them; with `spawn` or `restart_command` it would be restarted",
 }
 
 
@@ -45,6 +54,11 @@ def add_parser(commands: Any) -> None:
         metavar="TIME",
         help="how long to wait for the engines to say that they let go (default: 5s; the gateway's kill_wait_s is the most)",
     )
+    parser.add_argument(
+        "--orphans",
+        metavar="BACKEND",
+        help="end what this backend runs that no call of this gateway has caused: nobody may be waiting for it",
+    )
     parser.add_argument("--dry-run", action="store_true", help="only say which calls are meant")
     client.add_flags(parser)
     parser.set_defaults(run=run)
@@ -52,6 +66,10 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     chosen = {name: value for name, value in ps.filters(arguments).items() if value}
+    if arguments.orphans:
+        if arguments.id or chosen:
+            raise HangupError("--orphans is about work that is no call of ours: it goes with neither ids nor filters")
+        return _end_orphans(client.Admin(arguments), arguments)
     if bool(arguments.id) == bool(chosen):
         raise HangupError("which calls? Give ids, or a filter such as --tenant or --older-than, but not both")
     if arguments.id:
@@ -72,6 +90,19 @@ def run(arguments: argparse.Namespace) -> int:
         if not killed and not missing:
             print("no live call is meant by that")
     return 1 if missing or any(row["verified"] is False for row in killed) else 0
+
+
+def _end_orphans(admin: client.Admin, arguments: argparse.Namespace) -> int:
+    path = client.path_of("backends", arguments.orphans, "orphans")
+    found = admin.ask("GET" if arguments.dry_run else "DELETE", path)
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    elif not found["orphans"]:
+        why = " (it is shared, so that what others run is theirs)" if found["shared"] else ""
+        print(f"{found['backend']}: nothing is known to run there that is nobody's{why}")
+    else:
+        print(f"{found['backend']}: {found['orphans']} calls that are nobody's: {_ORPHANS[found['means']]}")
+    return 1 if found["orphans"] and found["means"] == "nothing" else 0
 
 
 def _dry_run(admin: client.Admin, arguments: argparse.Namespace, chosen: dict[str, Any]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hangup.core.reaper import Fate, Leftover, Status
+from hangup.core.reaper import Fate, Leftover, Orphans, Status
 from hangup.engines.aborts import Aborts
 from hangup.engines.backend import Backend
 from hangup.reaper.watch import Books, Host, Watch
@@ -79,6 +79,13 @@ class Reaper:
         now = watch.book.zombies if watch is not None else []
         stories = [left for name, left in self.books.zombies if name == backend.name and left.fate is not Fate.ZOMBIE]
         return now + [left for left in stories if left.released_at is not None and left.released_at >= since]
+
+    def orphans(self, backend: Backend, *, end: bool) -> Orphans | None:
+        """What a backend runs that is nobody's, and what is done about it; None when nothing is known of it."""
+        watch = self._watches.get(backend)
+        if watch is None:
+            return None
+        return watch.end_orphans() if end else watch.orphans()
 
     def told(self, backend: Backend) -> Status | None:
         """What a backend last said that it runs."""

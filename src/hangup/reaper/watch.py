@@ -14,7 +14,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from hangup.core.ledger import Histogram
-from hangup.core.reaper import Book, Fate, Ladder, Leftover, Rung, Status, Step, Stillness, Terms, Waiting
+from hangup.core.reaper import (
+    Book,
+    Fate,
+    Ladder,
+    Leftover,
+    Means,
+    Orphans,
+    Rung,
+    Status,
+    Step,
+    Stillness,
+    Terms,
+    Waiting,
+)
 from hangup.duties import DUTIES
 from hangup.engines.aborts import Aborts
 from hangup.engines.adapters import Adapter, Seen
@@ -46,6 +59,9 @@ class Host(Protocol):
 
     def abandon(self, backend: Backend, why: str) -> int:
         """Its live calls go elsewhere, or are told why not; how many they were."""
+
+    def keys(self, backend: Backend) -> set[str]:
+        """The names that it knows our live calls by."""
 
     def told(self, event: str, **fields: Any) -> None: ...
 
@@ -90,6 +106,7 @@ class Watch:
         self._adapter: Adapter | None = None
         self._can_tell = False
         self._judged = False  # by what it tells
+        self._orphans_to_end = False  # an operator said that nobody waits for what is not ours
         self._stillness = Stillness()
         self._waiting: Sequence[Waiting] = ()  # live calls in it, when they were last looked at,
         self._heard_at = -math.inf  # and when anything had last come of one
@@ -120,6 +137,27 @@ class Watch:
         self.book.prefill_grace_s = self.backend.limits.prefill_grace_s
         self._adapter = None  # the grace is looked up anew
         self._learn()
+
+    def orphans(self) -> Orphans:
+        """What it runs that is neither ours nor was, and what an operator's word would do about that."""
+        return Orphans.of(
+            self.book.orphans,
+            named=self.status is not None and self.status.calls is not None and self.backend.facts.can_abort,
+            restart=self.ladder.terms.quarantine and self.ladder.terms.restart,
+            closes=self.ladder.terms.quarantine and self._full_of_orphans(),
+        )
+
+    def end_orphans(self) -> Orphans:
+        """An operator says that nobody waits for them. The engine's live calls of ours are not harmed by what follows."""
+        found = self.orphans()
+        if found.means is Means.ABORT and self.status is not None and self.status.calls is not None:
+            ours = self._host.keys(self.backend) | {left.key for left in self.book.held}
+            for key in self.status.calls.keys() - ours:
+                self._aborts.send(self.backend, key)
+        self._orphans_to_end = found.means in (Means.RESTART, Means.QUARANTINE)
+        self._tell("orphans_killed", count=found.count, means=found.means.value)
+        self._wake.set()
+        return found
 
     async def close(self) -> None:
         self._look_again_at(math.inf)
@@ -267,12 +305,19 @@ class Watch:
 
     def _orphaned(self, now: float) -> str:
         """Work of a former life: it is worth a restart, or a quarantine when there is room for nothing else."""
-        limits, book, seat = self.backend.limits, self.book, self.backend.seat
+        limits, book = self.backend.limits, self.book
+        if self._orphans_to_end:
+            self._orphans_to_end = book.unexplained > 0
+        if self._orphans_to_end:
+            return "it runs calls that nobody waits for, as an operator said"
         if not limits.orphans_s or book.orphaned_s(now) < limits.orphans_s:
             return ""
-        if not self.ladder.terms.restart and not (seat.slots and book.orphans >= seat.slots):
+        if not self.ladder.terms.restart and not self._full_of_orphans():
             return ""
         return f"{book.orphans} calls that nobody waits for were there before this gateway, and no other client was seen"
+
+    def _full_of_orphans(self) -> bool:
+        return 0 < self.backend.seat.slots <= self.book.orphans
 
     def _still_s(self, now: float) -> float:
         """For how long it has given nothing to any live call; these are looked through only if its figures do not move."""

@@ -6,6 +6,7 @@ that, and `Ladder` decides what is done about those it has not let go of.
 
 from hangup.core.reaper.book import Book, Fate, Leftover
 from hangup.core.reaper.ladder import Ladder, Rung, Step, Terms
+from hangup.core.reaper.orphans import Means, Orphans
 from hangup.core.reaper.status import Slot, Status
 from hangup.core.reaper.stillness import Stillness, Waiting, reading_s
 
@@ -14,6 +15,8 @@ __all__ = [
     "Fate",
     "Ladder",
     "Leftover",
+    "Means",
+    "Orphans",
     "Rung",
     "Slot",
     "Status",
