@@ -13,9 +13,9 @@ import pytest
 
 from admin.test_api import admin
 from hangup.core import afterlife
-from hangup.core.account import Price
+from hangup.core.account import FREE, Price
 from hangup.core.reaper import Leftover
-from support.processes import Gateway, StandIn
+from support.processes import EngineProcess, Gateway, StandIn
 from support.raw import Client, ask
 from support.waiting import wait_until
 
@@ -84,15 +84,51 @@ def test_all_fates_add_up_to_the_engines_own_count_while_it_is_deaf_and_under_tr
             assert {story["tenant"] for story in stories} == {"default"} and all(
                 story["tokens_since"] > 100 for story in stories
             )
+            # Which of them had how many tokens, nobody knows: only the sum is the engine's.
+            assert not any(story["tokens_exact"] for story in stories)
+            assert rows(gateway, "cause")["zombie"]["tokens_estimated"] > 1000
+
+
+def test_the_line_of_a_call_tells_what_its_engine_did_after_the_hang_up() -> None:
+    """Our own engine says it to the last token; each of its calls has one at least that was computed and never came."""
+    with EngineProcess(slots=8) as engine, Gateway(engine.url, engine_receive_bytes_max=4096) as gateway:
+        known(gateway)
+        for at in range(4):
+            with Client(gateway.address, receive_buffer=2048) as client:
+                asked = {"prompt": "ROMEO:", "stream": True, "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
+                client.post("/v1/completions", asked, {"X-Request-Id": f"left-{at}"})
+                client.read_until(b"data:")
+            engine.wait_for(running=0)
+        lines = [gateway.call_log(f"left-{at}") for at in range(4)]
+        assert {line["release"] for line in lines} == {"verified"} and all(line["tokens_after_exact"] for line in lines)
+        counted = sum(line["tokens_out"] + line["tokens_after_hangup"] for line in lines)
+        assert counted == engine.counters()["tokens"] + engine.counters()["tokens_dropped"]
+
+
+def test_a_line_waits_no_longer_than_it_may() -> None:
+    with StandIn(like="llamacpp", deaf=True, slots=2, token_s=0.01, answer_tokens=30_000) as engine:
+        with Gateway(engine.url, log_wait_s=0.5) as gateway:
+            known(gateway)
+            leave(gateway, "left")
+            line = gateway.call_log("left")
+            assert line["release"] in ("pending", "zombie") and line["tokens_after_exact"]
+            assert line["tokens_after_hangup"] > 0, "its slot shows it"
+        with Gateway(engine.url, log_wait_s=0) as gateway:
+            known(gateway)
+            leave(gateway, "at-once")
+            assert gateway.call_log("at-once")["tokens_after_hangup"] is None
 
 
 def test_shares_add_up_and_follow_the_slots_where_they_are_known() -> None:
     owners = [Leftover("a", 0.0), Leftover("b", 5.0)]
     parts = afterlife.share(owners, 100, 3.0, 0.0, 10.0)
+    assert not any(part.exact for part in parts) and afterlife.entry("gpu", parts[0], FREE).account.tokens_estimated == 67
     assert [part.tokens for part in parts] == [67, 33] and sum(part.engine_s for part in parts) == pytest.approx(3.0)
     owners[1].tokens_now = 40
     assert [part.tokens for part in afterlife.share(owners, 100, 0.0, 0.0, 10.0)] == [0, 100]
     assert [part.tokens for part in afterlife.share(owners, None, 0.0, 0.0, 10.0)] == [0, 40]
+    assert all(part.exact for part in afterlife.share(owners, 100, 0.0, 0.0, 10.0)), "the slots tell"
+    assert afterlife.share(owners[:1], 100, 0.0, 0.0, 10.0)[0].exact, "who else could it be"
     assert afterlife.share([], 100, 3.0, 0.0, 10.0) == []
     entry = afterlife.entry("gpu", parts[0], Price(per_hour=3600, per_million_tokens=1e6))
     assert entry.account.money_wasted == entry.account.money == pytest.approx(67 + 2.0)

@@ -44,6 +44,9 @@ class TestSlots:
     def test_one_that_is_at_work_for_somebody_else_is_not_given_away(self) -> None:
         pool = SlotPool()
         pool.resize(2)
+        assert pool.occupied(busy((1, "before us")), frozenset()) == 1 and pool.in_doubt
+        assert pool.take() == 0 and pool.take() is None
+        pool.give(0)
         assert pool.occupied(busy((1, "a")), frozenset()) == 0 and pool.in_doubt  # it may be over in a moment
         assert pool.occupied(busy((1, "a")), frozenset()) == 1
         assert pool.take() == 0 and pool.take() is None

@@ -161,9 +161,9 @@ def test_slots_at_work_for_a_former_gateway_get_no_calls_and_are_dealt_with() ->
         with Gateway(engine.url) as former:
             known(former)
             clients = [stream(former, f"former-{at}") for at in range(2)]
-        with Gateway(engine.url, **QUICK | {"orphans_s": 4.0}, first_token_s=20) as gateway:
+        with Gateway(engine.url, **QUICK | {"orphans_s": 4.0, "health_interval_s": 5.0}, first_token_s=20) as gateway:
             known(gateway)
-            wait_until(lambda: gateway.ready() == 503, what="the word that no slot is free")
+            wait_until(lambda: gateway.ready() == 503, 3, "the word that no slot is free")  # before the next look is due
             began = time.monotonic()
             assert ask(gateway.address, CHAT, SHORT).status == 503
             assert time.monotonic() - began < 15, "it was sent to a slot that is taken"

@@ -200,7 +200,8 @@ def timeline(call: Call) -> list[dict[str, Any]]:
 
 def _release_steps(left: Leftover) -> list[tuple[float | None, str]]:
     """From the moment in which an engine was told to stop to its word that it did."""
-    since = f", {left.tokens_after} tokens computed since" if left.tokens_after is not None else ""
+    about = "" if left.tokens_exact else "about "
+    since = f", {about}{left.tokens_after} tokens computed since" if left.tokens_after is not None else ""
     again = f" and was told again {left.aborts} times" if left.aborts else ""
     steps: list[tuple[float | None, str]] = [
         (left.at, "the engine is told to stop"),

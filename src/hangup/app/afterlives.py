@@ -61,6 +61,7 @@ class Afterlives:
         for part in afterlife.share(owners, tokens, alone_s, since, now):
             left = part.left
             left.booked += part.tokens
+            left.estimated = left.estimated or not (part.exact or not part.tokens)
             gateway.ledger.tokens[left.tenant, backend.name, ZOMBIE] += part.tokens
             if gateway.store is None:
                 continue

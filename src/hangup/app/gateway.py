@@ -24,6 +24,7 @@ from hangup.apis.engine_paths import HEALTH
 from hangup.apis.routes import PassThrough, Route, Router
 from hangup.app import stranded
 from hangup.app.actions import ActionLoop
+from hangup.app.call_lines import CallLines
 from hangup.app.carried import Carried
 from hangup.app.cors import Origins, Preflight, is_preflight
 from hangup.app.entrance import (
@@ -95,6 +96,7 @@ class Gateway:
         self._dials = dials  # backends in this process, by name
         self.loop = loop
         self.log = log
+        self.lines = CallLines(log, loop, lambda: self.limits.log_wait_s)
         self.ledger = Ledger()
         self.store = store
         self.tracer = tracer
@@ -195,6 +197,7 @@ class Gateway:
 
     def _backend_changed(self, backend: Backend, what: str) -> None:
         self.log.event("backend", backend=backend.name, change=what)
+        self.reaper.look(backend)  # what it runs already may take the room that calls would get
         self.seat_changed(backend)
 
     def why_not_ready(self) -> Reason | None:
@@ -501,6 +504,7 @@ class Gateway:
         """The reaper is done with it: its place goes to the next call."""
         self.heard_of_release.set()
         self.heard_of_release.clear()
+        self.lines.heard(leftover)
         if leftover.slot is not None:
             backend.slots.give(leftover.slot)
         kv, leftover.place = leftover.place, None
@@ -566,7 +570,7 @@ class Gateway:
 
     def _write_down(self, call: Call) -> None:
         self.ledger.record(call)
-        self.log.call(call)
+        self.lines.ended(call)
         self.ended_calls.append(call)
         if self.tracer is not None:
             self.tracer.end(call)
@@ -680,6 +684,7 @@ class Gateway:
         self._watches.clear()
         self._figures.clear()
         await self.reaper.close()
+        self.lines.close()
         await asyncio.gather(*self._goodbyes, return_exceptions=True)
         await self.aborts.close()
         for connection in list(self.connections):

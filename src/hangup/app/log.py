@@ -39,9 +39,13 @@ class Log:
             self._out = sys.stdout.buffer if target == "-" else Path(target).open("ab", buffering=0)
             self._thread = DUTIES.thread("log", self._write_lines)
 
-    def call(self, call: Call) -> None:
+    def record(self, call: Call) -> dict[str, Any] | None:
+        """The line of a call that has ended; None where no log is kept."""
+        return call_record(call) if self._out is not None else None
+
+    def write(self, record: dict[str, Any]) -> None:
         if self._out is not None:
-            self._put(call_record(call))
+            self._put(record)
 
     def event(self, event: str, **fields: Any) -> None:
         """Something about the gateway itself: a backend went down, a reload, the drain."""
@@ -170,8 +174,18 @@ def call_record(call: Call) -> dict[str, Any]:
         "tokens_in": call.tokens_in,
         "tokens_out": call.tokens_out,
         "tokens_exact": call.tokens_exact,
-        "tokens_after_hangup": call.tokens_after_end,
         "bytes_in": call.bytes_in,
+        **after_the_end(call),
+    }
+
+
+def after_the_end(call: Call) -> dict[str, Any]:
+    """What its engine did after the call's end, as far as that is known by now."""
+    tokens, fate = call.tokens_after_end, call.fate
+    return {
+        "release": fate.value if fate is not None else None,
+        "tokens_after_hangup": tokens,
+        "tokens_after_exact": None if tokens is None else all(left.tokens_exact for left in call.leftovers),
     }
 
 

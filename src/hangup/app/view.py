@@ -137,7 +137,7 @@ class AdminView:
         told = self._gateway.reaper.orphans(found, end=end) if found is not None else None
         if found is None or told is None:
             return None
-        return {"backend": backend, "orphans": told.count, "means": told.means.value, "shared": found.settings.shared}
+        return {"backend": backend, "orphans": told.calls, "means": told.means.value, "shared": found.settings.shared}
 
     # The books
 
@@ -240,6 +240,7 @@ def _zombie_row(story: Zombie, call: Call | None, now: float) -> dict[str, Any]:
         "slot": story.slot,
         "ended_s_ago": round(now - story.since, 1),
         "tokens_since": story.tokens,
+        "tokens_exact": story.tokens_exact,
         "aborts": story.aborts,
         "release": story.fate.value,
         "lived_s": round(gone_at - story.since, 1) if gone_at is not None else None,

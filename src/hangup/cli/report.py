@@ -23,6 +23,7 @@ _COLUMNS = {
     "TOKENS IN": "tokens_in",
     "DELIVERED": "tokens_delivered",
     "WASTED": "tokens_wasted",
+    "OF THAT ~": "tokens_estimated",
     "SAVED ~": "tokens_saved",
     "ENGINE S": "engine_s",
     "IN VAIN S": "engine_wasted_s",
@@ -36,7 +37,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         help="where every token went",
-        description="Sums of the ledger. What was saved by hanging up is an estimate (~), from how long such answers are.",
+        description="Sums of the ledger. What was saved by hanging up is an estimate (~), from how long such answers are;\n"
+        "so is whose the tokens are that several zombies had together.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

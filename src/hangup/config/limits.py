@@ -326,6 +326,11 @@ class ProcessLimits:
 
     drain_s: float = limit(30.0, "After SIGTERM: how long running calls may take before they are ended.")
     ended_calls_max: int = limit(1000, "Ended calls remembered for `hangup trace`.", least=1)
+    log_wait_s: float = limit(
+        1.0,
+        "How long the log line of a call that was stopped in its engine waits for the engine's word on it; 0: it is written"
+        " at once.",
+    )
     log_lines_max: int = limit(10_000, "Log lines held while the log's reader is slow; more are dropped and counted.", least=1)
     loop_stall_s: float = limit(1.0, "How long the event loop may be held up before its stack is logged.", least=0.1)
 

@@ -41,6 +41,7 @@ class Account:
     money: float = 0.0
     money_wasted: float = 0.0
     money_saved: float = 0.0  # an estimate, too
+    tokens_estimated: int = 0  # of those wasted: whose they are is an estimate, a share by time of what several zombies had
 
     def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
         """`predicted_tokens` is how long such answers are on average. This is done at the end of every call."""

@@ -17,6 +17,7 @@ class Share(NamedTuple):
     left: Leftover
     tokens: int
     engine_s: float
+    exact: bool  # the tokens are this call's, and not a share by time
 
 
 def share(owners: Sequence[Leftover], tokens: int | None, alone_s: float, since: float, now: float) -> list[Share]:
@@ -33,8 +34,10 @@ def share(owners: Sequence[Leftover], tokens: int | None, alone_s: float, since:
     else:
         weights: list[float] = [float(count) for count in known] if sum(known) else lived
         counts = _whole_parts(tokens, weights)
+    exact = tokens is None or sum(known) > 0 or len(owners) == 1
     all_lived = sum(lived)
-    return [Share(left, count, alone_s * time_s / all_lived) for left, count, time_s in zip(owners, counts, lived, strict=True)]
+    parts = zip(owners, counts, lived, strict=True)
+    return [Share(left, count, alone_s * time_s / all_lived, exact) for left, count, time_s in parts]
 
 
 def _whole_parts(total: int, weights: Sequence[float]) -> list[int]:
@@ -52,6 +55,7 @@ def entry(backend: str, part: Share, price: Price) -> Entry:
     left, money = part.left, price.of(part.engine_s, part.tokens)
     account = Account(
         tokens_wasted=part.tokens,
+        tokens_estimated=0 if part.exact else part.tokens,
         engine_s=part.engine_s,
         engine_wasted_s=part.engine_s,
         money=money,

@@ -20,6 +20,8 @@ from hangup.embedded.text import Writer
 OnEvent = Callable[[Event], None]
 Outbox = list[tuple[OnEvent, Event]]
 
+_CUT_REMEMBERED_MAX = 128  # calls that were cancelled
+
 
 @dataclass(slots=True)
 class Counters:
@@ -131,6 +133,7 @@ class Engine:
         self._tickets: dict[Sequence, Ticket] = {}
         self._door = threading.Lock()
         self._ended = 0
+        self.cut: dict[str, int] = {}  # the last calls that were cancelled, by name, with the tokens of their answers
 
     # Any thread
 
@@ -320,6 +323,7 @@ class Engine:
         match reason:
             case "cancelled" if started:
                 self.counters.cancelled_running += 1
+                self._remember_cut(sequence.request.name, sequence.answered)
             case "cancelled":
                 self.counters.cancelled_waiting += 1
             case "failed":
@@ -331,6 +335,12 @@ class Engine:
         told = sequence.answered, sequence.drafted, sequence.accepted, ticket.writer.stop
         ended = Ended(reason, len(sequence.request.prompt), *told)
         self._outbox.append((ticket.on_event, ended))
+
+    def _remember_cut(self, name: str, tokens: int) -> None:
+        """Those of a forward that was under way count as well: what was computed for nobody is told to the last token."""
+        self.cut[name] = self.cut.pop(name, 0) + tokens
+        if len(self.cut) > _CUT_REMEMBERED_MAX:
+            del self.cut[next(iter(self.cut))]
 
     def _deliver(self) -> None:
         if self._outbox:

@@ -73,6 +73,10 @@ class Runner:
             found[name] = found.get(name, 0) + sequence.answered
         return found
 
+    def cut(self) -> dict[str, int]:
+        """The last calls that were cancelled, by id, with the tokens of their answers."""
+        return dict(self._engine.cut)
+
     def status(self) -> list[dict[str, Any]]:
         """What each slot does. Read beside the running engine, so each row is true, but not all of the same moment."""
         rows = []

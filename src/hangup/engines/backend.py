@@ -86,6 +86,8 @@ class Backend:
         self.seat.limiter.forget(by_tokens=not adapter.hosted)
         may_pin = adapter.pins_slots and facts.can_tell and self.settings.pin_slots and not self.settings.shared
         self.slots.resize(facts.slots if may_pin else 0)
+        if may_pin:  # what it is at already gets no call, not even before the first look
+            self.seat.occupied = self.slots.occupied(facts.at_work, self.slots.taken)
         self._dropped = _NOT_FORWARDED | adapter.stripped_headers
         self._dropped_without_key = self._dropped | _KEYS
 

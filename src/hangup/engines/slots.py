@@ -12,6 +12,7 @@ class SlotPool:
         self._taken: set[int] = set()  # by calls of ours, live or not yet gone
         self._others: frozenset[int] = frozenset()  # at work on what is not ours, by the engine's last words
         self._seen: dict[int, str] = {}  # such as the last look showed, by what they do
+        self._looked = False
 
     def __repr__(self) -> str:
         return f"<slots free={self._free} taken={sorted(self._taken)} others={sorted(self._others)}>"
@@ -26,12 +27,13 @@ class SlotPool:
         return frozenset(self._taken)
 
     def occupied(self, slots: tuple[Slot, ...], taken_before: frozenset[int]) -> int:
-        """How many are at the same work that is not ours in two looks: nothing is pinned to those. `taken_before` were ours
-        when the engine was asked: they may be shown as busy with what has ended since."""
+        """How many are at the same work that is not ours in two looks: nothing is pinned to those. The first look is believed
+        at once: what was there before us is not ours. `taken_before` were ours when the engine was asked: they may be shown as
+        busy with what has ended since."""
         ours = self._taken | taken_before
         seen = {slot.id: slot.task for slot in slots if slot.busy and slot.id not in ours}
-        self._others = frozenset(id for id, task in seen.items() if self._seen.get(id) == task)
-        self._seen = seen
+        self._others = frozenset(id for id, task in seen.items() if not self._looked or self._seen.get(id) == task)
+        self._seen, self._looked = seen, True
         return len(self._others)
 
     @property

@@ -124,7 +124,7 @@ class EngineServer:
     def _all_calls(self) -> tuple[int, bytes, bytes]:
         now = self.runner.counters()
         told = {name: now[name] for name in ("running", "waiting", "tokens")}
-        return 200, b"application/json", orjson.dumps({**told, "calls": self.runner.calls()})
+        return 200, b"application/json", orjson.dumps({**told, "calls": self.runner.calls(), "cut": self.runner.cut()})
 
     def _models(self) -> tuple[int, bytes, bytes]:
         model = self.runner.model

@@ -20,6 +20,7 @@ class Zombie:
     slot: int | None
     since: float  # monotonic time of the call's end
     tokens: int | None  # computed since, where the engine tells
+    tokens_exact: bool  # or a share by time of what several had
     aborts: int  # sent after the first
     fate: Fate
     gone_at: float | None  # monotonic, once it is
@@ -63,6 +64,12 @@ class Reaper:
         watch.left(leftover, first_token=first_token)
         return True
 
+    def look(self, backend: Backend) -> None:
+        """Something about it is new."""
+        watch = self._watches.get(backend)
+        if watch is not None:
+            watch.look()
+
     async def forget(self, backend: Backend) -> None:
         """Out of the configuration, with nothing left in it."""
         watch = self._watches.pop(backend, None)
@@ -104,7 +111,8 @@ class Reaper:
 
 
 def _zombie(backend: str, left: Leftover) -> Zombie:
-    return Zombie(left.call_id, backend, left.slot, left.at, left.tokens_after, left.aborts, left.fate, left.released_at)
+    tokens = left.tokens_after, left.tokens_exact
+    return Zombie(left.call_id, backend, left.slot, left.at, *tokens, left.aborts, left.fate, left.released_at)
 
 
 def _view(watch: Watch) -> BackendView:

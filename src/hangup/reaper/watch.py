@@ -138,6 +138,11 @@ class Watch:
         self._adapter = None  # the grace is looked up anew
         self._learn()
 
+    def look(self) -> None:
+        """Soon, and not only when it is time for it."""
+        self._learn()
+        self._wake.set()
+
     def orphans(self) -> Orphans:
         """What it runs that is neither ours nor was, and what an operator's word would do about that."""
         return Orphans.of(
@@ -155,7 +160,7 @@ class Watch:
             for key in self.status.calls.keys() - ours:
                 self._aborts.send(self.backend, key)
         self._orphans_to_end = found.means in (Means.RESTART, Means.QUARANTINE)
-        self._tell("orphans_killed", count=found.count, means=found.means.value)
+        self._tell("orphans_killed", count=found.calls, means=found.means.value)
         self._wake.set()
         return found
 
@@ -404,7 +409,8 @@ class Watch:
                 self._books.release_s.observe(now - left.at)
             if left.zombie_since is not None:
                 after_s = round(now - left.at, 3)
-                self._tell("zombie_gone", id=left.call_id, slot=left.slot, after_s=after_s, tokens=left.tokens_after)
+                told = {"tokens": left.tokens_after, "tokens_exact": left.tokens_exact}
+                self._tell("zombie_gone", id=left.call_id, slot=left.slot, after_s=after_s, **told)
             self._host.let_go(self.backend, left)
 
     def _name_zombies(self) -> None:

@@ -289,6 +289,10 @@ def _open(path: str) -> sqlite3.Connection:
         if version not in (0, _VERSION):
             raise HangupError(f"the ledger {path} was written by another version of hangup ({version})")
         db.executescript(_SCHEMA)
+        known = {row[1] for row in db.execute("PRAGMA table_info(spent)")}
+        for name in SUMS:  # a file of an earlier version lacks those that came later, which stand last
+            if name not in known:
+                db.execute(f"ALTER TABLE spent ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
         db.execute(f"PRAGMA user_version = {_VERSION}")
     except (OSError, sqlite3.Error) as error:
         raise HangupError(f"cannot use the ledger {path}: {error}") from None

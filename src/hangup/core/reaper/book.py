@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -48,6 +48,7 @@ class Leftover:
         "call_id",
         "cause",
         "choices",
+        "estimated",
         "figures",
         "grace_s",
         "key",
@@ -83,6 +84,7 @@ class Leftover:
         self.figures: tuple[object, ...] | None = None  # the engine's first ones after its end
         self.tenant = self.model = self.cause = ""  # whose it was, and how its call ended
         self.booked = 0  # tokens since its end that are in the ledger
+        self.estimated = False  # they are a share of what several may have had
         self.saved: tuple[int, float] = (0, 0.0)  # tokens and money that its end was thought to have saved
         self.abort_sent = False  # by id, at its end
         self.aborts = 0  # sent after the first
@@ -117,6 +119,11 @@ class Leftover:
     def tokens_after(self) -> int | None:
         """The same, or what was booked to it where the engine tells no more than a sum; None when nothing is known."""
         return self.tokens_since if self.tokens_since is not None else self.booked or None
+
+    @property
+    def tokens_exact(self) -> bool:
+        """Whether that is the engine's own number for this call, and no estimate."""
+        return self.tokens_now is not None or not self.estimated
 
 
 class Book:
@@ -178,7 +185,7 @@ class Book:
             self._peaks.popleft()
         most = max(count for _, count in self._peaks)
         if status.calls is not None:
-            released = self._by_name(status.calls, asked_at, now)
+            released = self._by_name(status.calls, status.cut, asked_at, now)
             self._count_others(status, max(live - unseen, 0), most)
             self._forget(released)
             return released
@@ -236,13 +243,14 @@ class Book:
             self._recent.extend(left for left in self.held if left in away)
             self.held = [left for left in self.held if left not in away]
 
-    def _by_name(self, calls: dict[str, int], asked_at: float, now: float) -> list[Leftover]:
+    def _by_name(self, calls: dict[str, int], cut: Mapping[str, int], asked_at: float, now: float) -> list[Leftover]:
         """The engine says which calls it has: exact, whoever else uses it."""
         released = []
         for left in self.held:
             if asked_at <= left.at:
                 continue
             if left.key not in calls:
+                left.tokens_now = cut.get(left.key, left.tokens_now)
                 released.append(left)
                 continue
             left.tokens_now = calls[left.key]

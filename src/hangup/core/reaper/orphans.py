@@ -16,12 +16,12 @@ class Means(StrEnum):
 
 
 class Orphans(NamedTuple):
-    count: int
+    calls: int
     means: Means
 
     @classmethod
-    def of(cls, count: int, *, named: bool, restart: bool, closes: bool) -> Orphans:
-        if not count:
+    def of(cls, calls: int, *, named: bool, restart: bool, closes: bool) -> Orphans:
+        if not calls:
             return cls(0, Means.NOTHING)
         ways = ((named, Means.ABORT), (restart, Means.RESTART), (closes, Means.QUARANTINE))
-        return cls(count, next((means for possible, means in ways if possible), Means.NOTHING))
+        return cls(calls, next((means for possible, means in ways if possible), Means.NOTHING))

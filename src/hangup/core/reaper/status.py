@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -23,6 +25,7 @@ class Status(NamedTuple):
     slots: tuple[Slot, ...] | None = None
     tokens: int | None = None  # computed since the engine's start, where it counts them
     calls: dict[str, int] | None = None  # every call it has by our key, with its tokens so far, where it tells that
+    cut: Mapping[str, int] = MappingProxyType({})  # those that were stopped lately, with all their tokens
 
     @property
     def work(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from hangup.core.reaper import Status
+from hangup.core.reaper import Slot, Status
 from hangup.wire.head import Headers
 
 Json = dict[str, Any]
@@ -67,6 +67,7 @@ class Facts:
     kv_tokens: int = 0
     can_abort: bool = False
     can_tell: bool = False  # what it runs
+    at_work: tuple[Slot, ...] = ()  # its slots as they were when it was asked, where calls are pinned to slots
     hints: tuple[str, ...] = ()
 
 

@@ -39,4 +39,8 @@ class HangupEngine(Adapter):
         if not isinstance(calls, dict):
             return None
         running, waiting, tokens = (number(told.get(name)) for name in ("running", "waiting", "tokens"))
-        return Status(running, waiting, tokens=tokens, calls={str(key): number(count) for key, count in calls.items()})
+        return Status(running, waiting, tokens=tokens, calls=_counts(calls), cut=_counts(told.get("cut")))
+
+
+def _counts(calls: object) -> dict[str, int]:
+    return {str(key): number(count) for key, count in calls.items()} if isinstance(calls, dict) else {}

@@ -34,13 +34,15 @@ class LlamaCpp(Adapter):
 
     async def inspect(self, get: Get) -> Facts:
         props, slots = (await get("/props")).table, await get("/slots")
-        can_tell = self.read_status(slots) is not None
+        status = self.read_status(slots)
+        can_tell = status is not None
         context = max((number(row.get("n_ctx")) for row in slots.rows), default=0)
         return Facts(
             version=str(props.get("build_info", "")),
             slots=len(slots.rows) if can_tell else number(props.get("total_slots")),
             context=context,
             can_tell=can_tell,
+            at_work=status.slots or () if status is not None else (),
             hints=() if can_tell else ("start llama-server without --no-slots: its slots are how a hang-up is verified",),
         )
 
