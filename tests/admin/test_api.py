@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -143,6 +145,24 @@ def test_when_all_are_drained_a_call_is_refused_at_once() -> None:
         assert 1 <= int(got.headers["retry-after"]) <= 30
         admin(gateway, "DELETE", f"/api/backends/{name}/drain")
         assert ask(gateway.address, "/v1/chat/completions", {"messages": [], "max_tokens": 1}).status == 200
+
+
+def test_when_the_only_one_is_down_a_call_is_refused_soon_and_told_when_to_come_back() -> None:
+    """An address that swallows everything: a connection would take as long as it may."""
+    with socket.socket() as hole, contextlib.ExitStack() as stack:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(0)
+        for _ in range(8):  # until there is no room for one more
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(hole.getsockname())
+        limits: dict[str, Any] = {"connect_s": 40, "health_timeout_s": 0.3, "health_interval_s": 0.2, "failures_max": 1}
+        with Gateway(f"http://127.0.0.1:{hole.getsockname()[1]}", **limits) as gateway:
+            wait_until(lambda: any("down" in str(row.get("change")) for row in gateway.log()), what="the word that it is down")
+            began = time.monotonic()
+            got = ask(gateway.address, "/v1/chat/completions", {"messages": []})
+            assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_unreachable")
+            assert time.monotonic() - began < 15 and 1 <= int(got.headers["retry-after"]) <= 30
 
 
 def test_when_all_are_drained_the_gateway_is_not_ready() -> None:

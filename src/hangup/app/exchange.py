@@ -283,7 +283,7 @@ class Exchange:
     async def _connect(self, backend: Backend) -> None:
         """The only thing that is waited for; cancelled if the call ends meanwhile."""
         try:
-            self.engine = await backend.pool.connect()
+            self.engine = await backend.pool.connect(last_resort=not backend.seat.up)
             self.task = None
             self.connected(self.engine)
         except EngineFault as fault:

@@ -77,6 +77,7 @@ from hangup.store.ledger import LedgerStore
 from hangup.wire.head import Headers, RequestHead, ResponseHead
 from hangup.wire.websocket import is_handshake
 
+_NO_ENGINE = frozenset([reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])  # a no, as a refusal is: it says when to come back
 _PACE_S = 1.0  # between two looks at the pace of running calls,
 _PACE_CALLS_MAX = 64  # and at how many of them,
 _PACE_LOOKS_MAX = 1024  # those left out whose clients read too slowly
@@ -635,7 +636,7 @@ class Gateway:
             return [(b"www-authenticate", b"Bearer")]
         if reason is reasons.METHOD and exchange.route is not None:
             return [(b"allow", ", ".join(allowed_methods(exchange.route)).encode("ascii"))]
-        if reason.outcome is Outcome.SHED:
+        if reason.outcome is Outcome.SHED or reason in _NO_ENGINE:
             return self._when_to_retry(exchange, reason)
         return []
 

@@ -14,6 +14,8 @@ from hangup.core import reasons
 from hangup.engines.connection import EngineConnection
 from hangup.errors import EngineFault
 
+_LAST_RESORT_S = 0.25  # to connect to an engine that counts as down
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -69,9 +71,11 @@ class Pool:
             connection.abort()
         return None
 
-    async def connect(self) -> EngineConnection:
-        """A new connection; EngineFault if there is none in time."""
+    async def connect(self, *, last_resort: bool = False) -> EngineConnection:
+        """A new connection; EngineFault if there is none in time. An engine that counts as down gets little time: who asks for
+        it has no other, and is not kept waiting for what most probably will not come."""
         address, limits = self.address, self.limits
+        within_s = min(limits.connect_s, _LAST_RESORT_S) if last_resort else limits.connect_s
 
         def new() -> EngineConnection:
             return EngineConnection(self, limits.engine_header_bytes_max, limits.engine_receive_bytes_max)
@@ -81,7 +85,7 @@ class Pool:
             self.open.add(connection)
             return connection
         try:
-            async with asyncio.timeout(self.limits.connect_s):
+            async with asyncio.timeout(within_s):
                 _, connection = await self._loop.create_connection(
                     new,
                     address.host,
@@ -90,7 +94,7 @@ class Pool:
                     server_hostname=address.host if address.tls else None,
                 )
         except TimeoutError:
-            raise EngineFault(reasons.ENGINE_UNREACHABLE, f"no connection within {self.limits.connect_s:g} s") from None
+            raise EngineFault(reasons.ENGINE_UNREACHABLE, f"no connection within {within_s:g} s") from None
         except (OSError, ssl.SSLError, UnicodeError) as error:  # a name that is none is a UnicodeError
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
         self.open.add(connection)

@@ -30,7 +30,8 @@ from hangup.core.reasons import Reason
 _OUTPUT_WEIGHT = 2.0  # an output token's cost against a prompt token's
 _SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how sure a whole answer must be to come in time, by how busy we are
 _RETRY_AFTER_S = (1.0, 30.0)
-_CLOSED_S = 5.0  # about how long a quarantine takes that ends well
+_CLOSED_S = 5.0  # about how long a quarantine takes that ends well, and how often a backend that is down is looked at
+_NOT_SERVING = frozenset([reasons.BACKENDS_CLOSED, reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])
 _FORESIGHT_S = 300.0  # nothing is foretold beyond: the caps are there for that
 _PATIENCE_GAIN = 0.02
 _CACHE_SHARE_MAX = 0.5  # of an engine's cache for one call: what needs more is the engine's own to say
@@ -541,7 +542,7 @@ class Admission:
         wait = (self.queue.count + 1) / per_s if per_s else least
         if reason is reasons.TENANT_TOKENS and tenant.allowance is not None:
             wait = tenant.allowance.wait_s(now)
-        elif reason is reasons.BACKENDS_CLOSED:
+        elif reason in _NOT_SERVING:
             wait = _CLOSED_S
         elif reason is reasons.BACKEND_PAUSED:
             wait, most = self.fleet.paused_until(seats) - now, math.inf
