@@ -211,6 +211,32 @@ class TestKeeper:
 
         asyncio.run(run())
 
+    def test_a_cancel_is_answered_when_the_store_fails_between_single_results(self) -> None:
+        """A result that cannot be written has each written by itself; the store fails then: whoever waits is told."""
+
+        async def run() -> None:
+            host, store = FakeGateway(), FailingStore()
+            async with open_board(store, host) as board:
+                await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
+                other = await board.submit("batch_c", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
+                await soon(lambda: len(host.undertaken) == 2)
+                real = store.jobs.finish
+
+                def finish(*_: Any) -> Any:
+                    store.fails = True  # from the next one on
+                    raise OverflowError("Python int too large to convert to SQLite INTEGER")
+
+                store.jobs.finish = finish  # type: ignore[method-assign, assignment]
+                cancelling = asyncio.create_task(board.cancel(other, Cause.ASKED))
+                await asyncio.sleep(0)
+                answered(host.undertaken[0])  # in the turn of the cancel, so that they are written together
+                with pytest.raises(StoreFailed):
+                    await asyncio.wait_for(cancelling, 30)
+                store.jobs.finish, store.fails = real, False  # type: ignore[method-assign]
+                await soon(lambda: board.care_for(other) is None, 30)
+
+        asyncio.run(run())
+
     def test_the_tick_survives_whatever_happens_in_it(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()

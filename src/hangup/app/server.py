@@ -192,8 +192,10 @@ class Server:
         desk = Desk(board, lambda: self.gateway.router)
         try:
             await board.open()
-        except StoreFailed as failure:
+        except BaseException as failure:  # told to stop meanwhile, too: its thread and its file are nobody else's
             await asyncio.to_thread(store.close)
+            if not isinstance(failure, StoreFailed):
+                raise
             kind = HangupError if isinstance(failure, StoreDamaged) else StoreFailed
             raise kind(f"cannot use {path}: {failure}") from None
         return desk

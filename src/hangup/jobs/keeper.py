@@ -147,14 +147,17 @@ class Keeper:
         waiting, self._waiting = self._waiting, []
         self._ended, self._given_back = [], []
         try:
-            await self._write(cancels, ended, given_back)
+            try:
+                await self._write(cancels, ended, given_back)
+            except StoreFailed:
+                self._ended, self._given_back = ended + self._ended, given_back + self._given_back
+                raise
+            except Exception as error:
+                self._host.fault(error)
+                await self._write_singly(cancels, ended, given_back)
         except StoreFailed:
-            self._ended, self._given_back = ended + self._ended, given_back + self._given_back
-            self._waiting = waiting + self._waiting
+            self._waiting = waiting + self._waiting  # they are told of it
             raise
-        except Exception as error:
-            self._host.fault(error)
-            await self._write_singly(cancels, ended, given_back)
         for written in waiting:
             if not written.done():
                 written.set_result(None)

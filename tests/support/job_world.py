@@ -1,0 +1,541 @@
+"""The job store and those who run its jobs in virtual time: real boards, runners, keepers and SQLite; faults at any operation.
+
+Several processes share a file. Each may be stopped and killed, before or after any single operation of its own on the file, and
+each operation may fail. What was acknowledged is written down; in the end every item of it has ended once, with the answer
+that was its own, and was billed once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import random
+import sqlite3
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from hangup.apis.routes import Router
+from hangup.config import Limits
+from hangup.core import reasons
+from hangup.core.account import Account, Entry
+from hangup.core.call import Call
+from hangup.core.jobs import Cause, Item, Kind
+from hangup.core.reaper import Fate, Leftover
+from hangup.core.reasons import Reason
+from hangup.duties import Duties
+from hangup.errors import Refusal
+from hangup.jobs import batches, board, keeper, presence, runner
+from hangup.jobs.board import Board
+from hangup.jobs.desk import Desk
+from hangup.jobs.errand import Errand
+from hangup.jobs.http import Asked
+from hangup.store.database import Database, StoreFailed, _open
+from hangup.store.jobs import Asked as AskedItem
+from hangup.store.jobs import JobStore
+from hangup.store.jobs.clock import ClockTable
+from hangup.store.jobs.files import FileTable
+from hangup.store.jobs.schema import MIGRATIONS
+from hangup.store.jobs.table import JobTable
+from hangup.store.jobs.workers import WorkerTable
+from support.virtual import Died, Loop, Process, this_process
+
+PATH = "/v1/chat/completions"
+TENANT = "ann"
+LIMITS = Limits(job_failures_max=1000, job_worker_silence_s=6, job_cancel_wait_s=2)
+ERRORS: dict[str, Callable[[], Exception]] = {
+    "full": lambda: sqlite3.OperationalError("database or disk is full"),
+    "locked": lambda: sqlite3.OperationalError("database is locked"),
+    "damaged": lambda: sqlite3.DatabaseError("database disk image is malformed"),
+}
+# `applied`: it is done, and said to have failed, as when the disk's own word is lost.
+KINDS = (*ERRORS, "applied", "killed before", "killed after", "hangs")
+_HANGS_S = 8.0
+_STARTS_AGAIN_S = 1.0
+
+
+class Killed(BaseException):
+    """Thrown where the process ends."""
+
+
+@dataclass
+class Faults:
+    """`plan` says what befalls the nth operation on the store, counted over all processes."""
+
+    plan: dict[int, str] = field(default_factory=dict)
+    count: int = 0
+    chance: random.Random | None = None  # else by chance
+    rate: float = 0.0
+    happened: list[str] = field(default_factory=list)
+
+    def next(self, statement: str) -> str | None:
+        self.count += 1
+        kind = self.plan.get(self.count)
+        if kind is None and self.chance is not None and self.chance.random() < self.rate:
+            kind = self.chance.choice(KINDS)
+        if kind is not None:
+            self.happened.append(f"{kind} at {self.count}: {statement[:60]}")
+        return kind
+
+
+class Connection:
+    """SQLite's, with faults."""
+
+    def __init__(self, real: sqlite3.Connection, world: World, process: Process) -> None:
+        self.real = real
+        self._world, self._process = world, process
+        self.hangs_s = 0.0  # before the next transaction
+        real.execute("PRAGMA synchronous = OFF")
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        return self._run(statement, lambda: self.real.execute(statement, *values))
+
+    def executemany(self, statement: str, rows: Any) -> Any:
+        return self._run(statement, lambda: self.real.executemany(statement, rows))
+
+    def _run(self, statement: str, work: Callable[[], Any]) -> Any:
+        kind = self._world.faults.next(statement)
+        if kind in ERRORS:
+            raise ERRORS[kind]()
+        if kind == "killed before":
+            raise Killed
+        if kind == "hangs":
+            self.hangs_s = _HANGS_S
+        result = work()
+        if statement == "COMMIT":
+            self._world.look(self.real)
+        if kind == "killed after":
+            raise Killed
+        if kind == "applied" and statement == "COMMIT":
+            raise ERRORS["full"]()
+        return result
+
+    def close(self) -> None:
+        self.real.close()
+
+
+class SimDatabase(Database):
+    """The transactions of the real one, made in turns of the loop instead of a thread."""
+
+    def __init__(self, path: str, world: World, process: Process) -> None:
+        self.db: Any = Connection(_open(path, MIGRATIONS), world, process)
+        self._work = deque()
+        self._closing = False
+        self._world, self._process = world, process
+        self._turning = False
+        self._wake: Any = SimpleNamespace(set=self._turn_soon)
+        self._thread: Any = SimpleNamespace(join=self._last_turn)
+
+    def _turn_soon(self) -> None:
+        if not self._turning and not self._closing:
+            self._turning = True
+            pause = self._world.chance.choice([0.0, 0.001, 0.01]) + self.db.hangs_s
+            self.db.hangs_s = 0.0
+            self._world.loop.call_later(pause, self._turn)
+
+    def _turn(self) -> None:
+        self._turning = False
+        batch = [self._work.popleft() for _ in range(min(len(self._work), 4))]
+        try:
+            if batch:
+                self._do_together(batch)
+        except Killed:
+            self._world.kill(self._process)
+            return
+        if self._work:
+            self._turn_soon()
+
+    def _last_turn(self, timeout: float) -> None:
+        while self._work:
+            self._do_together([self._work.popleft()])
+
+
+class SimStore(JobStore):
+    def __init__(self, path: str, world: World, process: Process) -> None:
+        self._database = SimDatabase(path, world, process)
+        db = self._database.db
+        self.jobs, self.files = JobTable(db), FileTable(db)
+        self.workers, self.clock = WorkerTable(db), ClockTable(db)
+
+
+class SimExchange:
+    """A call: it waits, runs for a while, and ends in one of the ways in which calls end."""
+
+    def __init__(self, host: SimGateway, errand: Errand, id: str) -> None:
+        self.call = Call(id, host.world.loop.time(), "job")
+        self.errand = errand
+        self._host = host
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        host = self._host
+        self.call.sent_at = host.world.loop.time()
+        self._timer = host.world.loop.call_later(host.world.chance.choice([0.0, 0.01, 0.5, 3.0]), self._finish)
+        self.errand.started()
+
+    def _finish(self) -> None:
+        fate = self._host.world.chance.random()
+        if fate < 0.8:
+            self.errand.begin(b"", chunked=False)
+            self.errand.send(json.dumps({"echo": json.loads(self.errand.claim.body)}).encode())
+            self.call.status = 200
+            self.end(reasons.COMPLETED)
+        else:
+            self.end(reasons.YIELDED if fate < 0.9 else reasons.ENGINE_DIED)
+
+    def end(self, reason: Reason, detail: str = "") -> None:
+        if self.call.reason is not None:
+            return
+        self.call.reason = reason
+        if self._timer is not None:
+            self._timer.cancel()
+        claim, host = self.errand.claim, self._host
+        host.ended(self)
+        leftover = None
+        if self.call.sent_at is not None and reason is not reasons.COMPLETED and host.world.chance.random() < 0.5:
+            leftover = Leftover(self.call.id, host.world.loop.time())
+            host.world.loop.call_later(host.world.chance.choice([0.0, 0.3, 5.0]), host.gone, leftover)
+        account = Account(calls=1)
+        self.errand.over(self.call, leftover, Entry(TENANT, f"{claim.job}.{claim.n}", "engine", reason.outcome.value, account))
+
+    def on_due(self) -> None: ...
+
+
+class SimGateway:
+    """Two places, and a line."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.limits = LIMITS
+        self._running: list[SimExchange] = []
+        self._waiting: list[SimExchange] = []
+
+    def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
+        exchange = SimExchange(self, errand, id)
+        errand.exchange = exchange
+        self._waiting.append(exchange)
+        self._next()
+
+    def _next(self) -> None:
+        while self._waiting and len(self._running) < 2:
+            exchange = self._waiting.pop(0)
+            self._running.append(exchange)
+            exchange.start()
+
+    def ended(self, exchange: SimExchange) -> None:
+        for line in (self._running, self._waiting):
+            if exchange in line:
+                line.remove(exchange)
+        self.world.loop.call_soon(self._next)
+
+    def gone(self, leftover: Leftover) -> None:
+        leftover.released = self.world.chance.choice([Fate.VERIFIED, Fate.UNVERIFIED])
+        if leftover.when_gone is not None:
+            leftover.when_gone()
+
+    def end_all(self) -> None:
+        for exchange in [*self._waiting, *self._running]:
+            exchange.end(reasons.DRAINED)
+
+    def jobs_waiting(self, tenant: str) -> int:
+        return len(self._waiting)
+
+    def limits_of_tenant(self, tenant: str) -> Limits:
+        return self.limits
+
+    def book(self, entry: Entry) -> None:
+        if entry.cause == "completed":
+            self.world.billed[entry.model] += 1
+
+    def told(self, event: str, **fields: Any) -> None:
+        self.world.events[event] += 1
+
+    def fault(self, error: Exception) -> None:
+        self.world.wrong.append(f"a fault: {error!r}")
+
+    @property
+    def empty(self) -> bool:
+        return not self._running and not self._waiting
+
+
+@dataclass
+class Promise:
+    id: str
+    items: int
+    may_be_cancelled: bool
+
+
+class Life:
+    """A process with its board, from its start to its end."""
+
+    def __init__(self, world: World, number: int) -> None:
+        world.lives += 1
+        self.world, self.number = world, number
+        self.process = Process(world.loop, f"{number}-{world.lives}")
+        self.host = SimGateway(world)
+        self.board: Board | None = None
+        self.desk: Desk | None = None
+        self.store: SimStore | None = None
+        self.process.start(self._open())
+
+    async def _open(self) -> None:
+        """As `app.server` does it: a store that fails is tried again."""
+        while self.board is None:
+            store = self.store = SimStore(str(self.world.path), self.world, self.process)
+            board = Board(store, self.host, self.world.loop, keep_days=1)
+            desk = Desk(board, Router)
+            try:
+                await board.open()
+            except StoreFailed:
+                store.close()
+                await asyncio.sleep(_STARTS_AGAIN_S)
+            else:
+                self.board, self.desk = board, desk
+
+    def opened(self) -> Board:
+        if self.board is None:
+            raise Died
+        return self.board
+
+    async def drain(self) -> None:
+        """Stops as a gateway does: what runs may finish for a while, then everything is closed."""
+        board = self.opened()
+        board.stop()
+        for _ in range(40):
+            if self.host.empty:
+                break
+            await asyncio.sleep(0.05)
+        self.host.end_all()
+        await board.close()
+
+    # What clients do
+
+    async def call(self, n: int, lease_s: float) -> Promise:
+        about = {"path": PATH, "model": "m", "stream": False, "headers": {}}
+        item = AskedItem("", PATH, json.dumps({"job": n, "item": 0}).encode())
+        job = await self.opened().submit(f"job_{n}", Kind.CALL, TENANT, about, [item], lease_s=lease_s)
+        return Promise(job.id, 1, lease_s < 100)
+
+    async def batch(self, n: int, items: int) -> Promise:
+        """Its file is uploaded, its lines are checked: as `/v1/batches` has it."""
+        store, desk = self.opened().store, self.desk
+        assert desk is not None
+        rows = [
+            {
+                "custom_id": f"c{k}",
+                "method": "POST",
+                "url": PATH,
+                "body": {"model": "m", "messages": [{"role": "user", "content": "x"}], "job": n, "item": k},
+            }
+            for k in range(items)
+        ]
+
+        def upload() -> None:
+            key = store.files.begin(f"file-{n}", TENANT, 0.0)
+            text = "\n".join(map(json.dumps, rows)).encode()
+            store.files.add(key, 0, text[:100])
+            store.files.add(key, 1, text[100:])
+            store.files.ready(key, "batch", "f", None)
+
+        await store.do(upload)
+        body = {"endpoint": PATH, "input_file_id": f"file-{n}", "completion_window": "24h"}
+        asked = Asked("POST", "/v1/batches", {}, {}, TENANT, LIMITS, "", json.dumps(body).encode())
+        return Promise(json.loads((await desk.answer(asked)).body)["id"], items, False)
+
+    async def cancel(self, id: str) -> None:
+        board = self.opened()
+        await board.cancel(await board.find(id, TENANT, None), Cause.ASKED, 2.0)
+
+    def left(self) -> list[str]:
+        """What is held when there is nothing to do."""
+        board = self.board
+        if board is None:
+            return [f"{self.process.name} has not opened its store"]
+        runner, keeper = board.runner, board.runner.keeper
+        held = {
+            "jobs": len(board.cares()),
+            "calls": not self.host.empty,
+            "errands": len(runner._all()),
+            "pauses": len(runner._pausing),
+            "sent": sum(line.sent for line in runner._lines.values()),
+            "in hand": sum(len(line) for line in runner._lines.values()),
+            "results": len(keeper._ended) + len(keeper._given_back) + len(keeper._cancels) + len(keeper._waiting),
+            "failing": keeper.failing,
+        }
+        return [f"{self.process.name} is left with {name}: {count}" for name, count in held.items() if count]
+
+
+class World:
+    """So many processes on one file, and load from a seed."""
+
+    def __init__(self, folder: Path, seed: int, faults: Faults, processes: int = 2, *, seen_dead: bool = True) -> None:
+        self.path = folder / "jobs.sqlite"
+        self.loop = Loop()
+        self.chance = random.Random(f"world {seed}")
+        self.faults = faults
+        self.set_by = 0.0  # how far the clock of day is off
+        self.lives = 0
+        self.billed: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.promises: dict[str, Promise] = {}
+        self.kills = 0
+        self._ended: dict[tuple[int, int], tuple[int, bytes | None]] = {}
+        self._dead: set[str] = set()
+        self._seen_dead = seen_dead  # else only their silence tells
+        self._numbers = iter(range(1, 1 << 30))
+        self._processes = processes
+        self.living: list[Life] = []
+
+    # What happens to processes
+
+    def kill(self, process: Process) -> None:
+        """By -9: its connection goes with it, and the transaction that it was in."""
+        if process.alive:
+            self.kills += 1
+            self._end(process)
+
+    async def drain(self, life: Life) -> None:
+        """SIGTERM, and a new process in its place."""
+        with suppress(Died):
+            await life.process.do(life.drain())
+            if life.process.alive:
+                self._end(life.process)
+
+    def _end(self, process: Process) -> None:
+        process.kill()
+        self._dead.add(process.name)
+        life = next(life for life in self.living if life.process is process)
+        if life.store is not None:
+            life.store._database.db.close()  # once more, if it was drained
+        self.living.remove(life)
+        outside = contextvars.Context()  # this may be said within the process that ends
+        self.loop.call_later(self.chance.choice([0.0, 1.0, 9.0]), self._start, life.number, context=outside)
+
+    def _start(self, number: int) -> None:
+        self.living.append(Life(self, number))
+
+    def look(self, db: sqlite3.Connection) -> None:
+        """After each transaction: what has ended stays as it is."""
+        query = "SELECT item.job, item.n, state, body FROM item LEFT JOIN answer USING (job, n) WHERE state > 1"
+        rows = {(job, n): (state, body) for job, n, state, body in db.execute(query)}
+        for at, before in self._ended.items():
+            if rows.get(at) != before:
+                self.wrong.append(f"item {at} had ended as {before} and is now {rows.get(at)}")
+        self._ended = rows
+
+    # Time
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        time = SimpleNamespace(time=lambda: 1.7e9 + self.loop.time() + self.set_by)
+        name = lambda: process.name if (process := this_process()) is not None else "nobody"  # noqa: E731
+        with (
+            mock.patch.object(board, "time", time),
+            mock.patch.object(keeper, "time", time),
+            mock.patch.object(runner, "time", time),
+            mock.patch.object(batches, "time", time),
+            mock.patch.object(runner, "random", self.chance),
+            mock.patch.object(keeper, "DUTIES", Duties(lambda name, error: self.wrong.append(f"{name} failed: {error!r}"))),
+            mock.patch.object(presence, "this_process", name),
+            mock.patch.object(presence, "_is_dead_here", lambda worker: self._seen_dead and worker.process in self._dead),
+        ):
+            yield
+
+    def run(self, story: Callable[[World], Any], rest_s: float = 400.0) -> list[str]:
+        """The story, with faults; then none, and everything must come to rest."""
+        self.loop.set_exception_handler(lambda _, about: self.wrong.append(f"in a callback: {about}"))
+        with self.patched():
+            try:
+                for number in range(self._processes):
+                    self._start(number)
+                self.loop.run_until_complete(story(self))
+                self.faults.rate = 0.0
+                self.loop.run_until_complete(self._rests(rest_s))
+                self.loop.run_until_complete(self._close())
+                self._check()
+            finally:
+                wrong, self.wrong = self.wrong, []
+                self.loop.end()
+        return wrong
+
+    async def _rests(self, timeout_s: float) -> None:
+        until = self.loop.time() + timeout_s
+        while self.loop.time() < until:
+            await asyncio.sleep(0.5)
+            if len(self.living) == self._processes and not any(life.left() for life in self.living):
+                break
+        self.wrong += [problem for life in self.living for problem in life.left()]
+
+    async def _close(self) -> None:
+        for life in list(self.living):
+            with suppress(Died):
+                await life.process.do(life.opened().close())
+
+    # What clients do
+
+    async def submit(self, life: Life, items: int, lease_s: float = 3600.0) -> Promise | None:
+        """Whatever is acknowledged is written down; `items` 0 is a call, else a batch."""
+        n = next(self._numbers)
+        try:
+            promise: Promise = await life.process.do(life.batch(n, items) if items else life.call(n, lease_s))
+        except (Died, Refusal, StoreFailed):
+            return None
+        self.promises[promise.id] = promise
+        return promise
+
+    async def cancel(self, life: Life, promise: Promise) -> None:
+        promise.may_be_cancelled = True
+        try:
+            await life.process.do(life.cancel(promise.id))
+        except (Died, StoreFailed):
+            return
+        except Refusal as refusal:
+            self.wrong.append(f"{promise.id}: {refusal}")
+
+    # What must be true
+
+    def _check(self) -> None:
+        db = sqlite3.connect(self.path)
+        try:
+            for promise in self.promises.values():
+                self._check_promise(db, promise)
+            for (orphan,) in db.execute("SELECT count(*) FROM item WHERE state < 2"):
+                if orphan:
+                    self.wrong.append(f"{orphan} items have not ended")
+        finally:
+            db.close()
+        self.wrong += [f"{item} was billed {count} times" for item, count in self.billed.items() if count > 1]
+
+    def _check_promise(self, db: sqlite3.Connection, promise: Promise) -> None:
+        found = db.execute("SELECT key, status FROM job WHERE id = ?", (promise.id,)).fetchone()
+        if found is None:
+            self.wrong.append(f"{promise.id} was acknowledged and is lost")
+            return
+        key, status = found
+        query = "SELECT item.n, state, custom_id, answer.body, ask.body FROM item LEFT JOIN answer USING (job, n)"
+        rows = db.execute(query + " JOIN ask USING (job, n) WHERE item.job = ? ORDER BY item.n", (key,)).fetchall()
+        allowed = ("completed", "cancelled") if promise.may_be_cancelled else ("completed",)
+        if status not in allowed or (len(rows) != promise.items and status == "completed"):
+            self.wrong.append(f"{promise.id} is {status} with {len(rows)} of {promise.items} items")
+        for n, state, custom_id, answer, asked in rows:
+            self._check_item(promise, n, Item(state), custom_id, answer, asked)
+
+    def _check_item(self, promise: Promise, n: int, state: Item, custom_id: str, answer: bytes | None, asked: bytes) -> None:
+        name = f"{promise.id}.{n}"
+        if state is not Item.SUCCEEDED:
+            if not (promise.may_be_cancelled and state is Item.CANCELLED):
+                self.wrong.append(f"{name} ended as {state.name}")
+            return
+        row = json.loads(answer or b"{}")
+        body = row.get("body") or (row.get("response") or {}).get("body")
+        if body != {"echo": json.loads(asked)} or row.get("custom_id", custom_id) != custom_id:
+            self.wrong.append(f"{name} has the answer {row}")
+        if not self.billed[name] and not self.kills and not any(text.startswith("applied") for text in self.faults.happened):
+            self.wrong.append(f"{name} was not billed")
