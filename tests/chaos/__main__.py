@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from chaos import checks
+from chaos.damage import damaged
 from chaos.faults import Faults
 from chaos.load import Load
 from chaos.world import World
@@ -42,7 +43,7 @@ def main() -> int:
 async def run(folder: Path, seed: int, seconds: float, only: str = "", without: str = "") -> list[str]:
     began = time.monotonic()
     print(f"seed {seed}, {seconds:g} s of faults", flush=True)
-    world = World(folder)
+    world = World(folder, seed)
     load, faults = Load(world, seed), Faults(world, seed)
     chosen_load = _chosen(list(load.actors()), only, without)
     chosen_faults = _chosen([name for name in faults.actors() if name != "clock" or world.clock.works], only, without)
@@ -58,9 +59,14 @@ async def run(folder: Path, seed: int, seconds: float, only: str = "", without: 
         await asyncio.gather(*clients)
         wrong = [*load.book.wrong, *await checks.all_promises(world, load.book, 120), *await checks.rest(world)]
         shown.cancel()
+        if "damage" in _chosen(["damage"], only, without):
+            how, more = await damaged(world, seed)
+            faults.done[f"store damaged ({how})"] += 1
+            wrong += more
     finally:
         await asyncio.to_thread(world.close)
-    wrong += checks.logs(world) + checks.cuts(load.book) + checks.bills(world, load.book, killed=faults.killed)
+    wrong += checks.logs(world) + checks.cuts(load.book) + checks.outcomes(world, load.book)
+    wrong += checks.bills(world, load.book, killed=faults.killed)
     _report(load, faults, wrong, seed, time.monotonic() - began)
     return wrong
 

@@ -11,10 +11,11 @@ from collections import Counter
 from typing import Any
 
 from chaos.client import Broken, request
-from chaos.load import ENDED, Book, Promise
+from chaos.load import ENDED, Book, Promise, is_answer, streamed, words
 from chaos.world import GatewayProcess, World
 
-_FILES_MORE, _MEMORY_MB_MAX = 12, 300
+_FILES_MORE, _MEMORY_MB_MORE, _TASKS_MAX = 12, 100, 40
+_ZERO = ("hangup_job_store_failing", "hangup_connections", "hangup_body_bytes", "hangup_media_held_bytes")
 _PATHS = {"call": "/v1/jobs", "batch": "/v1/batches", "response": "/v1/responses"}
 _LINE = {"id", "custom_id", "response", "error"}
 
@@ -73,10 +74,10 @@ def _call(promise: Promise, job: dict[str, Any]) -> list[str]:
         return [f"{promise.id} has the result {str(result)[:200]}"]
     body = result["body"]
     if type(body) is str:
-        return [] if "data: [DONE]" in body else [f"{promise.id}: its stream has no end"]
-    if body["usage"]["completion_tokens"] != promise.tokens:
-        return [f"{promise.id}: {body['usage']} instead of {promise.tokens} tokens"]
-    return []
+        whole = "data: [DONE]" in body and streamed(body.encode()) == words(promise.model, promise.tokens)
+    else:
+        whole = is_answer(body, promise.model, promise.tokens)
+    return [] if whole else [f"{promise.id}: not its own answer of {promise.tokens} tokens: {str(body)[:300]}"]
 
 
 async def _batch(port: int, promise: Promise, batch: dict[str, Any]) -> list[str]:
@@ -97,8 +98,8 @@ async def _batch(port: int, promise: Promise, batch: dict[str, Any]) -> list[str
     if sorted(row["custom_id"] for row in rows) != sorted(ids):
         return [f"{promise.id}: {len(rows)} lines of {promise.items}, {counts}"]
     good = [row for row in rows if row["response"] is not None and row["response"]["status_code"] == 200]
-    if any(row["response"]["body"]["usage"]["completion_tokens"] != promise.tokens for row in good):
-        return [f"{promise.id}: an answer of another length"]
+    if not all(is_answer(row["response"]["body"], f"{promise.model} {row['custom_id']}", promise.tokens) for row in good):
+        return [f"{promise.id}: an answer that is not the line's own"]
     if not promise.cancelled and len(good) != promise.items:
         bad = next(row for row in rows if row not in good)
         return [f"{promise.id}: {promise.items - len(good)} failed, such as {json.dumps(bad)[:300]}"]
@@ -119,18 +120,37 @@ async def rest(world: World, timeout_s: float = 30.0) -> list[str]:
         await asyncio.sleep(0.5)
 
 
+async def idle(gateway: GatewayProcess, timeout_s: float = 30.0) -> list[str]:
+    """Nothing of live calls is left, whatever became of jobs."""
+    names = ("hangup_calls_live", "hangup_backend_in_flight", "hangup_queue_depth", "hangup_connections")
+    until = time.monotonic() + timeout_s
+    while True:
+        metrics = await asyncio.to_thread(gateway.metrics)
+        wrong = [f"{gateway.name}: {name} is {value:g}" for name, value in metrics.items() if name in names and value]
+        if not wrong or time.monotonic() > until:
+            return wrong
+        await asyncio.sleep(0.5)
+
+
 def _gateway_at_rest(world: World, gateway: GatewayProcess) -> list[str]:
     wrong, metrics = [], gateway.metrics()
     for name, value in metrics.items():
         left = name.startswith(("hangup_calls_live", "hangup_backend_in_flight", "hangup_queue_depth", "hangup_orphans"))
         left = left or name.startswith(("hangup_jobs{", "hangup_job_items{", "hangup_backend_quarantined", "hangup_zombies{"))
-        if (left or name == "hangup_job_store_failing") and value:
+        if (left or name in _ZERO) and value:
             wrong.append(f"{gateway.name}: {name} is {value:g}")
+    tasks, duties = (
+        metrics["hangup_loop_tasks"],
+        [n for n in metrics if n.startswith("hangup_tasks_running") and not metrics[n]],
+    )
+    if tasks > _TASKS_MAX:
+        wrong.append(f"{gateway.name} has {tasks:g} tasks")
+    wrong += [f"{gateway.name}: {name} is 0" for name in duties if not name.endswith(('"jobs"}', '"reload"}'))]
     files, most = gateway.files(), world.files[gateway.name] + _FILES_MORE
     if files > most:
         wrong.append(f"{gateway.name} has {files} files open, {world.files[gateway.name]} at the start")
-    if gateway.memory_mb() > _MEMORY_MB_MAX:
-        wrong.append(f"{gateway.name} takes {gateway.memory_mb():.0f} MB")
+    if (grown := gateway.memory_mb() - world.memory_mb[gateway.name]) > _MEMORY_MB_MORE:
+        wrong.append(f"{gateway.name} takes {grown:.0f} MB more than at the start")
     return wrong
 
 
@@ -146,6 +166,21 @@ def logs(world: World) -> list[str]:
             blamed = row["event"] in ("zombie", "ladder", "orphans", "divergence") and row.get("backend") in sound
             if blamed and row.get("step") not in ("well", "wait"):
                 wrong.append(f"{gateway.name} blames {row['backend']}: {row}")
+    return wrong
+
+
+def outcomes(world: World, book: Book) -> list[str]:
+    """Each live call has one line in its gateway's log, and one that was answered in full says so; -9 may take the last."""
+    wrong = []
+    for gateway in world.gateways:
+        lines: dict[str, list[str]] = {}
+        for row in gateway.log():
+            if row["event"] == "call" and row["id"][:1] in "sw":
+                lines.setdefault(row["id"], []).append(row["outcome"])
+        wrong += [f"{id} at {gateway.name} has the outcomes {found}" for id, found in lines.items() if len(found) > 1]
+        for id in (id for at, id in book.complete if at is gateway):
+            if lines.get(id, ["completed"]) != ["completed"] or (id not in lines and not gateway.deaths):
+                wrong.append(f"{id} at {gateway.name} was answered in full, and its line says {lines.get(id)}")
     return wrong
 
 

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 
 from chaos.world import Engine, GatewayProcess, World
+from hangup.standin.engine import LIES
 
 
 class Faults:
@@ -41,6 +42,8 @@ class Faults:
             "engine_full": self.engine_full,
             "engine_dies": self.engine_dies,
             "engine_stops": self.engine_stops,
+            "engine_lies": self.engine_lies,
+            "engine_late": self.engine_late,
         }
 
     async def go_on(self, names: list[str], until: float) -> None:
@@ -163,6 +166,19 @@ class Faults:
 
     async def engine_full(self) -> None:
         await self._behave("has no room", 2, fail_status=429)
+
+    async def engine_lies(self) -> None:
+        lies = ",".join(self._chance.sample(LIES, self._chance.randint(1, 3)))
+        await self._behave(f"lies about {lies}", 4, lies=lies)
+
+    async def engine_late(self) -> None:
+        """One that is sound, and tells of itself late: that is no reason to blame it."""
+        engine, lag_s = self._chance.choice(self.world.sound), self._chance.choice([0.3, 1.0])
+        async with self._targets[engine.name]:
+            self._tell(f"{engine.name} tells of itself {lag_s} s late")
+            await asyncio.to_thread(engine.behave, lag_s=lag_s)
+            await asyncio.sleep(4)
+            await self._well(engine)
 
     async def _behave(self, text: str, seconds: float, **values: object) -> None:
         engine = self._chance.choice(self.world.shaky)

@@ -13,8 +13,11 @@ from typing import Any
 
 from chaos.client import Broken, begin, request
 from chaos.world import GatewayProcess, World
+from hangup.standin.engine import USAGE_MORE
+from hangup.standin.shapes import Chat
 
 CHAT = "/v1/chat/completions"
+LEFT_TOKENS = 200
 ENDED = ("completed", "failed", "cancelled", "expired")
 FORM = {"content_type": "multipart/form-data; boundary=chaos"}
 
@@ -37,15 +40,17 @@ class Book:
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     cut: list[tuple[GatewayProcess, str]] = field(default_factory=list)  # answers that ended in their midst, and their calls
+    complete: list[tuple[GatewayProcess, str]] = field(default_factory=list)  # live calls that were answered in full
     stopping: bool = False
 
 
 class Load:
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: World, seed: int, first: int = 0) -> None:
+        """Names are numbered from `first` on."""
         self.world = world
         self.book = Book()
         self._seed = seed
-        self._number = 0
+        self._number = first
 
     def actors(self) -> dict[str, Any]:
         return {
@@ -102,10 +107,9 @@ class Load:
         if status != 200:
             self._refused("stream", status, headers, body)
         elif b"data: [DONE]" in body:
-            got = body.count(b'"content":"') - body.count(b'"content":""')
-            if got != tokens:
-                self.book.wrong.append(f"{id}: {got} tokens of {tokens}, and it says it is complete")
-            self.book.outcomes["stream complete"] += 1
+            if (got := streamed(body)) != words(id, tokens):
+                self.book.wrong.append(f"{id} says it is complete, and is not its own answer of {tokens} tokens: {got[:200]!r}")
+            self._completed("stream", gateway, id)
         elif b'"error"' in body:
             self.book.outcomes["stream error event"] += 1
         else:
@@ -122,13 +126,16 @@ class Load:
         if answer.status != 200:
             self._refused("whole", answer.status, answer.headers, answer.body)
             return
-        got = answer.json()["usage"]["completion_tokens"]
-        if got != tokens:
-            self.book.wrong.append(f"{id}: {got} tokens of {tokens}")
-        self.book.outcomes["whole complete"] += 1
+        if not is_answer(answer.json(), id, tokens):
+            self.book.wrong.append(f"{id} is not its own answer of {tokens} tokens: {answer.body[:300]!r}")
+        self._completed("whole", gateway, id)
+
+    def _completed(self, what: str, gateway: GatewayProcess, id: str) -> None:
+        self.book.complete.append((gateway, id))
+        self.book.outcomes[f"{what} complete"] += 1
 
     async def _hang_up(self, gateway: GatewayProcess, after_s: float) -> None:
-        asked = {"model": "left", "messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "stream": True}
+        asked = {"model": "left", "messages": [{"role": "user", "content": "x"}], "max_tokens": LEFT_TOKENS, "stream": True}
         try:
             async with asyncio.timeout(after_s):
                 await request(gateway.port, "POST", CHAT, asked)
@@ -156,7 +163,7 @@ class Load:
 
     async def _call(self, chance: random.Random) -> None:
         gateway, model, tokens = chance.choice(self.world.gateways), self._model("call"), chance.randint(1, 30)
-        asked = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": tokens}
+        asked = {"model": model, "messages": [{"role": "user", "content": model}], "max_tokens": tokens}
         asked["stream"] = chance.random() < 0.3
         try:
             answer = await request(gateway.port, "POST", CHAT, asked, 30, prefer="respond-async", x_hangup_lease="3600")
@@ -217,8 +224,9 @@ class Load:
         gateway, model = chance.choice(self.world.gateways), self._model("batch")
         items, tokens = chance.randint(1, 40), chance.randint(1, 12)
         await asyncio.sleep(chance.random())
-        body = {"model": model, "messages": [{"role": "user", "content": "x"}], "max_tokens": tokens}
-        lines = [{"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": body} for n in range(items)]
+        body = {"model": model, "max_tokens": tokens}
+        bodies = [{**body, "messages": [{"role": "user", "content": f"{model} r{n}"}]} for n in range(items)]
+        lines = [{"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": body} for n, body in enumerate(bodies)]
         try:
             file = await request(gateway.port, "POST", "/v1/files", _form("\n".join(map(json.dumps, lines))), 30, **FORM)
             if file.status != 200:
@@ -268,6 +276,22 @@ class Load:
                 self.book.wrong.append(f"{id} at {gateway.name}: the end of its events is told before its end")
 
         await self._several(2, read, chance)
+
+
+def words(prompt: str, tokens: int) -> str:
+    """What a stand-in says to a prompt; nobody else is told the same."""
+    return Chat({"messages": [{"role": "user", "content": prompt}]}, "", "").text(0, tokens)
+
+
+def streamed(body: bytes) -> str:
+    rows = [json.loads(line[6:]) for line in body.split(b"\n") if line.startswith(b"data: {")]
+    return "".join(choice["delta"].get("content") or "" for row in rows for choice in row.get("choices", ()))
+
+
+def is_answer(answer: Any, prompt: str, tokens: int) -> bool:
+    """Whether it is the whole answer to that prompt; an engine may lie about how many tokens it had."""
+    told = answer["usage"]["completion_tokens"]
+    return answer["choices"][0]["message"]["content"] == words(prompt, tokens) and told in (tokens, tokens + USAGE_MORE)
 
 
 def _form(content: str) -> bytes:

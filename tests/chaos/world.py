@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import random
 import resource
 import signal
 import socket
@@ -68,6 +70,8 @@ class Engine:
             token_s=0.004,
             prefill_s=0.01,
             ignore_cap=False,
+            lies="",
+            lag_s=0.0,
         )
 
 
@@ -142,15 +146,19 @@ class GatewayProcess:
 
 
 class World:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seed: int) -> None:
+        chance = random.Random(f"{seed}-world")
         self.store = folder / "jobs.sqlite"
         self.clock = Clock(folder)
         behaviour = {"slots": 8, "queue": 500, "token_s": 0.004, "prefill_s": 0.01}
-        self.sound = [Engine(f"sound-{name}", **behaviour) for name in "ab"]
-        self.shaky = [Engine(f"shaky-{name}", **behaviour) for name in "ab"]
+        # With vLLM's figures work that goes on is counted, so that an engine can be convicted, rightly or wrongly.
+        likes = {name: chance.choice(["", "vllm"]) for name in "ab"}
+        self.sound = [Engine(f"sound-{name}", like=likes[name], **behaviour) for name in "ab"]
+        self.shaky = [Engine(f"shaky-{name}", like=likes[name], **behaviour) for name in "ab"]
         pairs = zip("ab", zip(self.sound, self.shaky, strict=True), strict=True)
         self.gateways = [GatewayProcess(name, folder, self.store, list(pair), self.clock) for name, pair in pairs]
         self.files = {gateway.name: gateway.files() for gateway in self.gateways}
+        self.memory_mb = {gateway.name: gateway.memory_mb() for gateway in self.gateways}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -164,12 +172,36 @@ class World:
                 with contextlib.suppress(sqlite3.OperationalError):
                     other.execute("ROLLBACK")
 
+    def damage(self, chance: random.Random) -> str:
+        """What no waiting mends; in words."""
+        wal, kind = Path(f"{self.store}-wal"), chance.choice(["a page", "many pages", "the head", "the WAL", "deleted"])
+        match kind:
+            case "a page" | "many pages":
+                pages = range(1, self.store.stat().st_size // 4096)
+                for page in chance.sample(pages, min(len(pages), 1 if kind == "a page" else 40)):
+                    self._overwrite(page * 4096, chance.randbytes(4096))
+            case "the head":
+                self._overwrite(0, chance.randbytes(100))
+            case "the WAL":
+                os.truncate(wal, wal.stat().st_size // 2 if wal.exists() else 0)
+            case "deleted":
+                for path in self.store.parent.glob("jobs.sqlite*"):
+                    path.unlink()
+        return kind
+
+    def _overwrite(self, at: int, data: bytes) -> None:
+        with self.store.open("r+b") as file:
+            file.seek(at)
+            file.write(data)
+
     def store_size(self) -> int:
         return max(path.stat().st_size for path in self.store.parent.glob("jobs.sqlite*"))
 
     def heal(self) -> None:
         """Everything works again."""
         self.clock.set(0)
+        for engine in self.sound:
+            engine.behave_again()
         for engine in self.shaky:
             engine.process.signal(signal.SIGCONT)
             engine.restart()

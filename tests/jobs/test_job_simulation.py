@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from support.job_world import KINDS, Faults, World
+from support.faulty_store import KINDS, Faults
+from support.job_world import World
 
 SEEDS, FIRST = int(os.environ.get("HANGUP_SIM_SEEDS", "30")), int(os.environ.get("HANGUP_SIM_SEED", "1"))
 ALL = "HANGUP_SIM_SEEDS" in os.environ

@@ -183,6 +183,30 @@ def test_a_store_that_is_closed_leaves_nobody_waiting() -> None:
     asyncio.run(run())
 
 
+class TestDeleted:
+    def test_nothing_is_promised_on_a_file_that_nobody_will_find(self, tmp_path: Path) -> None:
+        """What runs goes on; when the file is back, its result goes there, and new jobs are taken again."""
+        path = tmp_path / "jobs.sqlite"
+
+        async def run() -> None:
+            host, store = FakeGateway(), JobStore(str(path))
+            async with open_board(store, host) as board:
+                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.undertaken) == 1)
+                path.rename(tmp_path / "elsewhere")
+                with pytest.raises(StoreFailed, match="deleted, moved or replaced"):
+                    await board.submit("job_b", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                path.touch()
+                with pytest.raises((StoreFailed, Refusal)):
+                    await board.submit("job_c", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                answered(host.undertaken[0])
+                (tmp_path / "elsewhere").rename(path)
+                await soon(lambda: board.care_for(job) is None, 60)
+                assert (await store.do(lambda: store.jobs.get(job.key))).status is Status.COMPLETED
+
+        asyncio.run(run())
+
+
 class TestKeeper:
     def test_one_result_that_cannot_be_written_costs_no_other(self) -> None:
         async def run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import urllib.error
 import urllib.request
@@ -9,7 +10,7 @@ import urllib.request
 import pytest
 
 from hangup.cli.main import main
-from hangup.standin.engine import Behaviour, Engine, Work
+from hangup.standin.engine import USAGE_MORE, Behaviour, Engine, Work
 from support.processes import StandIn, post_json
 from support.waiting import wait_until
 
@@ -88,3 +89,46 @@ def test_peaks_start_anew() -> None:
     made.forget_peaks()
     made.submit(work())
     assert made.counters.waiting_peak == 1
+
+
+class TestLies:
+    def test_an_abort_that_is_answered_and_not_done(self) -> None:
+        with StandIn(like="vllm", token_s=0.02, answer_tokens=400, lies="aborts") as standin:
+            asked = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+            request = urllib.request.Request(f"{standin.url}/v1/chat/completions", json.dumps(asked).encode())
+            request.add_header("x-request-id", "mine")
+            with urllib.request.urlopen(request, timeout=10):
+                wait_until(lambda: standin.stats()["running"] == 1, 10, "it to run")
+                named = json.dumps({"request_ids": ["chatcmpl-mine"]}).encode()
+                assert urllib.request.urlopen(f"{standin.url}/abort_requests", named, timeout=10).status == 200
+                assert standin.stats()["running"] == 1 and standin.stats()["abort_requests"] == 1
+
+    def test_figures_that_do_not_move_or_cannot_be(self) -> None:
+        with StandIn(like="vllm") as standin:
+
+            def running() -> str:
+                text = urllib.request.urlopen(f"{standin.url}/metrics", timeout=10).read().decode()
+                return str(text.splitlines()[0].rpartition(" ")[2])
+
+            standin.behave(lies="frozen")
+            assert running() == "0.0"
+            standin.behave(token_s=0.05, answer_tokens=400)
+            asked = json.dumps({"messages": [], "stream": True}).encode()
+            with urllib.request.urlopen(f"{standin.url}/v1/chat/completions", asked, timeout=10):
+                wait_until(lambda: standin.stats()["running"] == 1, 10, "it to run")
+                assert running() == "0.0"
+                standin.behave(lies="nonsense")
+                assert running() == "-3.0"
+                standin.behave(lies="")
+                assert running() == "1.0"
+
+    def test_an_answer_that_is_over_and_goes_on_and_tells_too_much(self) -> None:
+        with StandIn(token_s=0.02, lies="done,usage") as standin:
+            answer = post_json(f"{standin.url}/v1/chat/completions", {"messages": [], "max_tokens": 2})
+            assert answer["usage"]["completion_tokens"] == 2 + USAGE_MORE
+            assert len(answer["choices"][0]["message"]["content"].split()) == 2
+            assert standin.stats()["running"] == 1, "it works on"
+
+    def test_only_known_ones(self) -> None:
+        with StandIn() as standin, pytest.raises(urllib.error.HTTPError):
+            standin.behave(lies="all")

@@ -188,6 +188,7 @@ class GatewayCollector(Collector):
         yield CounterMetricFamily("hangup_traces_dropped", "Traces that the collector did not take.", counts["traces_dropped"])
         yield CounterMetricFamily("hangup_divergence_alarms", "Divergence alarms so far.", counts["divergence_alarms"])
         yield from self._tasks()
+        yield GaugeMetricFamily("hangup_loop_tasks", "Tasks of the event loop that have not ended.", self._view.loop_tasks())
         yield CounterMetricFamily("hangup_loop_stalls", "Times that the event loop was held up.", counts["loop_stalls"])
         yield GaugeMetricFamily("hangup_loop_stall_max_seconds", "The longest of these.", self._view.longest_stall_s())
         yield _histogram("hangup_loop_lag_seconds", "How late the event loop's timers were.", self._view.loop_lag())

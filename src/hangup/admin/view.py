@@ -67,6 +67,8 @@ class View(Protocol):
     def tasks(self) -> Iterable[Duty]:
         """Those that must go on, and how often each failed."""
 
+    def loop_tasks(self) -> int: ...
+
     def longest_stall_s(self) -> float:
         """For which the event loop did not come round."""
 

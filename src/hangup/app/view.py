@@ -180,6 +180,9 @@ class AdminView:
     def body_bytes(self) -> int:
         return self._gateway.body_bytes
 
+    def loop_tasks(self) -> int:
+        return len(asyncio.all_tasks(self._gateway.loop))
+
     def longest_stall_s(self) -> float:
         return self._stalls.longest_s
 

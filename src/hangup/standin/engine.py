@@ -5,8 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
+
+# aborts: says that it did, and does not; done: works on after an answer's end; frozen: its figures do not move;
+# nonsense: they are none that can be; usage: tells far more tokens than there were.
+LIES = ("aborts", "done", "frozen", "nonsense", "usage")
+WORKS_ON_TOKENS = 300  # after it said that it was done
+USAGE_MORE = 1_000_000
 
 
 @dataclass(slots=True)
@@ -38,6 +44,7 @@ class Behaviour:
     wedge: bool = False  # stops computing altogether at the first hang-up or abort, and stays busy
     cors: bool = False  # answers pages of other sites, as vLLM does by default
     crash_on_abort: bool = False  # the process kills itself when told to abort
+    lies: str = ""  # which, separated by commas: see LIES
 
     def change(self, values: dict[str, Any]) -> None:
         known = {f.name: f for f in fields(self)}
@@ -47,6 +54,8 @@ class Behaviour:
             kind = type(getattr(self, name))
             if kind is not type(value) and not (kind is float and type(value) is int):
                 raise ValueError(f"{name} must be of type {kind.__name__}")
+            if name == "lies" and not set(filter(None, value.split(","))) <= set(LIES):
+                raise ValueError(f"lies are some of {', '.join(LIES)}")
             setattr(self, name, value)
 
 
@@ -113,6 +122,7 @@ class Engine:
     wedged: bool = False
     happened_at: float = 0.0  # the last result of any call
     _snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=10_000))
+    _frozen: Snapshot | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, work: Work) -> bool:
@@ -143,10 +153,13 @@ class Engine:
             self.crash()
         self.wedged = self.wedged or self.behaviour.wedge
         named = [work for work in (*self.running, *self.waiting) if work.id == id]
-        if not self.behaviour.deaf and not self.wedged:
+        if not self.lies("aborts") and not self.behaviour.deaf and not self.wedged:
             for work in named:
                 self._drop(work)
         return sum(work.computed * work.choices for work in named) if named else None
+
+    def lies(self, about: str) -> bool:
+        return about in self.behaviour.lies.split(",")
 
     def _drop(self, work: Work) -> None:
         (self.running if work in self.running else self.waiting).remove(work)
@@ -225,6 +238,12 @@ class Engine:
             self.running.remove(work)
             self.counters.finished += 1
             self._end(work, "finished")
+            if self.lies("done") and not work.gone:
+                self._work_on(work)
+
+    def _work_on(self, work: Work) -> None:
+        more = replace(work, length=work.computed + WORKS_ON_TOKENS, gone=True, over=False)
+        self.running.append(more)
 
     def _remember(self) -> None:
         if self.behaviour.lag_s:
@@ -247,6 +266,11 @@ class Engine:
         """What it tells of itself, as late as it is set to."""
         self._remember()
         now = self._snapshot()
+        if self.lies("nonsense"):
+            return Snapshot(now.at, -3, 10**12, -1)
+        self._frozen = (self._frozen or now) if self.lies("frozen") else None
+        if self._frozen is not None:
+            return self._frozen
         past = [snapshot for snapshot in self._snapshots if snapshot.at <= now.at - self.behaviour.lag_s]
         if not self.behaviour.lag_s:
             return now

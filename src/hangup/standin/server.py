@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import httptools
 import orjson
 
-from hangup.standin.engine import Behaviour, Engine, Work
+from hangup.standin.engine import USAGE_MORE, Behaviour, Engine, Work
 from hangup.standin.likeness import LIKENESSES, Likeness
 from hangup.standin.plain import PATHS, Plain, about_text, read_form
 from hangup.standin.shapes import Responses, Shape, shape_for
@@ -216,6 +216,7 @@ class Connection(asyncio.Protocol):
             return
         shape.stream = shape.stream and not behaviour.ignore_stream
         shape.settle(behaviour.answer_tokens, behaviour.ignore_cap)
+        shape.usage_more = USAGE_MORE if self._engine.lies("usage") else 0
         self._shape = shape
         work = Work(id, shape.prompt_tokens, shape.length, shape.choices, self._on_token, self._on_end)
         work.wanted_slot = request.get("id_slot") if self._like.name == "llamacpp" else None

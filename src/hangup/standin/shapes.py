@@ -38,6 +38,7 @@ class Shape:
         self.cap = self.cap_tokens()
         self.choices = self.count_choices()
         self.length = 0
+        self.usage_more = 0  # a lie
         self.finish = "length"
 
     # What the request says
@@ -153,7 +154,7 @@ class Chat(Shape):
         return [*events, DONE]
 
     def usage(self, count: int) -> Json:
-        out = count * self.choices
+        out = count * self.choices + self.usage_more
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": out, "total_tokens": self.prompt_tokens + out}
 
     def whole(self, count: int) -> Json:
@@ -212,7 +213,7 @@ class Completions(Shape):
         return [*events, DONE]
 
     def usage(self, count: int) -> Json:
-        out = count * self.choices
+        out = count * self.choices + self.usage_more
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": out, "total_tokens": self.prompt_tokens + out}
 
     def whole(self, count: int) -> Json:

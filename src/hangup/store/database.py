@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import threading
 from collections import deque
@@ -36,8 +37,12 @@ class StoreDamaged(StoreFailed):
 class Database:
     """`path` empty: in memory, for as long as the process lives."""
 
+    _path = ""
+    _identity: tuple[int, int] | None = None
+
     def __init__(self, path: str, migrations: tuple[str, ...]) -> None:
         self.db = _open(path, migrations)
+        self._path, self._identity = path, file_identity(path)
         self._work: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -77,6 +82,8 @@ class Database:
     def _do_together(self, batch: list[tuple[Callable[[], Any], asyncio.Future[Any]]]) -> None:
         outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
         try:
+            if file_identity(self._path) != self._identity:
+                raise StoreFailed(f"{self._path} was deleted, moved or replaced")
             self.db.execute("BEGIN IMMEDIATE")
             for work, future in batch:
                 if future.cancelled():
@@ -99,6 +106,15 @@ class Database:
             outcomes = [(future, None, told) for _, future in batch]
         with contextlib.suppress(RuntimeError):  # the loop is gone, and everyone who waited with it
             batch[0][1].get_loop().call_soon_threadsafe(_resolve, outcomes)
+
+
+def file_identity(path: str) -> tuple[int, int] | None:
+    """Which file has this name; None if there is none. One that was deleted can be written while it is open, for nobody."""
+    try:
+        found = os.stat(path) if path else None  # noqa: PTH116 - for each transaction
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if found is not None else None
 
 
 def _told(error: Exception) -> Exception:
