@@ -29,7 +29,8 @@ def odd_call(address: tuple[str, int], number: int) -> list[str]:
             case 1:
                 client.reset()
             case 2:
-                client.half_close()
+                with contextlib.suppress(OSError):  # refused and cut off already
+                    client.half_close()
                 return _answered(client, number)
             case _:
                 return _answered(client, number)

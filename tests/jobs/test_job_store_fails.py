@@ -22,7 +22,7 @@ from hangup.core.jobs import Cause, Item, Kind, Status
 from hangup.errors import Refusal
 from hangup.jobs.batches import Batches
 from hangup.jobs.files import Gone, parts
-from hangup.store.database import StoreFailed
+from hangup.store.database import Database, StoreFailed
 from hangup.store.jobs import Asked, JobStore
 from support.board import FakeGateway, answered, open_board, soon
 from support.jobs import client, line, results, start_batch, start_job, upload, wait_batch, wait_job
@@ -181,6 +181,39 @@ def test_a_store_that_is_closed_leaves_nobody_waiting() -> None:
             await asyncio.wait_for(store.do(lambda: None), 5)
 
     asyncio.run(run())
+
+
+class TestRollback:
+    def test_one_that_fails_keeps_nobody_out(self, tmp_path: Path) -> None:
+        """Found by the simulation: the transaction stayed open, and with it the lock, for this process and all others."""
+
+        class Disk:
+            """Fails a COMMIT and the ROLLBACK that follows."""
+
+            def __init__(self, db: sqlite3.Connection) -> None:
+                self._db, self._failing = db, ["COMMIT", "ROLLBACK"]
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(self._db, name)
+
+            def execute(self, statement: str, *values: Any) -> Any:
+                if self._failing and statement == self._failing[0]:
+                    del self._failing[0]
+                    raise sqlite3.OperationalError("disk I/O error")
+                return self._db.execute(statement, *values)
+
+        async def run() -> None:
+            one, two = (Database(str(tmp_path / "x.sqlite"), ("CREATE TABLE t (x);\n",)) for _ in range(2))
+            one.db = Disk(one.db)  # type: ignore[assignment]
+            with pytest.raises(StoreFailed):
+                await one.do(lambda: one.db.execute("INSERT INTO t VALUES (1)"))
+            await one.do(lambda: one.db.execute("INSERT INTO t VALUES (2)"))
+            rows = await two.do(lambda: two.db.execute("SELECT x FROM t").fetchall())
+            assert rows == [(2,)], "what failed has not happened"
+            for database in (one, two):
+                await asyncio.to_thread(database.close)
+
+        asyncio.run(run())
 
 
 class TestDeleted:

@@ -74,6 +74,11 @@ class Connection:
         self._world, self._process = world, process
         self.hangs_s = 0.0  # before the next transaction
         real.execute("PRAGMA synchronous = OFF")
+        real.execute("PRAGMA busy_timeout = 0")  # nobody else gets a turn meanwhile
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.real.in_transaction
 
     def execute(self, statement: str, *values: Any) -> Any:
         return self._run(statement, lambda: self.real.execute(statement, *values))

@@ -84,6 +84,8 @@ class Database:
         try:
             if file_identity(self._path) != self._identity:
                 raise StoreFailed(f"{self._path} was deleted, moved or replaced")
+            if self.db.in_transaction:  # the last one could not be rolled back, and keeps everybody out
+                self.db.execute("ROLLBACK")
             self.db.execute("BEGIN IMMEDIATE")
             for work, future in batch:
                 if future.cancelled():
