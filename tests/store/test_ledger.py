@@ -225,3 +225,42 @@ def test_invented_models_displace_no_real_one() -> None:
     assert rows["real"] == 1
     assert rows["(other)"] == 1900
     store.close()
+
+
+def test_a_file_that_was_deleted_is_begun_anew(tmp_path: Path) -> None:
+    """Else all that follows would be written to a file that has no name."""
+    path, told = tmp_path / "ledger.sqlite", []
+    store = make(path, told=lambda event, **fields: told.append(event))
+    book(store, "before")
+    assert store.report(3600, "tenant")["total"]["calls"] == 1
+    for file in tmp_path.glob("ledger.sqlite*"):
+        file.unlink()
+    book(store, "after")
+    assert [row["tenant"] for row in store.report(3600, "tenant")["rows"]] == ["after"]
+    assert told == ["ledger_begun_anew"]
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT tenant, calls FROM spent").fetchall() == [("after", 1)]
+
+
+def test_what_could_not_be_rolled_back_is_not_booked_twice(tmp_path: Path) -> None:
+    class Disk(sqlite3.Connection):
+        """Fails once, and cannot roll back then either: the transaction stays open."""
+
+        failing = True
+
+        def __exit__(self, *details: Any) -> Any:
+            if not self.failing:
+                return super().__exit__(*details)
+            self.failing = False
+            raise sqlite3.OperationalError("disk I/O error")
+
+    store = make(tmp_path / "ledger.sqlite")
+    store._db.close()
+    store._db = sqlite3.connect(tmp_path / "ledger.sqlite", check_same_thread=False, factory=Disk)
+    book(store)
+    with store._lock:
+        store._write()
+    assert store.failing and store._db.in_transaction
+    assert store.report(3600, "tenant")["total"]["calls"] == 1
+    store.close()

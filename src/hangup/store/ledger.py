@@ -21,6 +21,7 @@ from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Outcome
 from hangup.duties import DUTIES
 from hangup.errors import HangupError
+from hangup.store.database import file_identity
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # by minute and groups
 GROUPS = ("tenant", "model", "backend", "cause")
@@ -85,7 +86,9 @@ class LedgerStore:
         self._models: set[str] = set()
         self._unserved_models: set[str] = set()
         self._lock = threading.Lock()  # for the database: between this thread and those that ask, never on the data path
+        self._path = str(Path(path).expanduser()) if path else ""
         self._db = _open(path)
+        self._identity = file_identity(self._path)
         self._sweep_at = time.monotonic() + _FIRST_SWEEP_S
         self._day = SteadyClock(_newest(self._db), clock(), time.monotonic())
         self.failing = False  # the file cannot be written: what was booked waits in memory
@@ -220,6 +223,7 @@ class LedgerStore:
         if not accounts and not any(counts.values()):
             return
         try:
+            self._prepare()
             with self._db:
                 spent = [(*key, *map(_bounded, astuple(account))) for key, account in accounts.items()]
                 self._db.executemany(_SPEND, spent)
@@ -232,6 +236,16 @@ class LedgerStore:
             if self.failing:
                 self.failing = False
                 self._told("ledger_works")
+
+    def _prepare(self) -> None:
+        """What could not be rolled back would be booked twice; what goes to a file that was deleted is lost."""
+        if self._db.in_transaction:
+            self._db.rollback()
+        if file_identity(self._path) != self._identity:
+            opened = _open(self._path)
+            self._db.close()
+            self._db, self._identity = opened, file_identity(self._path)
+            self._told("ledger_begun_anew", path=self._path)
 
     def _put_back(self, accounts: _Accounts, counts: dict[str, list[tuple[int, str, int]]]) -> None:
         """It is written with what comes next; of more than may wait, the number of calls is all that is kept."""
