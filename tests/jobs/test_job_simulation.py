@@ -78,7 +78,7 @@ async def long(world: World) -> None:
         if not world.living:
             continue
         life = chance.choice(world.living)
-        match chance.randrange(11):
+        match chance.randrange(12):
             case 0 | 1 | 2:
                 promises.append(await _soon(world.submit(life, 0, chance.choice([3600.0, 3.0]))))
             case 3 | 4 | 5:
@@ -87,6 +87,9 @@ async def long(world: World) -> None:
                 known = [promise for promise in promises if promise is not None]
                 if known:
                     await _soon(world.cancel(life, chance.choice(known)))
+            case 11:
+                for promise in filter(None, promises[-4:]):
+                    await _soon(world.look_at(life, promise))
             case 7:
                 life.process.stop()
                 world.loop.call_later(chance.choice([0.5, 4.0, 15.0]), life.process.go_on)

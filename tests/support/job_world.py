@@ -13,7 +13,7 @@ import json
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.account import Account, Entry
 from hangup.core.call import Call
-from hangup.core.jobs import Cause, Item, Kind
+from hangup.core.jobs import Cause, Item, Kind, Status
 from hangup.core.reaper import Fate, Leftover
 from hangup.core.reasons import Reason
 from hangup.duties import Duties
@@ -152,6 +152,7 @@ class Promise:
     id: str
     items: int
     may_be_cancelled: bool
+    ended: Status | None = None  # as somebody was told
 
 
 class Life:
@@ -234,6 +235,9 @@ class Life:
     async def cancel(self, id: str) -> None:
         board = self.opened()
         await board.cancel(await board.find(id, TENANT, None), Cause.ASKED, 2.0)
+
+    async def look(self, id: str) -> Status:
+        return (await self.opened().find(id, TENANT, None)).status
 
     def left(self) -> list[str]:
         """What is held when there is nothing to do."""
@@ -380,13 +384,24 @@ class World:
 
     async def cancel(self, life: Life, promise: Promise) -> None:
         promise.may_be_cancelled = True
+        await self._ask(promise, life.process.do(life.cancel(promise.id)))
+
+    async def look_at(self, life: Life, promise: Promise) -> None:
+        """One that was acknowledged is known to all; one that has ended stays so."""
+        status = await self._ask(promise, life.process.do(life.look(promise.id)))
+        if status is not None and promise.ended is not None and status is not promise.ended:
+            self.wrong.append(f"{promise.id} had ended as {promise.ended}, and is {status}")
+        promise.ended = status if status is not None and status.ended else promise.ended
+
+    async def _ask(self, promise: Promise, work: Coroutine[Any, Any, Any]) -> Any:
         self._asking += 1
         try:
-            await life.process.do(life.cancel(promise.id))
+            return await work
         except (Died, StoreFailed):
-            return
+            return None
         except Refusal as refusal:
             self.wrong.append(f"{promise.id}: {refusal}")
+            return None
         finally:
             self._asking -= 1
 
