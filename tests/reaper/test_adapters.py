@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -193,3 +195,27 @@ def test_real_answers_are_read(path: Path) -> None:
         busy = adapter.read_status(Seen(200, "", captured["busy"].encode()))
         assert idle is not None and idle.work == 0
         assert busy is not None and busy.work == captured["running"]
+
+
+def test_an_engine_is_added_by_one_file(tmp_path: Path) -> None:
+    """A module in `engines/adapters` is enough: it is known by its name, and recognised."""
+    code = (
+        "import asyncio\n"
+        "import importlib.util, sys, pathlib\n"
+        "home = pathlib.Path(importlib.util.find_spec('hangup.engines').origin).parent / 'adapters'\n"
+        "spec = importlib.util.spec_from_file_location('hangup.engines.adapters', home / '__init__.py',\n"
+        "                                              submodule_search_locations=[str(home), sys.argv[1]])\n"
+        "module = importlib.util.module_from_spec(spec); sys.modules[spec.name] = module; spec.loader.exec_module(module)\n"
+        'async def get(path): return module.Seen(200, \'\', b\'{"data": [{"id": "m", "owned_by": "newcomer"}]}\')\n'
+        "print('newcomer' in module.ADAPTERS, asyncio.run(module.recognise('127.0.0.1', get))[0].title)\n"
+    )
+    (tmp_path / "newcomer.py").write_text(
+        "from hangup.engines.adapters.base import Adapter, Seen\n"
+        "class Newcomer(Adapter):\n"
+        "    name = 'newcomer'\n"
+        "    title = 'A new engine'\n"
+        "    def recognises(self, models: Seen) -> bool:\n"
+        "        return any(row.get('owned_by') == 'newcomer' for row in models.rows)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "True A new engine\n", done.stderr

@@ -1,46 +1,30 @@
-"""One small file per kind of engine; this is their list. Those that are recognised by less come later."""
+"""One small file per kind of engine. A new engine is a new file here and its test: every module is found by itself."""
 
 from __future__ import annotations
 
-from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Seen
-from hangup.engines.adapters.hangup import HangupEngine
-from hangup.engines.adapters.hosted import AnthropicHosted, OpenAIHosted
-from hangup.engines.adapters.llamacpp import LlamaCpp
-from hangup.engines.adapters.lmdeploy import LmDeploy
-from hangup.engines.adapters.ollama import Ollama
-from hangup.engines.adapters.openai import OpenAICompatible
-from hangup.engines.adapters.sglang import Sglang
-from hangup.engines.adapters.standin import StandIn
-from hangup.engines.adapters.tensorrt_llm import TensorRtLlm
-from hangup.engines.adapters.tgi import Tgi
-from hangup.engines.adapters.transformers_serve import TransformersServe
-from hangup.engines.adapters.vllm import Vllm
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
 
-GENERIC: Adapter = OpenAICompatible()
-_KNOWN = (
-    HangupEngine(),
-    StandIn(),
-    Vllm(),
-    Sglang(),
-    LlamaCpp(),
-    TensorRtLlm(),
-    LmDeploy(),
-    Ollama(),
-    Tgi(),
-    TransformersServe(),
-    OpenAIHosted(),
-    AnthropicHosted(),
-    GENERIC,
-)
-ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in _KNOWN}
+from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Seen
+
+
+def _found() -> Iterator[Adapter]:
+    """One object for each kind of engine that a module of this package defines."""
+    for module in iter_modules(__path__):
+        for value in vars(import_module(f"{__name__}.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, Adapter) and value.name and value.__module__.endswith(module.name):
+                yield value()
+
+
+ADAPTERS: dict[str, Adapter] = {a.name: a for a in sorted(_found(), key=lambda adapter: (adapter.order, adapter.name))}
+GENERIC: Adapter = ADAPTERS["openai"]
 AUTO = "auto"  # ask the backend what it is
-_UNSURE = ("tgi", "transformers", "ollama")  # told apart by their own pages, not by their list of models
 
 
 def hosted(host: str) -> Adapter | None:
-    """A provider is known by its address."""
-    names = {".openai.com": "openai-hosted", ".anthropic.com": "anthropic-hosted"}
-    return next((ADAPTERS[name] for ending, name in names.items() if host.endswith(ending)), None)
+    """Find a provider by its address."""
+    return next((adapter for adapter in ADAPTERS.values() if adapter.hosts and host.endswith(adapter.hosts)), None)
 
 
 async def recognise(host: str, get: Get) -> tuple[Adapter, Facts]:
@@ -50,7 +34,7 @@ async def recognise(host: str, get: Get) -> tuple[Adapter, Facts]:
         return found, await found.inspect(get) or Facts()
     models = await get("/v1/models")
     sure = [adapter for adapter in ADAPTERS.values() if adapter.recognises(models)]
-    for adapter in sure[:1] or [ADAPTERS[name] for name in _UNSURE]:
+    for adapter in sure[:1] or [adapter for adapter in ADAPTERS.values() if adapter.inspect_unknown]:
         facts = await adapter.inspect(get)
         if facts is not None:
             return adapter, facts

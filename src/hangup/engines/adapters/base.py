@@ -76,6 +76,12 @@ class Adapter:
 
     name = ""
     title = ""
+    # Which kind is tried first, and listed first, when a backend could be several; equal ones go by name.
+    order = 50
+    # A hosted API is known by how the name of its host ends.
+    hosts: tuple[str, ...] = ()
+    # Its list of models does not identify it: `inspect` asks its own pages when no other kind was recognised.
+    inspect_unknown = False
     stops_by = "closing the connection"
     # Headers that must not reach it, in lower case.
     stripped_headers: frozenset[bytes] = frozenset([b"x-conversation-id"])

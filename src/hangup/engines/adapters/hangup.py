@@ -8,6 +8,7 @@ from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Seen, numbe
 
 class HangupEngine(Adapter):
     name = "hangup"
+    order = 0
     title = "hangup's own engine (`hangup engine`)"
     apis = frozenset(["openai", "anthropic"])
     stops_by = "cancel by id, closing the connection"

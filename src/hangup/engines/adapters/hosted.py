@@ -10,6 +10,7 @@ class _Hosted(Adapter):
     blind_hold_s = 0.0
     models_rest_s = 300.0
     hosted = True
+    order = 80
 
     async def inspect(self, get: Get) -> Facts:
         return Facts(hints=("a hosted API: what still runs after a hang-up is not told, and is billed",))
@@ -18,6 +19,7 @@ class _Hosted(Adapter):
 class OpenAIHosted(_Hosted):
     name = "openai-hosted"
     title = "api.openai.com"
+    hosts = (".openai.com",)
     apis = frozenset(["openai"])
     stripped_headers = Adapter.stripped_headers | {b"x-api-key"}  # that is somebody else's
 
@@ -28,6 +30,7 @@ class OpenAIHosted(_Hosted):
 class AnthropicHosted(_Hosted):
     name = "anthropic-hosted"
     title = "api.anthropic.com"
+    hosts = (".anthropic.com",)
     apis = frozenset(["anthropic"])
     models_headers = [(b"anthropic-version", b"2023-06-01")]
 

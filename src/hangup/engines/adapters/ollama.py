@@ -9,6 +9,7 @@ from hangup.engines.adapters.base import Adapter, Facts, Get, Json, Seen
 class Ollama(Adapter):
     name = "ollama"
     title = "Ollama"
+    inspect_unknown = True
     apis = frozenset(["openai", "anthropic", "ollama"])
 
     def recognises(self, models: Seen) -> bool:

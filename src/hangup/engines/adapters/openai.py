@@ -7,6 +7,7 @@ from hangup.engines.adapters.base import Adapter, Facts, Get
 
 class OpenAICompatible(Adapter):
     name = "openai"
+    order = 90  # whatever is nothing else
     title = "any OpenAI-compatible engine"
 
     async def inspect(self, get: Get) -> Facts:

@@ -10,6 +10,7 @@ from hangup.engines.adapters.base import Abort, Adapter, Seen, number
 
 class StandIn(Adapter):
     name = "standin"
+    order = 10
     title = "the built-in stand-in engine"
     stops_by = "abort by id, closing the connection"
     grace_s = 2.0

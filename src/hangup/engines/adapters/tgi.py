@@ -9,6 +9,7 @@ from hangup.engines.adapters.base import Adapter, Facts, Get, Seen, counted, num
 class Tgi(Adapter):
     name = "tgi"
     title = "Text Generation Inference"
+    inspect_unknown = True
     lag_s = 1.0
     status_path = "/metrics"
     apis = frozenset(["openai", "tgi"])

@@ -9,6 +9,7 @@ from hangup.engines.adapters.base import Adapter, Facts, Get
 class TransformersServe(Adapter):
     name = "transformers"
     title = "transformers serve"
+    inspect_unknown = True
     apis = frozenset(["openai"])
     stops_by = "closing a streaming connection"
 
