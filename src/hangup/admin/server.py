@@ -51,7 +51,7 @@ def make_app(view: View, policy: Policy) -> Starlette:
 
     async def fault(request: Request, error: Exception) -> Response:
         view.fault(error)
-        return JSONResponse({"error": "the gateway has a fault; it is in its log"}, 500)
+        return JSONResponse({"error": "internal gateway error; see the gateway log"}, 500)
 
     return Starlette(
         routes=[

@@ -147,7 +147,7 @@ class Engine:
         with self._door:
             if self.counters.submitted - self._ended >= self._options.slots + self._options.waiting_max:
                 self.counters.refused += 1
-                raise Busy("Too many calls are waiting; try again later.")
+                raise Busy("The queue is full; retry later.")
             self.counters.submitted += 1
         ticket = Ticket(self.mailbox, request, on_event, Writer(self.model.tokenizer.decoder(), request.stop))
         if not self.mailbox.post_call(ticket):

@@ -1,0 +1,165 @@
+"""The rules of the house: small files and functions, a class name used once, Markdown that fits, links and commands that work.
+
+The lists below hold what breaks a rule today. They only shrink: a line that is no longer needed makes its test fail, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tools.markdown import pages
+
+from hangup.cli.main import COMMANDS, make_parser
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = [
+    path for place in ("src", "tests", "tools", "bench") for path in (ROOT / place).rglob("*.py") if ".envs" not in path.parts
+]
+
+FILE_LINES = 500
+LONG_FILES = {
+    "src/hangup/app/exchange.py",
+    "src/hangup/app/gateway.py",
+    "src/hangup/core/admission/admission.py",
+    "src/hangup/core/admission/fleet.py",
+    "src/hangup/standin/shapes.py",
+    "tests/core/test_admission.py",
+}
+FUNCTION_LINES = 60
+LONG_FUNCTIONS = {
+    "src/hangup/app/server.py run",
+    "tests/fuzz/grammar.py event",
+    "tests/gateway/test_races.py test_soak",
+}
+SHARED_CLASS_NAMES = set(
+    """
+    Adapter Answer Asked Batches Call Chat Client Clock Counters Crowd Decoder Embeddings Ended Engine Exchange Files Finding
+    Gate Gateway Host Item Jobs Limits Line LlamaCpp MessageBatches Messages Ollama OllamaGenerate Options Outcome Owner Pauses
+    Plain Refusal Request Responses Runner Sample Settings Sglang Shape StandIn State Status Step StreamResponse Tally Terms
+    Tgi Ticket Told Watch Work
+    """.split()
+)
+OURS = re.compile(r"^https://(github|raw\.githubusercontent)\.com/hangup-dev/hangup/(blob/|tree/)?main/")
+PROSE_WIDTH, CODE_WIDTH = 100, 128
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_files_are_short() -> None:
+    long = {name_of(path) for path in SOURCES if len(path.read_text().splitlines()) > FILE_LINES}
+    assert long - LONG_FILES == set(), f"longer than {FILE_LINES} lines: split them by what they are about"
+    assert LONG_FILES - long == set(), "short enough now: take them off the list"
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{name_of(path)} {node.name}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES
+    }
+    assert long - LONG_FUNCTIONS == set(), f"longer than {FUNCTION_LINES} lines"
+    assert LONG_FUNCTIONS - long == set(), "short enough now: take them off the list"
+
+
+def test_a_class_name_is_used_once() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(name_of(path))
+    shared = {name: places for name, places in homes.items() if len(places) > 1}
+    new = {name: places for name, places in shared.items() if name not in SHARED_CLASS_NAMES}
+    assert new == {}, "one name for two things: find a better one for one of them"
+    assert SHARED_CLASS_NAMES - set(shared) == set(), "used once now: take them off the list"
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_markdown_fits_the_screen(page: Path) -> None:
+    """Tables and what cannot be broken (a link, a long word) may be wider, and so may the generated help texts."""
+    for number, line, in_code in lines_of(page):
+        if in_code:
+            assert len(line) <= CODE_WIDTH or page.name == "commands.md", f"{name_of(page)}:{number}"
+        elif not line.lstrip().startswith("|"):
+            breakable = re.sub(r"`[^`]*`|!?\[[^\]]*\]\([^)]*\)|\S{60,}", "…", line)
+            assert len(breakable) <= PROSE_WIDTH, f"{name_of(page)}:{number}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A link to our own forge is one to a file here; README has no other, so that it works from a package index as well."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, anchor = OURS.sub(f"{ROOT}/", target).partition("#")
+        if path.startswith(("http://", "https://")):
+            continue
+        assert name_of(page) != "README.md" or target.startswith("https://"), (
+            f"README links to {target}, which an index cannot open"
+        )
+        file = (page.parent / path) if path else page
+        assert file.exists(), f"{name_of(page)} links to {target}"
+        assert not anchor or anchor in anchors(file), f"{name_of(page)} links to {target}: there is no such heading"
+
+
+def test_commands_in_the_docs_exist() -> None:
+    """Every `hangup …` and `make …` of a console example is one that the parser and the Makefile know."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    parser, seen = make_parser(), set()
+    for page, command in commands():
+        words = shlex.split(command, comments=True)
+        words = words[: next((i for i, word in enumerate(words) if word in {"|", ">", "&", "&&", "2>"}), len(words))]
+        program = words[0].rpartition("/")[2]
+        if program == "make":
+            assert {word for word in words[1:] if "=" not in word} <= targets, f"{page}: {command}"
+        elif program == "hangup" and words[1] in COMMANDS:
+            try:
+                parser.parse_args(words[1:])
+            except (SystemExit, argparse.ArgumentError):
+                pytest.fail(f"{page}: {command}")
+        else:
+            continue
+        seen.add(" ".join(words[:2]))
+    assert {"make run", "make demo", "make test", "hangup serve", "hangup ps", "hangup report"} <= seen
+
+
+def lines_of(page: Path) -> Iterator[tuple[int, str, bool]]:
+    in_code = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        else:
+            yield number, line, in_code
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    if page.suffix != ".md":
+        return set()
+    titles = [line.lstrip("#").strip() for _, line, in_code in lines_of(page) if line.startswith("#") and not in_code]
+    named = set(re.findall(r'<a id="([^"]+)">', page.read_text()))
+    return named | {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    for page in pages():
+        for _, line, in_code in lines_of(page):
+            if in_code and line.startswith("$ "):
+                yield name_of(page), line.removeprefix("$ ")
+
+
+def test_the_glossary_names_what_exists() -> None:
+    """A word that names code has to be found in the source, as a class or at least as a word of it."""
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| `(\w+)` \|$", (ROOT / "docs/glossary.md").read_text(), re.M)
+    assert len(rows) >= 40 and [word for word, _ in rows] == sorted((word for word, _ in rows), key=str.lower)
+    text = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    classes = set(re.findall(r"^ *class (\w+)", text, re.M))
+    for word, name in rows:
+        assert name in classes if name[0].isupper() else re.search(rf"\b\w*{name}\w*\b", text), f"{word}: {name}"
