@@ -27,6 +27,7 @@ FILE_LINES = 500
 LONG_FILES = {
     "src/hangup/app/exchange.py",
     "src/hangup/app/gateway.py",
+    "src/hangup/app/relay.py",
     "src/hangup/core/admission/admission.py",
     "src/hangup/core/admission/fleet.py",
     "src/hangup/standin/shapes.py",
