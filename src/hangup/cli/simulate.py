@@ -29,7 +29,7 @@ examples:
   hangup simulate --config hangup.toml --set queue_s=2,5,10,20 --load 1,2
       which queue suits my traffic?
   hangup simulate --policy hangup,direct --hang-ups 0.5 --engine deaf=true
-      what did zombies cost me?
+      what would a deaf engine cost if nothing were done about it? (the reaper is not in the simulator)
   hangup simulate --policy hangup,jobs --streams 1 --load 0.3,0.5,0.7,0.9
       how much of what is idle can jobs fill, and do clients feel it?
 """
