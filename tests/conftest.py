@@ -9,11 +9,6 @@ from hypothesis import HealthCheck, settings
 
 from support.processes import Gateway, StandIn
 
-# How fast this machine is just now says nothing about the code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
-
-
 # How fast examples are drawn depends on what else the machine does; it says nothing of the code.
 settings.register_profile("shared machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("shared machine")

@@ -113,7 +113,7 @@ def test_the_first_page_of_ten_thousand() -> None:
     """The bound on sockets is measured in the bench; this one only fails if the cost is of another order."""
     calls = [make(f"c{at}", float(-at), f"t{at % 7}", at % 100) for at in range(10_000)]
     best = min(_seconds(calls) for _ in range(5))
-    assert best < 0.05
+    assert best < 0.5
 
 
 def _seconds(calls: list[Call]) -> float:

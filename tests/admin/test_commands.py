@@ -21,7 +21,7 @@ def hangup(gateway: Gateway | None, *arguments: str, env: dict[str, str] | None 
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HANGUP_")}
     url = gateway.admin_url if gateway is not None else "http://127.0.0.1:1"
     command = [sys.executable, "-m", "hangup", *arguments, "--admin", url]
-    return subprocess.run(command, capture_output=True, text=True, env=clean | (env or {}), timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=clean | (env or {}), timeout=60, check=False)
 
 
 def as_json(gateway: Gateway, *arguments: str) -> Any:

@@ -76,8 +76,8 @@ def test_nothing_planted_comes_out(tmp_path: Path) -> None:
             assert refused(gateway, CHAT, b'{"messages": "' + BROKEN.encode(), headers) == 400
             assert refused(gateway, CHAT, b"{}", {"X-Api-Key": WRONG_KEY}) == 401
             assert refused(gateway, f"/nowhere?key={QUERY}", b"{}", headers) == 404
-            wait_until(lambda: alarms and spans, 20, "an alarm and traces")
-            wait_until(lambda: looked(gateway, "/api/zombies").count(b"told-"), 10, "a zombie")
+            wait_until(lambda: alarms and spans, what="an alarm and traces")
+            wait_until(lambda: looked(gateway, "/api/zombies").count(b"told-"), what="a zombie")
             shown = {path: looked(gateway, path) for path in PATHS}
             shown["files while it runs"] = files(tmp_path)
             assert (tmp_path / "ledger.db-wal").exists()
@@ -101,7 +101,7 @@ def looked(gateway: Gateway, path: str) -> bytes:
     """What the admin port shows; of a stream of events the first."""
     request = urllib.request.Request(gateway.admin_url + path, headers={"authorization": f"Bearer {TOKEN}"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             body = answer.readline() if path == "/api/events" else answer.read()
             return str(answer.headers).encode() + bytes(body)
     except urllib.request.HTTPError as error:
@@ -109,7 +109,7 @@ def looked(gateway: Gateway, path: str) -> bytes:
 
 
 def refused(gateway: Gateway, path: str, body: bytes, headers: dict[str, str]) -> int:
-    client = http.client.HTTPConnection(*gateway.address, timeout=10)
+    client = http.client.HTTPConnection(*gateway.address, timeout=60)
     client.request("POST", path, body, {"Content-Type": "application/json", **headers})
     status = client.getresponse().status
     client.close()

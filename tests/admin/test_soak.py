@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import socket
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from admin.test_api import admin
-from support.processes import Gateway, get_json, post_json
+from support.processes import Gateway, get_json, post_json, reserved_port
 from support.waiting import wait_until
 
 SECONDS, CLIENTS = 8.0, 12
@@ -21,8 +20,11 @@ SECONDS, CLIENTS = 8.0, 12
 
 def test_every_token_is_accounted_for_over_crashes_of_the_engine() -> None:
     """Both sides at rest, the engine's count, what died uncounted with it, and the books are equal to the token."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        engine = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with reserved_port() as port:
+        _soak(f"http://127.0.0.1:{port}")
+
+
+def _soak(engine: str) -> None:
     config = f"""
     slots = 8
     [limits]
@@ -43,13 +45,13 @@ def test_every_token_is_accounted_for_over_crashes_of_the_engine() -> None:
             visitor.start()
         for at in (0.3, 0.6):
             wait_until(partial(time_is, until - SECONDS * (1 - at)), SECONDS)
-            wait_until(lambda: running(engine), 20, "an engine at work")
+            wait_until(lambda: running(engine), what="an engine at work")
             post_json(f"{engine}/standin/behave", {"crash_after": 5})
         for visitor in visitors:
-            visitor.join(30)
+            visitor.join(60)
         wait_until(lambda: not admin(gateway, "GET", "/api/calls")[1]["calls"])
-        wait_until(lambda: running(engine) == 0, 20, "an engine at rest")
-        made = wait_until(lambda: at_rest(gateway), 10, "books that agree with the engine")
+        wait_until(lambda: running(engine) == 0, what="an engine at rest")
+        made = wait_until(lambda: at_rest(gateway), what="books that agree with the engine")
         causes = {row["cause"]: row for row in made["rows"]}
         assert {"completed", "client_gone", "killed", "cap", "engine_failed"} <= set(causes)
         gpu, total = made["engines"]["gpu"], made["total"]
@@ -94,7 +96,7 @@ def visit(gateway: Gateway, draw: random.Random, until: float, name: str) -> Non
         body = {"messages": [], "stream": draw.random() < 0.7, "max_tokens": draw.choice([5, 30, 200])}
         if draw.random() < 0.2:
             body["ignore_eos"] = True  # it runs into the cap
-        client = http.client.HTTPConnection(*gateway.address, timeout=20)
+        client = http.client.HTTPConnection(*gateway.address, timeout=60)
         try:
             headers = {"X-Request-Id": id, "Content-Type": "application/json"}
             client.request("POST", "/v1/chat/completions", json.dumps(body), headers)

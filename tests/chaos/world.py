@@ -8,7 +8,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import sqlite3
 import time
 import urllib.request
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.clock import Clock
-from support.processes import Process, StandIn
+from support.processes import Process, StandIn, reserved_port
 
 _LIMITS = """
 [limits]
@@ -34,18 +33,13 @@ ledger_flush_s = 0.2
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
 class Engine:
     """A stand-in; what it computed is kept when it dies."""
 
-    def __init__(self, name: str, **behaviour: Any) -> None:
+    def __init__(self, name: str, port: int, **behaviour: Any) -> None:
         self.name = name
         self._behaviour = behaviour
-        self.process = StandIn(free_port(), **behaviour)
+        self.process = StandIn(port, **behaviour)
         self.port = self.process.port
 
     def alive(self) -> bool:
@@ -78,9 +72,11 @@ class Engine:
 class GatewayProcess:
     """`hangup serve` with a configuration of its own; its log is kept over all its lives."""
 
-    def __init__(self, name: str, folder: Path, store: Path, engines: list[Engine], clock: Clock) -> None:
+    def __init__(
+        self, name: str, ports: tuple[int, int], folder: Path, store: Path, engines: list[Engine], clock: Clock
+    ) -> None:
         self.name, self.engines = name, engines
-        self.port, self.admin_port = free_port(), free_port()
+        self.port, self.admin_port = ports
         self.ledger = folder / f"ledger-{name}.sqlite"
         self._clock = clock
         self._config = folder / f"{name}.toml"
@@ -122,11 +118,11 @@ class GatewayProcess:
         return [line for process in (*self.past, self.process) for line in list(process.stderr_lines)]
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}{path}", timeout=60) as answer:
             return json.loads(answer.read())
 
     def metrics(self) -> dict[str, float]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         rows = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in rows}
@@ -153,12 +149,19 @@ class World:
         behaviour = {"slots": 8, "queue": 500, "token_s": 0.004, "prefill_s": 0.01}
         # With vLLM's figures work that goes on is counted, so that an engine can be convicted, rightly or wrongly.
         likes = {name: chance.choice(["", "vllm"]) for name in "ab"}
-        self.sound = [Engine(f"sound-{name}", like=likes[name], **behaviour) for name in "ab"]
-        self.shaky = [Engine(f"shaky-{name}", like=likes[name], **behaviour) for name in "ab"]
+        self._ports = contextlib.ExitStack()
+        self.sound = [Engine(f"sound-{name}", self._port(), like=likes[name], **behaviour) for name in "ab"]
+        self.shaky = [Engine(f"shaky-{name}", self._port(), like=likes[name], **behaviour) for name in "ab"]
         pairs = zip("ab", zip(self.sound, self.shaky, strict=True), strict=True)
-        self.gateways = [GatewayProcess(name, folder, self.store, list(pair), self.clock) for name, pair in pairs]
+        self.gateways = [
+            GatewayProcess(name, (self._port(), self._port()), folder, self.store, list(pair), self.clock)
+            for name, pair in pairs
+        ]
         self.files = {gateway.name: gateway.files() for gateway in self.gateways}
         self.memory_mb = {gateway.name: gateway.memory_mb() for gateway in self.gateways}
+
+    def _port(self) -> int:
+        return self._ports.enter_context(reserved_port())
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -226,3 +229,4 @@ class World:
             gateway.process.close()
         for engine in (*self.sound, *self.shaky):
             engine.process.close()
+        self._ports.close()

@@ -18,7 +18,7 @@ from hangup.errors import ConfigError
 def hangup(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HANGUP_")}
     command = [sys.executable, "-m", "hangup", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=clean | (env or {}), timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=clean | (env or {}), timeout=60, check=False)
 
 
 def problems(tmp_path: Path, text: str, **options: Any) -> str:

@@ -35,7 +35,7 @@ def test_a_task_that_fails_is_started_again_and_told_of() -> None:
             await asyncio.Event().wait()
 
         task = duties.keep("watch", work)
-        await asyncio.wait_for(goes_on.wait(), 10)
+        await asyncio.wait_for(goes_on.wait(), 60)
         assert told == [("watch", "turn 1"), ("watch", "turn 2"), ("watch", "turn 3")]
         (duty,) = duties
         assert (duty.running, duty.failures, duties.down()) == (1, 3, [])
@@ -72,7 +72,7 @@ def test_what_comes_to_its_end_is_not_started_again() -> None:
             nonlocal turns
             turns += 1
 
-        await asyncio.wait_for(duties.keep("results", work), 10)
+        await asyncio.wait_for(duties.keep("results", work), 60)
         assert turns == 1 and duties.down() == []
         with pytest.raises(ValueError, match="once"):
             await duties.start("once", fail())
@@ -92,14 +92,14 @@ def test_a_thread_that_fails_is_run_again() -> None:
         turns.append(1)
         if len(turns) < 3:
             raise OverflowError
-        over.wait(10)
+        over.wait(60)
 
     thread = duties.thread("ledger", work)
     wait_until(lambda: len(turns) == 3)
     (duty,) = duties
     assert (duty.running, duty.failures, duty.error) == (1, 2, "OverflowError")
     over.set()
-    thread.join(10)
+    thread.join(60)
     assert (duty.running, duties.down()) == (0, [])
 
 
@@ -112,14 +112,14 @@ class TestLoopWatch:
         watch.beat()
         _somebody_blocks_it(lambda: bool(told))
         watch.beat()
-        wait_until(lambda: len(told) == 2)
+        wait_until(lambda: len(told) >= 2)
         watch.close()
-        thread.join(10)
-        (event, fields), (end, ended) = told
+        thread.join(60)
+        (event, fields), (end, ended) = told[:2]  # without more beats, it stalls again
         assert event == "loop_stalled"
         assert any("_somebody_blocks_it" in place for place in fields["where"])
         assert end == "loop_goes_on" and ended["after_s"] > 0.2
-        assert watch.stalls == 1 and watch.longest_s > 0.2
+        assert watch.stalls >= 1 and watch.longest_s > 0.2
 
     def test_a_loop_that_comes_round_is_left_alone(self) -> None:
         told: list[str] = []
@@ -128,11 +128,11 @@ class TestLoopWatch:
         thread.start()
         watch.beat()
         watch.close()
-        thread.join(10)
+        thread.join(60)
         assert not told and watch.stalls == 0
 
 
 def _somebody_blocks_it(told: Any) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not told() and time.monotonic() < deadline:
         time.sleep(0.01)

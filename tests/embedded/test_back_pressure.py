@@ -53,7 +53,7 @@ def test_the_engine_rests_while_its_only_reader_does_not_read() -> None:
             time.sleep(0.5)
             return bool(before == engine.counters()["tokens"])
 
-        wait_until(rests, 30, "an engine that rests")
+        wait_until(rests, what="an engine that rests")
         assert engine.counters()["running"] == 1 and engine.counters()["tokens"] < 900
         client.read_until(b"[DONE]")
         assert engine.wait_for(running=0)["tokens"] == 1000

@@ -6,16 +6,19 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from support.processes import Process
 from support.waiting import wait_until
 
 
+@pytest.mark.alone
 def test_the_crowd_costs_less_behind_hangup() -> None:
     with Process("demo", "--seconds", "4", "--slots", "2") as process:
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     text = "\n".join(process.stdout_lines)
     wasted = [int(share) for share in re.search(r"for nobody .*?\((\d+)%\).*?\((\d+)%\)", text).groups()]  # type: ignore[union-attr]
-    assert wasted[0] > 15 and wasted[1] < 5, text
+    assert wasted[0] > 10 and wasted[1] < wasted[0] / 2, text
 
 
 def test_it_takes_its_processes_along() -> None:
@@ -24,8 +27,8 @@ def test_it_takes_its_processes_along() -> None:
         return [int(child) for child in listed]
 
     with Process("demo") as process:
-        wait_until(lambda: children(process.popen.pid), 15, "the demo's engine")
+        wait_until(lambda: children(process.popen.pid), what="the demo's engine")
         started = children(process.popen.pid)
         process.signal(signal.SIGTERM)
-        assert process.wait(10) == 143
-        wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], 10, "its processes to end")
+        assert process.wait() == 143
+        wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], what="its processes to end")

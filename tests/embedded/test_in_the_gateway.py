@@ -19,6 +19,7 @@ from hangup.engineserver.server import Serving, embed
 from hangup.wire.head import ResponseHead
 from support.processes import Gateway
 from support.raw import Client
+from support.waiting import soon
 
 
 class Asker:
@@ -56,14 +57,8 @@ async def ask(engine: Serving, path: str = "/v1/completions", **fields: object) 
     given = {"prompt": "ROMEO:", "max_tokens": 400, **fields} if path == "/v1/completions" else fields
     body = json.dumps({"stream": True, "ignore_eos": True, **given}).encode()
     connection.ask(asker, *backend.own_request("POST", path, body))
-    await asyncio.wait_for(asker.came.wait(), 10)
+    await asyncio.wait_for(asker.came.wait(), 60)
     return asker, connection
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (the engine's thread sets no event)
-            await asyncio.sleep(0.001)
 
 
 def has_let_go(engine: Serving, calls: int) -> bool:
@@ -80,7 +75,7 @@ def test_a_cut_is_a_cancel_before_it_returns() -> None:
                 assert len(engine.server._calls) == 1
                 connection.abort()
                 assert not engine.server._calls, "the engine knows already"
-                await until(partial(has_let_go, engine, number))
+                await soon(partial(has_let_go, engine, number))
         finally:
             await engine.close()
 
@@ -96,10 +91,10 @@ def test_a_reader_that_pauses_is_heard_and_nothing_is_lost() -> None:
             await asyncio.sleep(0)
             size = len(asker.data)
             before = engine.server.runner.counters()["tokens"]
-            await until(lambda: engine.server.runner.counters()["tokens"] > before)
+            await soon(lambda: engine.server.runner.counters()["tokens"] > before)
             assert len(asker.data) == size
             connection.transport.resume_reading()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while b"[DONE]" not in asker.data:
                     asker.came.clear()
                     await asker.came.wait()
@@ -125,7 +120,7 @@ def test_nothing_more_is_computed_for_a_reader_that_pauses(path: str) -> None:
             asker, connection = await ask(engine, path, **PAUSED[path])
             connection.transport.pause_reading()
             [call] = next(iter(engine.server._calls.values()))
-            await until(lambda: call._tickets[0].sequence.paused)
+            await soon(lambda: call._tickets[0].sequence.paused)
             before = counters()["tokens"]
             await asyncio.sleep(0.2)
             assert counters()["running"] == 1 and counters()["tokens"] <= before + 1 < 900, "but for the forward on its way"
@@ -156,7 +151,7 @@ def test_serve_without_an_upstream() -> None:
             )
             assert streamed and whole.choices[0].message.content == streamed
         with Client(gateway.address) as leaves:
-            body = {"prompt": "ROMEO:", "stream": True, "ignore_eos": True, "max_tokens": 400}
+            body = {"prompt": "ROMEO:", "stream": True, "ignore_eos": True, "max_tokens": 1000}
             leaves.post("/v1/completions", body, {"x-request-id": "left"})
             leaves.read_until(b'"text"')
             leaves.fin()

@@ -49,13 +49,13 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def gpt(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=30) as sdk:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60) as sdk:
         yield sdk
 
 
 @pytest.fixture
 def claude(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="any", max_retries=0, timeout=30) as sdk:
+    with anthropic.Anthropic(base_url=url, api_key="any", max_retries=0, timeout=60) as sdk:
         yield sdk
 
 
@@ -198,9 +198,9 @@ class TestHangUps:
         before = engine.wait_for(running=0)
         with Client(engine.address) as client:
             client.post("/v1/embeddings", MANY)
-            wait_until(lambda: engine.counters()["running"] > 0, 10, "a text in the engine")
+            wait_until(lambda: engine.counters()["running"] > 0, what="a text in the engine")
             client.fin()
-            wait_until(lambda: engine.counters()["cancels"] > before["cancels"], 10, "the cancel")
+            wait_until(lambda: engine.counters()["cancels"] > before["cancels"], what="the cancel")
             after = engine.wait_for(running=0, waiting=0)
         assert after["submitted"] - before["submitted"] < len(MANY["input"])
         assert after["blocks_free"] == before["blocks_free"]
@@ -213,10 +213,10 @@ class TestHangUps:
             if path in LONG:
                 client.read_until(DELTA[path])
             else:
-                wait_until(lambda: backend(gateway)["in_flight"] > 0, 10, "the call at the engine")
+                wait_until(lambda: backend(gateway)["in_flight"] > 0, what="the call at the engine")
             client.fin()
             assert gateway.call_log(id)["outcome"] == "client_gone"
-        wait_until(lambda: backend(gateway)["in_flight"] == 0 and not backend(gateway)["zombies"], 10, "the release")
+        wait_until(lambda: backend(gateway)["in_flight"] == 0 and not backend(gateway)["zombies"], what="the release")
         told = ask(gateway.address, "/v1/completions", {"prompt": "ROMEO:", "n": 2, "max_tokens": 3})
         assert told.status == 200, "both slots are free"
 
@@ -276,7 +276,7 @@ class TestJobs:
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0) as sdk:
             made = sdk.responses.create(model=MODEL, input="What say you?", background=True, max_output_tokens=30)
             ended = ("completed", "incomplete", "failed", "cancelled")
-            done = wait_until(lambda: (r := sdk.responses.retrieve(made.id)).status in ended and r, 20, "the response")
+            done = wait_until(lambda: (r := sdk.responses.retrieve(made.id)).status in ended and r, what="the response")
             assert done and done.status in ("completed", "incomplete") and done.output_text and done.usage
             long = sdk.responses.create(
                 model=MODEL, input="What say you?", background=True, max_output_tokens=1000, extra_body={"ignore_eos": True}
@@ -288,7 +288,7 @@ class TestJobs:
             params: Any = {"model": MODEL, "max_tokens": 8, "messages": HELLO}
             batch = sdk.messages.batches.create(requests=[{"custom_id": f"r{n}", "params": params} for n in range(6)])
             done = wait_until(
-                lambda: (b := sdk.messages.batches.retrieve(batch.id)).processing_status == "ended" and b, 20, "the batch"
+                lambda: (b := sdk.messages.batches.retrieve(batch.id)).processing_status == "ended" and b, what="the batch"
             )
             assert done and done.request_counts.succeeded == 6
             for row in sdk.messages.batches.results(batch.id):

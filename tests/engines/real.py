@@ -131,7 +131,7 @@ def settle(real: Engine) -> None:
 
 def wait_busy(real: Engine, cpu_s: float = 0.2) -> None:
     before = real.cpu_s()
-    wait_until(lambda: real.cpu_s() > before + cpu_s, 60, "the engine to be at work")
+    wait_until(lambda: real.cpu_s() > before + cpu_s, what="the engine to be at work")
 
 
 def recognised(gateway: Gateway, real: Engine) -> None:

@@ -50,7 +50,7 @@ def test_an_engine_stops_when_its_client_hangs_up(real: Engine, mode: str) -> No
     with Gateway(real.url) as gateway:
         recognised(gateway, real)
         through = leave(real, gateway.address, mode)
-        wait_until(lambda: released(gateway) == 1, 8, "the release")
+        wait_until(lambda: released(gateway) == 1, what="the release")
         assert not accused(gateway)
     print(f"\n| {real.name} | {mode} | {direct} | {through} |")
     assert through.cpu_s <= max(ITS_OWN_PACE_S, direct.cpu_s * 1.5)
@@ -68,7 +68,7 @@ def leave_queued(real: Engine, address: tuple[str, int], gateway: Gateway | None
         client.read_until(b'"content"')
     waiter = Client(address)
     waiter.post(CHAT, real.body(stream=False), {"X-Request-Id": "waiter"})
-    wait_until(lambda: real.taken() - before + _queued(gateway) == RUNNERS + 1, 20, "all five")
+    wait_until(lambda: real.taken() - before + _queued(gateway) == RUNNERS + 1, what="all five")
     for client in (waiter, *others):
         client.fin()
     beside_s = NEVER if real.at_work_on() is None else read_until_at_work_on(real, 1, stays, 4.0)
@@ -111,11 +111,11 @@ def test_llama_server_with_other_traffic(llama_server: Engine) -> None:
             other.read_until(b'"content"')
             lost = Client(address)
             lost.post(CHAT, real.body(stream=False))
-            wait_until(lambda: real.at_work_on() == 2, 5, "both at work")
+            wait_until(lambda: real.at_work_on() == 2, what="both at work")
             lost.fin()
             times[way] = read_until_at_work_on(real, 1, other, 4.0)
             other.fin()
-        wait_until(lambda: released(gateway) == 2, 8, "both releases")
+        wait_until(lambda: released(gateway) == 2, what="both releases")
     print(f"\n| llamacpp | non-streaming, others busy | {shown(times['direct'])} | {shown(times['through hangup'])} |")
     assert times["through hangup"] < 1.0 and times["direct"] == NEVER
 
@@ -129,5 +129,5 @@ def test_a_slot_is_seen_free_by_the_engines_own_word(llama_server: Engine) -> No
     busy = [row["is_processing"] for row in json.loads(llama_server.get("/slots"))]
     assert sum(busy) == llama_server.at_work_on() == 1
     client.fin()
-    wait_until(lambda: llama_server.at_work_on() == 0, 5, "the release")
+    wait_until(lambda: llama_server.at_work_on() == 0, what="the release")
     assert not any(row["is_processing"] for row in json.loads(llama_server.get("/slots")))

@@ -24,7 +24,7 @@ def leave_silent(real: Engine, gateway: Gateway, while_waiting: Callable[[], obj
     settle(real)
     client = Client(gateway.address)
     client.post(CHAT, real.body(stream=False))
-    wait_until(lambda: real.at_work_on() == 1, 5, "the call at work")
+    wait_until(lambda: real.at_work_on() == 1, what="the call at work")
     client.fin()
     left_at = time.monotonic()
     while (now := time.monotonic() - left_at) < 4.0:

@@ -29,10 +29,10 @@ SETTINGS: dict[str, Any] = {
     "body_idle_s": 2,
     "body_s": 3,
     "idle_s": 3,
-    "first_token_s": 2,
-    "gap_s": 2,
-    "total_s": 8,
-    "queue_s": 8,
+    "first_token_s": 5,
+    "gap_s": 5,
+    "total_s": 16,
+    "queue_s": 16,
     "write_stall_s": 2,
     "linger_s": 0.5,
     "slots": 4000,  # places of those that left are held for a while: nobody shall wait for these
@@ -171,8 +171,8 @@ def at_rest(gateway: Gateway, before: tuple[int, int]) -> list[str]:
     try:
         wait_until(no_jobs, 90, "the end of all jobs")
         found += clients.wrong_results(gateway.address)
-        wait_until(rests, 30, "a gateway at rest")
-        wait_until(lambda: gateway.open_files() <= before[0] + FILES_GROWTH_MAX, 30, "descriptors that are closed")
+        wait_until(rests, what="a gateway at rest")
+        wait_until(lambda: gateway.open_files() <= before[0] + FILES_GROWTH_MAX, what="descriptors that are closed")
     except AssertionError as error:
         calls = get_json(f"{gateway.admin_url}/api/calls")["calls"][:5]
         found.append(f"{error}; live: {calls}; jobs: {get_json(f'{gateway.admin_url}/api/jobs?active=1')['jobs'][:3]}")

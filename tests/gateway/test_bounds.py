@@ -47,7 +47,7 @@ class TestConnections:
             assert int(got.headers["retry-after"]) >= 1
             assert got.headers["connection"] == "close"
             assert got.json()["error"]["message"]
-            assert third.closed_within(5)
+            assert third.closed_within()
             row = small.call_log(got.headers["x-request-id"])
             assert (row["outcome"], row["cause"]) == ("shed", "connections_max")
             one.chat(max_tokens=1)
@@ -81,7 +81,7 @@ def test_bodies_on_their_way_in(engine: StandIn) -> None:
                 got = third.read_answer()
                 assert (got.status, got.headers["x-hangup-reason"]) == (503, "bodies_bytes_max")
                 assert "retry-after" in got.headers
-                assert third.closed_within(5)
+                assert third.closed_within()
             assert ask(gateway.address, "/v1/chat/completions", {"messages": [], "max_tokens": 1}).status == 200
             wait_until(lambda: gateway.metrics()["hangup_body_bytes"] == 800_000)
             one.fin()
@@ -225,7 +225,7 @@ def test_not_ready_before_a_backend_has_answered() -> None:
 
 
 def test_draining_closes_connections_of_every_method(engine: StandIn) -> None:
-    with Gateway(engine.url, drain_s=20) as gateway, Client(gateway.address) as running:
+    with Gateway(engine.url, drain_s=600) as gateway, Client(gateway.address) as running:
         running.chat(stream=True, max_tokens=20000, ignore_eos=True)
         running.read_until(b"data:")
         gateway.signal(signal.SIGTERM)
@@ -234,7 +234,7 @@ def test_draining_closes_connections_of_every_method(engine: StandIn) -> None:
             late.send(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
             got = late.read_answer()
             assert (got.status, got.headers["connection"]) == (503, "close")
-            assert late.closed_within(5)
+            assert late.closed_within()
         running.fin()
 
 
@@ -280,13 +280,13 @@ def test_a_gateway_that_was_stopped_cuts_nobody_whose_tokens_wait() -> None:
     """SIGSTOP for longer than gap_s: what the engine sent meanwhile is read before the time is judged."""
     with (
         StandIn(token_s=0.05) as engine,
-        Gateway(engine.url, gap_s=1, first_token_s=5) as gateway,
+        Gateway(engine.url, gap_s=3, first_token_s=60) as gateway,
         Client(gateway.address) as client,
     ):
         client.chat(stream=True, ignore_eos=True, max_tokens=100)
         client.read_until(b"data:")
         gateway.signal(signal.SIGSTOP)
-        time.sleep(3)  # time that passes for nobody but the engine
+        time.sleep(4.5)  # time that passes for nobody but the engine
         gateway.signal(signal.SIGCONT)
         assert b"error" not in client.read_until(b"[DONE]")
 
@@ -318,7 +318,7 @@ class TestWhatIsRemembered:
                 last.update(json.dumps(row) for row in rows)
                 return len(last) > 8
 
-            wait_until(look, 20, "more looks than are remembered")
+            wait_until(look, what="more looks than are remembered")
             assert max(seen) == 2
 
     def test_stories_of_zombies(self) -> None:
@@ -339,9 +339,9 @@ class TestWhatIsRemembered:
 def test_bytes_behind_a_running_call(engine: StandIn) -> None:
     """pipelined_bytes_max: what is beyond it is dropped, and the connection closes with the answer."""
     with Gateway(engine.url, pipelined_bytes_max=1000) as gateway, Client(gateway.address) as client:
-        client.chat(stream=True, max_tokens=20, ignore_eos=True)
-        client.read_until(b"data:")
-        client.send(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nx: " + b"a" * 2000 + b"\r\n\r\n")
+        body = b'{"messages":[],"stream":true,"max_tokens":20,"ignore_eos":true}'
+        more = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nx: " + b"a" * 2000 + b"\r\n\r\n"
+        client.send(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body + more)  # at once: so it is behind a running call
         client.read_until(b"0\r\n\r\n")
-        assert client.closed_within(5)
+        assert client.closed_within()
         assert client.buffer == b""

@@ -128,11 +128,11 @@ def test_a_key_that_is_not_set_is_an_error_at_start(tmp_path: Path) -> None:
     path.write_text('[[backend]]\nurl = "http://127.0.0.1:9"\napi_key_env = "NO_SUCH_KEY"\n')
     env = {k: v for k, v in os.environ.items() if k != "NO_SUCH_KEY"}
     command = [sys.executable, "-m", "hangup", "serve", "--port", "0", "--admin-port", "0", "--config", str(path)]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode != 0 and "NO_SUCH_KEY, which is not set in the environment" in ran.stderr
     assert "Traceback" not in ran.stderr
     doctor = [sys.executable, "-m", "hangup", "doctor", "http://127.0.0.1:9", "--api-key-env", "NO_SUCH_KEY"]
-    ran = subprocess.run(doctor, env=env, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(doctor, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode != 0 and "NO_SUCH_KEY, which is not set" in ran.stderr and "Traceback" not in ran.stderr
     assert load(path).settings.backend, "the file alone is in order"
 

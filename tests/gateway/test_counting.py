@@ -413,8 +413,8 @@ def engine() -> Iterator[RawEngine]:
 def gateway(engine: RawEngine) -> Iterator[Gateway]:
     config = f"""
         [limits]
-        first_token_s = 0.8
-        gap_s = 0.6
+        first_token_s = 1.5
+        gap_s = 0.8
         total_s = 30
         failures_max = 1000
         [[backend]]

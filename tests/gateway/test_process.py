@@ -95,18 +95,19 @@ class TestAdmin:
 
 class TestDrain:
     def test_streams_finish(self) -> None:
-        with gateway_and_engine({"slots": 100}, slots=100, answer_tokens=60) as (gateway, engine):
+        with gateway_and_engine({"slots": 100, "drain_s": 600}, slots=100, token_s=0.5, answer_tokens=60) as (gateway, engine):
             clients = [Client(gateway.address) for _ in range(100)]
             idle = Client(gateway.address)
             for client in clients:
                 client.chat(stream=True)
             wait_until(lambda: engine.stats()["running"] == 100)
             gateway.signal(signal.SIGTERM)
-            assert idle.closed_within(2), "an idle connection is closed at once"
+            assert idle.closed_within(), "an idle connection is closed at once"
             wait_until(lambda: gateway.ready() == 503)
             refused = ask(gateway.address, CHAT, {"messages": []})
             assert (refused.status, refused.headers["connection"]) == (503, "close")
             assert refused.headers["x-hangup-reason"] == "draining"
+            engine.behave(token_s=0.005)
             for client in clients:
                 answer = client.read_answer()
                 assert answer.complete
@@ -134,22 +135,20 @@ class TestDrain:
                 assert not rest.endswith(b"0\r\n\r\n")
                 client.fin()
             assert gateway.wait() == 0
-            assert 0.4 < elapsed(start) < 5
-            engine.wait_idle(2)
+            assert elapsed(start) > 0.4
+            engine.wait_idle()
             assert {row["outcome"] for row in gateway.log() if row["event"] == "call"} == {"drained"}
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_second_signal_forces(self, number: signal.Signals) -> None:
-        with gateway_and_engine({"drain_s": 60}) as (gateway, engine), Client(gateway.address) as client:
+        with gateway_and_engine({"drain_s": 600}) as (gateway, engine), Client(gateway.address) as client:
             client.chat(stream=True, **LONG)
             client.read_until(b'"content":" ')
             gateway.signal(number)
             wait_until(lambda: gateway.ready() == 503)
-            start = time.monotonic()
             gateway.signal(number)
-            assert gateway.wait() == 0
-            assert elapsed(start) < 3
-            engine.wait_idle(2)
+            assert gateway.wait() == 0, "long before drain_s"
+            engine.wait_idle()
 
     def test_whole_answers_get_a_status(self) -> None:
         with gateway_and_engine({"drain_s": 0.3}) as (gateway, _), Client(gateway.address) as client:
@@ -160,15 +159,13 @@ class TestDrain:
             assert (answer.status, answer.headers["x-hangup-reason"]) == (503, "drain_s")
 
     def test_idle_process_ends_at_once(self) -> None:
-        with gateway_and_engine() as (gateway, _):
-            start = time.monotonic()
+        with gateway_and_engine({"drain_s": 600}) as (gateway, _):
             gateway.signal(signal.SIGTERM)
-            assert gateway.wait() == 0
-            assert elapsed(start) < 2
+            assert gateway.wait() == 0, "long before drain_s"
 
 
 def series_shown_twice(gateway: Gateway) -> list[str]:
-    text = urllib.request.urlopen(f"{gateway.admin_url}/metrics", timeout=5).read().decode()
+    text = urllib.request.urlopen(f"{gateway.admin_url}/metrics", timeout=60).read().decode()
     names = Counter(line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#"))
     return [name for name, count in names.items() if count > 1]
 
@@ -243,7 +240,7 @@ def test_too_many_connections(engine: StandIn) -> None:
         kept = [stack.enter_context(Client(gateway.address)) for _ in range(5)]
         wait_until(lambda: gateway.metrics()["hangup_connections"] == 5)
         with Client(gateway.address) as sixth:
-            assert sixth.closed_within(2)
+            assert sixth.closed_within()
         kept[0].chat(max_tokens=1)
         assert kept[0].read_answer().status == 200
         assert gateway.metrics()["hangup_connections_refused_total"] == 1

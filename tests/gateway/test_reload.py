@@ -128,12 +128,12 @@ class TestTls:
 
     def test_handshakes_count_and_have_header_s(self, engine: StandIn, authority: trustme.CA, tmp_path: Path) -> None:
         cert, key = self.issue(authority, tmp_path)
-        with Gateway(engine.url, tls_cert=cert, tls_key=key, connections_max=3, header_s=1) as gateway:
+        with Gateway(engine.url, tls_cert=cert, tls_key=key, connections_max=3, header_s=4) as gateway:
             before = gateway.open_files()
             silent = [Client(gateway.address) for _ in range(12)]
             wait_until(lambda: gateway.metrics()["hangup_connections_refused_total"] == 9)
             assert gateway.open_files() <= before + 4
-            assert all(client.closed_within(10) for client in silent), "none may be silent for longer than header_s"
+            assert all(client.closed_within() for client in silent), "none may be silent for longer than header_s"
             for client in silent:
                 client.sock.close()
             self.serial(gateway)
@@ -177,7 +177,7 @@ def test_a_start_that_cannot_be_says_why_in_a_line(name: str, tmp_path: Path) ->
     file.write_text(text)
     ports = ["--port", "0", "--admin-port", "0"]
     command = [sys.executable, "-m", "hangup", "serve", *ports, *(flag.replace("{file}", str(file)) for flag in flags)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("hangup: ")
@@ -193,7 +193,7 @@ def test_config_check_sees_what_a_start_would(tmp_path: Path) -> None:
         file = tmp_path / "hangup.toml"
         file.write_text(text)
         command = [sys.executable, "-m", "hangup", "config", "check", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2
         assert problem in done.stderr
 

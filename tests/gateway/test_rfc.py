@@ -146,7 +146,7 @@ def test_by_the_letter(gateway: Gateway, name: str) -> None:
             client.send(get(b"GET /nowhere HTTP/1.1"))
             assert client.read_answer().status == 404, "the connection is in step"
         elif case.kept is False:
-            assert client.closed_within(5)
+            assert client.closed_within()
 
 
 def test_the_target_has_the_last_word_about_the_host() -> None:
@@ -185,7 +185,7 @@ class TestHead:
     @pytest.mark.parametrize("name", HEADS)
     def test_no_body(self, gateway: Gateway, name: str) -> None:
         for version, kept in ((b"1.1", True), (b"1.0", False)):
-            sock = socket.create_connection(gateway.address, timeout=10)
+            sock = socket.create_connection(gateway.address, timeout=60)
             with sock:
                 sock.sendall(b"HEAD %b HTTP/%b\r\nHost: a\r\n\r\n" % (HEADS[name], version))
                 if kept:
@@ -216,7 +216,7 @@ class TestHead:
         with Client(gateway.address) as client:
             client.send(b"HEAD /v1/models HTTP/1.1\r\nHost: a b\r\n\r\n")
             assert client.read_answer().json()["error"]["message"]
-            assert client.closed_within(5)
+            assert client.closed_within()
 
     def test_an_engine_that_tells_a_length(self) -> None:
         """A route with HEAD: the engine tells a length and sends no body, so none is waited for."""

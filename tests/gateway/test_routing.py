@@ -101,13 +101,13 @@ def test_a_model_that_was_just_loaded_is_found() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert answers == [200] * 8
         assert models_of(gateway) == {f"127.0.0.1:{engine.port}": ["alpha", "my-lora"]}
 
 
 def test_a_name_is_refused_without_waiting_for_a_backend_that_is_down() -> None:
-    limits = "[limits]\nfailures_max = 1\nhealth_timeout_s = 6.0\nhealth_interval_s = 0.1\nmodels_interval_s = 0.1\n"
+    limits = "[limits]\nfailures_max = 1\nhealth_timeout_s = 10.0\nhealth_interval_s = 0.1\nmodels_interval_s = 0.1\n"
     with contextlib.ExitStack() as stack:
         well, stuck = (stack.enter_context(StandIn(like="vllm", models=name)) for name in ("alpha", "beta"))
         config = f'{limits}[[backend]]\nurl = "{well.url}"\n[[backend]]\nurl = "{stuck.url}"\n'
@@ -115,10 +115,10 @@ def test_a_name_is_refused_without_waiting_for_a_backend_that_is_down() -> None:
             wait_models(gateway, ["alpha"], ["beta"])
             stuck.signal(signal.SIGSTOP)
             try:
-                wait_until(lambda: get_json(f"{gateway.admin_url}/api/backends")["backends"][1]["state"] == "down", 30)
+                wait_until(lambda: get_json(f"{gateway.admin_url}/api/backends")["backends"][1]["state"] == "down")
                 before = time.monotonic()
                 assert chat(gateway, "gamma").status == 404
-                assert time.monotonic() - before < 5.0, "it was asked, though it does not answer"
+                assert time.monotonic() - before < 9.0, "it was asked, though it does not answer"
             finally:
                 stuck.signal(signal.SIGCONT)
 
@@ -169,7 +169,7 @@ def test_a_backend_that_answers_404_does_not_get_the_calls() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert Counter(statuses) == {200: 40}
         sent = len(refuses.requests)
         assert all(chat(gateway, "alpha").status == 200 for _ in range(20))
@@ -286,8 +286,12 @@ class TestAliases:
             assert ask(gateway.address, EMBED, {"model": "gpt-4", "input": ["a", "b"]}).status == 200
             assert chat(gateway, "gpt-4", MESSAGES).status == 200
             assert asked(b) == {"beta": 4} and not asked(a)
-            calls = [row for row in gateway.log() if row.get("event") == "call" and row["route"] == "openai.chat"]
-            assert {row["model"] for row in calls} == {"beta"}
+
+            def chats() -> list[str]:
+                return [row["model"] for row in gateway.log() if row["event"] == "call" and row["route"] == "openai.chat"]
+
+            wait_until(lambda: len(chats()) == 2, what="the log")
+            assert chats() == ["beta", "beta"]
 
     def test_in_a_query(self) -> None:
         refused = b"HTTP/1.1 403 X\r\ncontent-length: 0\r\n\r\n"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
-from support.processes import Gateway, StandIn, elapsed, gateway_and_engine
+from support.processes import Gateway, StandIn, gateway_and_engine
 from support.waiting import wait_until
 
 MESSAGES: list[Any] = [{"role": "user", "content": "tell me about the client"}]
@@ -117,18 +116,19 @@ class TestOpenAI:
             )
             for _, _ in zip(stream, range(5), strict=False):
                 pass
-            assert engine.stats()["running"] == 1
+            before = engine.stats()
+            assert before["running"] == 1
             stream.close()
-            engine.wait_idle(2)
+            engine.wait_stopped(before["aborted"] + 1)
 
     @pytest.mark.parametrize("stream", [True, False])
     def test_timeout_of_the_client_stops_the_engine(self, stream: bool) -> None:
-        with gateway_and_engine(prefill_s=30.0) as (gateway, engine), openai_client(gateway.url, timeout=0.5) as client:
+        with gateway_and_engine(prefill_s=30.0) as (gateway, engine), openai_client(gateway.url, timeout=2) as client:
             with pytest.raises((openai.APITimeoutError, openai.InternalServerError, openai.APIError)):  # noqa: PT012
                 answer = client.chat.completions.create(model="m", messages=MESSAGES, stream=stream)
                 for _ in answer:
                     pass
-            engine.wait_idle(2)
+            engine.wait_stopped()
 
     def test_cancelled_task_stops_the_engine(self, gateway: Gateway, engine: StandIn) -> None:
         async def run() -> None:
@@ -143,7 +143,7 @@ class TestOpenAI:
                 await asyncio.gather(task, return_exceptions=True)
 
         asyncio.run(run())
-        engine.wait_idle(2)
+        engine.wait_idle()
 
     def test_errors_have_the_sdks_types(self, gateway: Gateway) -> None:
         with openai_client(gateway.url) as client:
@@ -163,11 +163,9 @@ class TestOpenAI:
     def test_retries_are_spared_where_they_cannot_help(self) -> None:
         """16: the SDK would retry a 504; x-should-retry: false tells it not to."""
         with gateway_and_engine(prefill_s=30.0) as (gateway, engine):
-            client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=2, timeout=30)
-            start = time.monotonic()
+            client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=2, timeout=60)
             with pytest.raises(openai.InternalServerError):
-                client.chat.completions.create(model="m", messages=MESSAGES, extra_headers={"X-Request-Timeout": "0.3"})
-            assert elapsed(start) < 2
+                client.chat.completions.create(model="m", messages=MESSAGES, extra_headers={"X-Request-Timeout": "1"})
             assert len(engine.seen()) == 1
             client.close()
 
@@ -217,8 +215,9 @@ class TestAnthropic:
         ):
             for _, _ in zip(stream, range(8), strict=False):
                 pass
-            assert engine.stats()["running"] == 1
-        engine.wait_idle(2)
+            before = engine.stats()
+            assert before["running"] == 1
+        engine.wait_stopped(before["aborted"] + 1)
 
     def test_errors(self, gateway: Gateway) -> None:
         with anthropic_client(gateway.url) as client, pytest.raises(anthropic.BadRequestError):

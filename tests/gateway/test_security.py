@@ -183,7 +183,7 @@ class TestTls:
             client.read_until(b'"content":" ')
             assert callable(leave)
             leave(client)
-            engine.wait_idle(2)
+            engine.wait_idle()
 
     def test_to_the_engine(self, engine: StandIn, authority: trustme.CA, tmp_path: Path) -> None:
         """An https upstream, as hosted APIs are: a second gateway with a certificate plays the engine."""
@@ -198,7 +198,7 @@ class TestTls:
                     client.chat(stream=True, ignore_eos=True, max_tokens=20000)
                     client.read_until(b'"content":" ')
                     client.fin()
-                    engine.wait_idle(2)
+                    engine.wait_idle()
 
     def test_an_unknown_certificate_is_refused(self, engine: StandIn, authority: trustme.CA, tmp_path: Path) -> None:
         _, cert, key = self.files(authority, tmp_path)
@@ -224,7 +224,7 @@ def flooded(gateway: Gateway, key: str, clients: int = 16) -> Iterator[Counter[i
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         asking = [pool.submit(client) for _ in range(clients)]
         try:
-            wait_until(lambda: statuses[503], 20, "the flood to be refused")
+            wait_until(lambda: statuses[503], what="the flood to be refused")
             yield statuses
         finally:
             over.set()
@@ -285,7 +285,7 @@ def test_abort_is_called(engine: StandIn) -> None:
         client.chat(stream=True, ignore_eos=True)
         client.read_until(b'"content":" ')
         client.fin()
-        own.wait_idle(2)
+        own.wait_idle()
         wait_until(lambda: own.stats()["abort_requests"] == 1)
         assert gateway.metrics()['hangup_aborts_total{result="sent"}'] == 1
         assert gateway.metrics()['hangup_aborts_total{result="failed"}'] == 0

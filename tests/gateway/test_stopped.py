@@ -17,12 +17,12 @@ def stop_for(gateway: Gateway, seconds: float) -> None:
 
 def test_streams_go_on_afterwards() -> None:
     """Their tokens have waited in the socket all the time."""
-    with gateway_and_engine({"gap_s": 1, "first_token_s": 60}, token_s=0.02) as (gateway, _):
+    with gateway_and_engine({"gap_s": 3, "first_token_s": 60}, token_s=0.02) as (gateway, _):
         clients = [Client(gateway.address) for _ in range(5)]
         for number, client in enumerate(clients):
             client.chat({"X-Request-Id": f"stream-{number}"}, stream=True, max_tokens=150, ignore_eos=True)
             client.read_until(b"data: ")
-        stop_for(gateway, 1.6)
+        stop_for(gateway, 4)
         for number, client in enumerate(clients):
             assert client.read_until(b"data: [DONE]")
             assert gateway.call_log(f"stream-{number}")["outcome"] == "completed"
@@ -30,11 +30,11 @@ def test_streams_go_on_afterwards() -> None:
 
 
 def test_a_body_that_came_meanwhile_is_read() -> None:
-    with gateway_and_engine({"body_idle_s": 1}, token_s=0.001) as (gateway, _), Client(gateway.address) as client:
+    with gateway_and_engine({"body_idle_s": 3}, token_s=0.001) as (gateway, _), Client(gateway.address) as client:
         body = b'{"messages":[],"max_tokens":1}'
         client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body[:5])
         gateway.signal(signal.SIGSTOP)
         client.send(body[5:])
-        time.sleep(1.6)
+        time.sleep(4)
         gateway.signal(signal.SIGCONT)
         assert client.read_answer().status == 200

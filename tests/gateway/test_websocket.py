@@ -39,10 +39,10 @@ def gateway(engine: WebSocketEngine) -> Iterator[Gateway]:
 def talk(url: str, conversation: Callable[[Socket], Coroutine[Any, Any, Any]], **options: Any) -> Any:
     async def run() -> Any:
         async with aiohttp.ClientSession() as session, session.ws_connect(url, max_msg_size=0, **options) as socket:
-            assert (await socket.receive_json(timeout=10))["type"] == "session.created"
+            assert (await socket.receive_json(timeout=60))["type"] == "session.created"
             return await conversation(socket)
 
-    return asyncio.run(asyncio.wait_for(run(), 30))
+    return asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def frame(payload: bytes, opcode: int = 1) -> bytes:
@@ -150,7 +150,7 @@ class TestHangUps:
             client.send(frame(b"hello"))
             client.read_until(b"hello")
             getattr(client, way)()
-            wait_until(lambda: session.ended == "lost", 5)
+            wait_until(lambda: session.ended == "lost")
         assert gateway.call_log(f"leaves-{way}")["outcome"] == "client_gone"
         wait_until(lambda: places(gateway) == 0)
 
@@ -159,7 +159,7 @@ class TestHangUps:
             client, session = opened(gateway, engine, "vanishes")
             with client:
                 client.vanish()
-                wait_until(lambda: session.ended == "lost", 15)
+                wait_until(lambda: session.ended == "lost")
             assert gateway.call_log("vanishes")["cause"] == "silence"
 
     def test_a_close_that_the_engine_does_not_hear(self, engine: WebSocketEngine) -> None:
@@ -169,7 +169,7 @@ class TestHangUps:
                 client.send(frame(b"deaf"))
                 wait_until(lambda: session.messages == ["deaf"])
                 client.send(frame(struct.pack("!H", 1000), opcode=8))
-                assert client.closed_within(5)
+                assert client.closed_within()
             assert gateway.call_log("unheard")["outcome"] == "client_gone"
 
     def test_behind_a_full_engine(self, engine: WebSocketEngine) -> None:
@@ -198,7 +198,7 @@ class TestHangUps:
         with client:
             client.send(frame(b"die"))
             assert client.read_until(b"engine_died")[-15:-11] == b"\x88\x0d\x03\xf3"  # Close, 1011
-            assert client.closed_within(5)
+            assert client.closed_within()
         assert gateway.call_log("dies")["outcome"] == "engine_failed"
 
 
@@ -219,7 +219,7 @@ class TestLimits:
             client, session = opened(gateway, engine, "idle")
             with client:
                 client.read_until(b"websocket_idle_s")
-                assert client.closed_within(5)
+                assert client.closed_within()
             row = gateway.call_log("idle")
             assert (row["outcome"], row["cause"]) == ("cap", "websocket_idle_s")
             wait_until(lambda: session.ended == "lost")
@@ -236,7 +236,7 @@ class TestLimits:
             client, _ = opened(gateway, engine, "stuck")
             with client:
                 client.send(frame(b"deaf"))
-                client.sock.settimeout(15)
+                client.sock.settimeout(60)
                 with contextlib.suppress(ConnectionError):
                     for _ in range(10_000):
                         client.send(frame(b"x" * 60_000, opcode=2))
@@ -249,7 +249,7 @@ class TestLimits:
             client, session = opened(gateway, engine, "stalled")
             with client:
                 client.send(frame(b"say 1000000"))
-                wait_until(lambda: session.ended == "lost", 20)
+                wait_until(lambda: session.ended == "lost")
             assert gateway.call_log("stalled")["cause"] == "write_stall"
 
 
@@ -261,12 +261,12 @@ class TestOperators:
                 [*HANGUP, "kill", "--admin", gateway.admin_url, "killed"],
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=60,
                 check=False,
             )
             assert done.returncode == 0, done.stderr
             client.read_until(struct.pack("!H", 1008) + b"killed")
-            assert client.closed_within(5)
+            assert client.closed_within()
         wait_until(lambda: session.ended == "lost")
         assert gateway.call_log("killed")["outcome"] == "killed"
 
@@ -276,9 +276,9 @@ class TestOperators:
             with client:
                 gateway.signal(signal.SIGTERM)
                 client.read_until(struct.pack("!H", 1001) + b"drain_s")
-                assert client.closed_within(5)
+                assert client.closed_within()
             assert gateway.wait() == 0
-            assert session.ended == "lost"
+            wait_until(lambda: session.ended == "lost")
             assert next(row for row in gateway.log() if row.get("id") == "drained")["outcome"] == "drained"
 
 

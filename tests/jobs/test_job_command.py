@@ -78,14 +78,14 @@ class TestLooking:
                 sdk = client(gateway.url)
                 job = start_job(gateway.url, max_tokens=400, lease_s=500)["id"]
                 batch = start_batch(sdk, [line(f"r{n}", max_tokens=400) for n in range(9)])
-                wait_until(lambda: engine.stats()["running"] >= 2, 10, "running items")
+                wait_until(lambda: engine.stats()["running"] >= 2, what="running items")
                 listed = hangup(gateway, "ls").stdout
                 assert batch in listed and job in listed and "running" in listed and CHAT in listed
                 rows = json.loads(hangup(gateway, "ls", "--json", "--kind", "batch").stdout)["jobs"]
                 assert [row["id"] for row in rows] == [batch] and rows[0]["items"]["total"] == 9
                 told = hangup(gateway, "show", job).stdout
                 assert "lease s" in told and "1 running" in told
-                calls = httpx.get(f"{gateway.admin_url}/api/calls").json()["calls"]
+                calls = httpx.get(f"{gateway.admin_url}/api/calls", timeout=60).json()["calls"]
                 assert f"{job}.0" in [call["id"] for call in calls], "they are calls, too"
                 metrics = gateway.metrics()
                 assert metrics['hangup_jobs{kind="batch",status="running"}'] == 1
@@ -110,11 +110,11 @@ class TestLooking:
 
     def test_a_page_of_another_site_may_cancel_nothing(self, gateway: Gateway) -> None:
         id = start_job(gateway.url)["id"]
-        assert httpx.delete(f"{gateway.admin_url}/api/jobs/{id}").status_code == 403
+        assert httpx.delete(f"{gateway.admin_url}/api/jobs/{id}", timeout=60).status_code == 403
         assert wait_job(gateway.url, id)["status"] == "completed"
 
     @pytest.mark.parametrize("query", ["limit=0", "limit=x", "kind=none"])
     def test_questions_that_are_none(self, gateway: Gateway, query: str) -> None:
-        assert httpx.get(f"{gateway.admin_url}/api/jobs?{query}").status_code == 400
+        assert httpx.get(f"{gateway.admin_url}/api/jobs?{query}", timeout=60).status_code == 400
         headers = {"x-hangup": "1"}
-        assert httpx.delete(f"{gateway.admin_url}/api/jobs?ended_before_s=soon", headers=headers).status_code == 400
+        assert httpx.delete(f"{gateway.admin_url}/api/jobs?ended_before_s=soon", headers=headers, timeout=60).status_code == 400

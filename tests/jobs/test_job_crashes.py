@@ -78,7 +78,7 @@ class TestKilled:
                 time.sleep(chance.uniform(0.0, 0.35))
                 gateway.signal(signal.SIGKILL)
                 gateway.wait()
-                submitter.join(10)
+                submitter.join(60)
         assert batches and calls, "something was submitted between the kills"
         with serve(engine, tmp_path) as gateway:
             sdk = client(gateway.url)
@@ -113,7 +113,7 @@ class TestKilled:
             gateway.signal(signal.SIGKILL)
             gateway.wait()
         with serve(engine, tmp_path) as one, serve(engine, tmp_path) as two:
-            batch = wait_batch(client(two.url), id, "in_progress", timeout_s=30)
+            batch = wait_batch(client(two.url), id, "in_progress")
             assert batch.request_counts.total == count, "checked once more, by one of the two"
             assert client(one.url).batches.cancel(id).status in ("cancelling", "cancelled")
             wait_batch(client(two.url), id, "cancelled")
@@ -123,11 +123,11 @@ class TestKilled:
         with serve(engine, tmp_path, job_cancel_wait_s=0) as gateway:
             sdk = client(gateway.url)
             id = start_batch(sdk, [line(f"r{k}", max_tokens=500) for k in range(20)])
-            wait_until(lambda: engine.stats()["running"] > 0, 10, "running items")
+            wait_until(lambda: engine.stats()["running"] > 0, what="running items")
             assert sdk.batches.cancel(id).status in ("cancelling", "cancelled")
             gateway.signal(signal.SIGKILL)
             gateway.wait()
-        engine.wait_idle(10)
+        engine.wait_idle()
         with serve(engine, tmp_path) as gateway:
             assert wait_batch(client(gateway.url), id).status == "cancelled"
             assert engine.stats()["running"] == 0, "nothing was started anew"
@@ -136,7 +136,7 @@ class TestKilled:
         engine.behave(token_s=0.1, answer_tokens=500)
         with serve(engine, tmp_path, drain_s=0.3) as gateway:
             job = start_job(gateway.url, max_tokens=500)["id"]
-            wait_until(lambda: engine.stats()["tokens"] > 1, 10, "tokens")
+            wait_until(lambda: engine.stats()["tokens"] > 1, what="tokens")
             gateway.signal(signal.SIGTERM)
             assert gateway.wait() == 0
         engine.wait_idle()
@@ -158,46 +158,47 @@ def billed_calls(path: Path) -> dict[str, int]:
 
 class TestTwoOnOneStore:
     def test_they_share_the_work(self, engine: StandIn, tmp_path: Path) -> None:
+        engine.behave(token_s=0.03)  # so that it takes seconds, and whoever comes later gets some of it
         with serve(engine, tmp_path) as one, serve(engine, tmp_path) as two:
             sdk = client(one.url)
             count = 300
             id = start_batch(sdk, [line(f"r{n}") for n in range(count)])
-            batch = wait_batch(client(two.url), id, timeout_s=60)
+            batch = wait_batch(client(two.url), id)
             assert batch.status == "completed" and batch.request_counts.completed == count
             assert len(results(sdk, batch.output_file_id)) == count
 
             def ran() -> list[int]:
                 return [sum(row.get("client") == "job" for row in gateway.log()) for gateway in (one, two)]
 
-            wait_until(lambda: sum(ran()) >= count, 10, "the log")
+            wait_until(lambda: sum(ran()) >= count, what="the log")
             assert sum(ran()) == count and min(ran()) > 0, f"both ran some, none was run twice: {ran()}"
 
     def test_a_cancel_at_one_stops_the_other(self, engine: StandIn, tmp_path: Path) -> None:
         engine.behave(token_s=0.2, answer_tokens=500)
         with serve(engine, tmp_path) as one, serve(engine, tmp_path) as two:
             id = start_job(one.url, max_tokens=500, lease_s=600)["id"]
-            wait_until(lambda: engine.stats()["running"] == 1, 10, "it to run")
-            runs_it = [bool(httpx.get(f"{gateway.admin_url}/api/calls").json()["calls"]) for gateway in (one, two)]
+            wait_until(lambda: engine.stats()["running"] == 1, what="it to run")
+            runs_it = [bool(httpx.get(f"{gateway.admin_url}/api/calls", timeout=60).json()["calls"]) for gateway in (one, two)]
             other = two if runs_it[0] else one
-            assert httpx.delete(f"{other.url}/v1/jobs/{id}", timeout=20).json()["status"] in ("cancelling", "cancelled")
-            engine.wait_idle(10)
+            assert httpx.delete(f"{other.url}/v1/jobs/{id}", timeout=60).json()["status"] in ("cancelling", "cancelled")
+            engine.wait_idle()
             assert wait_job(other.url, id)["status"] == "cancelled"
 
     def test_one_that_hangs_loses_its_items_and_its_late_results_are_refused(self, engine: StandIn, tmp_path: Path) -> None:
-        engine.behave(token_s=0.3, answer_tokens=4)
+        engine.behave(token_s=1.0, answer_tokens=4)
         with serve(engine, tmp_path, job_worker_silence_s=5) as one:
             sdk = client(one.url)
             id = start_batch(sdk, [line(f"r{n}", max_tokens=4) for n in range(6)])
-            wait_until(lambda: engine.stats()["running"] > 0, 10, "running items")
+            wait_until(lambda: engine.stats()["running"] > 0, what="running items")
             one.signal(signal.SIGSTOP)
             with serve(engine, tmp_path, job_worker_silence_s=5) as two:
                 other = client(two.url)
-                batch = wait_batch(other, id, timeout_s=40)
+                batch = wait_batch(other, id)
                 assert batch.status == "completed" and batch.request_counts.completed == 6
                 kept = results(other, batch.output_file_id)
                 one.signal(signal.SIGCONT)
                 told = ("job_result_refused", "job_worker_was_given_up")
-                wait_until(lambda: {row["event"] for row in one.log()} & set(told), 20, "the late one to be told")
+                wait_until(lambda: {row["event"] for row in one.log()} & set(told), what="the late one to be told")
                 assert results(other, batch.output_file_id) == kept, "what was there is there"
                 again = start_batch(sdk, [line("after")])
                 assert wait_batch(sdk, again).status == "completed", "it works on, under a new name"
@@ -208,7 +209,7 @@ class TestFullDisk:
         engine.behave(token_s=0.1, answer_tokens=30)
         with serve(engine, tmp_path) as gateway:
             id = start_job(gateway.url, max_tokens=30, lease_s=600)["id"]
-            wait_until(lambda: engine.stats()["tokens"] > 1, 10, "tokens")
+            wait_until(lambda: engine.stats()["tokens"] > 1, what="tokens")
             files = [path.stat().st_size for path in tmp_path.glob("jobs.sqlite*")]
             _, hard = resource.prlimit(gateway.popen.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(gateway.popen.pid, resource.RLIMIT_FSIZE, (max(files), hard))
@@ -217,9 +218,9 @@ class TestFullDisk:
                 f"{gateway.url}/v1/chat/completions", json=asked, headers={"prefer": "respond-async"}, timeout=20
             )
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "no_jobs"
-            live = httpx.post(f"{gateway.url}/v1/chat/completions", json={"messages": [], "max_tokens": 2}, timeout=20)
+            live = httpx.post(f"{gateway.url}/v1/chat/completions", json={"messages": [], "max_tokens": 2}, timeout=60)
             assert live.status_code == 200, "live calls need no disk"
-            wait_until(lambda: any(row["event"] == "job_store_failed" for row in gateway.log()), 20, "the failure to be told")
+            wait_until(lambda: any(row["event"] == "job_store_failed" for row in gateway.log()), what="the failure to be told")
             resource.prlimit(gateway.popen.pid, resource.RLIMIT_FSIZE, (hard, hard))
             job = wait_job(gateway.url, id)
             assert job["status"] == "completed" and job["result"]["status"] == 200, "its result was kept meanwhile"
@@ -239,9 +240,9 @@ def test_an_upload_that_breaks_off_leaves_nothing_behind(engine: StandIn, tmp_pa
     with serve(engine, tmp_path) as gateway:
         with Client(gateway.address) as sender:
             sender.send(head.encode() + form)
-            wait_until(lambda: parts() > 0, 10, "parts in the store")
+            wait_until(lambda: parts() > 0, what="parts in the store")
             sender.reset()
-        wait_until(lambda: parts() == 0, 10, "the parts to be gone")
+        wait_until(lambda: parts() == 0, what="the parts to be gone")
         assert not client(gateway.url).files.list().data
 
 
@@ -254,9 +255,11 @@ class TestWithoutAPlace:
 
     def test_none(self, engine: StandIn) -> None:
         with Gateway(engine.url, jobs="none") as gateway:
-            assert httpx.get(f"{gateway.url}/v1/batches").status_code == 503
+            assert httpx.get(f"{gateway.url}/v1/batches", timeout=60).status_code == 503
             asked = {"messages": [], "max_tokens": 1}
-            answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=asked, headers={"prefer": "respond-async"})
+            answer = httpx.post(
+                f"{gateway.url}/v1/chat/completions", json=asked, headers={"prefer": "respond-async"}, timeout=60
+            )
             assert answer.status_code == 200, "a wish that is not granted, as RFC 7240 has it"
 
     def test_where_it_is_when_nobody_says(self, engine: StandIn, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from hangup.core.jobs import Cause, Item, Kind, Status
 from hangup.jobs.calls import follow
 from hangup.jobs.presence import Absences
 from hangup.store.jobs import Asked, Job, JobStore, Worker
-from support.board import FakeGateway, answered, open_board, soon
+from support.board import FakeGateway, answered, open_board
 from support.jobs import client, line, results, start_batch, wait_batch
 from support.processes import Gateway, StandIn
-from support.waiting import wait_until
+from support.waiting import soon, wait_until
 
 PATH = "/v1/chat/completions"
 CALL = {"path": PATH, "model": "m", "stream": True, "headers": {"anthropic-version": "2023-06-01"}}
@@ -38,10 +38,10 @@ class TestClaimedBeforeItIsKnown:
 
                 def hold() -> None:
                     held.set()
-                    go.wait(10)
+                    go.wait(60)
 
                 holding = asyncio.create_task(store.do(hold))
-                await asyncio.to_thread(held.wait, 10)
+                await asyncio.to_thread(held.wait, 60)
                 submits = [
                     asyncio.create_task(board.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=60))
                     for n in range(5)
@@ -98,7 +98,7 @@ class TestClaimedBeforeItIsKnown:
                 two.runner.wake("ann", urgent=True)
                 await soon(lambda: len(idle.undertaken) == 1)
                 answered(idle.undertaken[0], b'data: {"x":1}\n\ndata: {"x":2}\n\n')
-                assert await asyncio.wait_for(listening, 10) == ["attempt", "chunk", "chunk"]
+                assert await asyncio.wait_for(listening, 60) == ["attempt", "chunk", "chunk"]
 
         asyncio.run(run())
 
@@ -135,17 +135,17 @@ class TestTakenForDead:
         ):
             sdk = client(gateway.url)
             id = start_batch(sdk, [line(f"r{n}", max_tokens=10) for n in range(count)])
-            wait_until(lambda: engine.stats()["tokens"] > 50, 20, "items to run")
+            wait_until(lambda: engine.stats()["tokens"] > 50, what="items to run")
             asyncio.run(bury_all(tmp_path / "jobs.sqlite"))
-            batch = wait_batch(sdk, id, timeout_s=60)
+            batch = wait_batch(sdk, id)
             assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", count, 0)
             assert [row["custom_id"] for row in results(sdk, batch.output_file_id)] == [f"r{n}" for n in range(count)]
-            wait_until(lambda: any(row["event"] == "job_worker_was_given_up" for row in gateway.log()), 10, "it to be told")
+            wait_until(lambda: any(row["event"] == "job_worker_was_given_up" for row in gateway.log()), what="it to be told")
 
     def test_it_claims_nothing_until_it_has_a_new_name(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
-            async with open_board(store, host) as board:
+            async with open_board(store, host, ticks=False) as board:
                 await store.do(lambda: store.workers.leave(board.worker))
                 job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 assert await store.do(lambda: store.jobs.claim(board.worker, "ann", 1, 1000, 0.0)) == []
@@ -160,7 +160,7 @@ class TestTakenForDead:
     def test_running_and_waiting_items_are_given_back(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(room=2), JobStore("")
-            async with open_board(store, host) as board:
+            async with open_board(store, host, ticks=False) as board:
                 job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(6), window_s=600)
                 await soon(lambda: len(host.undertaken) == 2)
                 await store.do(lambda: board._give_back(board.worker))
@@ -219,7 +219,7 @@ class TestDrain:
                 await soon(lambda: len(host.undertaken) == 1)
                 board.stop()
                 beats = await store.do(lambda: store.workers.all()[0].beats)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while await store.do(lambda: store.workers.all()[0].beats) < beats + 2:  # noqa: ASYNC110 - the store has no event for it
                         await asyncio.sleep(0.1)
                 await store.do(lambda: store.jobs.cancel(job.key, Cause.ASKED, 0.0))

@@ -39,18 +39,18 @@ def at_provider(env: dict[str, str] | None = None, config: str = "", **settings:
 
 def claude(url: str) -> anthropic.Anthropic:
     headers = {"x-api-key": "a key"}  # where a provider looks for it, whichever header this SDK chooses
-    return anthropic.Anthropic(base_url=url, api_key="a key", default_headers=headers, max_retries=0, timeout=20)
+    return anthropic.Anthropic(base_url=url, api_key="a key", default_headers=headers, max_retries=0, timeout=60)
 
 
 def job(gateway: Gateway, id: str) -> dict[str, Any]:
-    answer = httpx.get(f"{gateway.admin_url}/api/jobs/{id}")
+    answer = httpx.get(f"{gateway.admin_url}/api/jobs/{id}", timeout=60)
     assert answer.status_code == 200, answer.text
     shown: dict[str, Any] = answer.json()
     return shown
 
 
 def wait_status(gateway: Gateway, id: str, status: str) -> dict[str, Any]:
-    return wait_until(lambda: (shown := job(gateway, id))["status"] == status and shown, 10, f"{id} {status}") or {}
+    return wait_until(lambda: (shown := job(gateway, id))["status"] == status and shown, what=f"{id} {status}") or {}
 
 
 def wait_event(gateway: Gateway, event: str, **fields: Any) -> dict[str, Any]:
@@ -58,16 +58,16 @@ def wait_event(gateway: Gateway, event: str, **fields: Any) -> dict[str, Any]:
         rows = (row for row in gateway.log() if row.get("event") == event)
         return next((row for row in rows if all(row[name] == value for name, value in fields.items())), None)
 
-    return wait_until(look, 10, f"{event} {fields} in the log") or {}
+    return wait_until(look, what=f"{event} {fields} in the log") or {}
 
 
 def delete(gateway: Gateway, path: str) -> httpx.Response:
-    return httpx.delete(f"{gateway.admin_url}{path}", headers={"x-hangup": "1"}, timeout=20)
+    return httpx.delete(f"{gateway.admin_url}{path}", headers={"x-hangup": "1"}, timeout=60)
 
 
 def command(gateway: Gateway, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*HANGUP, "jobs", *words, "--admin", gateway.admin_url], capture_output=True, text=True, timeout=30, check=False
+        [*HANGUP, "jobs", *words, "--admin", gateway.admin_url], capture_output=True, text=True, timeout=60, check=False
     )
 
 
@@ -102,11 +102,13 @@ class TestPassing:
 
     def test_nothing_of_our_own_is_there(self) -> None:
         with at_provider() as (gateway, _):
-            assert httpx.get(f"{gateway.url}/v1/jobs").status_code == 404
+            assert httpx.get(f"{gateway.url}/v1/jobs", timeout=60).status_code == 404
             chat = {"messages": [{"role": "user", "content": "x"}], "model": "m"}
-            answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=chat, headers={"prefer": "respond-async"})
+            answer = httpx.post(
+                f"{gateway.url}/v1/chat/completions", json=chat, headers={"prefer": "respond-async"}, timeout=60
+            )
             assert answer.status_code == 200 and "preference-applied" not in answer.headers
-            assert httpx.patch(f"{gateway.url}/v1/batches").status_code == 405
+            assert httpx.patch(f"{gateway.url}/v1/batches", timeout=60).status_code == 405
 
     def test_uploads_have_limits_of_their_own(self) -> None:
         with at_provider(body_bytes_max=2048, file_bytes_max=200_000) as (gateway, hosted):
@@ -126,16 +128,19 @@ class TestPassing:
                 wait_until(
                     lambda: any(row["phase"] == "receiving" for row in get_json(f"{gateway.admin_url}/api/calls")["calls"])
                 )
-                answer = httpx.post(f"{gateway.url}/v1/files", content=b"x" * 20_000)
+                answer = httpx.post(f"{gateway.url}/v1/files", content=b"x" * 20_000, timeout=60)
                 assert answer.status_code == 503 and "retry-after" in answer.headers and not hosted.files
             wait_until(
-                lambda: httpx.post(f"{gateway.url}/v1/files", content=b"x" * 90_000).status_code == 200, 10, "room again"
+                lambda: httpx.post(f"{gateway.url}/v1/files", content=b"x" * 90_000, timeout=60).status_code == 200,
+                what="room again",
             )
 
     def test_a_background_response_goes_unchanged(self) -> None:
         with at_provider() as (gateway, hosted):
             body = b'{"model": "m",  "input":"hello", "background": true}'
-            answer = httpx.post(f"{gateway.url}/v1/responses", content=body, headers={"content-type": "application/json"})
+            answer = httpx.post(
+                f"{gateway.url}/v1/responses", content=body, headers={"content-type": "application/json"}, timeout=60
+            )
             assert answer.status_code == 200 and hosted.asked("POST", "/v1/responses")[0].body == body
 
     def test_each_provider_has_its_own(self) -> None:
@@ -159,13 +164,13 @@ class TestPassing:
 class TestCancel:
     def test_a_batch_that_takes_a_while(self) -> None:
         with at_provider() as (gateway, hosted):
-            hosted.cancel_takes_s = 0.6
+            hosted.cancel_takes_s = 3.0
             sdk = client(gateway.url)
             id = sdk.batches.create(**BATCH).id
             assert sdk.batches.cancel(id).status == "cancelling", "the provider's own answer"
             assert job(gateway, id)["status"] == "cancelling"
             ended = wait_event(gateway, "job", id=id)
-            assert (ended["status"], ended["cause"]) == ("cancelled", "cancelled") and ended["cancel_s"] >= 0.6
+            assert (ended["status"], ended["cause"]) == ("cancelled", "cancelled") and ended["cancel_s"] >= 3.0
             looks = [seen.at for seen in hosted.asked("GET", f"/v1/batches/{id}")]
             pauses = [later - earlier for earlier, later in pairwise(looks)]
             assert pauses and all(
@@ -204,7 +209,7 @@ class TestCancel:
             id = sdk.batches.create(**BATCH).id
             sdk.batches.cancel(id)
             told = wait_event(gateway, "job_not_stopped", id=id)
-            assert 0.5 <= told["cancel_s"] < 5
+            assert told["cancel_s"] >= 0.5
             shown = job(gateway, id)
             assert shown["status"] == "cancelling" and shown["given_up"] and shown["ended_at"] is None
             assert gateway.metrics()["hangup_jobs_not_stopped_total"] == 1
@@ -268,11 +273,11 @@ class TestCancel:
     def test_whoever_asks_for_one_from_before_a_restart_makes_it_known(self, stream: bool) -> None:
         with at_provider(job_lease_s=1) as (gateway, hosted):
             id = hosted.create("response", {"model": "m"}).id
-            assert httpx.get(f"{gateway.admin_url}/api/jobs/{id}").status_code == 404
+            assert httpx.get(f"{gateway.admin_url}/api/jobs/{id}", timeout=60).status_code == 404
             if stream:
                 with client(gateway.url).responses.retrieve(id, stream=True) as events:
                     next(iter(events))
-                    wait_until(lambda: job(gateway, id)["lease_left_s"] == 1, 10, "a lease that is held")
+                    wait_until(lambda: job(gateway, id)["lease_left_s"] == 1, what="a lease that is held")
             else:
                 client(gateway.url).responses.retrieve(id)
             assert wait_event(gateway, "job", id=id)["cause"] == "lease_expired"
@@ -347,7 +352,7 @@ class TestLease:
             with Client(gateway.address) as caller:
                 caller.post("/v1/responses", {"model": "m", "input": "x", "background": True, "stream": stream})
                 hosted.wait_asked("POST", "/v1/responses")
-            wait_until(lambda: any(row.get("outcome") == "client_gone" for row in gateway.log()), 10, "the hang-up")
+            wait_until(lambda: any(row.get("outcome") == "client_gone" for row in gateway.log()), what="the hang-up")
             hosted.may_answer.set()
             (id,) = hosted.works
             assert wait_event(gateway, "job", id=id)["cause"] == "client_gone"
@@ -357,7 +362,7 @@ class TestLease:
 class TestKeys:
     def test_the_clients_key_is_used_and_shown_nowhere(self) -> None:
         secret = "sk-planted-0123456789abcdef"
-        with at_provider(provider_cancel_s=0.5) as (gateway, hosted):
+        with at_provider(provider_cancel_s=3) as (gateway, hosted):
             sdk = client(gateway.url, secret)
             first = sdk.responses.create(model="m", input="x", background=True, extra_headers={"x-hangup-lease": "1"}).id
             second = sdk.batches.create(**BATCH).id
@@ -374,7 +379,9 @@ class TestKeys:
             asked = [seen for seen in hosted.seen if seen.ours and seen.path.count("/") > 2]
             assert len(asked) > 4 and all(seen.headers["authorization"] == f"Bearer {secret}" for seen in asked)
             shown = [command(gateway, *words).stdout for words in (["ls", "--all", "--json"], ["show", first], ["show", third])]
-            shown += [httpx.get(f"{gateway.admin_url}{path}").text for path in ("/api/jobs", "/metrics", "/api/calls")]
+            shown += [
+                httpx.get(f"{gateway.admin_url}{path}", timeout=60).text for path in ("/api/jobs", "/metrics", "/api/calls")
+            ]
             gateway.signal(signal.SIGTERM)
             gateway.wait()
             everything = "\n".join([*shown, *gateway.stdout_lines, *gateway.stderr_lines])
@@ -408,7 +415,7 @@ class TestKeys:
                 for spelling in (id.replace("_", "%5F"), "%62" + id[1:], f"/{id}", id[:-1] + f"%{ord(id[-1]):02x}"):
                     for method, path in (("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
                         url = f"{gateway.url}/v1/batches/{spelling}{path}"
-                        refused = httpx.request(method, url, headers={"authorization": "Bearer blue"})
+                        refused = httpx.request(method, url, headers={"authorization": "Bearer blue"}, timeout=60)
                         assert refused.status_code in (404, 405), (method, spelling)
                 assert not [seen for seen in hosted.seen[before:] if not seen.ours], "no other spelling reaches the provider"
                 assert hosted.works[id].cancelled is None
@@ -451,7 +458,7 @@ class TestBounds:
             stream = sdk.responses.create(model="m", input="x", background=True, stream=True)
             next(iter(stream))
             gateway.signal(signal.SIGTERM)
-            assert gateway.wait(10) == 0
+            assert gateway.wait() == 0
             with pytest.raises(openai.APIConnectionError):
                 list(stream)
             left = [json.loads(row) for row in gateway.stdout_lines if "jobs_left_at_provider" in row]

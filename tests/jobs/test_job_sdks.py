@@ -167,7 +167,7 @@ class TestResponses:
             found = sdk.responses.retrieve(response.id)
             return found if found.status == "completed" else None
 
-        done = wait_until(look, 10, "the response")
+        done = wait_until(look, what="the response")
         assert done is not None and done.id == response.id and done.output_text and done.background
         assert sdk.responses.cancel(response.id).status == "completed", "too late to cancel"
         sdk.responses.delete(response.id)
@@ -206,14 +206,14 @@ class TestResponses:
         with StandIn(fail_status=400) as engine, Gateway(engine.url, slots=4) as gateway:
             sdk = client(gateway.url)
             id = sdk.responses.create(model="m", input="hello", background=True).id
-            failed = wait_until(lambda: (r := sdk.responses.retrieve(id)).status == "failed" and r, 10, "the failure")
+            failed = wait_until(lambda: (r := sdk.responses.retrieve(id)).status == "failed" and r, what="the failure")
             assert failed and failed.error is not None and failed.error.message
 
 
 class TestMessageBatches:
     @pytest.fixture
     def claude(self, gateway: Gateway) -> anthropic.Anthropic:
-        return anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0, timeout=20)
+        return anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0, timeout=60)
 
     @staticmethod
     def requests(count: int) -> list[anthropic.types.messages.batch_create_params.Request]:
@@ -229,7 +229,7 @@ class TestMessageBatches:
         assert batch.processing_status == "in_progress" and batch.request_counts.processing == 12
         assert batch.expires_at > batch.created_at and batch.results_url is None
         done = wait_until(
-            lambda: (b := claude.messages.batches.retrieve(batch.id)).processing_status == "ended" and b, 10, "the batch"
+            lambda: (b := claude.messages.batches.retrieve(batch.id)).processing_status == "ended" and b, what="the batch"
         )
         assert done and done.request_counts.succeeded == 12 and done.ended_at is not None
         rows = list(claude.messages.batches.results(batch.id))
@@ -266,36 +266,39 @@ class TestMessageBatches:
         with StandIn(fail_status=404) as engine, Gateway(engine.url, slots=4) as gateway:
             claude = anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
             id = claude.messages.batches.create(requests=self.requests(1)).id
-            wait_until(lambda: claude.messages.batches.retrieve(id).processing_status == "ended", 10, "the end")
+            wait_until(lambda: claude.messages.batches.retrieve(id).processing_status == "ended", what="the end")
             (row,) = claude.messages.batches.results(id)
             assert row.result.type == "errored" and row.result.error.error.message
 
     def test_not_before_the_end(self) -> None:
-        with StandIn(token_s=0.5) as engine, Gateway(engine.url, slots=4) as gateway:
+        with StandIn(token_s=30) as engine, Gateway(engine.url, slots=4) as gateway:
             claude = anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
             id = claude.messages.batches.create(requests=self.requests(1)).id
             with pytest.raises(anthropic.BadRequestError, match="in progress"):
                 claude.messages.batches.delete(id)
-            answer = httpx.get(f"{gateway.url}/v1/messages/batches/{id}/results")
+            answer = httpx.get(f"{gateway.url}/v1/messages/batches/{id}/results", timeout=60)
             assert answer.status_code == 400 and answer.json()["type"] == "error"
 
 
 class TestAsyncCalls:
     def test_events_to_the_end_and_from_the_middle(self, gateway: Gateway) -> None:
         asked = {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 6}
-        job = httpx.post(gateway.url + CHAT, json=asked, headers={"prefer": "wait=1, respond-async"}).json()
+        job = httpx.post(gateway.url + CHAT, json=asked, headers={"prefer": "wait=1, respond-async"}, timeout=60).json()
         url = f"{gateway.url}/v1/jobs/{job['id']}"
-        whole = httpx.get(f"{url}/events", timeout=20).text
+        whole = httpx.get(f"{url}/events", timeout=60).text
         chunks = [json.loads(row[6:]) for row in whole.splitlines() if row.startswith("data: {") and '"chunk"' not in row]
         assert chunks[-1]["status"] == "completed" and chunks[-1]["result"]["status"] == 200
         ids = [int(row[4:]) for row in whole.splitlines() if row.startswith("id: ")]
         assert ids == list(range(len(ids))) and len(ids) >= 6
-        rest = httpx.get(f"{url}/events", headers={"last-event-id": str(ids[3])}, timeout=20).text
+        rest = httpx.get(f"{url}/events", headers={"last-event-id": str(ids[3])}, timeout=60).text
         assert [int(row[4:]) for row in rest.splitlines() if row.startswith("id: ")] == ids[4:]
-        done = httpx.get(url).json()
+        done = httpx.get(url, timeout=60).json()
         assert done["status"] == "completed" and len(events(done["result"]["body"].encode())) >= 6
-        assert httpx.delete(url).json() == done, "too late, and harmless"
-        assert httpx.delete(url, params={"purge": "true"}).json()["deleted"] and httpx.get(url).status_code == 404
+        assert httpx.delete(url, timeout=60).json() == done, "too late, and harmless"
+        assert (
+            httpx.delete(url, params={"purge": "true"}, timeout=60).json()["deleted"]
+            and httpx.get(url, timeout=60).status_code == 404
+        )
 
     @pytest.mark.parametrize(
         ("path", "body"),
@@ -308,17 +311,17 @@ class TestAsyncCalls:
         ],
     )
     def test_on_every_generation_path(self, gateway: Gateway, path: str, body: dict[str, object]) -> None:
-        answer = httpx.post(gateway.url + path, json=body, headers={"prefer": "respond-async"})
+        answer = httpx.post(gateway.url + path, json=body, headers={"prefer": "respond-async"}, timeout=60)
         assert answer.status_code == 202, answer.text
         url = f"{gateway.url}/v1/jobs/{answer.json()['id']}"
-        done = wait_until(lambda: (j := httpx.get(url).json())["status"] == "completed" and j, 10, "the job")
+        done = wait_until(lambda: (j := httpx.get(url, timeout=60).json())["status"] == "completed" and j, what="the job")
         assert done and done["result"]["status"] == 200 and type(done["result"]["body"]) is dict
 
     def test_what_would_be_refused_is_refused_at_once(self, gateway: Gateway) -> None:
         headers = {"prefer": "respond-async"}
-        assert httpx.post(gateway.url + CHAT, json={"messages": 3}, headers=headers).status_code == 400
-        bad = httpx.post(gateway.url + CHAT, json={"messages": []}, headers={**headers, "x-hangup-lease": "never"})
+        assert httpx.post(gateway.url + CHAT, json={"messages": 3}, headers=headers, timeout=60).status_code == 400
+        bad = httpx.post(gateway.url + CHAT, json={"messages": []}, headers={**headers, "x-hangup-lease": "never"}, timeout=60)
         assert bad.status_code == 400 and "x-hangup-lease" in bad.json()["error"]["message"]
-        assert httpx.get(f"{gateway.url}/v1/jobs/job_none").status_code == 404
-        assert httpx.request("PATCH", f"{gateway.url}/v1/jobs/job_none").status_code == 405
-        assert httpx.get(f"{gateway.url}/v1/jobs/a/b/c").status_code == 404
+        assert httpx.get(f"{gateway.url}/v1/jobs/job_none", timeout=60).status_code == 404
+        assert httpx.request("PATCH", f"{gateway.url}/v1/jobs/job_none", timeout=60).status_code == 405
+        assert httpx.get(f"{gateway.url}/v1/jobs/a/b/c", timeout=60).status_code == 404

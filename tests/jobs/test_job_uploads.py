@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from hangup.jobs.upload import Upload
 from hangup.store.jobs import Asked, JobStore
 from support.board import FakeGateway, open_board
 from support.jobs import CHAT
-from support.processes import Gateway, Process, StandIn
+from support.processes import Gateway, Process, StandIn, reserved_port
 from support.waiting import wait_until
 
 START = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
@@ -104,8 +103,10 @@ class TestStart:
     @pytest.mark.parametrize("named", [False, True])
     def test_one_that_is_locked_is_opened_when_it_is_free(self, tmp_path: Path, named: bool) -> None:
         """What was promised is not forgotten until somebody restarts the gateway."""
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
+        with reserved_port() as port:
+            self.opened(port, tmp_path, named)
+
+    def opened(self, port: int, tmp_path: Path, named: bool) -> None:
         path = tmp_path / "hangup" / f"jobs-{port}.sqlite"
         store = JobStore(str(path))
         store.jobs.submit("job_a", Kind.CALL, "default", 0.0, CALL, [Asked("", CHAT, b'{"messages":[],"max_tokens":2}')])
@@ -123,16 +124,16 @@ class TestStart:
                 *(["--jobs", str(path)] if named else []),
             ]
             with Process("serve", *flags, env=env) as gateway:
-                wait_until(lambda: any('"no_jobs"' in row for row in gateway.stdout_lines), 20, "it to start without")
+                wait_until(lambda: any('"no_jobs"' in row for row in gateway.stdout_lines), what="it to start without")
                 other.execute("ROLLBACK")
-                wait_until(lambda: any('"jobs_opened"' in row for row in gateway.stdout_lines), 20, "it to be opened")
-                wait_until(lambda: engine.stats()["started"] == 1, 20, "what was promised to run")
+                wait_until(lambda: any('"jobs_opened"' in row for row in gateway.stdout_lines), what="it to be opened")
+                wait_until(lambda: engine.stats()["started"] == 1, what="what was promised to run")
 
     def test_a_damaged_one(self, tmp_path: Path) -> None:
         path = tmp_path / "jobs.sqlite"
         with StandIn() as engine:
             with Gateway(engine.url, jobs=path) as gateway:
-                assert httpx.get(f"{gateway.url}/v1/batches").status_code == 200
+                assert httpx.get(f"{gateway.url}/v1/batches", timeout=60).status_code == 200
             with contextlib.closing(sqlite3.connect(path)) as db:
                 (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'worker'").fetchone()
                 (size,) = db.execute("PRAGMA page_size").fetchone()

@@ -29,7 +29,7 @@ def served(example: str, engine_url: str) -> Iterator[Address]:
         )
         address = listener.getsockname()
     try:
-        wait_until(lambda: _answers(address), 20, f"{example} to serve")
+        wait_until(lambda: _answers(address), what=f"{example} to serve")
         yield address
     finally:
         process.terminate()

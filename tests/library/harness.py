@@ -37,9 +37,9 @@ class Served:
         self._reader = threading.Thread(target=self._collect, daemon=True)
         self._reader.start()
         try:
-            line = wait_until(lambda: next((x for x in self.lines if x.startswith("serving ")), ""), 20, f"{server} to start")
+            line = wait_until(lambda: next((x for x in self.lines if x.startswith("serving ")), ""), what=f"{server} to start")
             self.address = ("127.0.0.1", int(line.split()[1]))
-            wait_until(self._answers, 20, f"{server} to answer")
+            wait_until(self._answers, what=f"{server} to answer")
         except AssertionError:
             self.close()
             raise AssertionError("\n".join(self.lines)) from None
@@ -73,7 +73,7 @@ class Served:
         return client
 
     def wait_computed(self, id: str, at_least: int) -> int:
-        return wait_until(lambda: (n := self.work(id)["computed"]) >= at_least and n, 10, f"{at_least} tokens of {id}") or 0
+        return wait_until(lambda: (n := self.work(id)["computed"]) >= at_least and n, what=f"{at_least} tokens of {id}") or 0
 
     def wait_ended(self, id: str, timeout_s: float = 10) -> dict[str, Any]:
         """The engine's books, once nothing of the call runs any more and its end was told."""
@@ -87,7 +87,7 @@ class Served:
         return found
 
     def wait_nothing_left(self) -> None:
-        wait_until(lambda: not (s := self.state())["tasks"] and not s["threads"], 5, "no task and no thread of ours")
+        wait_until(lambda: not (s := self.state())["tasks"] and not s["threads"], what="no task and no thread of ours")
 
     def complaints(self) -> list[str]:
         return self.lines[:] if any(word in line for line in self.lines for word in COMPLAINTS) else []
@@ -95,11 +95,11 @@ class Served:
     def close(self) -> None:
         self.popen.terminate()
         try:
-            self.popen.wait(8)
+            self.popen.wait(30)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait(5)
-        self._reader.join(5)
+        self._reader.join(60)
         if self.popen.stdout is not None:
             self.popen.stdout.close()
 

@@ -344,11 +344,12 @@ def serve_granian(app: Any) -> None:
     from granian.constants import Interfaces
     from granian.server import Server
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    print(f"serving {port}", flush=True)
-    Server("served:APP", "127.0.0.1", port, interface=Interfaces.ASGI, log_access=False, log_enabled=False).serve()
+    with socket.socket() as held:  # so that nobody else is given this port before granian has it
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        print(f"serving {port}", flush=True)
+        Server("served:APP", "127.0.0.1", port, interface=Interfaces.ASGI, log_access=False, log_enabled=False).serve()
 
 
 def serve_aiohttp() -> None:

@@ -18,6 +18,7 @@ import hangup
 from library.harness import Served
 from library.pretender import Pretender
 from support.raw import Client
+from support.virtual import run_virtually
 from support.waiting import wait_until
 
 SLOTS, QUEUE = 2, 4  # of the gates in served.py
@@ -44,7 +45,7 @@ def test_the_gate_lets_so_many_run_so_many_wait_and_refuses_the_rest() -> None:
         assert order == ["first", "second"]
         assert (gate.running, gate.waiting, gate.refused["queue_full"]) == (0, 0, 1)
 
-    asyncio.run(main(), debug=True)
+    run_virtually(main())
 
 
 def test_waiting_has_an_end_and_a_cancelled_waiter_leaves_no_trace() -> None:
@@ -69,7 +70,7 @@ def test_waiting_has_an_end_and_a_cancelled_waiter_leaves_no_trace() -> None:
         async with gate.enter(Pretender().request):
             assert gate.running == 1
 
-    asyncio.run(main(), debug=True)
+    run_virtually(main())
 
 
 def test_a_slot_that_comes_with_a_cancellation_is_passed_on() -> None:
@@ -88,11 +89,11 @@ def test_a_slot_that_comes_with_a_cancellation_is_passed_on() -> None:
             await asyncio.sleep(0.01)
         unlucky.cancel()  # in the same turn in which its slot came
         await asyncio.wait({unlucky})
-        await asyncio.wait_for(entered.wait(), 2)
+        await asyncio.wait_for(entered.wait(), 60)
         await lucky
         assert gate.running == 0
 
-    asyncio.run(main(), debug=True)
+    run_virtually(main())
 
 
 def test_a_line_that_moves_too_slowly_is_not_joined() -> None:
@@ -112,9 +113,9 @@ def test_a_line_that_moves_too_slowly_is_not_joined() -> None:
         counts = Counter[str]()
         for _ in range(5):
             counts.update(await asyncio.gather(*(call() for _ in range(20))))
-        assert counts["ran"] > 20 and counts["queue_slow"] > counts["queue_s"], counts
+        assert counts["ran"] >= 45 and counts["queue_slow"] >= 10, counts
 
-    asyncio.run(main())
+    run_virtually(main())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -158,7 +159,7 @@ def test_a_crowd_that_comes_waits_gives_up_and_leaves(seed: int) -> None:
         assert counts["CallEnded"] == gate.refused.total()
         return counts
 
-    counts = asyncio.run(main(), debug=True)
+    counts = run_virtually(main())
     assert counts["ran"] and not set(counts) - {"ran", "CallEnded", "CancelledError"}, counts
     assert most["running"] <= slots and most["waiting"] <= queue
 
@@ -231,7 +232,7 @@ def wait_gate(served: Served, way: str, **expected: int) -> dict[str, Any]:
         gate = served.state()["gates"][way]
         return dict(gate) if all(gate[name] == value for name, value in expected.items()) else None
 
-    return wait_until(look, 5, f"{expected} at the gate") or {}
+    return wait_until(look, what=f"{expected} at the gate") or {}
 
 
 @pytest.mark.parametrize("way", ["dependency", "context", "middleware"])

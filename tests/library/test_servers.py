@@ -25,7 +25,7 @@ LEAVES: dict[str, Callable[[Client], None]] = {
 STREAMS, WHOLE = ["stream", "thread"], ["run", "thread_run"]
 WORKS = [*STREAMS, *WHOLE]
 WHOLE_TOKENS = 100
-PACE_S = 0.25
+PACE_S = 1.0  # far more than it takes to notice a hang-up, on however busy a machine: tokens are the clock here
 SILENCE_S = 1
 
 
@@ -77,7 +77,7 @@ def served(cases: Cases) -> Served:
 @pytest.mark.parametrize("leave", LEAVES)
 @pytest.mark.parametrize("work", WORKS)
 def test_at_most_one_token_after_the_hang_up(cases: Cases, work: str, leave: str) -> None:
-    case = cases.left[work, leave].result(30)
+    case = cases.left[work, leave].result(120)
     allowed = 1 if leave != "silence" else 1 + (SILENCE_S + 2) / PACE_S  # the kernel needs its time to be sure
     assert case.before <= case.books["computed"] <= case.before + allowed
     (ended,) = case.books["ended"]
@@ -89,7 +89,7 @@ def test_at_most_one_token_after_the_hang_up(cases: Cases, work: str, leave: str
 @pytest.mark.parametrize("work", STREAMS)
 def test_a_reader_that_stalls_is_given_up(cases: Cases, work: str) -> None:
     """It blocks the write; while it does the engine is not asked for more, and after `write_stall_s` the call ends."""
-    books = cases.stalled[work].result(30).books
+    books = cases.stalled[work].result(120).books
     (ended,) = books["ended"]
     assert (ended["outcome"], ended["cause"]) == ("client_gone", "write_stall")
     assert books["computed"] <= ended["tokens_out"] + 1
@@ -99,7 +99,7 @@ def test_a_reader_that_stalls_is_given_up(cases: Cases, work: str) -> None:
 @pytest.mark.parametrize("work", WHOLE)
 def test_a_reader_that_stalls_holds_up_no_whole_answer(cases: Cases, work: str) -> None:
     """The call is over once its answer is computed; that its client does not read it is the server's business."""
-    books = cases.stalled[work].result(30).books
+    books = cases.stalled[work].result(120).books
     (ended,) = books["ended"]
     assert (ended["outcome"], books["computed"], books["aborted"]) == ("completed", WHOLE_TOKENS, 0)
 

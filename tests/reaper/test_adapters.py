@@ -48,9 +48,9 @@ def test_recognised_stopped_and_verified(name: str) -> None:
         client = stream_until_token(gateway)
         assert engine.stats()["running"] == 1
         client.fin()
-        engine.wait_idle(timeout_s=4)
+        assert engine.wait_stopped()["finished"] == 0
         result = "verified" if name in VERIFIED else "unverified"
-        wait_until(lambda: released(gateway, result) == 1, 6, "the release")
+        wait_until(lambda: released(gateway, result) == 1, what="the release")
         metrics = gateway.metrics()
         assert metrics[f'hangup_zombies{{backend="{engine.url[7:]}"}}'] == 0
         assert metrics[f'hangup_backend_in_flight{{backend="{engine.url[7:]}"}}'] == 0
@@ -76,7 +76,7 @@ def test_sglang_hears_the_abort_while_the_connection_is_open() -> None:
         recognised(gateway, "sglang")
         for _ in range(10):
             stream_until_token(gateway).fin()
-        stats = engine.wait_idle(timeout_s=3)
+        stats = engine.wait_idle()
         assert stats["aborted"] == 10 and stats["finished"] == 0
 
 
@@ -95,15 +95,15 @@ def test_llama_server_calls_get_slots_of_their_own_and_the_conversation_id_is_st
 
 def test_the_reapers_own_questions_do_not_keep_llama_server_from_noticing() -> None:
     """A client lost before its first token is noticed only in a second of silence; the reaper's pace leaves that second."""
-    slow = SLOW | {"prefill_s": 8.0}
+    slow = SLOW | {"prefill_s": 40.0}
     with StandIn(like="llamacpp", **slow) as engine, Gateway(engine.url) as gateway:
         recognised(gateway, "llamacpp")
         client = Client(gateway.address)
         client.chat(stream=True)
         wait_until(lambda: engine.stats()["running"] == 1, what="the prefill")
         client.fin()
-        engine.wait_idle(timeout_s=3.5)
-        wait_until(lambda: released(gateway) == 1, 4, "the release")
+        assert engine.wait_stopped()["tokens"] == 0, "it was noticed while the prompt was read"
+        wait_until(lambda: released(gateway) == 1, what="the release")
 
 
 def test_a_slot_of_a_stream_that_was_left_is_soon_given_on() -> None:
@@ -113,7 +113,7 @@ def test_a_slot_of_a_stream_that_was_left_is_soon_given_on() -> None:
         began = time.monotonic()
         for _ in range(10):
             stream_until_token(gateway).fin()
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 20, "a grace of three seconds each would take 30"
         wait_until(lambda: released(gateway) == 10, what="all releases")
 
 

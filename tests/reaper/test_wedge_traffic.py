@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import sys
 import threading
 import time
@@ -17,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from hangup.engines.adapters import ADAPTERS
-from support.processes import Gateway, StandIn
+from support.processes import Gateway, StandIn, reserved_port
 from support.raw import Answer, Client, ask
 from support.waiting import wait_until
 
@@ -38,7 +36,7 @@ def steps(gateway: Gateway) -> list[str]:
 
 
 def known(gateway: Gateway) -> None:
-    wait_until(lambda: any("recognised" in str(row.get("change")) for row in gateway.log()), 20, "recognition")
+    wait_until(lambda: any("recognised" in str(row.get("change")) for row in gateway.log()), what="recognition")
 
 
 def stream(gateway: Gateway, id: str) -> Client:
@@ -48,19 +46,20 @@ def stream(gateway: Gateway, id: str) -> Client:
     return client
 
 
+def released(gateway: Gateway) -> float:
+    """Calls that were left and that the engine has shown to be gone."""
+    names = [name for name in gateway.metrics() if name.startswith("hangup_releases_total") and "verified" in name]
+    return sum(gateway.metrics()[name] for name in names)
+
+
 def drain(gateway: Gateway, name: str, method: str) -> None:
     request = urllib.request.Request(f"{gateway.admin_url}/api/backends/{name}/drain", headers={"x-hangup": "1"}, method=method)
-    urllib.request.urlopen(request, timeout=5).close()
+    urllib.request.urlopen(request, timeout=60).close()
 
 
 def behave(port: int, **values: Any) -> None:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/standin/behave", json.dumps(values).encode())
-    urllib.request.urlopen(request, timeout=5).close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+    urllib.request.urlopen(request, timeout=60).close()
 
 
 @pytest.mark.parametrize("like", ["llamacpp", "vllm", "sglang", "lmdeploy", "tensorrt_llm", "llamacpp, silent"])
@@ -68,11 +67,14 @@ def test_the_only_backend_is_back_within_seconds_though_calls_keep_coming(like: 
     """The second seed with a call a second: every limit by default. Those that got into the wedged engine are told so."""
     like, _, silent = like.partition(", ")  # an engine that is wedged may not even say what it runs
     command = f"{sys.executable} -m hangup standin --port {{port}} --like {like} --wedge --token-s 0.01 --slots 2"
-    port = free_port()
-    config = f'[[backend]]\nurl = "http://127.0.0.1:{port}"\nname = "own"\nspawn = "{command}"\n'
+    config = f'[[backend]]\nurl = "http://127.0.0.1:PORT"\nname = "own"\nspawn = "{command}"\n'
     config += f'spawn_log = "{tmp_path / "engine.log"}"\n'
-    bound_s = ADAPTERS[like].grace_s + ADAPTERS[like].lag_s + 10
-    with Gateway(config=config) as gateway, ThreadPoolExecutor(40) as pool:
+    bound_s = 60  # `first_token_s`, which it must not wait for, is 120; the bench says how many seconds it takes
+    with (
+        reserved_port() as port,
+        Gateway(config=config.replace("PORT", str(port))) as gateway,
+        ThreadPoolExecutor(80) as pool,
+    ):
         known(gateway)
         client = stream(gateway, "wedge")
         if silent:
@@ -84,7 +86,7 @@ def test_the_only_backend_is_back_within_seconds_though_calls_keep_coming(like: 
         while time.monotonic() - left_at < bound_s and not any(f.done() and f.result()[1].status == 200 for f in asked):
             asked.append(pool.submit(lambda: (time.monotonic(), ask(gateway.address, CHAT, SHORT))))
             time.sleep(1)
-        answers = [future.result(60)[1] for future in asked]
+        answers = [future.result(120)[1] for future in asked]
         assert any(answer.status == 200 for answer in answers), [answer.status for answer in answers]
         assert steps(gateway)[-3:] == ["restarting", "canary", "well"]
         told = [answer for answer in answers if answer.status != 200]
@@ -129,7 +131,7 @@ def test_a_call_that_has_not_begun_is_served_elsewhere(has_head: bool, streams: 
             waits = pool.submit(ask, gateway.address, CHAT, {**SHORT, "stream": streams}, {"X-Request-Id": "moved"})
             wait_until(lambda: stuck.stats()["running"] + stuck.stats()["waiting"] >= 2, what="a call in the wedged engine")
             drain(gateway, "good", "DELETE")
-            answer = waits.result(40)
+            answer = waits.result(120)
             row = gateway.call_log("moved")
             assert (answer.status, row["backend"], row["attempts"], row["outcome"]) == (200, "good", 2, "completed")
             if streams:
@@ -163,10 +165,8 @@ def test_slots_at_work_for_a_former_gateway_get_no_calls_and_are_dealt_with() ->
             clients = [stream(former, f"former-{at}") for at in range(2)]
         with Gateway(engine.url, **QUICK | {"orphans_s": 4.0, "health_interval_s": 5.0}, first_token_s=20) as gateway:
             known(gateway)
-            wait_until(lambda: gateway.ready() == 503, 3, "the word that no slot is free")  # before the next look is due
-            began = time.monotonic()
-            assert ask(gateway.address, CHAT, SHORT).status == 503
-            assert time.monotonic() - began < 15, "it was sent to a slot that is taken"
+            wait_until(lambda: gateway.ready() == 503, what="the word that no slot is free")
+            assert ask(gateway.address, CHAT, SHORT).status == 503, "in a slot that is taken, 504 after first_token_s"
             wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
             assert "before this gateway" in events(gateway, "ladder")[-1]["reason"]
         for client in clients:
@@ -186,7 +186,7 @@ def test_an_engine_full_of_a_former_gateways_work_is_restarted(like: str, tmp_pa
             for _ in range(8):  # traffic of ours changes nothing about that
                 assert ask(gateway.address, CHAT, SHORT).status in (200, 503)
                 time.sleep(0.2)
-            wait_until(note.exists, 20, "the restart")
+            wait_until(note.exists, what="the restart")
         client.fin()
 
 
@@ -196,7 +196,8 @@ def test_another_clients_work_is_left_alone() -> None:
         config = f'[[backend]]\nurl = "{engine.url}"\nrestart_command = "/bin/false"\n'
         with Gateway(config=config, **QUICK) as gateway, Client(("127.0.0.1", engine.port)) as other:
             known(gateway)
-            time.sleep(1.5)  # some looks at an engine that has nothing to do
+            stream(gateway, "before").fin()
+            wait_until(lambda: released(gateway) == 1, what="a look at an engine that has nothing to do")
             other.chat(stream=True, **LONG)
             other.read_until(b"data:")
             wait_until(lambda: events(gateway, "orphans"), what="orphans in the log")
@@ -207,11 +208,15 @@ def test_another_clients_work_is_left_alone() -> None:
 
 
 def test_an_engine_that_comes_back_with_fewer_slots_gets_no_calls_for_those_it_lost() -> None:
-    with StandIn(like="llamacpp", slots=4, **SLOW) as engine, Gateway(engine.url, **QUICK) as gateway:
+    with (
+        reserved_port() as port,
+        StandIn(port, like="llamacpp", slots=4, **SLOW) as engine,
+        Gateway(engine.url, **QUICK) as gateway,
+    ):
         known(gateway)
         engine.signal(signal.SIGKILL)
         engine.wait()
-        with StandIn(port=engine.port, like="llamacpp", slots=1, **SLOW) as smaller:
+        with StandIn(port, like="llamacpp", slots=1, **SLOW) as smaller:
             wait_until(lambda: sum("recognised" in str(row.get("change")) for row in gateway.log()) == 2, what="another look")
             assert ask(gateway.address, CHAT, SHORT).status == 200
             pinned = [json.loads(row["body"])["id_slot"] for row in smaller.seen() if row["path"] == CHAT]
@@ -273,7 +278,7 @@ def test_embeddings_convict_no_healthy_engine() -> None:
         with Client(gateway.address) as leaves:
             leaves.post("/v1/embeddings", {"input": ["a"] * 4})
             time.sleep(0.1)
-        assert [one.result(30) for one in busy] == [{200}, {200}]
+        assert [one.result(120) for one in busy] == [{200}, {200}]
         assert not steps(gateway) and not events(gateway, "zombie") and not events(gateway, "orphans")
     server.shutdown()
     server.server_close()

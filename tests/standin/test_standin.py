@@ -54,10 +54,10 @@ def test_a_full_engine_answers_as_it_was_told(retry_after_s: float, told: str | 
 
 
 def test_embeddings_take_their_time_and_count_as_running() -> None:
-    with StandIn(like="vllm", embed_s=1.0, cache_tokens=32_000) as standin:
+    with StandIn(like="vllm", embed_s=4.0, cache_tokens=32_000) as standin:
 
         def metrics() -> str:
-            return str(urllib.request.urlopen(f"{standin.url}/metrics", timeout=10).read().decode())
+            return str(urllib.request.urlopen(f"{standin.url}/metrics", timeout=60).read().decode())
 
         def running(count: int) -> bool:
             return f'num_requests_running{{engine="0",model_name="standin"}} {count}.0' in metrics()
@@ -68,8 +68,8 @@ def test_embeddings_take_their_time_and_count_as_running() -> None:
             target=lambda: answers.append(len(post_json(f"{standin.url}/v1/embeddings", given)["data"])), daemon=True
         )
         asked.start()
-        wait_until(lambda: running(3), 10, "three inputs at work")
-        asked.join(10)
+        wait_until(lambda: running(3), what="three inputs at work")
+        asked.join(60)
         assert answers == [3] and running(0)
         assert 'num_gpu_blocks="2000"' in metrics() and "kv_cache_usage_perc" in metrics()
 

@@ -130,11 +130,11 @@ class TestFailing:
             other.execute("BEGIN IMMEDIATE")
             store._sweep_at = 0.0
             book(store)
-            wait_until(lambda: "ledger_failed" in told, 10, "the failure to be told")
+            wait_until(lambda: "ledger_failed" in told, what="the failure to be told")
             book(store)
             time.sleep(0.3)
             other.execute("ROLLBACK")
-        wait_until(lambda: "ledger_works" in told, 10, "it to work")
+        wait_until(lambda: "ledger_works" in told, what="it to work")
         assert store._thread.is_alive() and store.dropped == 0
         assert store.report(3600, "tenant")["total"]["calls"] == 2
         assert told == ["ledger_failed", "ledger_works"]
@@ -159,7 +159,7 @@ class TestFailing:
         with contextlib.closing(sqlite3.connect(tmp_path / "l.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             book(store)
-            wait_until(lambda: store.failing, 10, "the failure")
+            wait_until(lambda: store.failing, what="the failure")
             store.close()
         assert store.dropped == 1
 
@@ -187,12 +187,12 @@ while True:
     n += 1
     if n % 100 == 0:
         print(n, flush=True)
-        time.sleep(0.01)
+        time.sleep(0.05)
 """
 
 
 def test_kill_9_loses_one_batch_at_most(tmp_path: Path) -> None:
-    """Entries come at no more than 10,000 a second and are written 20 times a second: some 500 may be lost, never the file."""
+    """Entries come at no more than 2,000 a second and are written 20 times a second: some 100 may be lost, never the file."""
     path = tmp_path / "ledger.db"
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
@@ -210,7 +210,7 @@ def test_kill_9_loses_one_batch_at_most(tmp_path: Path) -> None:
     store = make(path)
     kept = store.report(3600, "tenant")["total"]["calls"]
     store.close()
-    assert told[-1] - kept <= 2000 and kept > 1000
+    assert told[-1] - kept <= 2000 and kept > 1000, "a second's worth, on however busy a machine"
 
 
 def test_invented_models_displace_no_real_one() -> None:

@@ -82,18 +82,15 @@ def answered(errand: Errand, body: bytes = b'{"id":"x"}', status: int = 200, rea
 
 
 @contextlib.asynccontextmanager
-async def open_board(store: JobStore, host: FakeGateway, keep_days: float = 1) -> AsyncIterator[Board]:
+async def open_board(store: JobStore, host: FakeGateway, keep_days: float = 1, *, ticks: bool = True) -> AsyncIterator[Board]:
+    """Without `ticks` it looks at the store, and shows that it lives, only when it is told to."""
     board = Board(store, host, asyncio.get_running_loop(), keep_days)
     Desk(board, lambda: Router(()))
     await board.open()
+    if not ticks:
+        for task in [task for task in board._tasks if "_every" in repr(task)]:
+            task.cancel()
     try:
         yield board
     finally:
         await board.close()
-
-
-async def soon(what: Any, timeout_s: float = 10.0) -> None:
-    """Waits until `what()` is true."""
-    async with asyncio.timeout(timeout_s):
-        while not what():  # noqa: ASYNC110 - the condition is anybody's
-            await asyncio.sleep(0.01)

@@ -74,7 +74,7 @@ class Hosted:
             return [seen for seen in self.seen if (seen.method, seen.path) == (method, path)]
 
     def wait_asked(self, method: str, path: str, count: int = 1) -> list[Seen]:
-        return wait_until(lambda: len(found := self.asked(method, path)) >= count and found, 10, f"{method} {path}") or []
+        return wait_until(lambda: len(found := self.asked(method, path)) >= count and found, what=f"{method} {path}") or []
 
     # What a handler does
 

@@ -12,6 +12,7 @@ from hangup.config import BackendSettings, Limits, Settings
 from hangup.core import reasons
 from hangup.edge.connection import ClientConnection
 from support.raw_engine import DONE, HEAD, LAST, chunk, event
+from support.waiting import PATIENCE_S, soon
 
 WHOLE = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":9}'
 STREAM = b'{"messages":[{"role":"user","content":"x"}],"max_tokens":9,"stream":true}'
@@ -63,7 +64,7 @@ class House:
         loop = asyncio.get_running_loop()
         self.engine = Engine()
         url = await self.engine.start()
-        limits = Limits(health_interval_s=600, first_token_s=5, total_s=5, linger_s=0.2)
+        limits = Limits(health_interval_s=600, first_token_s=30, total_s=30, linger_s=0.2)
         settings = Settings(backend=(BackendSettings(url=url, engine="openai"),), limits=limits, slots=1, jobs="none")
         self.gateway = Gateway(settings, loop, Log("none", 100))
         self.listener = await loop.create_server(lambda: ClientConnection(self.gateway, loop), "127.0.0.1", 0)
@@ -84,7 +85,7 @@ class House:
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         try:
-            return await asyncio.wait_for(reader.read(), 10)
+            return await asyncio.wait_for(reader.read(), PATIENCE_S)
         except ConnectionError:
             return b""
         finally:
@@ -94,9 +95,8 @@ class House:
 
     async def at_rest(self) -> None:
         """Nothing is left of any call."""
-        async with asyncio.timeout(10):
-            while self.gateway.calls or self.backend.seat.in_flight or self.gateway.connections or self._busy():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        gateway, seat = self.gateway, self.backend.seat
+        await soon(lambda: not (gateway.calls or seat.in_flight or gateway.connections or self._busy()), "a gateway at rest")
 
     def _busy(self) -> int:
         return len(self.backend.pool.open) - len(self.backend.pool._idle)

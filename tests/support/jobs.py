@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "cancelled", "expired")
@@ -21,7 +21,7 @@ def line(custom_id: str, url: str = CHAT, **body: Any) -> str:
 
 
 def client(url: str, key: str = "any") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
 
 
 def upload(sdk: openai.OpenAI, lines: Iterable[str]) -> str:
@@ -32,7 +32,7 @@ def start_batch(sdk: openai.OpenAI, lines: Iterable[str], url: str = CHAT, windo
     return sdk.batches.create(input_file_id=upload(sdk, lines), endpoint=url, completion_window=window).id  # type: ignore[arg-type]
 
 
-def wait_batch(sdk: openai.OpenAI, id: str, *statuses: str, timeout_s: float = 20.0) -> Any:
+def wait_batch(sdk: openai.OpenAI, id: str, *statuses: str, timeout_s: float = PATIENCE_S) -> Any:
     wanted = statuses or ENDED
 
     def look() -> Any:
@@ -50,7 +50,7 @@ def results(sdk: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 def start_job(url: str, *, lease_s: float | None = None, path: str = CHAT, **body: Any) -> dict[str, Any]:
     headers = {"prefer": "respond-async"} | ({"x-hangup-lease": str(lease_s)} if lease_s is not None else {})
     asked = {"model": "m", "messages": [{"role": "user", "content": "hello"}], **body}
-    answer = httpx.post(url + path, json=asked, headers=headers, timeout=20)
+    answer = httpx.post(url + path, json=asked, headers=headers, timeout=PATIENCE_S)
     assert answer.status_code == 202, answer.text
     assert answer.headers["preference-applied"] == "respond-async"
     job: dict[str, Any] = answer.json()
@@ -59,13 +59,13 @@ def start_job(url: str, *, lease_s: float | None = None, path: str = CHAT, **bod
 
 
 def get_job(url: str, id: str) -> dict[str, Any]:
-    answer = httpx.get(f"{url}/v1/jobs/{id}", timeout=20)
+    answer = httpx.get(f"{url}/v1/jobs/{id}", timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     job: dict[str, Any] = answer.json()
     return job
 
 
-def wait_job(url: str, id: str, *statuses: str, timeout_s: float = 20.0) -> dict[str, Any]:
+def wait_job(url: str, id: str, *statuses: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
     wanted = statuses or ENDED
     job = wait_until(
         lambda: job if (job := get_job(url, id))["status"] in wanted else None, timeout_s, f"{id} {' or '.join(wanted)}"

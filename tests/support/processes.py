@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 HANGUP = [sys.executable, "-m", "hangup"]
 
@@ -48,7 +49,7 @@ class Process:
     def _collect(stream: Any, lines: list[str]) -> None:
         lines.extend(line.rstrip("\n") for line in stream)
 
-    def find_line(self, pattern: str, timeout_s: float = 15.0) -> re.Match[str]:
+    def find_line(self, pattern: str, timeout_s: float = PATIENCE_S) -> re.Match[str]:
         def look() -> re.Match[str] | None:
             for line in list(self.stderr_lines):
                 if match := re.search(pattern, line):
@@ -67,10 +68,10 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
-    def wait(self, timeout_s: float = 10.0) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         code = self.popen.wait(timeout_s)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(PATIENCE_S)
         return code
 
     def close(self) -> None:
@@ -119,9 +120,15 @@ class StandIn(Process):
     def behave(self, **values: Any) -> None:
         post_json(f"{self.url}/standin/behave", values)
 
-    def wait_idle(self, timeout_s: float = 5.0) -> dict[str, int]:
+    def wait_idle(self) -> dict[str, int]:
         """Waits until nothing runs or waits in the engine."""
-        return wait_until(lambda: (s := self.stats())["running"] + s["waiting"] == 0 and s, timeout_s, "an idle engine") or {}
+        return wait_until(lambda: (s := self.stats())["running"] + s["waiting"] == 0 and s, what="an idle engine") or {}
+
+    def wait_stopped(self, calls: int = 1) -> dict[str, int]:
+        """Waits until nothing runs: so many calls, in all its life, did not come to their own end."""
+        stats = self.wait_idle()
+        assert stats["aborted"] == calls, stats
+        return stats
 
 
 class EngineProcess(Process):
@@ -135,7 +142,7 @@ class EngineProcess(Process):
         self.address = ("127.0.0.1", self.port)
 
     def counters(self) -> dict[str, float]:
-        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S).read().decode()
         rows = re.findall(r"^hangup_engine_(\w+?)(?:_total)? ([\d.e+-]+)$", text, re.M)
         return {name: float(value) for name, value in rows}
 
@@ -144,7 +151,7 @@ class EngineProcess(Process):
             now = self.counters()
             return now if all(now[name] == value for name, value in counters.items()) else None
 
-        found = wait_until(look, 10, f"{counters} of the engine")
+        found = wait_until(look, what=f"{counters} of the engine")
         assert found is not None
         return found
 
@@ -178,25 +185,25 @@ class Gateway(Process):
 
     def ready(self) -> int:
         try:
-            return int(urllib.request.urlopen(f"{self.admin_url}/readyz", timeout=5).status)
+            return int(urllib.request.urlopen(f"{self.admin_url}/readyz", timeout=PATIENCE_S).status)
         except urllib.error.HTTPError as error:
             return int(error.code)
 
     def log(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in list(self.stdout_lines) if line.startswith("{")]
 
-    def call_log(self, id: str, timeout_s: float = 10.0) -> dict[str, Any]:
+    def call_log(self, id: str) -> dict[str, Any]:
         """The line of one call, once it is there."""
 
         def look() -> dict[str, Any] | None:
             return next((row for row in self.log() if row.get("event") == "call" and row["id"] == id), None)
 
-        row = wait_until(look, timeout_s, f"the log line of call {id}")
+        row = wait_until(look, what=f"the log line of call {id}")
         assert row is not None
         return row
 
     def metrics(self) -> dict[str, float]:
-        text = urllib.request.urlopen(f"{self.admin_url}/metrics", timeout=5).read().decode()
+        text = urllib.request.urlopen(f"{self.admin_url}/metrics", timeout=PATIENCE_S).read().decode()
         rows = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in rows}
 
@@ -215,14 +222,23 @@ def gateway_and_engine(settings: dict[str, Any] | None = None, **behaviour: Any)
         yield gateway, engine
 
 
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of 127.0.0.1 for a server to come, to go and to come back on: as long as this is held nobody else is given it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who listens says the same, and may share it with us
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
+
+
 def get_json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         return json.loads(answer.read())
 
 
 def post_json(url: str, value: Any) -> Any:
     request = urllib.request.Request(url, json.dumps(value).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return json.loads(answer.read())
 
 

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from support.waiting import PATIENCE_S
+
 _SO_ATTACH_FILTER = 26
 
 
@@ -30,7 +32,7 @@ class Client:
         self.sock: socket.socket = socket.socket()
         if receive_buffer:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.sock.settimeout(20)
+        self.sock.settimeout(PATIENCE_S)
         self.sock.connect(address)
         if tls is not None:
             self.sock = tls.wrap_socket(self.sock, server_hostname=address[0])
@@ -120,7 +122,7 @@ class Client:
             if size == 0:
                 return body, True
 
-    def closed_within(self, timeout_s: float) -> bool:
+    def closed_within(self, timeout_s: float = PATIENCE_S) -> bool:
         """Whether the other side closes in time; what it still sends is read away."""
         self.sock.settimeout(timeout_s)
         deadline = time.monotonic() + timeout_s

@@ -35,7 +35,7 @@ class RawEngine:
 
     def _serve(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            sock.settimeout(30)
+            sock.settimeout(120)
             while request := _read_request(sock):
                 if b" /health " in request.split(b"\r\n", 1)[0] + b" ":
                     sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")

@@ -6,7 +6,9 @@ import asyncio
 import contextvars
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
@@ -154,3 +156,9 @@ class Loop(asyncio.SelectorEventLoop):
             self.run_until_complete(asyncio.wait(tasks, timeout=100))
         assert not tasks, tasks
         self.close()
+
+
+def run_virtually(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, with no process in it."""
+    with asyncio.Runner(debug=True, loop_factory=Loop) as runner:
+        return runner.run(main)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from support.waiting import PATIENCE_S
+
 
 @dataclass
 class Session:
@@ -29,7 +31,7 @@ class WebSocketEngine:
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(PATIENCE_S)
         self.url = f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
@@ -87,7 +89,7 @@ class WebSocketEngine:
                 request.transport.abort()
                 return
             elif word == "deaf":
-                await asyncio.sleep(60)
+                await asyncio.sleep(600)
             elif isinstance(message.data, bytes):
                 await socket.send_bytes(message.data)
             else:
