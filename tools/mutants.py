@@ -37,10 +37,11 @@ CORE = Path("src/hangup/core")
 _DIRECT = "estimates usual patience limiter admission admission_seats admission_jobs".split()
 _ADMISSION = tuple(f"tests/core/test_{name}.py" for name in [*_DIRECT, "admission_oracle", "admission_jobs_oracle"])
 _REAPER = ("tests/reaper/test_stillness.py", "tests/reaper/test_ladder.py", "tests/reaper/test_book.py")
-_CALL = ("tests/core/test_engine_time.py", "tests/core/test_call.py", "tests/store/test_ledger.py")
+_CALL = ("tests/core/test_ledger.py", "tests/core/test_engine_time.py", "tests/core/test_call.py", "tests/store/test_ledger.py")
 TESTS = {  # by module or folder below core/: the quick ones first
     "account.py": _CALL,
     "admission": _ADMISSION,
+    "afterlife.py": _CALL,
     "call.py": (*_CALL, *_REAPER),
     "catalog.py": ("tests/core/test_catalog.py",),
     "divergence.py": ("tests/core/test_divergence.py",),
@@ -49,6 +50,7 @@ TESTS = {  # by module or folder below core/: the quick ones first
     "jobs.py": ("tests/core/test_followed.py", "tests/jobs/test_job_rules.py", "tests/jobs/test_job_table.py"),
     "ledger.py": _CALL,
     "reaper": _REAPER,
+    "spans.py": ("tests/core/test_spans.py",),
 }
 _COMPARE: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),

@@ -8,6 +8,7 @@ What is not running at the moment is shown by `/readyz`, and how often anything 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -91,39 +92,40 @@ class Duties:
 
     async def _keep(self, duty: Duty, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         pauses = _Pauses()
-        self._count(duty, expected=1)
-        try:
+        with self._expected(duty):
             while True:
-                self._count(duty, running=1)
-                try:
+                with self._turn(duty):
                     await make()
-                except Exception as error:
-                    self.failed(duty.name, error)
-                else:
                     return
-                finally:
-                    self._count(duty, running=-1)
                 await asyncio.sleep(pauses.next())
-        finally:
-            self._count(duty, expected=-1)
 
     def _run(self, duty: Duty, run: Callable[[], None]) -> None:
         pauses = _Pauses()
+        with self._expected(duty):
+            while True:
+                with self._turn(duty):
+                    run()
+                    return
+                time.sleep(pauses.next())
+
+    @contextlib.contextmanager
+    def _expected(self, duty: Duty) -> Iterator[None]:
         self._count(duty, expected=1)
         try:
-            while True:
-                self._count(duty, running=1)
-                try:
-                    run()
-                except Exception as error:
-                    self.failed(duty.name, error)
-                else:
-                    return
-                finally:
-                    self._count(duty, running=-1)
-                time.sleep(pauses.next())
+            yield
         finally:
             self._count(duty, expected=-1)
+
+    @contextlib.contextmanager
+    def _turn(self, duty: Duty) -> Iterator[None]:
+        """While it runs it is counted as running; a failure is told, and goes no further."""
+        self._count(duty, running=1)
+        try:
+            yield
+        except Exception as error:
+            self.failed(duty.name, error)
+        finally:
+            self._count(duty, running=-1)
 
     def _count(self, duty: Duty, *, expected: int = 0, running: int = 0) -> None:
         with self._lock:

@@ -10,7 +10,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from admin.test_api import admin, streaming
-from hangup.admin.guard import Policy, is_loopback
+from hangup.admin.guard import Policy
+from hangup.wire.hosts import is_loopback
 from support.processes import Gateway, Process, StandIn
 from support.raw import Client
 from support.waiting import wait_until

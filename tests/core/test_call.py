@@ -189,3 +189,27 @@ def test_every_reason_has_its_own_code_and_a_known_outcome() -> None:
     assert all(code == reason.code for code, reason in REASONS.items())
     assert {reason.outcome for reason in REASONS.values()} == set(Outcome)
     assert len(Outcome) == 9
+
+
+@pytest.mark.parametrize(
+    ("reason", "begun", "has_all", "tell"),
+    [
+        (reasons.CLIENT_FIN, True, False, Tell.NOTHING),
+        (reasons.COMPLETED, True, False, Tell.FINISH),
+        (reasons.OUTPUT_TOKENS, True, False, Tell.FINISH),
+        (reasons.OUTPUT_TOKENS, False, False, Tell.FINISH),
+        (reasons.TOTAL_TIME, True, False, Tell.ERROR_EVENT),
+        (reasons.TOTAL_TIME, False, False, Tell.STATUS),
+        (reasons.TOTAL_TIME, True, True, Tell.FINISH),
+    ],
+)
+def test_what_the_client_is_told(reason: Reason, begun: bool, has_all: bool, tell: Tell) -> None:
+    call = Call("x", 0.0)
+    call.received(0.0)
+    call.sent("b", 0.0)
+    call.answered(0.0)
+    if begun:
+        call.client_answer_began(200)
+    call.client_has_all = has_all
+    ending = call.end(reason, 1.0)
+    assert ending is not None and ending.tell is tell

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from hangup.core.divergence import Divergence, Sample
+from hangup.core.divergence import Divergence, Sample, Terms
 
 TICK_S = 5.0
 DAY_S = 86_400.0
@@ -163,3 +164,53 @@ def test_an_alarm_does_not_flutter() -> None:
         seen += 0 if 200 <= tick < 400 and tick % 8 else 1000
         changes.append(alarm.observe(Sample(computed, 1.0, seen, 0, 5 * now, now), now))
     assert [change for change in changes if change is not None] == [True, False]
+
+
+def looks(alarm: Divergence, count: int, start: float = 0.0, **sample: object) -> list[bool | None]:
+    """Every five seconds one that differs in nothing but the time."""
+    given: dict[str, Any] = {"computed": None, "busy": None, "seen": 0, "unseen": 0, "call_s": 0.0, "served_s": 0.0, **sample}
+    return [alarm.observe(Sample(**given), start + at * TICK_S) for at in range(count)]
+
+
+def test_zombies_all_the_time_are_an_alarm_after_a_window_and_a_hold() -> None:
+    alarm = Divergence()
+    assert looks(alarm, 8, zombies=2) == [None] * 8, "20 s of window, then 20 s that it must last"
+    assert looks(alarm, 1, 40.0, zombies=2) == [True]
+    assert alarm.finding is not None and alarm.finding == ("zombies", 2.0)
+    assert looks(alarm, 4, 45.0) == [None] * 4 and looks(alarm, 1, 65.0) == [False], "and 20 s that it must be gone"
+
+
+def test_zombies_in_all_looks_but_one_are_none() -> None:
+    alarm = Divergence()
+    for at in range(40):
+        assert alarm.observe(Sample(None, None, 0, 0, 0.0, 0.0, zombies=int(at % 4 != 0)), at * TICK_S) is None
+
+
+@pytest.mark.parametrize(
+    ("served_share", "runs", "raised"), [(0.0, True, True), (0.04, True, True), (0.1, True, False), (0, False, False)]
+)
+def test_an_engine_that_runs_something_and_has_no_call_of_ours(served_share: float, runs: bool, raised: bool) -> None:
+    alarm = Divergence()
+    said = [
+        alarm.observe(Sample(None, None, 0, 0, 0.0, served_share * at * TICK_S, runs=runs), at * TICK_S) for at in range(30)
+    ]
+    assert (True in said) is raised
+    if raised:
+        assert alarm.finding is not None and alarm.finding.signal == "alone"
+        assert alarm.finding.excess == pytest.approx(1 - served_share)
+
+
+@pytest.mark.parametrize(("lead", "raised"), [(100, False), (101, True)])
+def test_a_lead_of_a_hundred_tokens_is_never_worth_an_alarm(lead: int, raised: bool) -> None:
+    alarm, said = Divergence(Terms(hold_s=5.0)), list[bool | None]()
+    for at in range(40):
+        said.append(alarm.observe(Sample(50 + (lead if at >= 10 else 0), 1.0, 50, 0, 0.0, 0.0), at * TICK_S))
+    assert (True in said) is raised
+
+
+def test_a_count_that_falls_comes_or_goes_begins_anew() -> None:
+    for before, after in ((1000, 10), (1000, None), (None, 1000)):
+        alarm = Divergence()
+        looks(alarm, 10, computed=before)
+        alarm.observe(Sample(after, None, 0, 0, 0.0, 0.0), 50.0)
+        assert len(alarm._ticks) == 1, "what was before is no measure"

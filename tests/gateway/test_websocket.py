@@ -68,6 +68,13 @@ def opened(gateway: Gateway, engine: WebSocketEngine, id: str) -> tuple[Client, 
     return client, wait_until(lambda: engine.sessions[before:])[0]
 
 
+@contextlib.contextmanager
+def conversing(engine: WebSocketEngine, id: str, **settings: Any) -> Iterator[tuple[Gateway, Client, Session]]:
+    """A gateway with these settings, and a client that has opened a socket through it."""
+    with Gateway(engine.url, engine="openai", **settings) as gateway:
+        yield gateway, *opened(gateway, engine, id)
+
+
 def places(gateway: Gateway) -> float:
     return sum(value for name, value in gateway.metrics().items() if name.startswith("hangup_backend_in_flight"))
 
@@ -155,16 +162,14 @@ class TestHangUps:
         wait_until(lambda: places(gateway) == 0)
 
     def test_vanishing(self, engine: WebSocketEngine) -> None:
-        with Gateway(engine.url, engine="openai", client_silence_s=2) as gateway:
-            client, session = opened(gateway, engine, "vanishes")
+        with conversing(engine, "vanishes", client_silence_s=2) as (gateway, client, session):
             with client:
                 client.vanish()
                 wait_until(lambda: session.ended == "lost")
             assert gateway.call_log("vanishes")["cause"] == "silence"
 
     def test_a_close_that_the_engine_does_not_hear(self, engine: WebSocketEngine) -> None:
-        with Gateway(engine.url, engine="openai", websocket_close_s=0.3) as gateway:
-            client, session = opened(gateway, engine, "unheard")
+        with conversing(engine, "unheard", websocket_close_s=0.3) as (gateway, client, session):
             with client:
                 client.send(frame(b"deaf"))
                 wait_until(lambda: session.messages == ["deaf"])
@@ -174,8 +179,7 @@ class TestHangUps:
 
     def test_behind_a_full_engine(self, engine: WebSocketEngine) -> None:
         """The engine does not read, so the client is not read either; that it left is seen all the same."""
-        with Gateway(engine.url, engine="openai", websocket_buffer_bytes_max=65536) as gateway:
-            client, session = opened(gateway, engine, "full")
+        with conversing(engine, "full", websocket_buffer_bytes_max=65536) as (gateway, client, session):
             with client:
                 client.send(frame(b"deaf"))
                 wait_until(lambda: session.messages == ["deaf"])
@@ -215,8 +219,7 @@ class TestLimits:
                 assert [(row["id"], row["route"]) for row in rows] == [("first", "openai.realtime")]
 
     def test_idle(self, engine: WebSocketEngine) -> None:
-        with Gateway(engine.url, engine="openai", websocket_idle_s=0.5) as gateway:
-            client, session = opened(gateway, engine, "idle")
+        with conversing(engine, "idle", websocket_idle_s=0.5) as (gateway, client, session):
             with client:
                 client.read_until(b"websocket_idle_s")
                 assert client.closed_within()
@@ -225,15 +228,13 @@ class TestLimits:
             wait_until(lambda: session.ended == "lost")
 
     def test_total(self, engine: WebSocketEngine) -> None:
-        with Gateway(engine.url, engine="openai", websocket_s=1, total_s=0.2) as gateway:
-            client, _ = opened(gateway, engine, "total")
+        with conversing(engine, "total", websocket_s=1, total_s=0.2) as (gateway, client, _):
             with client:
                 client.read_until(b"websocket_s")
             assert gateway.call_log("total")["cause"] == "websocket_s"
 
     def test_an_engine_that_stops_reading(self, engine: WebSocketEngine) -> None:
-        with Gateway(engine.url, engine="openai", websocket_buffer_bytes_max=65536, write_stall_s=1) as gateway:
-            client, _ = opened(gateway, engine, "stuck")
+        with conversing(engine, "stuck", websocket_buffer_bytes_max=65536, write_stall_s=1) as (gateway, client, _):
             with client:
                 client.send(frame(b"deaf"))
                 client.sock.settimeout(60)
@@ -245,8 +246,7 @@ class TestLimits:
 
     def test_a_reader_that_stops(self, engine: WebSocketEngine) -> None:
         """Back-pressure reaches the engine, and a client that does not read at all is given up."""
-        with Gateway(engine.url, engine="openai", write_stall_s=1) as gateway:
-            client, session = opened(gateway, engine, "stalled")
+        with conversing(engine, "stalled", write_stall_s=1) as (gateway, client, session):
             with client:
                 client.send(frame(b"say 1000000"))
                 wait_until(lambda: session.ended == "lost")
@@ -271,8 +271,7 @@ class TestOperators:
         assert gateway.call_log("killed")["outcome"] == "killed"
 
     def test_drain(self, engine: WebSocketEngine) -> None:
-        with Gateway(engine.url, engine="openai", drain_s=0.5) as gateway:
-            client, session = opened(gateway, engine, "drained")
+        with conversing(engine, "drained", drain_s=0.5) as (gateway, client, session):
             with client:
                 gateway.signal(signal.SIGTERM)
                 client.read_until(struct.pack("!H", 1001) + b"drain_s")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from hangup.core import reasons
 from hangup.core.jobs import Cause, Item, Kind, Status
+from hangup.jobs.board import Board
 from hangup.jobs.calls import follow
 from hangup.jobs.presence import Absences
 from hangup.store.jobs import Asked, Job, JobStore, Worker
@@ -21,6 +24,15 @@ from support.waiting import soon, wait_until
 PATH = "/v1/chat/completions"
 CALL = {"path": PATH, "model": "m", "stream": True, "headers": {"anthropic-version": "2023-06-01"}}
 BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "headers": {"openai-project": "p"}}
+
+
+@contextlib.asynccontextmanager
+async def one_takes_the_other_runs(folder: Path, host: FakeGateway) -> AsyncIterator[tuple[Board, Board]]:
+    """Two boards on one store: the first takes jobs and runs none, the second is that of `host`."""
+    path = str(folder / "jobs.sqlite")
+    async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), host) as two:
+        one.runner.stop()
+        yield one, two
 
 
 def items(count: int) -> list[Asked]:
@@ -63,10 +75,8 @@ class TestClaimedBeforeItIsKnown:
         """It knows the job with the claim: headers, the shape of the result, and the events."""
 
         async def run() -> None:
-            path = str(tmp_path / "jobs.sqlite")
             idle = FakeGateway()
-            async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), idle) as two:
-                one.runner.stop()  # it takes jobs, and the other one runs them
+            async with one_takes_the_other_runs(tmp_path, idle) as (one, two):
                 batch = await one.submit("batch_b", Kind.BATCH, "ann", BATCH, items(2), window_s=600)
                 two.runner.wake("ann")  # long before it looks for what others have done
                 await soon(lambda: len(idle.undertaken) == 2)
@@ -85,10 +95,8 @@ class TestClaimedBeforeItIsKnown:
 
     def test_a_listener_at_one_hears_what_the_other_ran(self, tmp_path: Path) -> None:
         async def run() -> None:
-            path = str(tmp_path / "jobs.sqlite")
             idle = FakeGateway()
-            async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), idle) as two:
-                one.runner.stop()  # it takes jobs, and the other one runs them
+            async with one_takes_the_other_runs(tmp_path, idle) as (one, two):
                 job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
 
                 async def listen() -> list[str]:
@@ -232,10 +240,8 @@ class TestDrain:
 class TestTwo:
     def test_a_cancel_at_one_reaches_what_the_other_just_claimed(self, tmp_path: Path) -> None:
         async def run() -> None:
-            path = str(tmp_path / "jobs.sqlite")
             idle = FakeGateway()
-            async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), idle) as two:
-                one.runner.stop()  # it takes jobs, and the other one runs them
+            async with one_takes_the_other_runs(tmp_path, idle) as (one, two):
                 job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 two.runner.wake("ann", urgent=True)
                 await soon(lambda: len(idle.undertaken) == 1)
@@ -251,9 +257,7 @@ class TestTwo:
         """However many jobs there are: all of them anew, twice a second, would be a stall each time."""
 
         async def run() -> None:
-            path = str(tmp_path / "jobs.sqlite")
-            async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), FakeGateway()) as two:
-                one.runner.stop()
+            async with one_takes_the_other_runs(tmp_path, FakeGateway()) as (one, two):
                 two.runner.stop()
                 for n in range(50):
                     await one.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=600)
@@ -283,9 +287,7 @@ class TestTwo:
         """Its events are waited for, and whoever asks for it renews its lease everywhere."""
 
         async def run() -> None:
-            path = str(tmp_path / "jobs.sqlite")
-            async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), FakeGateway()) as two:
-                one.runner.stop()
+            async with one_takes_the_other_runs(tmp_path, FakeGateway()) as (one, two):
                 two.runner.stop()
                 await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 two._cares.clear()

@@ -62,6 +62,41 @@ def test_every_end_of_a_call_means_something_for_its_item(code: str, status: int
         assert what is After.ERRORED, "engines have had their chances"
 
 
+AFTER: list[tuple[reasons.Reason, int, bool, int, After]] = [
+    (reasons.COMPLETED, 200, False, 0, After.SUCCEEDED),
+    (reasons.COMPLETED, 299, True, 0, After.SUCCEEDED),
+    (reasons.COMPLETED, 300, False, 0, After.ERRORED),
+    (reasons.COMPLETED, 199, False, 0, After.ERRORED),
+    (reasons.COMPLETED, 422, False, 0, After.ERRORED),
+    (reasons.COMPLETED, 429, False, 9, After.AGAIN),
+    (reasons.COMPLETED, 429, True, 0, After.CANCELLED),
+    (reasons.OUTPUT_TOKENS, 200, False, 0, After.SUCCEEDED),
+    (reasons.TOTAL_TIME, 504, False, 0, After.ERRORED),
+    (reasons.CLIENT_FIN, 499, False, 0, After.CANCELLED),
+    (reasons.KILLED, 0, False, 0, After.CANCELLED),
+    (reasons.INTERNAL, 500, False, 0, After.ERRORED),
+    (reasons.YIELDED, 0, False, 0, After.AGAIN),
+    (reasons.YIELDED, 0, True, 0, After.CANCELLED),
+    (reasons.TAKEN_OVER, 0, True, 0, After.GIVEN_BACK),
+    (reasons.DRAINED, 0, False, 0, After.GIVEN_BACK),
+    (reasons.QUEUE_FULL, 503, False, 0, After.AGAIN),
+    (reasons.QUEUE_FULL, 503, True, 0, After.CANCELLED),
+    (reasons.ENGINE_DIED, 502, False, 2, After.AGAIN),
+    (reasons.ENGINE_DIED, 502, True, 2, After.CANCELLED),
+    (reasons.ENGINE_DIED, 502, False, 3, After.ERRORED),
+    (reasons.ENGINE_DIED, 502, True, 3, After.ERRORED),
+]
+
+
+@pytest.mark.parametrize(("reason", "status", "stopping", "failures", "what"), AFTER)
+def test_what_follows_from_each_end(reason: reasons.Reason, status: int, stopping: bool, failures: int, what: After) -> None:
+    assert after(reason, status, stopping=stopping, failures=failures, failures_max=3) is what
+
+
+def test_what_follows_are_states_of_items_or_none_of_them() -> None:
+    assert {what.value for what in After} - {state.value for state in Item} == {After.AGAIN.value, After.GIVEN_BACK.value}
+
+
 @pytest.mark.parametrize("what", [After.SUCCEEDED, After.ERRORED, After.CANCELLED])
 def test_what_ends_an_item_is_a_state_of_items(what: After) -> None:
     assert Item(what).ended

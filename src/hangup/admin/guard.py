@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hangup.wire.hosts import is_address
 
 CSRF_HEADER = "x-hangup"
 _SAFE_METHODS = frozenset(["GET", "HEAD", "OPTIONS"])
@@ -61,7 +62,7 @@ class Policy:
 
     def _is_ours(self, host: str) -> bool:
         name = _host_name(host) if host and "@" not in host else ""
-        return name in self.names or _is_address(name)
+        return name in self.names or is_address(name)
 
     def _is_foreign(self, headers: Headers) -> bool:
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
@@ -85,20 +86,6 @@ def _host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""  # which is nobody's
-
-
-def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    return _is_address(host) and ipaddress.ip_address(host).is_loopback
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 class Guard:

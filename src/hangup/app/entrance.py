@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import math
 import re
 import secrets
@@ -21,6 +20,7 @@ from hangup.config import Settings, TenantSettings
 from hangup.core import reasons
 from hangup.errors import Refusal
 from hangup.wire.head import RequestHead
+from hangup.wire.hosts import is_address, is_loopback
 
 ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
 _DIGITS = 24
@@ -80,19 +80,7 @@ class Hosts:
     def _find(self, host: bytes) -> bool:
         name = host.decode("ascii").lower()
         name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
-        return "." not in name or name in self._names or name.endswith(_PRIVATE_SUFFIXES) or _is_address(name)
-
-
-def is_loopback(host: str) -> bool:
-    return host.lower() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+        return "." not in name or name in self._names or name.endswith(_PRIVATE_SUFFIXES) or is_address(name)
 
 
 class CallIds:

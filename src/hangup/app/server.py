@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hangup.admin.guard import Policy, is_loopback
+from hangup.admin.guard import Policy
 from hangup.admin.server import AdminServer
 from hangup.app.gateway import TURNED_AWAY_MAX, Gateway
 from hangup.app.log import Log
@@ -43,6 +43,7 @@ from hangup.jobs.desk import Desk
 from hangup.store.database import StoreDamaged, StoreFailed
 from hangup.store.jobs import JobStore
 from hangup.store.ledger import LedgerStore
+from hangup.wire.hosts import is_loopback
 
 # What a reload cannot change, since it is bound to the process.
 _FIXED = (

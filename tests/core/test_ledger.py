@@ -1,0 +1,201 @@
+"""What is written down of a call at its end: once, under whose name, and what it cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangup.core import afterlife, reasons
+from hangup.core.account import FREE, Account, Price, nobodys, saved
+from hangup.core.call import Call
+from hangup.core.ledger import SECONDS, TOKENS, Histogram, Ledger, delivered
+from hangup.core.reaper import Leftover
+from hangup.core.reasons import Reason
+
+PRICE = Price(per_hour=3600.0, per_million_tokens=2e6)  # one a second, two a token
+
+
+def ended(reason: Reason, *, tokens: int = 10, stream: bool = True, status: int = 200) -> Call:
+    """Received after 1 s, sent after 3 s, its first token after 6 s, its end after 10 s."""
+    call = Call("id", 100.0)
+    call.tenant, call.model, call.route, call.stream, call.tokens_in = "ann", "m", "openai.chat", stream, 7
+    call.received(101.0)
+    call.sent("gpu", 103.0)
+    call.answered(105.0)
+    if tokens:
+        call.progressed(tokens, 106.0)
+    call.client_answer_began(status)
+    call.engine_finished = reason is reasons.COMPLETED
+    call.end(reason, 110.0)
+    return call
+
+
+def put(histogram: Histogram) -> dict[float, int]:
+    """How many are in which bucket, by its upper bound."""
+    return {bound: count for bound, count in zip((*histogram.bounds, -1), histogram.counts, strict=True) if count}
+
+
+class TestLedger:
+    def test_a_call_is_counted_once_under_its_route_and_its_end(self) -> None:
+        ledger = Ledger()
+        ledger.record(ended(reasons.COMPLETED))
+        ledger.record(ended(reasons.COMPLETED))
+        ledger.record(ended(reasons.CLIENT_FIN))
+        assert ledger.calls == {("openai.chat", "completed", "completed"): 2, ("openai.chat", "client_gone", "fin"): 1}
+        assert ledger.tokens == {("ann", "gpu", "delivered"): 30}
+
+    def test_each_of_its_times_and_sizes_is_in_its_own_histogram(self) -> None:
+        ledger = Ledger()
+        ledger.record(ended(reasons.COMPLETED))
+        assert (put(ledger.total_s), ledger.total_s.sum) == ({10: 1}, 10.0)
+        assert (put(ledger.queue_s), ledger.queue_s.sum) == ({2.5: 1}, 2.0)
+        assert (put(ledger.first_token_s), ledger.first_token_s.sum) == ({10: 1}, 6.0)
+        assert (put(ledger.tokens_out), ledger.tokens_out.sum) == ({16: 1}, 10.0)
+        assert (put(ledger.tokens_in), ledger.tokens_in.sum) == ({16: 1}, 7.0)
+
+    def test_what_did_not_happen_is_not_measured(self) -> None:
+        ledger = Ledger()
+        left = Call("id", 0.0)
+        left.received(1.0)
+        left.end(reasons.CLIENT_FIN, 2.0)
+        ledger.record(left)
+        assert put(ledger.total_s) == {2.5: 1} and not ledger.tokens
+        assert not (put(ledger.queue_s) or put(ledger.first_token_s) or put(ledger.tokens_in) or put(ledger.tokens_out))
+
+    def test_what_was_refused_says_nothing_of_how_long_calls_take(self) -> None:
+        ledger, refused = Ledger(), Call("id", 0.0)
+        refused.tokens_in = 5
+        refused.end(reasons.BAD_FIELD, 3.0)
+        ledger.record(refused)
+        assert ledger.calls.total() == 1 and not put(ledger.total_s) and not put(ledger.tokens_in)
+
+    @pytest.mark.parametrize(
+        ("reason", "stream", "status", "got"),
+        [
+            (reasons.COMPLETED, False, 200, True),
+            (reasons.CLIENT_FIN, True, 200, True),  # as they came
+            (reasons.CLIENT_FIN, False, 499, False),
+            (reasons.OUTPUT_TOKENS, False, 200, True),
+            (reasons.TOTAL_TIME, False, 504, False),
+            (reasons.ENGINE_DIED, True, 200, True),
+        ],
+    )
+    def test_whether_the_client_got_its_tokens(self, reason: Reason, stream: bool, status: int, got: bool) -> None:
+        call = ended(reason, stream=stream, status=status)
+        assert delivered(call) is got
+        ledger = Ledger()
+        ledger.record(call)
+        assert ledger.tokens == {("ann", "gpu", "delivered" if got else "wasted"): 10}
+
+
+class TestHistogram:
+    def test_a_bound_is_within_its_bucket_and_all_above_the_last_is_one(self) -> None:
+        made = Histogram((1.0, 2.0))
+        for value in (0.5, 1.0, 1.5, 2.0, 2.1, 99.0):
+            made.observe(value)
+        assert made.counts == [2, 2, 2] and made.sum == pytest.approx(106.1)
+
+    def test_bounds_grow(self) -> None:
+        for bounds in (SECONDS, TOKENS):
+            assert list(bounds) == sorted(set(bounds)) and Histogram(bounds).counts == [0] * (len(bounds) + 1)
+        assert Histogram().bounds is SECONDS and Ledger().tokens_out.bounds == Ledger().tokens_in.bounds == TOKENS
+
+
+class TestAccount:
+    def booked(self, call: Call, predicted: float = 25.0, price: Price = PRICE) -> Account:
+        account = Account()
+        account.book(call, 4.0, predicted, price)
+        return account
+
+    def test_a_completed_call(self) -> None:
+        made = self.booked(ended(reasons.COMPLETED))
+        assert made == Account(calls=1, tokens_in=7, tokens_delivered=10, engine_s=4.0, money=24.0)
+
+    def test_one_whose_stream_was_left(self) -> None:
+        """What it had it got; of the rest of such an answer, 15 tokens were spared, each as dear as those before it."""
+        made = self.booked(ended(reasons.CLIENT_FIN))
+        assert (made.tokens_delivered, made.tokens_wasted, made.engine_wasted_s, made.money_wasted) == (10, 0, 0, 0)
+        assert made.tokens_saved == 15 and made.money_saved == pytest.approx(15 * 24.0 / 10)
+
+    def test_one_whose_whole_answer_nobody_got(self) -> None:
+        made = self.booked(ended(reasons.CLIENT_FIN, stream=False))
+        assert (made.tokens_delivered, made.tokens_wasted, made.engine_wasted_s, made.money_wasted) == (0, 10, 4.0, 24.0)
+
+    def test_one_that_left_before_its_first_token(self) -> None:
+        made = self.booked(ended(reasons.CLIENT_FIN, tokens=0))
+        assert (made.tokens_wasted, made.engine_wasted_s, made.money, made.money_wasted) == (0, 4.0, 4.0, 4.0)
+        assert (made.tokens_saved, made.money_saved) == (25, 0.0), "what a token costs is not known of it"
+
+    def test_money_is_nothing_where_nothing_has_a_price(self) -> None:
+        made = self.booked(ended(reasons.CLIENT_FIN), price=FREE)
+        assert made.money == made.money_saved == 0 and made.engine_s == 4.0
+
+    def test_sums(self) -> None:
+        one, other = self.booked(ended(reasons.COMPLETED)), self.booked(ended(reasons.CLIENT_FIN, stream=False))
+        one.add(other)
+        assert (one.calls, one.tokens_in, one.tokens_delivered, one.tokens_wasted) == (2, 14, 10, 10)
+        assert (one.engine_s, one.money, one.money_wasted, one.tokens_saved) == (8.0, 48.0, 24.0, 15)
+
+    def test_had_nobody_got_anything(self) -> None:
+        made = self.booked(ended(reasons.COMPLETED)).in_vain()
+        assert (made.tokens_delivered, made.tokens_wasted, made.engine_wasted_s, made.money_wasted) == (0, 10, 4.0, 24.0)
+        assert (made.calls, made.tokens_in, made.engine_s, made.money) == (1, 7, 4.0, 24.0)
+
+    def test_price(self) -> None:
+        assert Price(per_hour=7200.0).of(3.0, 1e6) == 6.0 and Price(per_million_tokens=5.0).of(3.0, 2e6) == 10.0
+
+    def test_what_nobody_explains(self) -> None:
+        assert nobodys("gpu", 5) == ("", "", "gpu", "zombie", Account(tokens_wasted=5))
+
+
+class TestSaved:
+    @pytest.mark.parametrize("reason", [reasons.CLIENT_FIN, reasons.TOTAL_TIME, reasons.KILLED, reasons.DRAINED])
+    def test_ends_that_spare_the_rest(self, reason: Reason) -> None:
+        assert saved(ended(reason), 25.9, 30.0) == (15, 45.0)
+
+    def test_nothing_is_spared(self) -> None:
+        assert saved(ended(reasons.ENGINE_DIED), 25.0, 30.0) == (0, 0.0), "by an engine that failed"
+        assert saved(ended(reasons.CLIENT_FIN), 10.0, 30.0) == (0, 0.0), "of an answer that was long enough"
+        finished, waiting = ended(reasons.CLIENT_FIN), Call("id", 0.0)
+        finished.engine_finished = True
+        waiting.end(reasons.CLIENT_FIN, 1.0)
+        assert saved(finished, 25.0, 30.0) == (0, 0.0), "when the engine was done"
+        assert saved(waiting, 25.0, 30.0) == (0, 0.0), "of one that no engine had"
+
+
+class TestAfterlife:
+    def left(self, id: str, at: float) -> Leftover:
+        made = Leftover(id, at)
+        made.tenant, made.model, made.cause = id, "m", "client_gone"
+        return made
+
+    def test_shares_go_by_the_time_that_each_ran_on(self) -> None:
+        owners = [self.left("a", 0.0), self.left("b", 5.0)]
+        parts = afterlife.share(owners, 100, 3.0, 0.0, 10.0)
+        assert [(part.left.call_id, part.tokens) for part in parts] == [("a", 67), ("b", 33)]
+        assert [part.engine_s for part in parts] == [pytest.approx(2.0), pytest.approx(1.0)]
+        assert [part.tokens for part in afterlife.share(owners, 100, 0.0, 5.0, 10.0)] == [50, 50], "since the last time"
+        owners[0].released_at = 5.0
+        assert [part.tokens for part in afterlife.share(owners, 100, 0.0, 0.0, 10.0)] == [50, 50], "until it was gone"
+
+    def test_shares_go_by_slots_where_these_tell(self) -> None:
+        owners = [self.left("a", 0.0), self.left("b", 0.0)]
+        owners[0].tokens_now, owners[0].booked, owners[1].tokens_now = 40, 10, 90
+        assert [part.tokens for part in afterlife.share(owners, None, 0.0, 0.0, 10.0)] == [30, 90]
+        assert [part.tokens for part in afterlife.share(owners, 60, 0.0, 0.0, 10.0)] == [15, 45]
+        assert afterlife.share([], 100, 3.0, 0.0, 10.0) == []
+
+    def test_whole_numbers_lose_no_token(self) -> None:
+        owners = [self.left(str(at), 0.0) for at in range(7)]
+        for tokens in range(30):
+            parts = afterlife.share(owners, tokens, 0.0, 0.0, 1.0)
+            assert sum(part.tokens for part in parts) == tokens and all(part.tokens >= 0 for part in parts)
+
+    def test_what_is_booked_and_what_was_not_saved_after_all(self) -> None:
+        owner = self.left("ann", 0.0)
+        [part] = afterlife.share([owner], 6, 2.0, 0.0, 1.0)
+        wasted = Account(tokens_wasted=6, engine_s=2.0, engine_wasted_s=2.0, money=14.0, money_wasted=14.0)
+        assert afterlife.entry("gpu", part, PRICE) == ("ann", "m", "gpu", "zombie", wasted)
+        owner.saved = (15, 45.0)
+        undone = Account(tokens_saved=-15, money_saved=-45.0)
+        assert afterlife.not_saved("gpu", owner) == ("ann", "m", "gpu", "client_gone", undone)
+        assert owner.saved == (0, 0.0)
