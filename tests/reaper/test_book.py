@@ -306,3 +306,37 @@ def test_an_engine_that_names_its_calls_is_believed_to_the_letter() -> None:
     book.observe(named(("stays", 30), ("y", 1)), 2.5, 2.6, 1, 9)
     assert book.zombies == [stays] and stays.tokens_since == 25
     assert book.observe(named(("y", 2)), 3.0, 3.1, 1, 9) == [stays]
+
+
+def test_work_of_others_on_an_engine_that_names_its_calls_is_counted() -> None:
+    """Of four one is live and one has ended; of the other two, one may be a call that was there when the figures were made."""
+    book = Book(GRACE)
+    left(book, "ended", at=0.0)
+    book.observe(named(("ended", 1), ("a", 1), ("b", 1), ("c", 1)), 1.0, 1.0, live=1, peak=2)
+    assert (book.unexplained, book.orphans) == (2, 1)
+    book.observe(named(("ended", 2), ("a", 2)), 1.5, 1.5, live=1, peak=2)
+    assert (book.unexplained, book.orphans) == (0, 0)
+    book.observe(named(("b", 2)), 1.6, 1.6, live=0, peak=0)
+    assert (book.unexplained, book.orphans, book.held) == (1, 1, [])
+    shared = Book(GRACE, shared=True)
+    shared.observe(named(("a", 1), ("b", 1)), 1.0, 1.0, live=0, peak=0)
+    assert (shared.unexplained, shared.orphans) == (0, 0)
+
+
+def test_a_release_that_later_figures_belie_is_taken_back() -> None:
+    """It was let go on figures that were too good; nothing else can be the work that is still there."""
+    book = Book(GRACE, LAG)
+    mine = left(book, "a", at=0.0)
+    assert book.observe(Status(0), 1.0, 1.0, live=0, peak=0) == [mine]
+    book.observe(Status(1), GRACE + LAG, GRACE + LAG, live=0, peak=0)
+    assert not book.zombies and not book.orphans, "these may still be figures from before its end"
+    book.observe(Status(1), GRACE + LAG + 0.1, GRACE + LAG + 0.1, live=0, peak=0)
+    assert book.zombies == [mine] and mine.released is None and mine.released_at is None and not book.orphans
+
+
+def test_a_release_of_long_ago_stays_one() -> None:
+    book = Book(GRACE, LAG)
+    mine, late = left(book, "a", at=0.0), GRACE + 2 * (GRACE + LAG) + 0.1
+    assert book.observe(Status(0), 1.0, 1.0, live=0, peak=0) == [mine]
+    book.observe(Status(1), late, late, live=0, peak=0)
+    assert not book.zombies and book.orphans == 1

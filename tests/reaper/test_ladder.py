@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from itertools import pairwise
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -142,3 +144,51 @@ class Climb(RuleBasedStateMachine):
 
 TestClimb = Climb.TestCase
 TestClimb.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_each_step_says_why() -> None:
+    ladder, stuck = Ladder(dataclasses.replace(TERMS, aborts_max=1)), zombie()
+    assert ladder.since == -math.inf and ladder.reason == ""
+    told = ladder.advance(1.0, [stuck], "", 0)
+    assert told == [("doubted", "z in slot 0 still runs", None), ("abort", "abort 1 of 1", stuck)]
+    assert (ladder.rung, ladder.since, ladder.reason) == (Rung.DOUBTED, 1.0, "z in slot 0 still runs")
+    assert ladder.advance(3.0, [stuck], "", 1) == [("quarantined", "z in slot 0 still runs", None)]
+    assert (ladder.since, ladder.advance(3.5, [stuck], "frozen", 1)) == (3.0, [])
+    assert ladder.advance(4.0, [stuck], "frozen", 0) == [("restarting", "frozen", None)]
+    assert ladder.restarted(True, 5.0) == [("canary", "restarted", None)]
+    assert ladder.canary(True, 6.0) == [("well", "the canary was answered", None)] and ladder.since == 6.0
+    ladder.advance(7.0, [zombie("another")], "", 0)
+    assert ladder.advance(8.0, [], "", 0) == [("well", "the engine has let go", None)]
+
+
+def test_what_failed_says_so_and_is_tried_again_after_longer_and_longer() -> None:
+    """2, 4, 8 seconds and so on, a minute at most."""
+    ladder = Ladder(dataclasses.replace(TERMS, restart=False))
+    ladder.advance(0.0, [], "wedged", 0)
+    times = []
+    for half in range(400):
+        for step in ladder.advance(half / 2, [], "", 0):
+            assert step == ("canary", "the engine has let go", None)
+            times.append(half / 2)
+            assert ladder.canary(False, half / 2, "no answer") == [("quarantined", "the canary failed: no answer", None)]
+    assert [later - earlier for earlier, later in pairwise(times)] == [2, 4, 8, 16, 32, 60, 60]
+
+
+def test_restarts_are_few_within_an_hour_and_those_that_fail_count() -> None:
+    ladder, times = Ladder(TERMS), []
+    ladder.advance(0.0, [], "wedged", 0)
+    for second in range(1, 8000):
+        for step in ladder.advance(float(second), [], "wedged", 0):
+            assert step == ("restarting", "wedged", None)
+            times.append(second)
+            assert ladder.restarted(False, float(second), "no such file") == [
+                ("quarantined", "the restart failed: no such file", None)
+            ]
+    assert times == [1, 3, 3601, 3609, 7201, 7233]
+
+
+def test_taken_back_without_a_canary_where_it_is_off() -> None:
+    ladder = Ladder(dataclasses.replace(TERMS, canary=False))
+    ladder.advance(0.0, [], "wedged", 1)
+    ladder.advance(1.0, [], "", 0)
+    assert ladder.canary(True, 1.0) == [("well", "taken back", None)]
