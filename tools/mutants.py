@@ -37,7 +37,12 @@ CORE = Path("src/hangup/core")
 _DIRECT = "estimates usual patience limiter admission admission_seats admission_jobs".split()
 _ADMISSION = tuple(f"tests/core/test_{name}.py" for name in [*_DIRECT, "admission_oracle", "admission_jobs_oracle"])
 _REAPER = ("tests/reaper/test_stillness.py", "tests/reaper/test_ladder.py", "tests/reaper/test_book.py")
-_CALL = ("tests/core/test_ledger.py", "tests/core/test_engine_time.py", "tests/core/test_call.py", "tests/store/test_ledger.py")
+_CALL = (
+    "tests/core/test_call_books.py",
+    "tests/core/test_engine_time.py",
+    "tests/core/test_call.py",
+    "tests/store/test_ledger.py",
+)
 TESTS = {  # by module or folder below core/: the quick ones first
     "account.py": _CALL,
     "admission": _ADMISSION,
