@@ -234,7 +234,7 @@ class TestDeleted:
                     await board.submit("job_c", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 answered(host.undertaken[0])
                 (tmp_path / "elsewhere").rename(path)
-                await soon(lambda: board.care_for(job) is None, 60)
+                await soon(lambda: board.care_for(job) is None)
                 assert (await store.do(lambda: store.jobs.get(job.key))).status is Status.COMPLETED
 
         asyncio.run(run())
@@ -288,9 +288,9 @@ class TestKeeper:
                 await asyncio.sleep(0)
                 answered(host.undertaken[0])  # in the turn of the cancel, so that they are written together
                 with pytest.raises(StoreFailed):
-                    await asyncio.wait_for(cancelling, 30)
+                    await asyncio.wait_for(cancelling, 60)
                 store.jobs.finish, store.fails = real, False  # type: ignore[method-assign]
-                await soon(lambda: board.care_for(other) is None, 30)
+                await soon(lambda: board.care_for(other) is None)
 
         asyncio.run(run())
 

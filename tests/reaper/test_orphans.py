@@ -81,7 +81,7 @@ def test_where_nothing_can_be_done_the_command_says_so() -> None:
         with Gateway(config=config, **QUICK) as gateway, Client(("127.0.0.1", engine.port)) as former:
             known(gateway)
             former.chat(stream=True, **LONG)
-            wait_until(lambda: orphans(gateway, "gpu")["orphans"] == 1, 30, "the orphan")
+            wait_until(lambda: orphans(gateway, "gpu")["orphans"] == 1, what="the orphan")
             done = hangup(gateway, "kill", "--orphans", "gpu")
             assert done.returncode == 1 and "cannot be told to stop" in done.stdout
             assert ask(gateway.address, CHAT, SHORT).status == 200 and steps(gateway) == []

@@ -163,9 +163,11 @@ def test_slots_at_work_for_a_former_gateway_get_no_calls_and_are_dealt_with() ->
         with Gateway(engine.url) as former:
             known(former)
             clients = [stream(former, f"former-{at}") for at in range(2)]
-        with Gateway(engine.url, **QUICK | {"orphans_s": 4.0, "health_interval_s": 5.0}, first_token_s=20) as gateway:
+        with Gateway(engine.url, **QUICK | {"orphans_s": 4.0, "health_interval_s": 20.0}, first_token_s=20) as gateway:
             known(gateway)
+            began = time.monotonic()
             wait_until(lambda: gateway.ready() == 503, what="the word that no slot is free")
+            assert time.monotonic() - began < 15, "it came with the next look, and not from the start"
             assert ask(gateway.address, CHAT, SHORT).status == 503, "in a slot that is taken, 504 after first_token_s"
             wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
             assert "before this gateway" in events(gateway, "ladder")[-1]["reason"]

@@ -97,25 +97,25 @@ class TestLies:
             asked = {"messages": [{"role": "user", "content": "x"}], "stream": True}
             request = urllib.request.Request(f"{standin.url}/v1/chat/completions", json.dumps(asked).encode())
             request.add_header("x-request-id", "mine")
-            with urllib.request.urlopen(request, timeout=10):
-                wait_until(lambda: standin.stats()["running"] == 1, 10, "it to run")
+            with urllib.request.urlopen(request, timeout=60):
+                wait_until(lambda: standin.stats()["running"] == 1, what="it to run")
                 named = json.dumps({"request_ids": ["chatcmpl-mine"]}).encode()
-                assert urllib.request.urlopen(f"{standin.url}/abort_requests", named, timeout=10).status == 200
+                assert urllib.request.urlopen(f"{standin.url}/abort_requests", named, timeout=60).status == 200
                 assert standin.stats()["running"] == 1 and standin.stats()["abort_requests"] == 1
 
     def test_figures_that_do_not_move_or_cannot_be(self) -> None:
         with StandIn(like="vllm") as standin:
 
             def running() -> str:
-                text = urllib.request.urlopen(f"{standin.url}/metrics", timeout=10).read().decode()
+                text = urllib.request.urlopen(f"{standin.url}/metrics", timeout=60).read().decode()
                 return str(text.splitlines()[0].rpartition(" ")[2])
 
             standin.behave(lies="frozen")
             assert running() == "0.0"
             standin.behave(token_s=0.05, answer_tokens=400)
             asked = json.dumps({"messages": [], "stream": True}).encode()
-            with urllib.request.urlopen(f"{standin.url}/v1/chat/completions", asked, timeout=10):
-                wait_until(lambda: standin.stats()["running"] == 1, 10, "it to run")
+            with urllib.request.urlopen(f"{standin.url}/v1/chat/completions", asked, timeout=60):
+                wait_until(lambda: standin.stats()["running"] == 1, what="it to run")
                 assert running() == "0.0"
                 standin.behave(lies="nonsense")
                 assert running() == "-3.0"
