@@ -90,6 +90,21 @@ class TestRefusals:
             assert int(refused.headers["retry-after"]) >= 1
             assert ask(gateway.address, CHAT, {**BODY, "max_tokens": 2}, key("other")).status == 200
 
+    def test_images_teach_nothing_about_how_many_bytes_of_text_make_a_token(self) -> None:
+        """Else a prompt of 100 KB would be taken for a handful of tokens after some images."""
+        config = tenants(pictures="", small="tokens_per_minute = 20000")
+        url = "data:image/png;base64," + "A" * 100_000
+        picture = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is this?"}]
+        text = {"messages": [{"role": "user", "content": "word " * 20_000}], **LONG, "stream": True}
+        with StandIn(token_s=0.001) as engine, Gateway(engine.url, config=config) as gateway, Client(gateway.address) as runs:
+            for _ in range(20):
+                body = {"messages": [{"role": "user", "content": picture}], "max_tokens": 2}
+                assert ask(gateway.address, CHAT, body, key("pictures")).status == 200
+            runs.post(CHAT, text, key("small"))
+            runs.read_until(b'"content":" ')
+            refused = ask(gateway.address, CHAT, BODY, key("small"))
+            assert (refused.status, refused.headers["x-hangup-reason"]) == (429, "tokens_per_minute")
+
     def test_tokens_per_minute(self) -> None:
         config = tenants(small="tokens_per_minute = 60")
         with StandIn(token_s=0.001) as engine, Gateway(engine.url, config=config) as gateway:

@@ -41,6 +41,14 @@ def test_json_of_one_seed_is_the_same_bit_for_bit(capsys: pytest.CaptureFixture[
     assert told[0] == told[1]
 
 
+def test_images_in_some_of_the_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for share in ("0", "0.5"):
+        assert main([*QUICK, "--json", "--images", share]) == 0
+        told.append(json.loads(capsys.readouterr().out)["rows"][0]["ttft_s_p50"])
+    assert told[1] > told[0]
+
+
 @pytest.mark.parametrize("name", ["out.png", "out.html"])
 def test_plots(tmp_path: Path, name: str) -> None:
     path = tmp_path / name

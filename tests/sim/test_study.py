@@ -149,3 +149,24 @@ def test_slow_readers_do_not_make_an_engine_look_slow() -> None:
     load = Load([Request(0.0, 500, 100)], Crowd(slow_readers=0.3, stream_share=1.0))
     made = world.run(load, EngineModel(), policies.hangup(Settings()), rate=5, seconds=120, warm_s=20, seed=1)
     assert made.tally.refused == made.tally.given_up == 0
+
+
+def test_images_are_no_evidence_that_an_engine_queues() -> None:
+    """Half of the calls take seconds longer than their text explains: to an engine with room for all, nobody is refused."""
+    model = EngineModel(slots=100_000, kv_tokens=10**9, prefill_tokens_s=1200.0, parallel=True, step_per_call_s=0.0)
+    load = replace(LOAD, crowd=Crowd(images=0.5, first_token_s=60, whole_s=200))
+    for seed in range(1, 9):
+        made = world.run(load, model, policies.hangup(Settings()), rate=5, seconds=60, warm_s=0, seed=seed)
+        assert made.tally.offered_by["image"] > 100
+        assert made.tally.refused == made.tally.given_up == made.waiting_peak == 0
+
+
+def test_images_count_in_what_an_engine_can_do_and_are_served_as_often_as_text() -> None:
+    load = replace(LOAD, crowd=Crowd(images=0.3))
+    assert world.capacity(load, MODEL).output_s < 0.9 * world.capacity(LOAD, MODEL).output_s
+    rate = 3 * world.capacity(load, MODEL).output_s / load.mean_output
+    tally = world.run(load, MODEL, policies.hangup(Settings()), rate=rate, seconds=400, warm_s=60, seed=1).tally
+    asked, got = tally.offered_by["image"] / tally.calls, tally.served_by["image"] / tally.served
+    assert abs(asked - got) < 0.05
+    [row] = rows(load=load, loads=[3.0])
+    assert row.goodput_ratio > 0.93 and row.waste_share < 0.02

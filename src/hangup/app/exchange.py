@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from hangup.app.tunnel import Tunnel
 
 _NO_VALUE: Json = {}
-_MAY_HOLD_FILES = 16 * 1024  # bytes of a body, from which on it is looked through for images and the like
 _HEARTBEAT = b": hangup\n\n"
 # Another backend may do better; 501 and 505 are about the request.
 _FAILED_STATUSES = frozenset([500, 502, 503, 504])
@@ -82,6 +81,7 @@ class Exchange:
         "engine",
         "errand",
         "event_bytes_max",
+        "files",
         "gateway",
         "head",
         "held_bytes",
@@ -126,6 +126,7 @@ class Exchange:
         self.client_total_s = math.inf  # how long the client says it waits: for all of it,
         self.client_read_s = math.inf  # and for the next byte
         self.ask: Ask | None = None
+        self.files = 0  # images and the like that belong to the prompt
         self.wanted = ""  # the model, as the client names it; empty where it does not matter
         self.renamed = ""  # its own name, where the client used an alias
         self.home = ""  # the one backend that has what it continues
@@ -238,11 +239,12 @@ class Exchange:
         """About how many tokens the prompt has; the bytes of files say nothing about that."""
         size = self.call.bytes_in
         if self.api.media:
+            self.files = 1
             return admission.prompt_tokens(0)
-        if size < _MAY_HOLD_FILES or self.ask is None:
+        if self.ask is None or not media.may_hold_files(self._body):
             return admission.prompt_tokens(size)
-        file_bytes, files = media.embedded(self._value)
-        return admission.prompt_tokens(size - file_bytes) + files * media.FILE_TOKENS
+        file_bytes, self.files = media.embedded(self._value)
+        return admission.prompt_tokens(size - file_bytes) + self.files * media.FILE_TOKENS
 
     def find_place(self, *, asked: bool = False) -> None:
         """The gateway calls `placed` at once, when it is our turn, or ends the call; `asked`: backends, for their models."""

@@ -87,6 +87,7 @@ _CROWD = {
     "hang_up_share": "share of streams that are left in the midst (default: 0)",
     "slow_readers": "share of streams that are read five times as slowly as they could come (default: 0)",
     "embeddings": "share of calls that are not generated, but read and answered at once (default: 0)",
+    "images": "share of calls with an image, which takes long to be read and does not show in the text (default: 0)",
     "retries": "retries of a failed call, as the SDKs do them (default: 2)",
     "heavy_tenant": "share of calls from one tenant, the rest from nine others (default: 0)",
 }

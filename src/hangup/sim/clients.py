@@ -179,5 +179,7 @@ class People:
         quartile = "q1" if prompt <= low else "q2" if prompt <= middle else "q3" if prompt <= high else "q4"
         by[quartile] += 1
         by["stream" if sample.stream else "whole"] += 1
+        if sample.image:
+            by["image"] += 1
         if sample.tenant != "default":
             by[sample.tenant] += 1

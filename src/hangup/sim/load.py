@@ -11,6 +11,8 @@ from typing import NamedTuple
 _OUTPUT_MAX = 4096  # what clients ask for at most: it says nothing about how long the answer gets
 _SLOW_BY = 5.0
 _READING_S = 0.03  # per token, of those who leave in the midst of a stream
+_IMAGE_TOKENS, _IMAGE_SPREAD = 3000.0, 0.6  # what an image takes to be read: median, and sigma of the logarithm
+IMAGE_GUESS = 1500  # tokens, for which the gateway takes each: `FILE_TOKENS` of apis/media.py
 
 
 class Request(NamedTuple):
@@ -36,6 +38,8 @@ class Sample(NamedTuple):
     reads_s: float  # leaves so long after the first token of a stream
     slow_by: float = 1.0  # takes tokens so many times as slowly as they could come
     whole: bool = False  # not generated: its answer comes as one, in a time that depends on what is sent
+    image: bool = False  # a part of the prompt is an image
+    unseen: int = 0  # tokens of the prompt that a gateway knows nothing of; below 0 where it takes an image for larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Crowd:
     hang_up_share: float = 0.0  # leave somewhere in the midst of a stream
     slow_readers: float = 0.0  # share of streams whose clients take tokens five times as slowly as they could come
     embeddings: float = 0.0  # share of calls that are not generated: a prompt to be read, and one answer
+    images: float = 0.0  # share of calls with an image, which takes long to be read and does not show in the text
     retries: int = 2  # as the SDKs do
     heavy_tenant: float = 0.0  # share of all calls that one tenant sends; the rest is spread over nine others
 
@@ -97,7 +102,14 @@ class Load:
                 yield Sample(at_s, prompt, 1, 1, tenant, False, patience, told, math.inf, whole=True)
                 continue
             slow_by = _SLOW_BY if crowd.slow_readers and stream and uniform() < crowd.slow_readers else 1.0
-            yield Sample(at_s, prompt, output, max(output, _OUTPUT_MAX), tenant, stream, patience, told, reads, slow_by)
+            image = unseen = 0
+            if crowd.images and uniform() < crowd.images:
+                image = int(_IMAGE_TOKENS * math.exp(gauss(0.0, _IMAGE_SPREAD)))
+                unseen = image - IMAGE_GUESS
+            asked = Sample(
+                at_s, prompt + image, output, max(output, _OUTPUT_MAX), tenant, stream, patience, told, reads, slow_by
+            )
+            yield asked._replace(image=True, unseen=unseen) if image else asked
 
     def _gamma_times(self, rate: float, rng: random.Random) -> Iterator[float]:
         shape = 1 / self.arrivals.cv**2

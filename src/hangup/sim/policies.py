@@ -50,7 +50,7 @@ class HangupGateway:
         due = now + sample.patience_s if sample.told else math.inf
         ticket = client.place = Ticket(
             client,
-            prompt=sample.prompt,
+            prompt=sample.prompt - sample.unseen,
             output_max=sample.output_max,
             stream=sample.stream,
             first_by=due if sample.stream else math.inf,

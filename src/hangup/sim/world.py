@@ -141,6 +141,8 @@ def _closed_loop(load: Load, model: EngineModel, in_flight: int) -> tuple[Capaci
 
 
 def _in_order(load: Load) -> Iterator[tuple[int, int]]:
+    if load.crowd.images:  # they are no part of the trace, but of what the engine has to read
+        yield from ((sample.prompt, sample.output) for sample in load.samples(1.0, 1) if not sample.whole)
     while True:
         for request in load.requests:
             yield request.prompt, request.output
