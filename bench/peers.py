@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import subprocess
 import tempfile
 import time
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench import suites, targets
-from bench.environments import environment
+from bench.environments import environment, program
 from bench.load import CHAT
 from bench.targets import Target
 
@@ -52,8 +51,7 @@ def _wait_until_it_answers(port: int, model: str) -> None:
 def haproxy(upstream: int, slots: int = 0) -> Iterator[Target]:
     """With `slots`, tuned by hand for an engine of so many: a short queue, and calls are dropped when their client leaves."""
     tuned = f"maxconn {slots} maxqueue {2 * slots}" if slots else ""
-    if shutil.which("haproxy") is None:
-        subprocess.run(["apt-get", "install", "-y", "-qq", "haproxy"], check=True, stdout=subprocess.DEVNULL)
+    program("haproxy", "haproxy")
     port = targets.free_port()
     with tempfile.NamedTemporaryFile("w", suffix=".cfg") as config:
         config.write(f"""

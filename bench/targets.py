@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from bench.environments import program
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -150,12 +151,7 @@ def pair(*flags: str, **behaviour: Any) -> Iterator[Pair]:
 
 @contextlib.contextmanager
 def nginx(upstream: int) -> Iterator[Target]:
-    if shutil.which("nginx") is None:
-        if os.geteuid() != 0:
-            raise RuntimeError("nginx is not installed (apt-get install nginx-light)")
-        subprocess.run(
-            "apt-get update -qq && apt-get install -y -qq nginx-light", shell=True, check=True, stdout=subprocess.DEVNULL
-        )
+    program("nginx", "nginx-light")
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "nginx.conf"

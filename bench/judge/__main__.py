@@ -3,6 +3,10 @@
 The engine is the stand-in (8 slots, answers of 200 tokens, one each 20 ms), new for each run, as is what stands before it;
 hangup has nothing configured. The figures are the tools' own, but for what the engine computed, which it counts itself.
 Results go to bench/out/judge.json and, as a table for BENCHMARKS.md, to bench/out/judge.md.
+
+What is missing is installed into bench/.envs by pip (AIPerf 1.2, LiteLLM 0.8, GuideLLM with torch 1.5 GB)
+and nginx by apt-get, once.
+What cannot be installed is named with the reason, and the rest is judged without it; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -25,6 +29,13 @@ from bench.judge.scenarios import OUTPUT_TOKENS, PREFILL_S, SCENARIOS, SLOTS, TO
 from bench.judge.tools import MODEL, TOOLS, Tool, ToolFailed
 from bench.targets import Target
 
+_EXAMPLES = """\
+examples:
+  make judge                                                  all of it: 20 runs, about half an hour
+  make judge ARGS="--only overload --tools aiperf"            one scenario by one judge: 4 runs
+  make judge ARGS="--only healthy --paths direct hangup --seconds 20"
+  make judge ARGS="--like openai"                             an engine of which nothing is known, instead of one like vLLM
+"""
 OUT = targets.ROOT / "bench" / "out"
 Path_ = Callable[[Target], contextlib.AbstractContextManager[Target]]
 PATHS: dict[str, Path_] = {
@@ -60,17 +71,27 @@ def main() -> int:
         print("    " + report.line(row), flush=True)
         rows.append(row)
         _write(rows, arguments)
+    missing = {row["failed"]: None for row in rows if "failed" in row}
+    print("".join(f"\nnot judged: {why}" for why in missing))
     print(f"\n{report.markdown(rows)}\nwritten to {OUT / 'judge.md'} and judge.json; logs in {folder}")
     return 1 if any("failed" in row for row in rows) else 0
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="make judge", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="make judge",
+        usage='make judge [ARGS="OPTIONS"]',
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", nargs="+", choices=list(SCENARIOS), default=list(SCENARIOS), help="scenarios (default: all)")
-    parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS), help="judges (default: both)")
-    parser.add_argument("--paths", nargs="+", choices=list(PATHS), default=list(PATHS), help="default: all")
+
+    def several(flag: str, choices: list[str], help: str) -> None:
+        parser.add_argument(flag, nargs="+", choices=choices, default=choices, metavar="NAME", help=help)
+
+    several("--only", list(SCENARIOS), "; ".join(f"{s.name} ({s.title})" for s in SCENARIOS.values()) + "; default: all")
+    several("--tools", list(TOOLS), "aiperf, guidellm (which cannot cancel, so it sits that scenario out); default: both")
+    several("--paths", list(PATHS), f"what stands before the engine: {', '.join(PATHS)}; default: all")
     parser.add_argument("--seconds", type=float, default=45.0, help="of load in each run (default: 45)")
     parser.add_argument(
         "--like",
