@@ -102,9 +102,9 @@ def _neighbours() -> dict[str, Any]:
     wide = replace(AZURE[1], slots=100_000, kv_tokens=10**9, prefill_tokens_s=1_200.0, parallel=True, step_per_call_s=0.0)
     cases = {
         "prompts read in parallel, no limit (first token 1 s)": (Load(requests), wide, [20.0]),
+        "the same, half of the calls with an image": (Load(requests, Crowd(images=0.5, first_token_s=60)), wide, [20.0]),
         "prompts read in parallel, 64 slots": (Load(requests), replace(wide, slots=64), [0.9, 1, 3, 10]),
         "a fifth of the streams read five times too slowly": (Load(requests, Crowd(slow_readers=0.2)), AZURE[1], [0.5]),
-        "the same, half of the calls with an image": (Load(requests, Crowd(images=0.5, first_token_s=60)), wide, [20.0]),
         "a tenth of the calls with an image": (Load(requests, Crowd(images=0.1)), AZURE[1], [0.9, 1, 3, 10]),
         "half of the calls are embeddings": (Load(requests, Crowd(embeddings=0.5)), AZURE[1], [0.9, 1, 3, 10]),
     }

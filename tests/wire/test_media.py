@@ -6,6 +6,7 @@ import base64
 import json
 import os
 
+from hangup.apis.base import Json
 from hangup.apis.media import FILE_TOKENS, embedded, may_hold_files
 from hangup.sim.load import IMAGE_GUESS
 
@@ -28,11 +29,12 @@ def test_images_audio_and_documents_of_every_api() -> None:
 
 def test_a_link_is_a_file_though_nothing_of_it_is_to_be_seen() -> None:
     url = "https://example.com/cat.png"
-    chat = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is this?"}]
-    video = [{"type": "video_url", "video_url": {"url": url}}]
-    kept = [{"type": "file", "file": {"file_id": "file-1"}}]
-    anthropic = [{"type": "document", "source": {"type": "url", "url": url}}]
-    requests = [{"messages": [{"role": "user", "content": content}]} for content in (chat, video, kept, anthropic)]
+    chat: list[Json] = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is this?"}]
+    video: list[Json] = [{"type": "video_url", "video_url": {"url": url}}]
+    kept: list[Json] = [{"type": "file", "file": {"file_id": "file-1"}}]
+    anthropic: list[Json] = [{"type": "document", "source": {"type": "url", "url": url}}]
+    parts: list[list[Json]] = [chat, video, kept, anthropic]
+    requests: list[Json] = [{"messages": [{"role": "user", "content": content}]} for content in parts]
     requests.append({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]})
     requests.append({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "file-1"}]}]})
     for value in requests:
