@@ -57,7 +57,7 @@ BAD = {
     "nested": ("{backend}{new}x = " + "[" * 5000 + "]" * 5000 + "\n", "nested too deeply"),
     "a number of 5000 digits": ("port = " + "9" * 5000 + "\n{backend}{new}", "not valid TOML"),
     "a host that is no ASCII": ('{backend}{new}[[backend]]\nurl = "http://höst:1"\n', "xn--"),
-    "one backend twice": ('{backend}{new}[[backend]]\nurl = "{url}/v1"\n', "given twice"),
+    "one backend twice": ('{backend}{new}[[backend]]\nurl = "{url}/v1"\n', "configured twice"),
     "one name twice": ('{backend}{new}[[backend]]\nurl = "http://b"\n', "two backends named b"),
 }
 

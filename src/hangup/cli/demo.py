@@ -23,7 +23,7 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
-        help="the same impatient crowd behind a plain proxy and behind hangup, in one minute",
+        help="run the same impatient crowd behind a plain proxy and behind hangup, in one minute",
         description="Simulated clients that hang up, time out, refresh and retry, on the embedded engine: first behind a plain "
         "proxy, then behind hangup, at the same load. Tokens and engine time are the engine's own counters.",
         epilog=_EXAMPLES,
@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--seconds", type=float, default=24.0, help="length of each phase (default: 24)")
     parser.add_argument("--slots", type=int, default=4, help="slots of the engine (default: 4)")
-    parser.add_argument("--seed", type=int, default=1, help="the crowd's (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the crowd (default: 1)")
     parser.set_defaults(run=run)
 
 

@@ -25,8 +25,8 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="look at a live engine: what it is, and what protection it allows",
-        description="Asks a live engine what it is (nothing but GET requests) and tells what hangup can do with it.",
+        help="inspect a live engine: what it is, and how well hangup can protect it",
+        description="Asks a live engine what it is, using GET requests only, and shows what hangup can do with it.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -32,12 +32,12 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "engine",
         help="run the embedded engine by itself",
-        description="A small real engine that lets go of a cancelled call before its next forward. See docs/engine.md.",
+        description="Runs a small real engine that drops a cancelled call before its next forward pass. See docs/engine.md.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
     for field in fields(Options):
         doc, default = field.metadata["doc"], field.default
         parser.add_argument(

@@ -14,7 +14,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "engines",
         help="list the engines that hangup knows",
-        description="The engines that hangup knows, how it stops their work and how it checks that they did.",
+        description="Lists the engines that hangup knows, how it stops their work, and how it verifies that.",
     )
     parser.set_defaults(run=run)
 

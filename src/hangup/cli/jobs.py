@@ -24,22 +24,27 @@ _ENDED = ("completed", "failed", "cancelled", "expired")
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "jobs",
-        help="batches, background responses and asynchronous calls",
-        description="Work that may outlive its connection, but never its owner: what there is, how far it is, and its end.",
+        help="list, show, cancel and submit batches, background responses and asynchronous calls",
+        description="Manages jobs: work that may outlive its connection, but not its owner.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=lambda arguments: parser.print_help() or 2)
     what = parser.add_subparsers(metavar="WHAT")
     listing = _command(what, "ls", "list jobs, the newest first", run_ls)
-    listing.add_argument("--all", action="store_true", help="also those that have ended")
+    listing.add_argument("--all", action="store_true", help="also list ended jobs")
     listing.add_argument("--tenant")
     listing.add_argument("--kind", choices=("call", "response", "batch", "message_batch"))
     listing.add_argument("--limit", type=int, default=100, metavar="N", help="default: 100")
     _command(what, "show", "all that is known of a job", run_show).add_argument("id", metavar="ID")
     _command(what, "cancel", "stop jobs, in their engines too", run_cancel).add_argument("id", nargs="+", metavar="ID")
     pruning = _command(what, "prune", "forget jobs that have ended, with their results", run_prune)
-    pruning.add_argument("--older-than", default="30d", metavar="TIME", help="ended so long ago, such as 24h (default: 30d)")
+    pruning.add_argument(
+        "--older-than",
+        default="30d",
+        metavar="TIME",
+        help="delete jobs that ended longer ago than this, such as 24h (default: 30d)",
+    )
     pruning.add_argument("--tenant")
     submit.add_parser(what)
 

@@ -13,10 +13,10 @@ from typing import Any
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("key", help="make API keys for tenants")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    new = actions.add_parser("new", help="a new key and its digest; the key itself is stored nowhere")
+    new = actions.add_parser("new", help="make a key and its digest; hangup stores the key nowhere")
     new.add_argument("--json", action="store_true", help="as JSON")
     new.set_defaults(run=run_new)
-    digest = actions.add_parser("digest", help="the digest of a key read from standard input")
+    digest = actions.add_parser("digest", help="print the digest of a key read from standard input")
     digest.set_defaults(run=run_digest)
 
 

@@ -40,7 +40,7 @@ _ORPHANS = {
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "kill",
-        help="end calls, in the engine too",
+        help="end calls, in the engine too, and verify",
         description="Ends calls by id or by filter. Their clients get an error; their engines are stopped, and asked\n"
         "whether they did. The exit status is 1 if one of the ids is not live, or an engine is known to work on.",
         epilog=_EXAMPLES,
@@ -52,14 +52,14 @@ def add_parser(commands: Any) -> None:
         "--wait",
         default="5s",
         metavar="TIME",
-        help="how long to wait for the engines to say that they let go (default: 5s; the gateway's kill_wait_s is the most)",
+        help="how long to wait for the engines to confirm (default: 5s; at most the gateway's kill_wait_s)",
     )
     parser.add_argument(
         "--orphans",
         metavar="BACKEND",
-        help="end what this backend runs that no call of this gateway has caused: nobody may be waiting for it",
+        help="stop work in this backend that no call of this gateway caused; use it only if nobody waits for that work",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only say which calls are meant")
+    parser.add_argument("--dry-run", action="store_true", help="only list the matching calls")
     client.add_flags(parser)
     parser.set_defaults(run=run)
 
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         for id in missing:
             print(f"not live: {id}")
         if not killed and not missing:
-            print("no live call is meant by that")
+            print("no live call matches")
     return 1 if missing or any(row["verified"] is False for row in killed) else 0
 
 

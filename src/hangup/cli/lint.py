@@ -26,16 +26,18 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "lint",
         help="find inference that outlives its client, in Python source",
-        description="Reads Python source, imports nothing of it, and finds where inference goes on after its client has left.",
+        description="Reads Python source without importing it, and finds inference that continues after its client has left.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files and folders (default: the current one)")
     parser.add_argument("--format", choices=["text", "json", "sarif", "github"], default="text", help="(default: text)")
-    parser.add_argument("--select", metavar="RULES", help="these rules instead of the default ones: codes, names, HU00, ALL")
-    parser.add_argument("--extend-select", metavar="RULES", help="these rules as well")
-    parser.add_argument("--ignore", metavar="RULES", help="not these rules")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="a pyproject.toml (default: the nearest one upwards)")
+    parser.add_argument("--select", metavar="RULES", help="run only these rules: codes, names, prefixes (HU00), ALL")
+    parser.add_argument("--extend-select", metavar="RULES", help="run these rules in addition")
+    parser.add_argument("--ignore", metavar="RULES", help="skip these rules")
+    parser.add_argument(
+        "--config", metavar="FILE", type=Path, help="a pyproject.toml (default: the nearest one in a parent folder)"
+    )
     parser.add_argument("--exit-zero", action="store_true", help="exit with 0 even if something was found")
     parser.add_argument("--list", action="store_true", help="list the rules and exit")
     parser.set_defaults(run=run)

@@ -39,12 +39,12 @@ _EXTRA = "pip install 'hangup[gateway]'"
 
 _EXAMPLES = """\
 examples:
-  hangup serve                                      try it: the gateway with its embedded engine
+  hangup serve                                      run the gateway with its embedded engine
   hangup serve --upstream http://127.0.0.1:8000     in front of an engine
-  hangup ps                                         which calls are live, whose, and what they wait for
-  hangup config show --config hangup.toml           every setting in effect, and where it comes from
+  hangup ps                                         list live calls: tenant, progress, what they wait for
+  hangup config show --config hangup.toml           show every setting in effect, and its origin
 
-documentation: docs/ in the source, starting with docs/configuration.md
+documentation: https://github.com/hangup-dev/hangup/tree/main/docs
 """
 
 

@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
     )
     add_filters(parser)
     parser.add_argument(
-        "--sort", default="age", metavar="|".join(SORTS), help="with - before it: the other way round (--sort=-age)"
+        "--sort", default="age", metavar="|".join(SORTS), help="sort key; a leading - reverses the order (--sort=-age)"
     )
     parser.add_argument("--limit", type=int, default=100, metavar="N", help="most calls shown (default: 100)")
     client.add_flags(parser)

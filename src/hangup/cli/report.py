@@ -36,7 +36,7 @@ _COLUMNS = {
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
-        help="where every token went",
+        help="show where every token went, and what it cost",
         description="Sums of the ledger. What was saved by hanging up is an estimate (~), from how long such answers are;\n"
         "so is whose the tokens are that several zombies had together.",
         epilog=_EXAMPLES,

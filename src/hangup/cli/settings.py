@@ -26,18 +26,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--upstream",
         action="append",
         metavar="URL",
-        help="address of an engine; give it several times for several backends (replaces those of the file)",
+        help="address of an engine; repeat it for several backends (replaces those of the file)",
     )
     parser.add_argument("--engine", choices=[AUTO, *ADAPTERS], help="which engine the upstreams are (default: auto)")
     parser.add_argument(
         "--spawn",
         metavar="COMMAND",
-        help="run the engine as a process of hangup's own, restarted when it dies or is stuck; {port} is a free port",
+        help="run the engine as a child process and restart it when it dies or is stuck; {port} is a free port",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML), such as hangup.toml")
     for field in scalar_fields(Settings):
         _add_flag(parser, field)
-    group = parser.add_argument_group("limits", "each has its line in docs/configuration.md")
+    group = parser.add_argument_group("limits", "docs/configuration.md describes each")
     for field in scalar_fields(Limits):
         _add_flag(group, field)
 

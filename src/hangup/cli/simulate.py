@@ -38,7 +38,7 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "simulate",
-        help="what a configuration does under load, in virtual time",
+        help="simulate a configuration under load, in virtual time",
         description="Runs the gateway's own admission in virtual time: simulated clients with patience, hang-ups and "
         "retries before simulated engines. Goodput is tokens that reached a client who was still there, against the bound "
         "min(load, 1) · G*, where G* is the most that the engines sustain.",
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
     )
     say("--policy", type=_names, default=[HANGUP], metavar="NAME,…", help=_list_policies())
     say("--config", type=Path, metavar="FILE", help="the gateway's configuration, as for `hangup serve`")
-    say("--set", type=_assignment, metavar="LIMIT=X,…", help="tries several values of one of its limits")
+    say("--set", type=_assignment, metavar="LIMIT=X,…", help="try several values of one limit")
     say("--engine", type=_names, default=[], metavar="KEY=VALUE,…", help="the engine model: " + _list_engine())
     say("--backends", type=_counts, default=[1], metavar="N,…", help="engines; with --rate, how many are needed")
     say("--gateways", type=int, default=1, metavar="N", help="gateways before them, each on its own (default: 1)")

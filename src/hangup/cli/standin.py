@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
     defaults = Behaviour()
     for field in fields(Behaviour):
         flag, default = "--" + field.name.replace("_", "-"), getattr(defaults, field.name)

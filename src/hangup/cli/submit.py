@@ -46,7 +46,12 @@ def add_parser(what: Any) -> None:
     )
     parser.add_argument("file", metavar="FILE.jsonl", type=Path)
     parser.add_argument("--url", metavar="URL", help=f"the gateway (default: $HANGUP_URL or {DEFAULT_URL})")
-    parser.add_argument("--window", default="24h", metavar="TIME", help="what is not done by then is given up (default: 24h)")
+    parser.add_argument(
+        "--window",
+        default="24h",
+        metavar="TIME",
+        help="completion window; hangup stops what is not done by then (default: 24h)",
+    )
     parser.add_argument("--detach", action="store_true", help="do not wait for the results")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="where results go (default: FILE.results.jsonl)")
     parser.add_argument("--json", action="store_true", help="print the batch as JSON at the end")

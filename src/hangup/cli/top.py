@@ -117,10 +117,13 @@ def _prompt(state: State, said: str) -> str:
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
-        "top", help="the live calls, again and again", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        "top",
+        help="list the live calls, refreshed every second",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--every", default="1s", metavar="TIME", help="how often it is drawn anew (default: 1s)")
-    parser.add_argument("--sort", default="age", metavar="|".join(SORTS), help="with - before it: the other way round")
+    parser.add_argument("--every", default="1s", metavar="TIME", help="refresh interval (default: 1s)")
+    parser.add_argument("--sort", default="age", metavar="|".join(SORTS), help="sort key; a leading - reverses the order")
     client.add_flags(parser)
     parser.set_defaults(run=run)
 

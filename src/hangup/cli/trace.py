@@ -18,8 +18,8 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "trace",
-        help="the timeline of one call",
-        description="The timeline of a call that is live or ended lately (ended_calls_max).",
+        help="show the timeline of one call",
+        description="Shows the timeline of a call that is live or ended recently (ended_calls_max).",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

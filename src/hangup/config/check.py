@@ -18,13 +18,13 @@ def problems(settings: Settings) -> list[tuple[str, str]]:
     """Each with the setting that it is about."""
     found: list[tuple[str, str]] = []
     if bool(settings.tls_cert) != bool(settings.tls_key):
-        found.append(("tls_cert", "tls_cert and tls_key go together"))
+        found.append(("tls_cert", "set both tls_cert and tls_key, or neither"))
     for name in ("alarm_webhook", "otlp_endpoint"):
         url = getattr(settings, name)
         if url and not url.startswith(("http://", "https://")):
             found.append((name, f"expected an http:// or https:// address, got {url!r}"))
     urls = Counter(_plain(backend.url) for backend in settings.backend)
-    found += [("backend", f"{url} is given twice") for url, count in urls.items() if count > 1]
+    found += [("backend", f"{url} is configured twice") for url, count in urls.items() if count > 1]
     once = {_plain(backend.url): backend for backend in settings.backend}.values()
     names = Counter(backend.name or default_name(backend.url) for backend in once)
     found += [("backend", f"there are two backends named {name}") for name, count in names.items() if count > 1]
@@ -41,7 +41,7 @@ def backend_problems(backend: BackendSettings) -> list[str]:
         command = getattr(backend, name)
         try:
             if command and not shlex.split(command):
-                found.append(f"{name}: there is no command in {command!r}")
+                found.append(f"{name}: the command {command!r} is empty")
         except ValueError as error:
             found.append(f"{name}: {error} in {command!r}")
     if backend.ca_file:

@@ -27,42 +27,42 @@ class CallLimits:
     """What one call may cost. A route or a tenant may set its own."""
 
     output_tokens_default: int = cap(32768, "Most output tokens per choice when the client names no maximum.")
-    output_tokens_max: int = cap(32768, "Most output tokens per choice; an answer that goes beyond is ended there.")
+    output_tokens_max: int = cap(32768, "Most output tokens per choice; hangup ends a longer answer there.")
     choices_max: int = cap(32, "Most answers in one call: n or best_of, times the number of prompts.")
-    total_s: float = cap(600.0, "Longest time from a call's first byte to its end.", least=0.01)
-    first_token_s: float = cap(120.0, "Longest wait for the first token, counted from sending to the engine.", least=0.01)
-    gap_s: float = cap(60.0, "Longest silence between two tokens; comments, pings and empty events do not count.", least=0.01)
-    queue_s: float = cap(10.0, "Longest wait in the queue; a call that would have to wait longer is refused at once.", least=0)
+    total_s: float = cap(600.0, "Timeout for a whole call, from its first byte to its end.", least=0.01)
+    first_token_s: float = cap(120.0, "Timeout for the first token, from sending the call to the engine.", least=0.01)
+    gap_s: float = cap(60.0, "Timeout between two tokens; comments, pings and empty events do not count.", least=0.01)
+    queue_s: float = cap(10.0, "Timeout in the queue; a call that would have to wait longer is refused at once.", least=0)
     body_bytes_max: int = cap(16 * 1024 * 1024, "Largest request body.", least=1024)
     media_bytes_max: int = cap(
-        32 * 1024 * 1024, "Largest request body of calls with audio or image files, the form around them included.", least=1024
+        32 * 1024 * 1024, "Largest request body of calls with audio or image files, including the form around them.", least=1024
     )
     event_bytes_max: int = cap(4 * 1024 * 1024, "Largest single event of an answer.", least=1024)
     answer_bytes_max: int = cap(
         64 * 1024 * 1024,
-        "Largest answer that is put together here from an engine's stream.",
+        "Largest answer that hangup assembles from an engine's stream.",
         least=1024,
     )
-    websocket_s: float = cap(3600.0, "Longest time that a WebSocket may be open.", least=0.01)
-    websocket_idle_s: float = cap(
-        300.0, "A WebSocket over which nothing comes from either side is closed after this.", least=0.01
-    )
+    websocket_s: float = cap(3600.0, "Timeout for a whole WebSocket.", least=0.01)
+    websocket_idle_s: float = cap(300.0, "Timeout for a WebSocket that is silent in both directions.", least=0.01)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
     """What is taken in from clients, whichever connection it comes over."""
 
-    body_s: float = limit(60.0, "Longest time for a whole request body.", least=0.1)
-    upload_s: float = limit(600.0, "Longest time for a whole file to arrive, of audio and image calls, too.", least=1)
+    body_s: float = limit(60.0, "Timeout for a whole request body.", least=0.1)
+    upload_s: float = limit(600.0, "Timeout for uploading a file, also of audio and image calls.", least=1)
     name_bytes_max: int = limit(
         1024, "Longest name of a model in a request; names are kept in the log, the ledger and the list of calls.", least=16
     )
-    json_elements_max: int = limit(100_000, "Most values in a JSON body, so that none can stall the others.", least=100)
-    json_depth_max: int = limit(200, "Most levels of nesting in a JSON body; what is deeper is refused.", least=8, most=250)
+    json_elements_max: int = limit(
+        100_000, "Most values in a JSON body, so that parsing one cannot delay other calls.", least=100
+    )
+    json_depth_max: int = limit(200, "Most levels of nesting in a JSON body; a deeper one is refused.", least=8, most=250)
     media_held_bytes_max: int = limit(
         1024**3,
-        "Most bytes of bodies with audio or image files held at a time; one more call with a file is refused.",
+        "Most bytes of bodies with audio or image files in memory; one more call with a file is refused.",
         least=1024,
     )
 
@@ -72,29 +72,29 @@ class ClientLimits:
     """A client's connection."""
 
     connections_max: int = limit(
-        20_000, "Most client connections at a time, TLS handshakes included; one more is answered 503.", least=1
+        20_000, "Most client connections at a time, including TLS handshakes; one more gets 503.", least=1
     )
-    header_s: float = limit(10.0, "Longest time for a request's headers to arrive.", least=0.1)
+    header_s: float = limit(10.0, "Timeout for a request's headers to arrive.", least=0.1)
     header_bytes_max: int = limit(32 * 1024, "Largest request head, request line included.", least=1024)
     header_count_max: int = limit(128, "Most header lines in a request.", least=8)
     url_bytes_max: int = limit(8 * 1024, "Longest request target.", least=64)
     bodies_bytes_max: int = limit(
-        512 * 1024 * 1024, "Most bytes of request bodies that have not come whole yet, of all clients together.", least=1024
+        512 * 1024 * 1024, "Most bytes of incomplete request bodies, of all clients together.", least=1024
     )
-    body_idle_s: float = limit(30.0, "Longest pause while a request body arrives.", least=0.1)
-    idle_s: float = limit(75.0, "Keep-alive: how long a client's connection may rest between two calls.", least=0.1)
+    body_idle_s: float = limit(30.0, "Timeout between two reads of a request body.", least=0.1)
+    idle_s: float = limit(75.0, "Keep-alive timeout: how long a client's connection may be idle between two calls.", least=0.1)
     pipelined_bytes_max: int = limit(
         64 * 1024, "Bytes kept of a request pipelined behind a running call; beyond it the connection closes after that call."
     )
     client_silence_s: float = limit(
-        15.0, "A client whose host no longer answers TCP is given up after this, whether we write or are silent.", least=1
+        15.0, "Timeout after which a client whose host no longer answers TCP counts as gone.", least=1
     )
-    write_stall_s: float = limit(30.0, "A client that does not read what we write is given up after this.", least=0.1)
-    linger_s: float = limit(2.0, "How long a refused client may take to read why; its request is dropped meanwhile.")
-    websocket_close_s: float = limit(5.0, "How long the other side may take to answer a WebSocket's Close frame.", least=0.01)
+    write_stall_s: float = limit(30.0, "Timeout after which a client that does not read counts as gone.", least=0.1)
+    linger_s: float = limit(2.0, "How long a refused client may take to read the error; hangup discards its request meanwhile.")
+    websocket_close_s: float = limit(5.0, "Timeout for the answer to a WebSocket's Close frame.", least=0.01)
     websocket_buffer_bytes_max: int = limit(
         256 * 1024,
-        "Bytes held of what a client sends over a WebSocket and its engine has not read; then it is not read.",
+        "Most bytes held that a client sent over a WebSocket and its engine has not read; then hangup stops reading.",
         least=1,
     )
     admin_connections_max: int = limit(
@@ -111,7 +111,7 @@ class TrafficLimits(ClientLimits, RequestLimits, CallLimits):
 class EngineLimits:
     """A connection to an engine."""
 
-    connect_s: float = limit(3.0, "Longest time to connect to a backend, TLS included.", least=0.05)
+    connect_s: float = limit(3.0, "Timeout for connecting to a backend, including TLS.", least=0.05)
     engine_idle_s: float = limit(
         4.0, "How long an unused backend connection is kept; below the 5 s after which uvicorn-based engines close theirs."
     )
@@ -135,15 +135,15 @@ class FailoverLimits:
     """Which further backends a call may go to."""
 
     engine_responses_max: int = limit(
-        10_000, "Responses that engines keep (/v1/responses/{id}) of which it is remembered which backend has them.", least=0
+        10_000, "Most stored responses (/v1/responses/{id}) for which hangup remembers the backend.", least=0
     )
-    failover_max: int = limit(2, "Most further backends tried when one fails before its first byte.")
+    failover_max: int = limit(2, "Most retries at other backends when one fails before its first byte.")
     refusals_max: int = limit(
-        8, "Most attempts of a call that engines refuse (429, 529, or 503 with Retry-After) before its client hears of it."
+        8, "Most attempts of a call that engines refuse (429, 529, or 503 with Retry-After) before its client gets the refusal."
     )
-    refusal_pause_s_max: float = limit(60, "Longest pause of a backend that refuses calls, whatever it asks for.")
+    refusal_pause_s_max: float = limit(60, "Longest pause for a backend that refuses calls, whatever Retry-After it sends.")
     model_refused_s: float = limit(
-        30.0, "After a backend has answered 404 to a call: how long others are asked first for the same model and API."
+        30.0, "After a backend answered 404 to a call: how long hangup prefers others for the same model and API."
     )
 
 
@@ -151,7 +151,7 @@ class FailoverLimits:
 class AdmissionLimits(CallLimits):
     """The queue, and who goes first."""
 
-    queue_depth_max: int = limit(1024, "Most calls waiting for a free backend; one more means that one is refused.")
+    queue_depth_max: int = limit(1024, "Most calls that wait for a free backend; beyond that, one is refused.")
     queue_bytes_max: int = limit(
         256 * 1024 * 1024, "Most bytes of request bodies held by waiting calls; parsed they take about as much again."
     )
@@ -168,7 +168,7 @@ class AdmissionLimits(CallLimits):
         "Jobs leave room for as many live calls as there were at a time within the last so many seconds (up to twice that).",
     )
     job_yields_max: int = limit(
-        3, "Times that an item of a job makes way for live calls; after that one such item on each backend runs to its end."
+        3, "How often an item of a job makes way for live calls; after that, one such item on each backend runs to its end."
     )
     jobs_hold_back_share: float = limit(
         0.3,
@@ -188,23 +188,23 @@ class AdmissionLimits(CallLimits):
 class JobLimits(RequestLimits, CallLimits):
     """Jobs that run here."""
 
-    jobs_max: int = cap(1000, "Most jobs of a tenant that have not ended.", least=0)
-    job_items_max: int = cap(1_000_000, "Most items of a tenant's jobs that have not ended.", least=0)
-    job_bytes_max: int = cap(4 * 1024**3, "Most bytes of a tenant's jobs, their results and files.", least=0)
+    jobs_max: int = cap(1000, "Most unfinished jobs of a tenant.", least=0)
+    job_items_max: int = cap(1_000_000, "Most unfinished items of a tenant's jobs.", least=0)
+    job_bytes_max: int = cap(4 * 1024**3, "Most bytes that a tenant's jobs, results and files may take.", least=0)
     batch_items_max: int = cap(100_000, "Most requests in a batch.")
     batch_window_max_s: float = cap(7 * 86_400.0, "Longest completion window of a batch.")
     file_bytes_max: int = cap(512 * 1024 * 1024, "Largest file that may be uploaded.", least=1024)
     job_lease_s: float = cap(
-        300.0, "How long a job lives that nobody asks for: renewed by polling, held by an open event stream.", least=1
+        300.0, "Lease of a job: how long it runs without being polled; an open event stream holds it.", least=1
     )
     job_lease_max_s: float = cap(86_400.0, "Longest lease that a client may ask for (x-hangup-lease).")
-    job_cancel_wait_s: float = cap(5.0, "How long a cancel may wait for the engine to let go before it is answered.", least=0)
+    job_cancel_wait_s: float = cap(5.0, "How long a cancel waits for the engine to stop before hangup answers it.", least=0)
     job_events_bytes_max: int = limit(
         4 * 1024 * 1024, "Newest events of a job that are kept, to be read again or later.", least=1024
     )
-    job_failures_max: int = limit(3, "How often engines may fail on an item before that is its result.", least=1)
+    job_failures_max: int = limit(3, "How often engines may fail on an item before it counts as failed.", least=1)
     job_worker_silence_s: float = limit(
-        15.0, "A gateway on the same store that shows no life for this long loses the items it had claimed.", least=5
+        15.0, "A gateway on the same store that sends no heartbeat for this long loses its claimed items.", least=5
     )
 
 
@@ -213,25 +213,25 @@ class ProviderLimits(CallLimits):
     """Jobs at a hosted provider (`jobs = "provider"`)."""
 
     provider_jobs_max: int = limit(
-        1000, "Most jobs at a provider that are known here; one more passes, but nobody watches over it.", least=1
+        1000, "Most jobs at a provider that hangup follows; it passes one more without following it.", least=1
     )
     provider_uploads_bytes_max: int = limit(
         1024**3,
-        "Most bytes of files and message batches that are on their way to a provider; they are held in memory.",
+        "Most bytes of files and message batches in transit to a provider; hangup holds them in memory.",
         least=1024,
     )
-    provider_look_s: float = limit(60.0, "Pause between two looks of ours at a job that runs at a provider.", least=0.05)
+    provider_look_s: float = limit(60.0, "Pause between two polls of a job that runs at a provider.", least=0.05)
     provider_poll_s: float = limit(
-        0.5, "Pause between a cancel and the next look whether the provider has stopped; it doubles each time.", least=0.01
+        0.5, "Pause between a cancel and the next poll of the provider; it doubles each time.", least=0.01
     )
     provider_poll_max_s: float = limit(15.0, "Longest such pause.", least=0.01)
     provider_cancel_s: float = limit(
-        900.0, "How long a provider may take to stop a cancelled job; then it is given up, and shown as cancelling.", least=0.1
+        900.0, "Timeout for a provider to stop a cancelled job; then hangup gives up and shows it as cancelling.", least=0.1
     )
-    provider_cancel_attempts_max: int = limit(5, "How often a cancel is sent that fails at the provider.", least=1)
-    provider_answer_s: float = limit(30.0, "Longest time for a provider to answer a question of ours.", least=0.05)
+    provider_cancel_attempts_max: int = limit(5, "Most attempts to send a cancel that fails at the provider.", least=1)
+    provider_answer_s: float = limit(30.0, "Timeout for a provider to answer hangup's own requests.", least=0.05)
     provider_follow_s: float = limit(
-        2 * 86_400.0, "How long a job at a provider is followed; hosted batches have a day to end.", least=1
+        2 * 86_400.0, "How long hangup follows a job at a provider; hosted batches have a day to end.", least=1
     )
 
 
@@ -240,16 +240,16 @@ class HealthLimits:
     """What backends are asked at intervals, and when one counts as down."""
 
     health_interval_s: float = limit(5.0, "Pause between two active health checks of a backend.", least=0.1)
-    health_timeout_s: float = limit(2.0, "Longest time for one health check.", least=0.05)
+    health_timeout_s: float = limit(2.0, "Timeout for one health check.", least=0.05)
     models_interval_s: float = limit(
-        5.0, "Pause between two questions which models a backend has; hosted APIs are asked every five minutes.", least=0.1
+        5.0, "Pause between two polls of a backend's models; hosted APIs are polled every five minutes.", least=0.1
     )
     figures_poll_s: float = limit(
         0.5,
-        "Pause between two questions to an engine how many calls wait in it, while some wait for a first token.",
+        "Pause between two polls of an engine's queue, while calls wait for a first token.",
         least=0.05,
     )
-    status_timeout_s: float = limit(2.0, "Longest time for an engine to say what it runs.", least=0.05)
+    status_timeout_s: float = limit(2.0, "Timeout for an engine to report what it runs.", least=0.05)
     failures_max: int = limit(3, "Failures in a row after which a backend counts as down.", least=1)
 
 
@@ -258,15 +258,17 @@ class ReaperLimits:
     """Engines that do not stop: aborts, quarantine, restart."""
 
     release_grace_s: float = limit(
-        0.0, "How long an engine may go on after a call's end before that is a zombie; 0 takes what is usual for the engine."
+        0.0, "How long an engine may work after a call's end before that counts as a zombie; 0: the engine's usual time."
     )
     prefill_grace_s: float = limit(
         10.0, "Added to that for a call without a first token: prefills run on; and for an engine too busy to answer."
     )
-    abort_again_max: int = limit(3, "Most further aborts sent for a zombie.")
+    abort_again_max: int = limit(3, "Most repeated aborts for a zombie.")
     abort_backoff_s: float = limit(0.5, "Pause after the first of these; it doubles each time.", least=0.01)
     wedge_s: float = limit(
-        120.0, "An engine that is busy and gets nothing done, or does not say what it runs, counts as wedged.", least=0.1
+        120.0,
+        "How long an engine may be busy without progress, or not report what it runs, before it counts as wedged.",
+        least=0.1,
     )
     still_s: float = limit(
         5.0,
@@ -281,13 +283,11 @@ class ReaperLimits:
     )
     restart_wait_s: float = limit(30.0, "With restart_force: how long calls in a quarantined backend may take to finish.")
     restarts_per_hour_max: int = limit(4, "Most restarts of a backend in an hour.")
-    restart_s: float = limit(180.0, "Longest time from a restart to a healthy engine.", least=0.1)
-    stop_s: float = limit(10.0, "A spawned engine is told to stop with SIGTERM, and killed after this.", least=0)
-    canary_s: float = limit(30.0, "Longest time for the canary, a call of one token after a quarantine.", least=0.1)
-    zombie_stories_max: int = limit(100, "Zombies remembered with their story, those that are gone among them.", least=1)
-    kill_wait_s: float = limit(
-        5.0, "How long a kill waits for the engine's word that the work is gone; who kills may ask for less."
-    )
+    restart_s: float = limit(180.0, "Timeout from a restart to a healthy engine.", least=0.1)
+    stop_s: float = limit(10.0, "How long a spawned engine may take to stop after SIGTERM; then hangup kills it.", least=0)
+    canary_s: float = limit(30.0, "Timeout for the canary, a test call of one token after a quarantine.", least=0.1)
+    zombie_stories_max: int = limit(100, "Most zombies remembered with their history, including those that are gone.", least=1)
+    kill_wait_s: float = limit(5.0, "How long a kill waits for the engine to confirm; a kill may ask for less.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +299,9 @@ class BackendLimits(ReaperLimits, HealthLimits, EngineLimits):
 class ReportLimits:
     """The ledger, traces, and the divergence alarm."""
 
-    ledger_flush_s: float = limit(1.0, "How often the ledger is written: what a killed process loses at most.", least=0.05)
+    ledger_flush_s: float = limit(
+        1.0, "How often hangup writes the ledger; a killed process loses at most this much.", least=0.05
+    )
     ledger_accounts_max: int = limit(
         100_000,
         "Accounts (tenant, model, backend, cause) that may wait to be written into the ledger; more are dropped and counted.",
@@ -332,7 +334,7 @@ class ProcessLimits:
         " at once.",
     )
     log_lines_max: int = limit(10_000, "Log lines held while the log's reader is slow; more are dropped and counted.", least=1)
-    loop_stall_s: float = limit(1.0, "How long the event loop may be held up before its stack is logged.", least=0.1)
+    loop_stall_s: float = limit(1.0, "How long the event loop may be blocked before hangup logs its stack.", least=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)

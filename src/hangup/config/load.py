@@ -187,7 +187,7 @@ def _take_file(
         elif key not in others:
             section = "limits" if key in {f.name for f in scalar_fields(Limits)} else ""
             if section and not at:
-                problems.add(place((*at, key)), f"{key} belongs into [limits]")
+                problems.add(place((*at, key)), f"{key} belongs in [limits]")
             else:
                 problems.unknown(place((*at, key)), "setting", key, [*fields, *others])
 
@@ -359,7 +359,7 @@ def _backends(tables: Any, place: _Places, problems: _Problems) -> tuple[Backend
             if api not in APIS:
                 problems.unknown(place((*at, "apis")), "API", api, list(APIS))
         if row.get("api_key_env") and row.get("client_key") == "pass":
-            problems.add(place((*at, "client_key")), 'api_key_env and client_key = "pass" exclude each other')
+            problems.add(place((*at, "client_key")), 'set api_key_env or client_key = "pass", not both')
         backends.append(BackendSettings(**row))
     return tuple(backends)
 
@@ -376,7 +376,7 @@ def _aliases(tables: Any, place: _Places, problems: _Problems) -> tuple[AliasSet
         aliases.append(made)
     for made in aliases:
         if made.model in [other.name for other in aliases]:
-            problems.add("alias", f"{made.name} stands for {made.model}, which is an alias itself")
+            problems.add("alias", f"alias {made.name} points to {made.model}, which is an alias itself; name the model")
     return tuple(aliases)
 
 
@@ -429,7 +429,7 @@ def _tenants(tables: Any, place: _Places, problems: _Problems) -> tuple[TenantSe
                 problems.add(place((*at, "key_sha256")), f"the same key belongs to {owners[digest]} and {name}")
         if not row.get("key_sha256"):
             # With keys for nobody, everybody would be let in.
-            problems.add(place(at), f"tenant {name} has no key, so that nobody can be it", "`hangup key new` makes one")
+            problems.add(place(at), f"tenant {name} has no key, so no client can use it", "`hangup key new` makes one")
         tenants.append(TenantSettings(**row))
     return tuple(tenants)
 

@@ -45,16 +45,20 @@ class BackendSettings:
     )
     ca_file: str = setting("", "PEM file with the authorities to trust for https; the system's when empty.")
     tls_verify: bool = setting(True, "Check the certificate of an https backend.")
-    shared: bool = setting(False, "Others use this engine, too: its counts of running calls then convict nobody.")
-    pin_slots: bool = setting(True, "Give each call a slot of its own where the engine allows it, so that checks are exact.")
-    abort_again: bool = setting(True, "Send further aborts for a zombie.")
-    quarantine: bool = setting(True, "Send no new calls to it while it runs a zombie that aborts did not end.")
+    shared: bool = setting(False, "Others use this engine, too: hangup then detects no zombies by its counts.")
+    pin_slots: bool = setting(True, "Give each call its own slot where the engine allows it, so that verification is exact.")
+    abort_again: bool = setting(True, "Repeat the abort for a zombie.")
+    quarantine: bool = setting(True, "Send no new calls to it while it runs a zombie that aborts did not stop.")
     restart_command: str = setting(
         "", "How to restart it, from quarantine. No shell; {name}, {url}, {host} and {port} are filled in. Empty: never."
     )
-    restart_force: bool = setting(False, "Restart it under live calls, after restart_wait_s; else when the last one is done.")
-    canary: bool = setting(True, "Before it gets calls again after a quarantine, it must answer one of our own.")
-    spawn: str = setting("", "Command that runs it, as a process of ours: started, watched, restarted. {port} is the url's.")
+    restart_force: bool = setting(
+        False, "Restart it despite live calls, after restart_wait_s; otherwise when the last one is done."
+    )
+    canary: bool = setting(True, "After a quarantine, it must answer a test call before it gets calls again.")
+    spawn: str = setting(
+        "", "Command that runs the engine as a child process of hangup, which restarts it. {port} is the url's."
+    )
     spawn_log: str = setting("", "File for the output of that process, appended to; hangup's stderr when empty.")
 
 
@@ -66,7 +70,7 @@ class TenantSettings:
     key_sha256: list[str] = setting([], "SHA-256 digests (hex) of its API keys; `hangup key new` makes a pair.")
     weight: float = setting(1.0, "Its share of the engines' tokens against the other tenants.", least=0.01)
     priority: str = setting("normal", "Higher ones go first.", choices=("high", "normal", "low"))
-    concurrency_max: int = setting(0, "Most calls it may have in progress, waiting ones included; 0 means no limit.", least=0)
+    concurrency_max: int = setting(0, "Most calls it may have in progress, including waiting ones; 0 means no limit.", least=0)
     tokens_per_minute: int = setting(0, "Tokens it may use, prompts and answers together; 0 means no limit.", least=0)
     limits: dict[str, Any] = setting({}, "Per-call limits of this tenant.")
 
@@ -98,7 +102,7 @@ class Settings:
     admin_host: str = setting("127.0.0.1", "Address of the admin port.")
     admin_port: int = setting(8081, "The admin port; 0 takes a free one.", least=0, most=65535)
     admin_token_env: str = setting(
-        "", "Environment variable with the token that the admin port asks for; needed when admin_host is not loopback."
+        "", "Environment variable with the token that the admin port requires; mandatory if admin_host is not loopback."
     )
     admin_names: str = setting(
         "", "Host names, separated by commas, that the admin port answers to besides localhost, admin_host and IP addresses."
@@ -110,7 +114,9 @@ class Settings:
     )
     tls_cert: str = setting("", "PEM certificate chain for the data port; empty means plain HTTP.")
     tls_key: str = setting("", "PEM private key for tls_cert.")
-    slots: int = setting(0, "Most calls sent to a backend at a time; 0 learns it from how soon first tokens come.", least=0)
+    slots: int = setting(
+        0, "Most calls sent to a backend at a time; 0: hangup learns it from the time to the first token.", least=0
+    )
     half_close: str = setting(
         "hangup", "What a client's half-close (FIN after its request) means.", choices=("hangup", "allow")
     )
@@ -126,12 +132,12 @@ class Settings:
     )
     assemble: bool = setting(
         True,
-        "Ask engines to stream non-streaming calls and assemble the answer here, so that it can be cancelled by the token.",
+        "Ask engines to stream non-streaming calls and assemble the answer, so that hangup can cancel it at any token.",
     )
     heartbeat_s: float = setting(
         0.0, "Send an SSE comment this often before the first token; 0 is off, since it fixes the status to 200.", least=0
     )
-    log: str = setting("-", "Where the line per call goes: - for stdout, a file path, or none.")
+    log: str = setting("-", "Where the log goes: - for stdout, a file path, or none.")
     ledger: str = setting("", "SQLite file for the ledger, which `hangup report` reads; empty keeps it in memory.")
     ledger_days: float = setting(90.0, "How long the ledger is kept.", least=0.01)
     jobs: str = setting(
@@ -139,20 +145,21 @@ class Settings:
         "SQLite file for jobs and their files. auto: jobs-PORT.sqlite in the user's state folder; none turns jobs off; "
         "provider passes them on to a hosted API, and follows them there.",
     )
-    jobs_days: float = setting(30.0, "How long jobs that have ended, and files, are kept.", least=0.01)
-    currency: str = setting("USD", "In which the backends' prices are.")
+    jobs_days: float = setting(30.0, "How long ended jobs and files are kept.", least=0.01)
+    currency: str = setting("USD", "Currency of the backends' prices.")
     otlp_endpoint: str = setting(
         "", "OpenTelemetry collector (OTLP/HTTP) for traces, such as http://127.0.0.1:4318; empty is off."
     )
     otlp_protocol: str = setting(
         "http/json",
-        "How it is spoken to; protobuf is smaller, known to every collector, and needs hangup[otel].",
+        "Format of the traces; every collector accepts protobuf, which is smaller and needs hangup[otel].",
         choices=("http/json", "http/protobuf"),
     )
     otlp_headers_env: str = setting(
-        "OTEL_EXPORTER_OTLP_HEADERS", "Environment variable with headers for it (name=value,name=value), such as a key."
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "Environment variable with headers for the collector (name=value,name=value), such as a key.",
     )
-    alarm_webhook: str = setting("", "URL that gets a POST with JSON when a divergence alarm goes off and when it ends.")
+    alarm_webhook: str = setting("", "URL that gets a POST with JSON when a divergence alarm starts and when it ends.")
     limits: Limits = field(default_factory=Limits, metadata={"doc": "Hard limits."})
     backend: tuple[BackendSettings, ...] = field(default=(), metadata={"doc": "The backends."})
     tenant: tuple[TenantSettings, ...] = field(default=(), metadata={"doc": "The tenants; with none, no key is asked for."})

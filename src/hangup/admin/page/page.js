@@ -357,7 +357,7 @@ $("kill-chosen").addEventListener("click", async () => {
   view.filter = Object.fromEntries(new FormData($("filter")));
   try {
     const chosen = (await ask("DELETE", `api/calls?${query({ dry_run: 1 })}`)).would_kill.length;
-    if (!chosen) say("no live call is meant by that");
+    if (!chosen) say("no live call matches");
     else if (confirm(`End ${chosen} calls, in their engines too?`)) {
       say(`Ending ${chosen} calls and waiting for their engines' word …`);
       killed((await ask("DELETE", `api/calls?${query({})}`)).killed);
