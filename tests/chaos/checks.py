@@ -184,6 +184,12 @@ def outcomes(world: World, book: Book) -> list[str]:
     return wrong
 
 
+def harmed(book: Book) -> list[str]:
+    """Live calls that were not answered in full, though nothing befell their gateway or a sound engine."""
+    live = {name: count for name, count in book.outcomes.items() if name.startswith(("stream", "whole"))}
+    return [f"harmed: {count} {name}" for name, count in live.items() if not name.endswith("complete")]
+
+
 def cuts(book: Book) -> list[str]:
     """An answer may break off where its engine did, in the midst of an event; that call's line says so."""
     wrong = []

@@ -7,7 +7,7 @@ import contextlib
 import random
 import signal
 
-from chaos.checks import idle
+from chaos.checks import harmed, idle
 from chaos.load import Load
 from chaos.world import GatewayProcess, World
 
@@ -25,8 +25,7 @@ async def damaged(world: World, seed: int) -> tuple[str, list[str]]:
     load.book.stopping = True
     await asyncio.gather(*clients)
     wrong = list(load.book.wrong)
-    live = {name: n for name, n in load.book.outcomes.items() if name.startswith(("stream", "whole"))}
-    wrong += [f"with a damaged store: {n} {name}" for name, n in live.items() if not name.endswith("complete")]
+    wrong += [f"with a damaged store: {text}" for text in harmed(load.book)]
     for gateway in world.gateways:
         wrong += [f"{gateway.name} ended by itself"] if not gateway.alive() else await idle(gateway)
     wrong += await asyncio.to_thread(_restarts, world.gateways[0])

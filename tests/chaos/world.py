@@ -73,14 +73,14 @@ class GatewayProcess:
     """`hangup serve` with a configuration of its own; its log is kept over all its lives."""
 
     def __init__(
-        self, name: str, ports: tuple[int, int], folder: Path, store: Path, engines: list[Engine], clock: Clock
+        self, name: str, ports: tuple[int, int], folder: Path, store: Path, engines: list[Engine], clock: Clock, slots: str
     ) -> None:
         self.name, self.engines = name, engines
         self.port, self.admin_port = ports
         self.ledger = folder / f"ledger-{name}.sqlite"
         self._clock = clock
         self._config = folder / f"{name}.toml"
-        backends = "".join(f'[[backend]]\nname = "{e.name}"\nurl = "http://127.0.0.1:{e.port}"\nslots = 8\n' for e in engines)
+        backends = "".join(f'[[backend]]\nname = "{e.name}"\nurl = "http://127.0.0.1:{e.port}"\n{slots}' for e in engines)
         head = f'port = {self.port}\nadmin_port = {self.admin_port}\njobs = "{store}"\nledger = "{self.ledger}"\n'
         self._config.write_text(head + _LIMITS + backends)
         self.deaths: list[float] = []  # when it was killed, or told to stop
@@ -153,8 +153,9 @@ class World:
         self.sound = [Engine(f"sound-{name}", self._port(), like=likes[name], **behaviour) for name in "ab"]
         self.shaky = [Engine(f"shaky-{name}", self._port(), like=likes[name], **behaviour) for name in "ab"]
         pairs = zip("ab", zip(self.sound, self.shaky, strict=True), strict=True)
+        slots = {name: chance.choice(["slots = 8\n", ""]) for name in "ab"}  # told, or learned
         self.gateways = [
-            GatewayProcess(name, (self._port(), self._port()), folder, self.store, list(pair), self.clock)
+            GatewayProcess(name, (self._port(), self._port()), folder, self.store, list(pair), self.clock, slots[name])
             for name, pair in pairs
         ]
         self.files = {gateway.name: gateway.files() for gateway in self.gateways}
