@@ -157,3 +157,25 @@ def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(monkeypatch: 
         await board.close()
 
     asyncio.run(run())
+
+
+def test_nor_does_one_that_is_set_back_when_the_process_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The store knows how late it was. Found by `make chaos`, seed 1014: another gateway's clock was right."""
+    path, real, item = str(tmp_path / "jobs.sqlite"), time.time, [Asked("a", "/v1/chat/completions", b"{}")]
+
+    async def run(*, back: bool) -> Status:
+        monkeypatch.setattr(time, "time", lambda: real() - 400 * 86_400 if back else real())
+        loop, store = asyncio.get_running_loop(), JobStore(path)
+        board = Board(store, Idle(), loop, keep_days=30)
+        await board.open()
+        await board._beat(loop.time())
+        if back:
+            await board.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
+        await board._tick(loop.time())
+        job = await store.do(lambda: store.jobs.find("batch_b"))
+        await board.close()
+        return job.status if job is not None else Status.FAILED
+
+    assert asyncio.run(run(back=False)) is Status.FAILED, "there is none yet"
+    assert asyncio.run(run(back=True)) is Status.RUNNING
+    assert asyncio.run(run(back=False)) is Status.RUNNING

@@ -13,12 +13,13 @@ class SteadyClock:
     def __init__(self, seen: float, of_day: float, now: float) -> None:
         """`seen` is the time of day up to which it had come in an earlier process; 0 when there was none."""
         self._time = min(seen, of_day) if seen else of_day
+        self._seen = seen
         self._now = now
 
     @property
     def latest(self) -> float:
-        """How far it has come; also while the clock is set back."""
-        return self._time
+        """How far it has come, in an earlier process or in this one; also while the clock is set back."""
+        return max(self._seen, self._time)
 
     def at(self, of_day: float, now: float) -> float:
         """`of_day` is what the clock says, `now` the process's own time. Never later than the clock."""
