@@ -39,7 +39,7 @@ class Book:
     promises: dict[str, Promise] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    cut: list[tuple[GatewayProcess, str]] = field(default_factory=list)  # answers that ended in their midst, and their calls
+    cut: list[tuple[GatewayProcess, str, float, float]] = field(default_factory=list)  # calls that broke off, from when to when
     complete: list[tuple[GatewayProcess, str]] = field(default_factory=list)  # live calls that were answered in full
     stopping: bool = False
 
@@ -151,8 +151,8 @@ class Load:
         """Right if its gateway was killed or told to stop while it ran, or if it says what befell the engine."""
         if isinstance(error, TimeoutError):
             self.book.wrong.append(f"{what} at {gateway.name}: no end after 120 s")
-        elif not any(at >= started - 15 for at in gateway.deaths):
-            self.book.cut.append((gateway, id))
+        else:
+            self.book.cut.append((gateway, id, started, time.monotonic()))
         self.book.outcomes[f"{what} broken"] += 1
 
     # Jobs

@@ -335,3 +335,30 @@ def _kill(pid: int) -> None:
     import os
 
     os.kill(pid, signal.SIGKILL)
+
+
+def released(gateway: Gateway) -> list[tuple[str, float]]:
+    return [(name, value) for name, value in gateway.metrics().items() if name.startswith("hangup_releases_total")]
+
+
+def test_an_engine_is_not_blamed_for_time_in_which_the_gateway_itself_was_stopped() -> None:
+    """A question was on its way when the process was stopped: that it times out then says nothing of the engine. Found by
+    `make chaos`, seed 1014: a paused machine came back and quarantined the engines that it was busy with."""
+    with (
+        StandIn(like="vllm", slots=4, prefill_s=0.02, token_s=0.05, answer_tokens=3000) as engine,
+        Gateway(engine.url, **{**QUICK, "prefill_grace_s": 30}, status_timeout_s=2, still_s=1, wedge_s=3) as gateway,
+    ):
+        known(gateway)
+        live = Client(gateway.address)
+        live.chat(stream=True, headers={"X-Request-Id": "live"})
+        live.read_until(b"data:")
+        engine.behave(status_hangs=True)
+        hang_up_mid_stream(gateway)
+        time.sleep(0.3)  # the question is asked after 20 ms; were it not, there would be nothing to time out
+        gateway.signal(signal.SIGSTOP)
+        engine.behave(status_hangs=False)
+        time.sleep(4)
+        gateway.signal(signal.SIGCONT)
+        wait_until(lambda: any(value for _, value in released(gateway)), 30, "the engine's word")
+        assert steps(gateway) == [] and not events(gateway, "zombie")
+        live.fin()

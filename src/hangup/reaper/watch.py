@@ -40,6 +40,7 @@ from hangup.reaper.process import Spawned
 
 _FIRST_LOOK_S = 0.02  # after a call was left: most engines have let go by then
 _FRESH_S = 0.5  # so long after a call was left it is worth asking at the quicker pace
+_STOOD_STILL_S = 0.5  # a timeout that comes so late says that this process did not run
 _BLIND_PACE_S = 0.05  # of looking at what is held for an engine that cannot be asked
 _AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has died of it, probably
 _HEALTH_PAUSE_S = 0.2
@@ -110,6 +111,7 @@ class Watch:
         self._stillness = Stillness()
         self._waiting: Sequence[Waiting] = ()  # live calls in it, when they were last looked at,
         self._heard_at = -math.inf  # and when anything had last come of one
+        self._stood_still_until = -math.inf  # this process itself: that time says nothing of the engine
         self._asked_at = time.monotonic()
         self._answered_at = self._asked_at
         self._aborted_at = 0.0
@@ -235,7 +237,12 @@ class Watch:
         try:
             answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self.backend.limits.status_timeout_s)
         except EngineSilent:
-            book.unanswered(asked_at, time.monotonic())
+            now = time.monotonic()
+            if now - asked_at > self.backend.limits.status_timeout_s + _STOOD_STILL_S:
+                # It was us who stood still, stopped or short of CPU: what the engine said meanwhile is yet to be read.
+                self._stood_still_until, self._asked_at = now, self._answered_at
+                return
+            book.unanswered(asked_at, now)
             self._name_zombies()
             return
         except EngineFault as fault:
@@ -289,7 +296,7 @@ class Watch:
     def _trouble(self, now: float, still_s: float) -> str:
         """What is wrong besides zombies."""
         limits, book = self.backend.limits, self.book
-        silent_s = now - self._answered_at
+        silent_s = now - max(self._answered_at, self._stood_still_until)
         if silent_s >= limits.wedge_s and self.backend.seat.up:
             return f"it has not said what it runs for {silent_s:.0f} s"
         if book.zombies and still_s >= limits.still_s:
@@ -333,7 +340,8 @@ class Watch:
             return -math.inf
         if status is not None and status.shows_progress and book.frozen_since is None:
             return -math.inf
-        self._waiting, self._heard_at = self._host.waiting(self.backend)
+        self._waiting, heard_at = self._host.waiting(self.backend)
+        self._heard_at = max(heard_at, self._stood_still_until)
         return self._stillness.look(self._waiting, self._heard_at, now)
 
     def _abandon(self, why: str) -> None:
