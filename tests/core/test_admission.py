@@ -433,10 +433,53 @@ def test_the_engines_own_word_goes_before_any_estimate() -> None:
     engine.admission.engine_told(engine.seat, 1, engine.now)
     assert str(limiter.evidence) == "engine_reports_waiting"
     engine.come(5)
-    assert engine.admission.queue.count == 3  # the two in the engine are as many as may stand there
+    assert engine.admission.queue.count == 5  # none is sent to stand in the engine's queue
     for _ in range(5):
         engine.admission.engine_told(engine.seat, 0, engine.now)
     assert str(limiter.evidence) == "none" and not engine.admission.queue.count
+
+
+def hurried(made: Admission, key: str, now: float) -> tuple[Ticket, list[Action]]:
+    """One that wants all of its answer within 6 s."""
+    ticket = Ticket(key, prompt=10, output_max=300, all_by=now + 6.0, queue_by=now + 60.0)
+    return ticket, made.arrive(ticket, "a", now)
+
+
+def test_who_has_become_too_late_in_line_makes_room_for_who_has_not() -> None:
+    made = admission(limits=replace(LIMITS, queue_depth_max=100))
+    now = 0.0
+    for at in range(9):  # answers of 200 tokens that take 4 s
+        first, _ = hurried(made, f"first{at}", now)
+        made.first_token(first, now + 0.02)
+        made.end(first, now := now + 4.0, 200, 10, completed=True)
+    hurried(made, "runs", now)
+    for at in range(2):
+        assert hurried(made, f"old{at}", now)[1] == []
+    new, actions = hurried(made, "new", now + 1.0)
+    assert actions == [] and new.queued, "there is time for the others yet"
+    new, actions = hurried(made, "newest", now + 2.5)
+    assert refused(actions) == [("old0", "deadline_near"), ("old1", "deadline_near")] and new.queued
+
+
+def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
+    engine = Slots(4, Seat("s"))
+    for at in range(1500):
+        engine.step()
+        if at % 5 == 0:
+            engine.come()
+    made, seat = engine.admission, engine.seat
+    assert str(seat.limited_by) == "late_first_tokens" and made.queue.count
+    for ticket in list(made.queue):
+        made.leave(ticket, engine.now)
+    closed, on_time = 0.0, 0
+    while not seat.is_open:
+        engine.step()
+        closed += 0.01
+        if not engine.running:
+            engine.come()
+            on_time += 1
+        assert closed < 60
+    assert closed > 1.0 and on_time, "a line that is empty for a moment says little"
 
 
 def test_refusals_set_the_limit_and_one_more_is_tried_later() -> None:

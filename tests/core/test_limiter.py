@@ -45,12 +45,12 @@ def why(limit: LearnedLimit) -> Evidence:
 class TestUnknown:
     def test_an_engine_that_has_shown_nothing_gets_many_calls(self) -> None:
         limit = LearnedLimit()
-        assert limit.limit(0, 0) == limit.unstarted_max == COLD_MAX and not limit.unlimited
+        assert limit.limit(0, 0, 0) == limit.unstarted_max == COLD_MAX and not limit.unlimited
         assert why(limit) is Evidence.NONE and limit.in_flight_max == INF
 
     def test_the_first_token_that_is_seen_opens_it(self) -> None:
         limit = known(1)
-        assert limit.unlimited and limit.limit(5, 5) == INF
+        assert limit.unlimited and limit.limit(5, 5, 0) == INF
 
     def test_of_a_hosted_api_first_tokens_are_no_evidence(self) -> None:
         limit = LearnedLimit()
@@ -108,7 +108,7 @@ class TestLate:
             see(limit, at * 0.02, 0.1)
         limit.told(10)
         assert limit.unstarted_max == SPARE + 4  # the count is that of a second, fading, and the last one is not in it
-        assert limit.limit(20, 6) == 14 + limit.unstarted_max
+        assert limit.limit(20, 6, 0) == 14 + limit.unstarted_max
 
     def test_it_opens_once_calls_are_on_time(self) -> None:
         limit = queueing(known())
@@ -132,6 +132,45 @@ class TestLate:
         assert limit.unstarted_allowed(7) == before + 1, "of ten that it ran, at most one is free for sure"
         see(limit, 210.0, 1.0, late=True)
         assert limit.unstarted_allowed(0) == before + 1, "a late one halves it"
+
+    def test_none_is_sent_to_wait_in_an_engine_whose_slots_seldom_get_free(self) -> None:
+        limit = known()
+        limit.runs(8, 20.0)
+        queueing(limit)
+        assert limit.limit(8, 0, 0) == 8, "it runs all that it has ever run"
+        assert limit.limit(8, 0, 2) == 10, "of two that have ended it may still say that they run"
+        assert limit.limit(3, 0, 0) == 3 + limit.unstarted_max, "while slots are free it goes by what is being read"
+
+    def test_one_more_is_tried_after_some_first_tokens_and_less_often_in_vain(self) -> None:
+        limit = known()
+        limit.runs(8, 20.0)
+        queueing(limit)
+        now, tries = 200.0, []
+        for _ in range(5):
+            tokens = 0
+            while limit.limit(8, 0, 0) == 8:
+                see(limit, now := now + 1.0, late=None)
+                tokens += 1
+            tries.append(tokens)
+            see(limit, now := now + 1.0, 3.0, late=True, ahead=1)  # it had to wait
+        assert tries == [4, 8, 16, 32, 32]
+        limit.runs(9, now)
+        assert limit.limit(9, 0, 0) == 9 + limit.unstarted_max, "it runs more than that: how many is open again"
+        see(limit, now := now + 1.0, 3.0, late=True, ahead=1)
+        assert limit.limit(9, 0, 0) == 9
+
+    def test_two_may_wait_in_an_engine_whose_slots_get_free_all_the_time(self) -> None:
+        limit = LearnedLimit()
+        for at in range(200):
+            see(limit, at * 0.1, 0.05)
+        limit.runs(8, 20.0)
+        limit.told(10)
+        for at in range(200):
+            see(limit, 20 + at * 0.1, 0.05, late=None)
+        assert limit.limit(8, 0, 0) == 8 + limit.unstarted_max
+        for at in range(200):
+            see(limit, 40 + at * 0.2, 0.05, late=None)
+        assert limit.limit(8, 0, 0) <= 9
 
     def test_on_time_but_not_quick_allows_none_more(self) -> None:
         limit = queueing(known())
@@ -231,7 +270,7 @@ class TestRefusals:
     def test_it_has_as_many_as_when_it_refused_and_one_at_least(self) -> None:
         limit = known()
         limit.refused(5, 10.0)
-        assert limit.limit(9, 1) == limit.in_flight_max == 5 and why(limit) is Evidence.REFUSED and not limit.unlimited
+        assert limit.limit(9, 1, 0) == limit.in_flight_max == 5 and why(limit) is Evidence.REFUSED and not limit.unlimited
         limit.refused(7, 10.0)
         assert limit.refused_max == 5
         limit.refused(0, 10.0)
@@ -275,7 +314,7 @@ class TestSteps:
     def test_slow_steps_take_a_twentieth(self) -> None:
         limit = self.slow()
         limit.step(0.3, 20)
-        assert limit.slow_max == pytest.approx(19) == limit.limit(20, 0) and why(limit) is Evidence.SLOW
+        assert limit.slow_max == pytest.approx(19) == limit.limit(20, 0, 0) and why(limit) is Evidence.SLOW
         assert not limit.unlimited
         limit.step(0.3, 19)
         assert limit.slow_max == pytest.approx(19 * 0.95)

@@ -185,3 +185,33 @@ def test_a_timeout_that_clients_keep_roughly_is_known_by_its_edge_and_people_by_
         people.observe(0.0, 2.0 + at, left=True)
     assert 6.0 <= rough.limit_s <= 6.2
     assert people.limit_s > 30.0
+
+
+def left_whole(*moments: float) -> Patience:
+    """Streams of which each was left after so many seconds."""
+    patience = Patience()
+    for at_s in moments:
+        patience.observe(2.0, at_s, left=True)
+    return patience
+
+
+def test_a_few_who_leave_a_stream_when_others_leave_the_line_have_one_timeout_for_both() -> None:
+    assert left_whole(6.1, 6.4, 6.9).limit(0.0, 6.1) == 6.1
+    assert left_whole(6.1, 6.4, 6.9).limit(0.0) == math.inf, "by themselves they are too few"
+    assert left_whole(6.1, 6.4).limit(0.0, 6.1) == math.inf, "two may be chance"
+    assert left_whole(6.1, 6.4, 3.0).limit(0.0, 6.1) == math.inf, "one of them left at another time"
+    assert left_whole(6.1, 6.4, 6.9).limit(0.0, 20.0) == math.inf
+
+
+def test_one_who_stays_longer_has_no_timeout_for_all_of_it() -> None:
+    """Clients who give up on a first token after 6 s, and read for as long as it takes."""
+    answered = left_whole(6.1, 6.4, 6.9)
+    answered.observe(2.0, 9.0, left=False)
+    assert answered.limit(0.0, 6.1) == math.inf
+    reading = left_whole(6.1, 6.4, 6.9)
+    reading.watch("who", 0.0, 2.0)
+    assert reading.limit(7.0, 6.1) == 6.1
+    assert reading.limit(9.0, 6.1) == math.inf
+    many = left_whole(*[6.3] * 11)
+    many.observe(2.0, 9.0, left=False)
+    assert many.limit(0.0, 6.1) == pytest.approx(6.3), "one in ten may be another kind"

@@ -34,6 +34,7 @@ _CLOSED_S = 5.0  # about how long a quarantine takes that ends well, and how oft
 _NOT_SERVING = frozenset([reasons.BACKENDS_CLOSED, reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])
 _FORESIGHT_S = 300.0  # nothing is foretold beyond: the caps are there for that
 _PATIENCE_GAIN = 0.02
+_CALM_S = 1.0  # an engine counts as open again when nobody has waited for so long
 _CACHE_SHARE_MAX = 0.5  # of an engine's cache for one call: what needs more is the engine's own to say
 _BYTES_PER_TOKEN = 4.0  # of a request's body, until engines have told how many they count
 
@@ -63,6 +64,7 @@ class Admission:
         self.tenants: dict[str, Tenant] = {}
         self._drain = Drains()  # calls per second that leave a standing queue
         self._at = 0.0
+        self._waited_at = -math.inf  # when somebody was last in line, or refused for its length
         self._jitter = jitter  # between 0 and 1
         self._bytes_per_token = _BYTES_PER_TOKEN
         self.configure(limits, {})
@@ -146,9 +148,14 @@ class Admission:
         self._pass_time(now)
         patience_s = self._patience(ticket, tenant, now)
         cold = self.fleet.is_cold(ticket.seats)  # nothing shows that engines queue: nobody is refused for a long line
-        if not cold and (reason := self._hopeless(ticket, tenant, patience_s, now)) is not None:
-            return [Action(ticket, None, reason)]
         actions: list[Action] = []
+        if not cold:
+            self._clear_stale(tenant, now, actions)
+            reason = self._hopeless(ticket, tenant, patience_s, now)
+            if reason is not None:
+                self._waited_at = now
+                actions.append(Action(ticket, None, reason))
+                return actions
         depth_max = math.inf if cold else limits.queue_depth_max
         while queue.count >= depth_max or queue.bytes + ticket.size > limits.queue_bytes_max:
             victim = queue.victim(tenant) or queue.victim_elsewhere(ticket, tenant)
@@ -162,6 +169,16 @@ class Admission:
         queue.push(ticket, now)
         actions += self.dispatch(now)
         return actions
+
+    def _clear_stale(self, tenant: Tenant, now: float, actions: list[Action]) -> None:
+        """Those of its line who would come too late by now, even if they were next, make room for those who would not."""
+        while tenant.line:
+            oldest = tenant.line.oldest()
+            if not self._too_late(oldest, None, 0.0, now):
+                return
+            self.queue.remove(oldest)
+            self._watched(oldest, now, False)
+            actions.append(Action(oldest, None, reasons.DEADLINE_NEAR))
 
     def _hopeless(self, ticket: Ticket, tenant: Tenant, patience_s: float, now: float) -> Reason | None:
         """Why it is not worth waiting in line, if so."""
@@ -190,7 +207,8 @@ class Admission:
         """When its client will have left, without a first token and in any case: by its word, or by what such clients do."""
         first, whole = tenant.patience.of(ticket.client, ticket.stream)
         arrived, now = ticket.arrived_at, self.fleet.now
-        first_by, all_by = arrived + first.limit(now), arrived + whole.limit(now)
+        first_s = first.limit(now)
+        first_by, all_by = arrived + first_s, arrived + whole.limit(now, first_s)
         # Who is still there then is more patient than its like: nothing is known of such.
         return (
             ticket.first_by if first_by <= now else min(ticket.first_by, first_by),
@@ -217,7 +235,7 @@ class Admission:
             ticket.curves[0].unwatch(ticket)
             ticket.curves[1].watch(ticket, ticket.arrived_at, now - ticket.arrived_at)
         actions = self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
-        if seat is not None and not self.queue.count:
+        if seat is not None and not self.queue.count and now - self._waited_at > _CALM_S:
             self.fleet.nobody_waits(seat)
         return actions
 
@@ -289,7 +307,7 @@ class Admission:
         """By its own figures so many calls wait in it."""
         self.fleet.engine_told(seat, waiting)
         actions = self.dispatch(now) if self.queue.count else _NOTHING
-        if not self.queue.count:
+        if not self.queue.count and now - self._waited_at > _CALM_S:
             self.fleet.nobody_waits(seat)
         return actions
 
@@ -526,6 +544,7 @@ class Admission:
     def _pass_time(self, now: float) -> None:
         """The drain rate is that of a standing queue: only such time counts."""
         if self.queue.count and now > self._at:
+            self._waited_at = now
             self._drain.pass_time(now - self._at, self.queue.waited_for())
         self._at = now
 

@@ -117,7 +117,7 @@ class Seat:
         if self.slots:
             free = self.slots - self.occupied
             return max(free if limiter.refused_max >= free else int(limiter.refused_max), 0)
-        return NO_LIMIT if limiter.unlimited else int(min(limiter.limit(self.in_flight, self.unstarted), NO_LIMIT))
+        return NO_LIMIT if limiter.unlimited else int(min(limiter.limit(self.in_flight, self.unstarted, self.held), NO_LIMIT))
 
     @property
     def full_of_others(self) -> bool:

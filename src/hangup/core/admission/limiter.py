@@ -47,6 +47,8 @@ _HELPED = 0.9  # of the step time before it: what shrinking to `_SHRUNK` of the 
 _SHRUNK = 0.7
 _RAN_S = 600.0  # how long it is remembered how many ran at a time
 _TRY_S = (1.0, 10.0)  # pause after a try for one more that showed nothing; doubled each time
+_TRY_TOKENS = (4, 32)  # first tokens between such tries of a full engine; doubled each time
+_SOON_S = 0.25  # what waits in the engine's queue should be begun by then
 _SLOWER = 2.0  # against its best step time, which an engine may always take
 _WORD_MAX = SPARE  # so many may wait in the engine for a moment: it takes calls in between two steps
 _AFTER_REFUSAL_S = 1.0  # then one call more is tried
@@ -92,6 +94,7 @@ class LearnedLimit:
         "_accepted_at",
         "_count",
         "_first_at",
+        "_full",
         "_grown",
         "_has_word",
         "_in_vain",
@@ -103,6 +106,8 @@ class LearnedLimit:
         "_seen",
         "_slow_from",
         "_step_best",
+        "_tokens_to_try",
+        "_try_after",
         "_try_from",
         "_try_pause_s",
         "_usual",
@@ -130,6 +135,9 @@ class LearnedLimit:
         self._has_word = False  # by the engine's own word
         self._in_vain = _InVain(0)
         self._grown = 0  # calls allowed beyond what is being read, as they were on time
+        self._full = False  # what was sent beyond the most it has run was late
+        self._try_after = _TRY_TOKENS[0]  # first tokens until one call more is tried then,
+        self._tokens_to_try = self._try_after  # and how many of those are left
         self._reported = 0  # looks in a row at which the engine said that calls wait, or, below zero, that none does
         self._seen = 0  # first tokens
         self._count = 0.0  # the same, fading
@@ -191,6 +199,7 @@ class LearnedLimit:
         self._count = self._count * math.exp((self._first_at - now) / memory) + 1
         self._first_at = now
         self._seen += 1
+        self._tokens_to_try -= 1
         if late is not None:
             self._judge(late, ahead)
             if not late and self.queues is not Evidence.NONE and waited_s <= _EASY_BY * (usual.get(prompt) or 0.0) + _EASY_S:
@@ -211,10 +220,18 @@ class LearnedLimit:
         self._late += (late - self._late) / (4 + 2 * self._reading())
         if late:
             self._grown, self._has_word = self._grown // 2, False
+            self._is_full()
             if self.queues is Evidence.NONE and self._late > _LATE_SHARE[1]:
                 self.queues = Evidence.LATE
                 self._in_vain = _InVain(unstarted)
         self._bound()
+
+    def _is_full(self) -> None:
+        """Calls wait in it. If that was a try, the next one comes later."""
+        if self._full and self._tokens_to_try <= 0:
+            self._try_after = min(2 * self._try_after, _TRY_TOKENS[1])
+        self._full = True
+        self._tokens_to_try = self._try_after
 
     def _bound(self) -> None:
         if self.queues is not Evidence.NONE:
@@ -244,6 +261,7 @@ class LearnedLimit:
                 self.queues = Evidence.WAITING
                 self._late = 1.0
                 self._grown, self._has_word = 0, False
+                self._is_full()
         self._bound()
 
     def refused(self, others: int, now: float) -> None:
@@ -300,6 +318,7 @@ class LearnedLimit:
             return
         if running > self.ran:
             self._try_from, self._try_pause_s = now, _TRY_S[0]
+            self._full, self._try_after = False, _TRY_TOKENS[0]
         self.ran = self._ran.get(running, now)
 
     def one_more(self, in_flight: int, now: float) -> bool:
@@ -325,10 +344,14 @@ class LearnedLimit:
             return Evidence.REFUSED
         return Evidence.SLOW if self.slow_max < math.inf else Evidence.NONE
 
-    def limit(self, in_flight: int, unstarted: int) -> float:
-        """How many calls the engine may have, as things are."""
+    def limit(self, in_flight: int, unstarted: int, held: int) -> float:
+        """How many calls the engine may have, as things are; `held`: of these, ended and not known to be gone."""
         running = in_flight - unstarted
-        return min(running + self.unstarted_allowed(running), self.in_flight_max)
+        most = min(running + self.unstarted_allowed(running), self.in_flight_max)
+        if self._full and not self._has_word and self._count - 1 < SPARE / _SOON_S * max(_MEMORY * self._reads_s, 1.0):
+            # A call had better wait here than in the engine, where slots get free too seldom: nobody can overtake it there.
+            most = min(most, self.ran + held + (self._tokens_to_try <= 0))
+        return most
 
     def unstarted_allowed(self, running: int) -> float:
         """How many of them without a first token. Beyond what it was seen to run it is one more at a time, unless the engine

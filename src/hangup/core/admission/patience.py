@@ -13,8 +13,10 @@ _FIRST_S = 0.05  # where the first bin ends
 _BINS_PER_OCTAVE = 16
 _BINS = 15 * _BINS_PER_OCTAVE  # up to about half an hour
 _ENOUGH = 6  # departures before anything is concluded
+_ENOUGH_ALIKE = 3  # whole streams, if they left when others do who have no first token
 _STAY_SHARE = 0.1  # fewer than so many have ever waited longer: then nobody does
 _CLIFF = 1.25  # if all of them leave within this factor of time, it is a timeout: then its edge counts
+_ALIKE = 1.1
 _LEAST_S = 1.0  # who leaves sooner than that did not lose patience
 _MEMORY = 400.0  # calls after which older ones have faded by half
 _DRAW_S = 0.25  # the curve is drawn anew after that long: it costs more than to count a call
@@ -80,14 +82,27 @@ class Patience:
         """The same, of those who have ended alone."""
         return self.limit(-math.inf)
 
-    def limit(self, now: float) -> float:
-        """The time that hardly any client has waited beyond; infinite while nothing says so."""
-        if self.departures < _ENOUGH:
+    def limit(self, now: float, like_s: float = math.inf) -> float:
+        """The time that hardly any client has waited beyond; infinite while nothing says so.
+
+        `like_s`: the same of another wait of theirs. A few who leave at that time here, too, have one timeout for both.
+        """
+        if self.departures < (_ENOUGH if like_s == math.inf else _ENOUGH_ALIKE):
             return math.inf
         if now >= self._draw_at:
             self._draw_at = now + _DRAW_S
-            self._limit_s = self._draw(now)
+            self._limit_s = self._draw(now) if self.departures >= _ENOUGH else math.inf
+            if self._limit_s == math.inf and like_s < math.inf and self._breaks_off(like_s, now):
+                self._limit_s = like_s
         return self._limit_s
+
+    def _breaks_off(self, at_s: float, now: float) -> bool:
+        """Whether some left about then, and hardly anybody was there for longer."""
+        first, last = _bin(at_s / _ALIKE), _bin(at_s * _CLIFF)
+        left = sum(self._left[first : last + 1])
+        stayed = sum(self._left[last + 1 :]) + sum(self._ended[last + 1 :])
+        stayed += sum(now - since > at_s * _CLIFF for since, _ in self._live.values())
+        return left >= _ENOUGH_ALIKE and stayed <= _STAY_SHARE * left
 
     def _draw(self, now: float) -> float:
         began = self._began.copy()
