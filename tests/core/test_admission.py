@@ -482,6 +482,18 @@ def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
     assert closed > 1.0 and on_time, "a line that is empty for a moment says little"
 
 
+def test_a_place_that_is_held_is_not_at_work_on_a_whole_answer() -> None:
+    made = Admission(ROOMY, [Seat("s")], lambda: 0.5)
+    seat = made.fleet.seats[0]
+    tickets = [Ticket(at, prompt=10, stream=False, whole=True) for at in range(5)]
+    for ticket in tickets:
+        made.arrive(ticket, "a", 0.0)
+    for ticket in tickets[:2]:
+        made.end(ticket, 0.1, left=True, hold=True)
+    made.first_token(tickets[2], 0.2)
+    assert (seat.in_flight, seat.held, seat.limiter.ran) == (5, 2, 3)
+
+
 def test_refusals_set_the_limit_and_one_more_is_tried_later() -> None:
     seat = Seat("s")
     made = Admission(ROOMY, [seat], lambda: 0.5)

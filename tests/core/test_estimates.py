@@ -109,6 +109,19 @@ class TestRate:
             rate.add()
         assert rate.per_s == pytest.approx(10.0, rel=0.05)
 
+    def test_it_forgets_over_five_seconds(self) -> None:
+        rate = Rate()
+        for _ in range(200):  # 10 a second, for much longer than is remembered
+            rate.pass_time(0.5)
+            rate.add(5)
+        assert rate.per_s == pytest.approx(10, rel=0.06)  # the last half second's have not faded yet
+        remembered_s = 0.5 / (1 - math.exp(-0.5 / 5))
+        for _ in range(2):
+            before = rate.per_s
+            rate.pass_time(5.0)  # nothing happens in it
+            remembered_s, was = remembered_s / math.e + 5, remembered_s
+            assert before is not None and rate.per_s == pytest.approx(before * was / math.e / remembered_s)
+
     def test_a_few_say_nothing_until_time_has_passed(self) -> None:
         rate = Rate()
         rate.add(7)

@@ -9,7 +9,7 @@ import pytest
 from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.admission import Admission, Seat, Ticket
-from hangup.core.admission.limiter import COLD_MAX, SPARE, Evidence, LearnedLimit
+from hangup.core.admission.limiter import COLD_MAX, SPARE, Evidence, LearnedLimit, _InVain
 
 PROMPT = 100
 INF = math.inf
@@ -179,6 +179,17 @@ class TestLate:
         assert limit.unstarted_allowed(0) == before
         see(limit, 201.0, 0.17)
         assert limit.unstarted_allowed(0) == before + 1
+
+    def test_times_with_many_and_with_few_ahead_are_compared_over_some_calls(self) -> None:
+        """A quarter of each new one counts: with many ahead 4, then 5 s; with few 2, then 3, 4 and 4.01 s."""
+        for last, in_vain in ((4.05, True), (3.9, False)):
+            told = _InVain(10)
+            for waited_s in (4.0, 8.0):
+                assert not told.see(10, False, waited_s, on_time=False)
+            for waited_s in (2.0, 6.0, 7.0):
+                assert not told.see(5, True, waited_s, on_time=False)
+            assert told.few_s == pytest.approx(4.0)
+            assert told.see(5, True, last, on_time=False) is in_vain  # 0.8 of 5 s
 
     def test_fewer_calls_that_help_nobody_are_undone(self) -> None:
         limit = queueing(known(), ahead=8)

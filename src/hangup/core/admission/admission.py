@@ -20,20 +20,19 @@ from typing import NamedTuple
 from hangup.config import AdmissionLimits
 from hangup.core import reasons
 from hangup.core.admission.drains import Drains
-from hangup.core.admission.fleet import Fleet, Seat
+from hangup.core.admission.fleet import Fleet
+from hangup.core.admission.foresight import Foresight
 from hangup.core.admission.jobs import JobLine
 from hangup.core.admission.queue import Queue
+from hangup.core.admission.seat import Seat
 from hangup.core.admission.tenants import Band, Tenant, Terms
 from hangup.core.admission.ticket import ANYWHERE, NOBODY, Ticket, Where
 from hangup.core.reasons import Reason
 
 _OUTPUT_WEIGHT = 2.0  # an output token's cost against a prompt token's
-_SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how sure a whole answer must be to come in time, by how busy we are
 _RETRY_AFTER_S = (1.0, 30.0)
 _CLOSED_S = 5.0  # about how long a quarantine takes that ends well, and how often a backend that is down is looked at
 _NOT_SERVING = frozenset([reasons.BACKENDS_CLOSED, reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])
-_FORESIGHT_S = 300.0  # nothing is foretold beyond: the caps are there for that
-_PATIENCE_GAIN = 0.02
 _CALM_S = 1.0  # an engine counts as open again when nobody has waited for so long
 _CACHE_SHARE_MAX = 0.5  # of an engine's cache for one call: what needs more is the engine's own to say
 _BYTES_PER_TOKEN = 4.0  # of a request's body, until engines have told how many they count
@@ -59,6 +58,7 @@ class Admission:
         self.fleet = Fleet(seats)
         self.queue = Queue(limits.lifo_after_s)
         self.jobs = JobLine(self.fleet, limits)
+        self._foresight = Foresight(self.fleet, limits.queue_s)
         self.live = 0  # calls in flight, without jobs
         self._live_peak = self.jobs.live_peak
         self.tenants: dict[str, Tenant] = {}
@@ -75,6 +75,7 @@ class Admission:
         """New limits, and what each tenant is granted; others get the default terms."""
         self.limits = limits
         self.queue.lifo_after_s = limits.lifo_after_s
+        self._foresight.queue_s = limits.queue_s
         self.jobs.configure(limits)
         self._terms = terms
         bands = {granted.band for granted in terms.values()}
@@ -118,10 +119,10 @@ class Admission:
         if wanted is not None:
             seat = self.fleet.best(ticket.kv, wanted, ticket.seats)
             if seat is not None and not self._held(tenant, ticket.seats):
-                if self._too_late(ticket, seat, 0.0, now):
+                if self._foresight.too_late(ticket, seat, 0.0, now):
                     return [Action(ticket, None, reasons.INFEASIBLE)]
                 self.queue.lift(tenant)
-                self._watch(ticket, tenant)
+                self._foresight.watch(ticket, tenant)
                 actions = [self._start(ticket, seat, now)]
                 return actions + _yielded(self.jobs.make_way_on(seat)) if seat.jobs else actions
         return self._wait(ticket, tenant, now)
@@ -146,7 +147,7 @@ class Admission:
         if self.fleet.paused_until(ticket.seats) > min(ticket.queue_by, ticket.first_by, ticket.all_by):
             return [Action(ticket, None, reasons.BACKEND_PAUSED)]
         self._pass_time(now)
-        patience_s = self._patience(ticket, tenant, now)
+        patience_s = self._foresight.patience_s(ticket, tenant, now)
         cold = self.fleet.is_cold(ticket.seats)  # nothing shows that engines queue: nobody is refused for a long line
         actions: list[Action] = []
         if not cold:
@@ -163,9 +164,9 @@ class Admission:
                 actions.append(Action(ticket, None, reasons.QUEUE_FULL))
                 return actions
             queue.remove(victim)
-            self._watched(victim, now, False)
+            self._foresight.watched(victim, now, False)
             actions.append(Action(victim, None, reasons.PUSHED_OUT))
-        self._watch(ticket, tenant)
+        self._foresight.watch(ticket, tenant)
         queue.push(ticket, now)
         actions += self.dispatch(now)
         return actions
@@ -174,10 +175,10 @@ class Admission:
         """Those of its line who would come too late by now, even if they were next, make room for those who would not."""
         while tenant.line:
             oldest = tenant.line.oldest()
-            if not self._too_late(oldest, None, 0.0, now):
+            if not self._foresight.too_late(oldest, None, 0.0, now):
                 return
             self.queue.remove(oldest)
-            self._watched(oldest, now, False)
+            self._foresight.watched(oldest, now, False)
             actions.append(Action(oldest, None, reasons.DEADLINE_NEAR))
 
     def _hopeless(self, ticket: Ticket, tenant: Tenant, patience_s: float, now: float) -> Reason | None:
@@ -188,39 +189,16 @@ class Admission:
         if per_s and self.queue.ahead_of(ticket, tenant) / per_s > min(ticket.queue_by - now, patience_s):
             return reasons.QUEUE_SLOW
         wait_s = self.queue.before(ticket, tenant, now) / per_s if per_s else 0.0
-        if self._too_late(ticket, None, wait_s, now):
+        if self._foresight.too_late(ticket, None, wait_s, now):
             return reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE
         return None
-
-    def _patience(self, ticket: Ticket, tenant: Tenant, now: float) -> float:
-        """How long this tenant's clients would wait in line, on average: a longer line would be for nobody."""
-        first_by, all_by = self._gone_by(ticket, tenant)
-        if ticket.stream and all_by < math.inf:  # what it has to spare is what its answer does not take
-            all_by -= tenant.predict(ticket.output_max) * (self.fleet.estimates_of(ticket.seats).step.get(now) or 0.0)
-        ticket.patience_s = max(min(first_by, all_by) - now, 0.0)
-        told = min(ticket.patience_s, self.limits.queue_s)
-        mean = tenant.patience_s if tenant.patience_s is not None else self.limits.queue_s
-        tenant.patience_s = mean + (told - mean) * _PATIENCE_GAIN
-        return tenant.patience_s
-
-    def _gone_by(self, ticket: Ticket, tenant: Tenant) -> tuple[float, float]:
-        """When its client will have left, without a first token and in any case: by its word, or by what such clients do."""
-        first, whole = tenant.patience.of(ticket.client, ticket.stream)
-        arrived, now = ticket.arrived_at, self.fleet.now
-        first_s = first.limit(now)
-        first_by, all_by = arrived + first_s, arrived + whole.limit(now, first_s)
-        # Who is still there then is more patient than its like: nothing is known of such.
-        return (
-            ticket.first_by if first_by <= now else min(ticket.first_by, first_by),
-            ticket.all_by if all_by <= now else min(ticket.all_by, all_by),
-        )
 
     def leave(self, ticket: Ticket, now: float, *, left: bool = False) -> list[Action]:
         """Its client is gone (`left`), or its time in the queue is up; harmless if it does not wait."""
         if not ticket.queued:
             return _NOTHING
         self._pass_time(now)
-        self._watched(ticket, now, left)
+        self._foresight.watched(ticket, now, left)
         line = self.jobs if ticket.job else self.queue
         was_aside = ticket is line.aside
         line.remove(ticket)
@@ -231,9 +209,7 @@ class Admission:
             return _NOTHING
         seat = ticket.seat
         self.fleet.first_token(ticket, now)
-        if ticket.stream and ticket.curves is not None:
-            ticket.curves[0].unwatch(ticket)
-            ticket.curves[1].watch(ticket, ticket.arrived_at, now - ticket.arrived_at)
+        self._foresight.first_token(ticket, now)
         actions = self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
         if seat is not None and not self.queue.count and now - self._waited_at > _CALM_S:
             self.fleet.nobody_waits(seat)
@@ -266,7 +242,7 @@ class Admission:
         tenant = ticket.tenant
         assert tenant is not None
         first = ticket.first_token_at
-        self._watched(ticket, now, left)
+        self._foresight.watched(ticket, now, left)
         self._stop(ticket, seat, tenant, now, hold)
         self._settle(ticket, tenant, tokens_out, tokens_in)
         if tokens_in and ticket.size:
@@ -276,30 +252,6 @@ class Admission:
             tenant.lengths(ticket.output_max).observe(each)
         actions = self.step(seat, (now - first) / (each - 1), now) if first and steady and each > 4 else _NOTHING
         return actions + self.dispatch(now) if self.queue.count or self.jobs.count else actions
-
-    def _watch(self, ticket: Ticket, tenant: Tenant) -> None:
-        """Its client waits from here on."""
-        if not ticket.whole:
-            ticket.curves = first, whole = tenant.patience.of(ticket.client, ticket.stream)
-            (first if ticket.stream else whole).watch(ticket, ticket.arrived_at, 0.0)
-
-    def _watched(self, ticket: Ticket, now: float, left: bool) -> None:
-        """How long its client was seen to wait, and whether it left then."""
-        if ticket.curves is None:
-            return
-        first, whole = ticket.curves
-        ticket.curves = None
-        first.unwatch(ticket)
-        whole.unwatch(ticket)
-        waited_s = now - ticket.arrived_at
-        if not ticket.stream:
-            whole.observe(0.0, waited_s, left=left)
-        elif ticket.first_token_at:
-            first_s = ticket.first_token_at - ticket.arrived_at
-            first.observe(0.0, first_s, left=False)
-            whole.observe(first_s, waited_s, left=left)
-        else:
-            first.observe(0.0, waited_s, left=left)
 
     # What an engine says
 
@@ -371,6 +323,8 @@ class Admission:
                     if aside.seats is None:
                         break
                     kept = aside.seats
+            if actions and ANYWHERE in queue.groups and fleet.best() is None:
+                break
             ticket = queue.next(now, full)
             if ticket is None:
                 break
@@ -431,8 +385,8 @@ class Admission:
     def _leave_line(self, ticket: Ticket, seat: Seat, now: float, actions: list[Action]) -> None:
         """Its turn: it starts, unless it would come too late."""
         self.queue.remove(ticket)
-        if now >= ticket.queue_by or self._too_late(ticket, seat, 0.0, now):
-            self._watched(ticket, now, False)
+        if now >= ticket.queue_by or self._foresight.too_late(ticket, seat, 0.0, now):
+            self._foresight.watched(ticket, now, False)
             actions.append(Action(ticket, None, reasons.QUEUE_TIME if now >= ticket.queue_by else reasons.DEADLINE_NEAR))
         else:
             self._drain.add(ticket.seats)
@@ -500,44 +454,6 @@ class Admission:
             return False
         in_flight, capacity = self.fleet.load_of(seats)
         return capacity is not None and in_flight >= math.ceil(capacity * (1 - share))
-
-    def _too_late(self, ticket: Ticket, seat: Seat | None, wait_s: float, now: float) -> bool:
-        """Whether the answer would not reach its client in time, as far as can be known."""
-        tenant = ticket.tenant
-        assert tenant is not None
-        open_seat = seat is not None and seat.is_open
-        first_by, all_by = (ticket.first_by, ticket.all_by) if open_seat else self._gone_by(ticket, tenant)
-        due = first_by if first_by < all_by else all_by
-        begin = now + wait_s
-        if due - begin > _FORESIGHT_S:
-            return False
-        if begin >= due:
-            return True
-        estimates = self.fleet.estimates_of(ticket.seats) if seat is None else seat.estimates
-        first_s = estimates.first_token.predict(ticket.prompt + (seat.reading if seat is not None else 0), now)
-        if first_s is None:
-            return False
-        begin += first_s
-        if begin >= due:
-            return True
-        step_s = (self.fleet.estimates_of(ticket.seats) if seat is None else seat.estimates).step.get(now)
-        if open_seat or not step_s or all_by == math.inf:
-            return False
-        room = (all_by - begin) / step_s
-        lengths = tenant.lengths(ticket.output_max)
-        if ticket.output_max <= room or not lengths.known:
-            return False
-        busy = 1.0 if seat is None else min((seat.in_flight - seat.jobs) / max(seat.limit, 1), 1.0)
-        return lengths.share_within(room) < _SURE_IDLE + (_SURE_FULL - _SURE_IDLE) * busy
-
-    def _first_token_s(self, ticket: Ticket, seat: Seat | None, now: float) -> float | None:
-        """Seconds to its first token from its start; at best, where nothing shows that calls wait. None if not known."""
-        estimates = self.fleet.estimates_of(ticket.seats) if seat is None else seat.estimates
-        first_s = estimates.first_token.predict(ticket.prompt + (seat.reading if seat is not None else 0), now)
-        if first_s is None or seat is None or not seat.is_open:
-            return first_s
-        usual_s = seat.limiter.usual_s(ticket.prompt, not ticket.whole)
-        return None if usual_s is None else min(first_s, usual_s)
 
     # Time
 

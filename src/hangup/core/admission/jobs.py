@@ -11,8 +11,9 @@ from collections import Counter
 
 from hangup.config import AdmissionLimits
 from hangup.core.admission.estimates import Peak
-from hangup.core.admission.fleet import Fleet, Seat
+from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.queue import Queue
+from hangup.core.admission.seat import Seat
 from hangup.core.admission.tenants import Tenant
 from hangup.core.admission.ticket import NOBODY, Ticket
 

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hangup.core.admission.fleet import Seat
     from hangup.core.admission.patience import Patience
+    from hangup.core.admission.seat import Seat
     from hangup.core.admission.tenants import Tenant
 
 NOBODY: frozenset[str] = frozenset()

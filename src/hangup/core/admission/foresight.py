@@ -1,0 +1,110 @@
+"""Whether an answer would reach its client in time, as far as can be known: by when the client will have left, and how long the
+answer takes."""
+
+from __future__ import annotations
+
+import math
+
+from hangup.core.admission.fleet import Fleet
+from hangup.core.admission.seat import Seat
+from hangup.core.admission.tenants import Tenant
+from hangup.core.admission.ticket import Ticket
+
+_SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how sure a whole answer must be to come in time, by how busy we are
+_FORESIGHT_S = 300.0  # nothing is foretold beyond: the caps are there for that
+_PATIENCE_GAIN = 0.02
+
+
+class Foresight:
+    __slots__ = ("_fleet", "queue_s")
+
+    def __init__(self, fleet: Fleet, queue_s: float) -> None:
+        self._fleet = fleet
+        self.queue_s = queue_s  # how long calls may wait in line
+
+    def patience_s(self, ticket: Ticket, tenant: Tenant, now: float) -> float:
+        """How long this tenant's clients would wait in line, on average: a longer line would be for nobody."""
+        first_by, all_by = self.gone_by(ticket, tenant)
+        if ticket.stream and all_by < math.inf:  # what it has to spare is what its answer does not take
+            all_by -= tenant.predict(ticket.output_max) * (self._fleet.estimates_of(ticket.seats).step.get(now) or 0.0)
+        ticket.patience_s = max(min(first_by, all_by) - now, 0.0)
+        told = min(ticket.patience_s, self.queue_s)
+        mean = tenant.patience_s if tenant.patience_s is not None else self.queue_s
+        tenant.patience_s = mean + (told - mean) * _PATIENCE_GAIN
+        return tenant.patience_s
+
+    def gone_by(self, ticket: Ticket, tenant: Tenant) -> tuple[float, float]:
+        """When its client will have left, without a first token and in any case: by its word, or by what such clients do."""
+        first, whole = ticket.curves or tenant.patience.of(ticket.client, ticket.stream)
+        if not (first.departures or whole.departures):
+            return ticket.first_by, ticket.all_by
+        arrived, now = ticket.arrived_at, self._fleet.now
+        first_s = first.limit(now)
+        first_by, all_by = arrived + first_s, arrived + whole.limit(now, first_s)
+        # Who is still there then is more patient than its like: nothing is known of such.
+        return (
+            ticket.first_by if first_by <= now else min(ticket.first_by, first_by),
+            ticket.all_by if all_by <= now else min(ticket.all_by, all_by),
+        )
+
+    def too_late(self, ticket: Ticket, seat: Seat | None, wait_s: float, now: float) -> bool:
+        """Whether the answer would not reach its client in time, as far as can be known."""
+        tenant = ticket.tenant
+        assert tenant is not None
+        open_seat = seat is not None and seat.is_open
+        first_by, all_by = (ticket.first_by, ticket.all_by) if open_seat else self.gone_by(ticket, tenant)
+        due = first_by if first_by < all_by else all_by
+        begin = now + wait_s
+        if due - begin > _FORESIGHT_S:
+            return False
+        if begin >= due:
+            return True
+        estimates = self._fleet.estimates_of(ticket.seats) if seat is None else seat.estimates
+        first_s = estimates.first_token.predict(ticket.prompt + (seat.reading if seat is not None else 0), now)
+        if first_s is None:
+            return False
+        begin += first_s
+        if begin >= due:
+            return True
+        step_s = (self._fleet.estimates_of(ticket.seats) if seat is None else seat.estimates).step.get(now)
+        if open_seat or not step_s or all_by == math.inf:
+            return False
+        room = (all_by - begin) / step_s
+        lengths = tenant.lengths(ticket.output_max)
+        if ticket.output_max <= room or not lengths.known:
+            return False
+        busy = 1.0 if seat is None else min((seat.in_flight - seat.jobs) / max(seat.limit, 1), 1.0)
+        return lengths.share_within(room) < _SURE_IDLE + (_SURE_FULL - _SURE_IDLE) * busy
+
+    # What is learned of clients' patience
+
+    def watch(self, ticket: Ticket, tenant: Tenant) -> None:
+        """Its client waits from here on."""
+        if not ticket.whole:
+            ticket.curves = first, whole = tenant.patience.of(ticket.client, ticket.stream)
+            (first if ticket.stream else whole).watch(ticket, ticket.arrived_at, 0.0)
+
+    def first_token(self, ticket: Ticket, now: float) -> None:
+        """From here on its client waits for the rest."""
+        if ticket.stream and ticket.curves is not None:
+            first, whole = ticket.curves
+            first.unwatch(ticket)
+            whole.watch(ticket, ticket.arrived_at, now - ticket.arrived_at)
+
+    def watched(self, ticket: Ticket, now: float, left: bool) -> None:
+        """How long its client was seen to wait, and whether it left then."""
+        if ticket.curves is None:
+            return
+        first, whole = ticket.curves
+        ticket.curves = None
+        first.unwatch(ticket)
+        whole.unwatch(ticket)
+        waited_s = now - ticket.arrived_at
+        if not ticket.stream:
+            whole.observe(0.0, waited_s, left=left)
+        elif ticket.first_token_at:
+            first_s = ticket.first_token_at - ticket.arrived_at
+            first.observe(0.0, first_s, left=False)
+            whole.observe(first_s, waited_s, left=left)
+        else:
+            first.observe(0.0, waited_s, left=left)
