@@ -114,6 +114,7 @@ def _judged(tool: Tool, scenario: Scenario, path: str, like: str, words: Path, f
     tokens = after["tokens"] - before["tokens"]
     return {
         **asdict(verdict),
+        "possible": scenario.possible,
         "engine_tokens": tokens,
         "tokens_in_vain": max(tokens - verdict.completed * OUTPUT_TOKENS, 0),
         "tokens_after_gone": after["tokens_after_gone"],

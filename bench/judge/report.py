@@ -51,7 +51,7 @@ def _good(row: dict[str, Any]) -> str:
     scenario = SCENARIOS[row["scenario"]]
     if scenario.rate * (1 - scenario.cancelled) <= BOUND_PER_S:
         return f"{good:.2f}"
-    return f"{good:.2f} ({good / BOUND_PER_S:.2f} of the bound)"
+    return f"{good:.2f} ({good / BOUND_PER_S:.2f} of the bound; {row['good']} of the {row['possible']} that a run allows)"
 
 
 def _errors(errors: dict[str, int]) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 SLOTS, TOKEN_S, PREFILL_S = 8, 0.02, 0.02
 PROMPT_TOKENS, OUTPUT_TOKENS = 50, 200
-BOUND_PER_S = SLOTS / (PREFILL_S + OUTPUT_TOKENS * TOKEN_S)  # answers a second with every slot always taken
+ANSWER_S = PREFILL_S + OUTPUT_TOKENS * TOKEN_S
+BOUND_PER_S = SLOTS / ANSWER_S  # answers a second with every slot always taken
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,11 @@ class Scenario:
     cancelled: float = 0.0  # this share of the clients leaves in any case
     cancel_after_s: float = 0.0
     seconds: float = 45.0
+
+    @property
+    def possible(self) -> int:
+        """Whole answers that the engine can give in a run: each slot one after the other, until the last client has left."""
+        return SLOTS * int((self.seconds + self.patience_s) / ANSWER_S)
 
     def lasting(self, seconds: float) -> Scenario:
         return replace(self, seconds=seconds)

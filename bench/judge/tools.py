@@ -31,6 +31,7 @@ class Verdict:
     first_token_p50_s: float
     first_token_p99_s: float
     latency_p50_s: float
+    good: int = 0  # answers within the scenario's time
 
 
 def aiperf(scenario: Scenario, url: str, tokenizer: Path, folder: Path) -> Verdict:
@@ -63,6 +64,7 @@ def aiperf(scenario: Scenario, url: str, tokenizer: Path, folder: Path) -> Verdi
         first_token_p50_s=_aiperf(told, "time_to_first_token", "p50") / 1e3,
         first_token_p99_s=_aiperf(told, "time_to_first_token", "p99") / 1e3,
         latency_p50_s=_aiperf(told, "request_latency", "p50") / 1e3,
+        good=int(_aiperf(told, "good_request_count", "avg", 0.0)),
     )
 
 
@@ -93,6 +95,7 @@ def guidellm(scenario: Scenario, url: str, tokenizer: Path, folder: Path) -> Ver
         first_token_p50_s=_guidellm(first, "p50") / 1e3,
         first_token_p99_s=_guidellm(first, "p99") / 1e3,
         latency_p50_s=_guidellm(latency, "p50"),
+        good=good,
     )
 
 
