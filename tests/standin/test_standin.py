@@ -132,3 +132,12 @@ class TestLies:
     def test_only_known_ones(self) -> None:
         with StandIn() as standin, pytest.raises(urllib.error.HTTPError):
             standin.behave(lies="all")
+
+
+def test_a_whole_number_of_seconds_does_not_make_whole_numbers_of_all_that_follow() -> None:
+    behaviour = Behaviour()
+    behaviour.change({"prefill_s": 10})
+    behaviour.change({"prefill_s": 0.05})
+    assert behaviour.prefill_s == 0.05
+    with pytest.raises(ValueError, match="slots must be of type int"):
+        behaviour.change({"slots": 1.5})

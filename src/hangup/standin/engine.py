@@ -47,12 +47,12 @@ class Behaviour:
     lies: str = ""  # which, separated by commas: see LIES
 
     def change(self, values: dict[str, Any]) -> None:
-        known = {f.name: f for f in fields(self)}
+        kinds = {f.name: type(f.default) for f in fields(self)}  # not of its value, which may be a whole number of seconds
         for name, value in values.items():
-            if name not in known:
+            if name not in kinds:
                 raise ValueError(f"no such behaviour: {name}")
-            kind = type(getattr(self, name))
-            if kind is not type(value) and not (kind is float and type(value) is int):
+            kind, given = kinds[name], type(value)
+            if given is not kind and not (kind is float and given is int):
                 raise ValueError(f"{name} must be of type {kind.__name__}")
             if name == "lies" and not set(filter(None, value.split(","))) <= set(LIES):
                 raise ValueError(f"lies are some of {', '.join(LIES)}")
