@@ -1,8 +1,9 @@
-"""What must go on as long as the process lives: tasks and threads that are owned, counted, and started again when they fail.
+"""The one owner of tasks and threads: each is held, counted and named, and none fails without a word.
 
-A watch or a writer that dies without a word takes with it whatever it watched or wrote. So none is started by hand: `keep` and
-`thread` run it, tell of its failure, and begin it anew after a pause; `start` owns a task that comes to an end by itself.
-What is not running at the moment is shown by `/readyz`, and how often anything failed by the metrics.
+A watch or a writer that dies without a word takes with it whatever it watched or wrote. So none is started by hand, here or
+anywhere else: `keep` and `thread` run what must go on, tell of its failure, and begin it anew after a pause; `start` and
+`thread_once` own what comes to an end by itself; `Tasks` are those of one owner, who ends them together.
+What should be running and is not is shown by `/readyz`; how many run, and how often they failed, by the metrics.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 _PAUSE_S = (0.5, 30.0)  # before a new start: doubled by each failure that follows soon after one
 _STEADY_S = 60.0  # what went on for so long has not failed because of how it started
 
 R = TypeVar("R")
+Handled = tuple[type[Exception], ...]
 
 
 class Duty:
@@ -45,15 +48,31 @@ class Duties:
         """Goes on until it returns or is cancelled: when what `make` gives fails, it is made anew."""
         return self._own(asyncio.get_running_loop().create_task(self._keep(self._duty(name), make)))
 
-    def start(self, name: str, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
-        """Owned until it is over; a failure is told, and whoever awaits it gets it."""
-        task = self._own(asyncio.get_running_loop().create_task(work))
-        task.add_done_callback(lambda done: self._look_at(name, done))
+    def start(
+        self,
+        name: str,
+        work: Coroutine[Any, Any, R],
+        *,
+        handled: Handled = (),
+        label: str | None = None,
+    ) -> asyncio.Task[R]:
+        """Owned until it is over. A failure is told, and whoever awaits it gets it; one that is `handled` there is no news."""
+        task = self._own(asyncio.get_running_loop().create_task(work, name=label))
+        duty = self._duty(name)
+        self._count(duty, expected=1, running=1)
+        task.add_done_callback(partial(self._over, duty, handled))
         return task
 
     def thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
         """Goes on until `run` returns: when it fails, it is run again."""
         thread = threading.Thread(target=self._run, args=(self._duty(name), run), name=f"hangup-{name}", daemon=True)
+        thread.start()
+        return thread
+
+    def thread_once(self, name: str, run: Callable[[], None], *, label: str | None = None) -> threading.Thread:
+        """Owned until `run` is over; a failure is told. What waits for the thread must see by itself that it is gone."""
+        label = label or f"hangup-{name}"
+        thread = threading.Thread(target=self._run_once, args=(self._duty(name), run), name=label, daemon=True)
         thread.start()
         return thread
 
@@ -85,10 +104,11 @@ class Duties:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _look_at(self, name: str, task: asyncio.Task[Any]) -> None:
+    def _over(self, duty: Duty, handled: Handled, task: asyncio.Task[Any]) -> None:
+        self._count(duty, expected=-1, running=-1)
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):
-            self.failed(name, error)
+        if isinstance(error, Exception) and not isinstance(error, handled):
+            self.failed(duty.name, error)
 
     async def _keep(self, duty: Duty, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         pauses = _Pauses()
@@ -116,6 +136,14 @@ class Duties:
         finally:
             self._count(duty, expected=-1)
 
+    def _run_once(self, duty: Duty, run: Callable[[], None]) -> None:
+        self._count(duty, expected=1)
+        try:
+            with self._turn(duty):
+                run()
+        finally:
+            self._count(duty, expected=-1)
+
     @contextlib.contextmanager
     def _turn(self, duty: Duty) -> Iterator[None]:
         """While it runs it is counted as running; a failure is told, and goes no further."""
@@ -131,6 +159,45 @@ class Duties:
         with self._lock:
             duty.expected += expected
             duty.running += running
+
+
+class Tasks:
+    """Those of one owner, under one name: it may start any number of them, wait for them, and end them together."""
+
+    def __init__(self, name: str, *, handled: Handled = (), duties: Duties | None = None) -> None:
+        """`handled`: failures that are dealt with by whoever awaits a task."""
+        self._name = name
+        self._handled = handled
+        self._duties = duties or DUTIES
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        return self._own(self._duties.start(self._name, work, handled=self._handled))
+
+    def keep(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Goes on until it returns or is cancelled, whatever fails meanwhile."""
+        return self._own(self._duties.keep(name, make))
+
+    def cancel(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def wait(self) -> None:
+        """Until all are over."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        self.cancel()
+        await self.wait()
+
+    def _own(self, task: asyncio.Task[R]) -> asyncio.Task[R]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class _Pauses:

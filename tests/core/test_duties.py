@@ -11,7 +11,7 @@ import pytest
 
 from hangup import duties as module
 from hangup.app.stalls import LoopWatch
-from hangup.duties import Duties
+from hangup.duties import Duties, Tasks
 from support.waiting import wait_until
 
 
@@ -136,3 +136,44 @@ def _somebody_blocks_it(told: Any) -> None:
     deadline = time.monotonic() + 60
     while not told() and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def test_tasks_of_one_owner_are_counted_told_of_and_ended_together() -> None:
+    async def run() -> None:
+        told: list[str] = []
+        duties = Duties(lambda name, error: told.append(f"{name}: {error}"))
+        tasks = Tasks("claims", handled=(KeyError,), duties=duties)
+
+        async def fail(error: Exception) -> None:
+            raise error
+
+        for error in (ValueError("odd"), KeyError("known to whoever waits")):
+            with pytest.raises(type(error)):
+                await tasks.start(fail(error))
+        await asyncio.sleep(0)
+        assert told == ["claims: odd"]
+        waiting = [tasks.start(asyncio.Event().wait()) for _ in range(3)]
+        (duty,) = duties
+        assert (duty.name, duty.running, duty.failures, len(tasks)) == ("claims", 3, 1, 3)
+        await tasks.close()
+        assert all(task.cancelled() for task in waiting)
+        assert (duty.running, len(tasks), duties.down()) == (0, 0, [])
+
+    asyncio.run(run())
+
+
+def test_a_thread_that_runs_once_is_counted_and_told_of() -> None:
+    told: list[str] = []
+    duties = Duties(lambda name, error: told.append(f"{name}: {error}"))
+    go = threading.Event()
+
+    def work() -> None:
+        go.wait(30)
+        raise ValueError("odd")
+
+    thread = duties.thread_once("engine", work)
+    (duty,) = duties
+    wait_until(lambda: duty.running == 1)
+    go.set()
+    thread.join(30)
+    assert (told, duty.running, duty.failures, duties.down()) == (["engine: odd"], 0, 1, [])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from typing import Any
 
+import orjson
 import pytest
 
 from hangup.apis.anthropic import AnthropicMessages
@@ -12,8 +14,10 @@ from hangup.apis.base import Api, Cap, Cut, Json
 from hangup.apis.ollama import OllamaChat
 from hangup.apis.openai_chat import OpenAIChat
 from hangup.apis.openai_responses import OpenAIResponses
-from hangup.apis.sglang import SglangGenerate
+from hangup.apis.sglang import SglangAssembler, SglangGenerate
 from hangup.config import Limits
+from hangup.engines.adapters import Seen
+from hangup.engines.adapters.sglang import Sglang
 
 CHAT, RESPONSES = OpenAIChat(), OpenAIResponses()
 
@@ -118,6 +122,30 @@ def test_ollama_keeps_logprobs() -> None:
 
 
 class TestSglang:
+    @pytest.mark.parametrize(("in_pieces", "text"), [(True, "hahaha!"), (False, "ha!"), (None, "ha!")])
+    def test_what_the_server_says_of_its_streams_is_believed(self, in_pieces: bool | None, text: str) -> None:
+        """Neither "ha", "ha", "ha!" nor ids can tell by themselves whether an event has all the text so far."""
+        assembler = SglangAssembler()
+        assembler.texts_in_pieces = in_pieces
+        for piece, reason in (("ha", None), ("ha", None), ("ha!", {"type": "stop"})):
+            assembler.add({"text": piece, "meta_info": {"finish_reason": reason}})
+        assert assembler.finished and assembler.result(capped=False)["text"] == text
+
+    @pytest.mark.parametrize(
+        ("told", "in_pieces"),
+        [
+            ({"incremental_streaming_output": True, "stream_output": True}, True),
+            ({"incremental_streaming_output": False}, False),
+            ({"stream_output": True}, False),  # which is about ids
+            ({}, None),
+        ],
+    )
+    def test_it_is_asked_for_it(self, told: dict[str, Any], in_pieces: bool | None) -> None:
+        async def get(path: str) -> Seen:
+            return Seen(200, "", orjson.dumps(told if path == "/server_info" else {}))
+
+        assert asyncio.run(Sglang().inspect(get)).texts_in_pieces is in_pieces
+
     def text(self, *events: tuple[str, list[int]]) -> tuple[str, list[int]]:
         rows: list[Json] = [
             {"text": text, "output_ids": ids, "meta_info": {"completion_tokens": n, "finish_reason": None}}

@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPat
             await store.do(lambda: store.files.ready(key, "batch", "f", time.time() + 86_400))
             ahead = 31 * 86_400.0
         await board._tick(loop.time() + 1200)
-        await asyncio.gather(*board._tasks - {task for task in board._tasks if "_every" in repr(task)})
+        await board._tasks.wait()
         statuses = await store.do(lambda: [store.jobs.find(id) for id in ("job_a", "batch_b")])
         assert [job.status if job else None for job in statuses] == [Status.CANCELLED, Status.RUNNING]
         assert await store.do(lambda: store.files.find("file-a", "ann")) is not None

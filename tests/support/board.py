@@ -30,6 +30,8 @@ class FakeExchange:
         self.call.sent_at = time.monotonic()
         self._errand = errand
 
+    answer_bytes_max = 1 << 20
+
     def end(self, reason: Reason, detail: str = "") -> None:
         if self.call.reason is None:
             self.call.reason = reason
@@ -88,8 +90,7 @@ async def open_board(store: JobStore, host: FakeGateway, keep_days: float = 1, *
     Desk(board, lambda: Router(()))
     await board.open()
     if not ticks:
-        for task in [task for task in board._tasks if "_every" in repr(task)]:
-            task.cancel()
+        board._watches.cancel()
     try:
         yield board
     finally:

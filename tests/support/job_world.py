@@ -50,6 +50,8 @@ _STARTS_AGAIN_S = 1.0
 class SimExchange:
     """A call: it waits, runs for a while, and ends in one of the ways in which calls end."""
 
+    answer_bytes_max = 1 << 20
+
     def __init__(self, host: SimGateway, errand: Errand, id: str) -> None:
         self.call = Call(id, host.world.loop.time(), "job")
         self.errand = errand

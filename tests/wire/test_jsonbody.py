@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from hangup.errors import Refusal
-from hangup.wire.jsonbody import Structure, counted, decode, with_fields
+from hangup.wire.jsonbody import Outline, Structure, counted, decode, with_fields
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
 VALUES = st.recursive(
@@ -130,3 +130,26 @@ def test_changed_fields_leave_every_other_byte(body: str, changes: dict[str, Any
 def test_any_change(value: dict[str, Any], changes: dict[str, Any], spaced: bool) -> None:
     body = json.dumps(value, indent=1 if spaced else None).encode()
     assert orjson.loads(with_fields(body, orjson.loads(body), changes)) == {**value, **changes}
+
+
+class TestOutline:
+    @given(OBJECTS, st.lists(st.integers(0, 400), max_size=6), st.booleans())
+    def test_what_is_json_has_one_however_it_comes(self, value: dict[str, Any], cuts: list[int], indented: bool) -> None:
+        body = json.dumps(value, ensure_ascii=False, indent=2 if indented else None).encode()
+        outline = Outline()
+        for start, end in pairwise([0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]):
+            outline.feed(body[start:end])
+        assert outline.whole
+
+    @given(OBJECTS, st.data())
+    def test_what_is_cut_has_none(self, value: dict[str, Any], data: st.DataObject) -> None:
+        body = json.dumps(value, ensure_ascii=False).encode()
+        outline = Outline()
+        outline.feed(body[: data.draw(st.integers(0, len(body) - 1))])
+        assert not outline.whole
+
+    @pytest.mark.parametrize("text", [b"", b'"text"', b"12", b"{}x", b"<html>", b'{"a":1}\n{"b":', b'{"\xff":1}', b"[}", b"{]"])
+    def test_what_is_none(self, text: bytes) -> None:
+        outline = Outline()
+        outline.feed(text)
+        assert not outline.whole

@@ -200,7 +200,8 @@ class GatewayCollector(Collector):
         running = GaugeMetricFamily("hangup_tasks_running", "Tasks and threads of the gateway's own that run.", labels=["task"])
         failures = CounterMetricFamily("hangup_task_failures", "Failures of them; each is started again.", labels=["task"])
         for duty in self._view.tasks():
-            running.add_metric([duty.name], duty.running)
+            if duty.expected or duty.running:  # else it is one that comes and goes, and there is none just now
+                running.add_metric([duty.name], duty.running)
             failures.add_metric([duty.name], duty.failures)
         yield running
         yield failures

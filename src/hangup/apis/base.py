@@ -30,6 +30,7 @@ class Assembler:
     """Builds the one JSON answer out of a stream's events."""
 
     finished = False  # a terminal event was seen
+    texts_in_pieces: bool | None = None  # as the engine says of its streams, where APIs differ in that; None: it does not
 
     def add(self, event: Json) -> None:
         """Takes an event over; it may be changed."""

@@ -51,8 +51,9 @@ def _cut(event: Json, cap: int) -> Json:
 
 
 class SglangAssembler(Assembler):
-    """The last event is the answer. A server that streams differences instead, of ids or of texts as well (`--stream-output`,
-    `--incremental-streaming-output`), is recognised by them.
+    """The last event is the answer, unless the server streams differences, of ids or of texts as well (`--stream-output`,
+    `--incremental-streaming-output`). It says so where it can be asked; else differences are recognised when they cannot be
+    anything else.
     """
 
     def __init__(self) -> None:
@@ -77,6 +78,9 @@ class SglangAssembler(Assembler):
         self._ids = ids if self._ids_grow else self._ids + ids
 
     def _add_text(self, text: str) -> None:
+        if self.texts_in_pieces is not None:
+            self._text = self._text + text if self.texts_in_pieces else text
+            return
         # The same text again, beside other ids, is a piece; a text that holds the one before may be all of it.
         again = not self._ids_grow and text == self._text != ""
         if self._text_grows and (again or not text.startswith(self._text)):

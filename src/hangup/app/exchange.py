@@ -37,6 +37,7 @@ from hangup.core.admission import Admission, Ticket
 from hangup.core.call import Call, Clock, Ending, Engine, Phase, Tell
 from hangup.core.reaper import Leftover
 from hangup.core.reasons import Reason
+from hangup.duties import DUTIES
 from hangup.edge.client import Client
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection, body_decoder
@@ -280,7 +281,7 @@ class Exchange:
         if self.engine is not None:
             self.connected(self.engine)
         else:
-            self.task = self.gateway.loop.create_task(self._connect(backend))
+            self.task = DUTIES.start("connect", self._connect(backend))
 
     async def _connect(self, backend: Backend) -> None:
         """The only thing that is waited for; cancelled if the call ends meanwhile."""
@@ -320,6 +321,8 @@ class Exchange:
             told = {} if self.ask.cap.named else backend.adapter.maximum(self.api.name, self.ask.cap.tokens)
             if told or self.ask.cap.named:
                 self.ask.ends_late(backend.adapter.late_tokens)
+            if self.ask.assembler is not None:
+                self.ask.assembler.texts_in_pieces = backend.facts.texts_in_pieces
             more |= told
             if self.renamed:
                 more |= {"model": self.renamed}
@@ -582,7 +585,7 @@ class Exchange:
         """It was the kept connection that failed, not the engine: the same again, on a new one."""
         assert self.backend is not None
         self.call.attempts += 1
-        self.task = self.gateway.loop.create_task(self._connect(self.backend))
+        self.task = DUTIES.start("connect", self._connect(self.backend))
 
     def _engine_failed(self, reason: Reason, detail: str) -> None:
         if self.backend is not None:

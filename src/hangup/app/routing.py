@@ -22,6 +22,7 @@ from hangup.config.keys import shown_clients_keys
 from hangup.core import reasons
 from hangup.core.admission import Ticket
 from hangup.core.catalog import Catalog
+from hangup.duties import DUTIES
 from hangup.engines.backend import Backend
 from hangup.engines.health import ask_models
 
@@ -86,7 +87,7 @@ class Routing:
         """Asks for its models now, once for all who want to know."""
         task = self._asks.get(backend)
         if task is None:
-            task = self._asks[backend] = self._gateway.loop.create_task(self._ask_now(backend))
+            task = self._asks[backend] = DUTIES.start("models", self._ask_now(backend))
         return task
 
     async def _ask_now(self, backend: Backend) -> None:
@@ -116,7 +117,7 @@ class Routing:
             return True
         old = [] if asked else self._not_asked_lately()
         if old:
-            exchange.task = self._gateway.loop.create_task(self._ask_first(exchange, old))
+            exchange.task = DUTIES.start("models", self._ask_first(exchange, old))
             exchange.reset_timer()
         else:
             self._refuse(exchange)

@@ -222,7 +222,7 @@ class Server:
         gateway, limits = self.gateway, self.gateway.limits
         self._log.event("drain", live=len(gateway.calls), drain_s=limits.drain_s)
         gateway.start_drain()
-        waits = [asyncio.ensure_future(gateway.idle.wait()), asyncio.ensure_future(self._force.wait())]
+        waits = [DUTIES.start("drain", gateway.idle.wait()), DUTIES.start("drain", self._force.wait())]
         try:
             await asyncio.wait(waits, timeout=limits.drain_s, return_when=asyncio.FIRST_COMPLETED)
         finally:

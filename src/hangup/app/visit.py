@@ -18,6 +18,7 @@ from hangup.app.kept import AboutResponse
 from hangup.core import reasons
 from hangup.core.call import UNLIMITED, Clock
 from hangup.core.reasons import Reason
+from hangup.duties import DUTIES
 from hangup.edge.connection import ClientConnection
 from hangup.errors import Refusal
 from hangup.jobs.calls import EVENT_STREAM
@@ -73,7 +74,7 @@ class Visit(Carried):
             visit.body_bytes_max = exchange.limits.file_bytes_max + _FORM_BYTES_MAX
             visit.body_s = exchange.limits.upload_s
         exchange.call.clock = Clock(total_s=visit.body_s + exchange.limits.total_s)
-        exchange.task = exchange.gateway.loop.create_task(visit._run(None, {}))
+        exchange.task = DUTIES.start("job request", visit._run(None, {}))
         return visit
 
     @classmethod
@@ -85,7 +86,7 @@ class Visit(Carried):
         connection.exchange = visit
         exchange.call.clock = Clock(total_s=exchange.limits.total_s)
         visit._body.set_result(body)
-        exchange.task = exchange.gateway.loop.create_task(visit._run(ask, value))
+        exchange.task = DUTIES.start("job request", visit._run(ask, value))
 
     # From the connection
 

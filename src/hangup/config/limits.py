@@ -40,7 +40,7 @@ class CallLimits:
     event_bytes_max: int = cap(4 * 1024 * 1024, "Largest single event of an answer.", least=1024)
     answer_bytes_max: int = cap(
         64 * 1024 * 1024,
-        "Largest answer that hangup assembles from an engine's stream.",
+        "Largest answer that hangup assembles from an engine's stream, or holds for a job.",
         least=1024,
     )
     websocket_s: float = cap(3600.0, "Timeout for a whole WebSocket.", least=0.01)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from hangup.duties import Tasks
+
 _TOKEN = b'"finish_reason":null'  # once in each event of an answer
 RETRIES_MAX = 2
 
@@ -57,7 +59,7 @@ class Crowd:
         self._rate = rate
         self._answer_tokens = answer_tokens
         self._chance = random.Random(seed)  # noqa: S311 (a simulation)
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients = Tasks("crowd")
 
     async def come(self, seconds: float) -> None:
         """Clients come for that long; then whoever is left leaves."""
@@ -65,14 +67,10 @@ class Crowd:
         try:
             while time.monotonic() < end:
                 habit = self._chance.choices(HABITS, [h.share for h in HABITS])[0]
-                client = asyncio.ensure_future(self._live(habit))
-                self._clients.add(client)
-                client.add_done_callback(self._clients.discard)
+                self._clients.start(self._live(habit))
                 await asyncio.sleep(min(self._chance.expovariate(self._rate), max(0.0, end - time.monotonic())))
         finally:
-            for client in self._clients:
-                client.cancel()
-            await asyncio.gather(*self._clients, return_exceptions=True)
+            await self._clients.close()
 
     async def _live(self, habit: Habit) -> None:
         for attempt in range(1 + habit.again):

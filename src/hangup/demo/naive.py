@@ -11,16 +11,16 @@ import sys
 
 import uvloop
 
+from hangup.duties import Tasks
+
 
 async def serve(engine_port: int) -> None:
     # The loop holds its tasks weakly, and a lost connection lets go of its own: without this the garbage collector ends a call
     # that nobody listens to now and then, and the engine hears of it.
-    reading: set[asyncio.Task[None]] = set()
+    reading = Tasks("naive proxy")
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(handle(reader, writer))
-        reading.add(task)
-        task.add_done_callback(reading.discard)
+        reading.start(handle(reader, writer))
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):

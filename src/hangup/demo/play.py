@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from hangup.demo.crowd import Crowd, Tally
+from hangup.duties import DUTIES
 from hangup.errors import HangupError
 
 ANSWER_TOKENS = 400
@@ -49,7 +50,7 @@ async def play(
         async with _engine(slots) as engine_port, front(engine_port) as port:
             crowd = Crowd(port, rate, ANSWER_TOKENS, seed)
             began = time.monotonic()
-            coming = asyncio.ensure_future(crowd.come(seconds))
+            coming = DUTIES.start("crowd", crowd.come(seconds))
             try:
                 while not coming.done():
                     await asyncio.wait([coming], timeout=min(_REFRESH_S, max(0.01, seconds - (time.monotonic() - began))))

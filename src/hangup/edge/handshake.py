@@ -12,6 +12,7 @@ import socket
 import ssl
 from typing import Protocol
 
+from hangup.duties import Tasks
 from hangup.edge.connection import ClientConnection
 from hangup.edge.roles import Owner
 
@@ -34,7 +35,7 @@ class TlsListener:
         self._owner = owner
         self._loop = loop
         self._sock = sock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes = Tasks("handshake")
         self._retry: asyncio.TimerHandle | None = None
         self._listen()
 
@@ -43,8 +44,7 @@ class TlsListener:
             self._retry.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        for task in self._tasks:
-            task.cancel()
+        self._handshakes.cancel()
 
     def _listen(self) -> None:
         self._retry = None
@@ -65,9 +65,7 @@ class TlsListener:
                 sock.close()  # whom TLS has not introduced cannot be told why
                 continue
             self._owner.handshakes += 1
-            task = self._loop.create_task(self._shake_hands(sock))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._handshakes.start(self._shake_hands(sock))
 
     async def _shake_hands(self, sock: socket.socket) -> None:
         owner, context = self._owner, self._owner.tls

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hangup.duties import DUTIES
 from hangup.embedded.engine import Engine, OnEvent, Outbox, Ticket
 from hangup.embedded.model import Model
 from hangup.embedded.numpy_model import NumpyModel
@@ -29,11 +30,11 @@ class Runner:
         self.options = options
         self._loop = loop
         self._engine = Engine(model, options, self._post, draft)
-        self._thread = threading.Thread(target=self._run, name="hangup-engine", daemon=True)
+        self._thread: threading.Thread | None = None
         self.model = self._engine.model
 
     def start(self) -> None:
-        self._thread.start()
+        self._thread = DUTIES.thread_once("engine", self._run)
 
     def submit(self, request: Request, on_event: OnEvent) -> Ticket:
         return self._engine.submit(request, on_event)
@@ -41,11 +42,12 @@ class Runner:
     def stop(self) -> None:
         """Ends every call as cancelled; returns when the thread is gone."""
         self._engine.mailbox.close()
-        self._thread.join(_STOP_S_MAX)
+        if self._thread is not None:
+            self._thread.join(_STOP_S_MAX)
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread is not None and self._thread.is_alive()
 
     def counters(self) -> dict[str, float]:
         """What was computed so far; `waiting` and `running` are of this moment."""

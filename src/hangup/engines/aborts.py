@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hangup.duties import DUTIES
+from hangup.duties import Tasks
 from hangup.engines.adapters import Abort
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection
@@ -20,7 +20,7 @@ class Aborts:
         self.sent = 0
         self.failed = 0
         self.skipped = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("abort")
 
     def stop(self, backend: Backend, key: str, connection: EngineConnection | None) -> bool:
         """Ends a call in its engine: its connection is cut, and it is told by id if it has ears for that (then True)."""
@@ -42,9 +42,7 @@ class Aborts:
             self.skipped += 1
             return False
         self.sent += 1
-        task = DUTIES.start("abort", self._send(backend, abort, connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._send(backend, abort, connection))
         return True
 
     async def _send(self, backend: Backend, abort: Abort, connection: EngineConnection | None) -> None:
@@ -61,6 +59,4 @@ class Aborts:
                 connection.abort()
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()

@@ -16,6 +16,8 @@ from hangup.apis.routes import Router
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.jobs import Cause, Item, Kind, Status
+from hangup.core.reasons import Reason
+from hangup.duties import DUTIES
 from hangup.errors import Refusal
 from hangup.jobs.board import Board
 from hangup.jobs.errand import Errand
@@ -29,7 +31,6 @@ from hangup.store.jobs.table import result_file
 
 _PAGE_MAX = 100
 _STORE_PAUSE_S = 1.0
-_LARGE_BYTES = 64 * 1024  # of an answer
 _RESULTS_TOGETHER = 200  # read at a time
 _METADATA_MAX = 16
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
@@ -105,8 +106,12 @@ class Batches:
         except StopReading:
             pass
         except Refusal as refusal:
-            problem = {"code": refusal.reason.code, "message": str(refusal), "line": None, "param": None}
-            lines.problems.append(problem)
+            lines.problems.append(_problem(refusal.reason, str(refusal)))
+        except StoreFailed:
+            raise
+        except Exception as error:  # else the batch would be checked until its window has passed
+            DUTIES.failed("job board", error)
+            lines.problems.append(_problem(reasons.INTERNAL, reasons.INTERNAL.message))
         checked = await store.do(lambda: store.jobs.checked(job.key, worker, time.time(), lines.problems))
         if checked is not None:
             board.changed(checked)
@@ -141,7 +146,7 @@ class Batches:
 
     def result(self, job: Job, errand: Errand, call: Call) -> bytes:
         """A line of the output file, or of the error file."""
-        response = {"status_code": call.status, "request_id": call.id, "body": kept_body(errand)}
+        response = {"status_code": errand.status(call), "request_id": call.id, "body": kept_body(errand)}
         return _line(job, errand.claim.n, errand.claim.custom_id, response, None)
 
     def listen(self, job: Job, errand: Errand, feed: Feed) -> None:
@@ -166,12 +171,18 @@ class Batches:
                 yield text
 
 
+def _problem(reason: Reason, message: str) -> Json:
+    """One that is not about any line."""
+    return {"code": reason.code, "message": message, "line": None, "param": None}
+
+
 def kept_body(errand: Errand) -> Any:
-    """The same, to be written as it is: a large answer is read to know that it is JSON, but not written anew."""
-    body = body_of(errand)
-    if len(errand.body) < _LARGE_BYTES or type(body) is str or b"\n" in errand.body:
-        return body
-    return orjson.Fragment(bytes(errand.body))
+    """The same, to be written. A large answer is neither parsed nor written anew; its outline was looked at as it came."""
+    if errand.outline is None:
+        return body_of(errand)
+    if not errand.outline.whole:
+        return errand.body.decode("utf-8", "replace")
+    return orjson.Fragment(bytes(errand.body).replace(b"\n", b" "))
 
 
 def body_of(errand: Errand) -> Any:

@@ -20,6 +20,7 @@ from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.jobs import Cause, Kind, Status
 from hangup.core.reasons import Reason
+from hangup.duties import Tasks
 from hangup.errors import Refusal
 from hangup.jobs import presence
 from hangup.jobs.care import Care
@@ -64,7 +65,9 @@ class Board:
         self.shapes: dict[Kind, Shape] = {}
         self._draining = False
         self._closing = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watches = Tasks("job watches")
+        # What the store says is told by whoever awaits it; that it fails, by the keeper.
+        self._tasks = Tasks("job board", handled=(StoreFailed, Refusal))
         self._version = -1  # of the file: another number when others have written
         self._change: int | None = None  # of the jobs: up to which we know them
         self._reading = asyncio.Lock()
@@ -84,8 +87,8 @@ class Board:
             await self._runner.close()
             raise
         # Apart, so that nothing which takes long makes us look dead.
-        self.own(self._every(_TICK_S, self._tick))
-        self.own(self._every(_BEAT_EVERY_S, self._beat))
+        self._watches.keep("job leases", partial(self._every, _TICK_S, self._tick))
+        self._watches.keep("job beat", partial(self._every, _BEAT_EVERY_S, self._beat))
 
     @property
     def worker(self) -> int:
@@ -442,9 +445,8 @@ class Board:
         self.stop()
         self._closing.set()
         await self._runner.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._watches.close()
+        await self._tasks.close()
         store, worker = self.store, self._worker
         try:
             await store.do(lambda: self._give_back(worker))
@@ -453,16 +455,7 @@ class Board:
         await asyncio.to_thread(store.close)
 
     def own(self, work: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception) and not isinstance(error, StoreFailed):
-            self._host.fault(error)
+        return self._tasks.start(work)
 
 
 def _no_such(id: str) -> Refusal:

@@ -101,10 +101,10 @@ class Calls:
         job = await self._board.find(job.id, job.tenant, Kind.CALL)
         yield _event("end", orjson.dumps(self._shown(job, await self._result(job))))
 
-    async def _result(self, job: Job) -> Json | None:
+    async def _result(self, job: Job) -> orjson.Fragment | None:
+        """As it was written: whoever gets it reads it."""
         rows = await self._board.store.do(lambda: self._board.store.jobs.results(job.key, 0, 1))
-        result: Json | None = orjson.loads(rows[0].body) if rows and rows[0].body is not None else None
-        return result
+        return orjson.Fragment(rows[0].body) if rows and rows[0].body is not None else None
 
     def _progress(self, job: Job) -> Json:
         errand = self._board.runner.errand(job.key, 0)
@@ -113,7 +113,7 @@ class Calls:
         call = errand.exchange.call
         return {"phase": call.phase.value, "tokens_out": call.tokens_out, "call": call.id, "backend": call.backend or None}
 
-    def _shown(self, job: Job, result: Json | None) -> Json:
+    def _shown(self, job: Job, result: orjson.Fragment | None) -> Json:
         care = self._board.care_for(job)
         lease = care.lease if care is not None else None
         waits = job.status is Status.RUNNING and not job.tally.claimed and not job.tally.ended
@@ -139,9 +139,10 @@ class Calls:
     # Results
 
     def result(self, job: Job, errand: Errand, call: Call) -> bytes:
-        stream = bool(job.about["stream"]) and call.status == 200
+        status = errand.status(call)
+        stream = bool(job.about["stream"]) and status == 200
         body: Any = errand.body.decode("utf-8", "replace") if stream else kept_body(errand)
-        return orjson.dumps({"status": call.status, "call": call.id, "body": body})
+        return orjson.dumps({"status": status, "call": call.id, "body": body})
 
     def listen(self, job: Job, errand: Errand, feed: Feed) -> Callable[[bytes], None]:
         feed.add("attempt", orjson.dumps({"attempt": errand.attempts, "claim": errand.claim.fence}))

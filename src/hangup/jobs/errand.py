@@ -8,15 +8,20 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
+import orjson
+
+from hangup.core import reasons
 from hangup.core.account import Entry
 from hangup.core.call import Call
 from hangup.core.reaper import Leftover
 from hangup.core.reasons import Reason
 from hangup.store.jobs import Claim
+from hangup.wire.jsonbody import Outline
 
 _RETRY_AFTER = re.compile(rb"\r\nretry-after: *([0-9]{1,5}) *\r\n", re.IGNORECASE)
 
 
+LARGE_BYTES = 64 * 1024  # an answer from here on is not parsed: it holds up everybody, and it is written on as it is
 _LATE_S = 0.25  # a timer that is later than this says that the process stood still
 
 
@@ -25,6 +30,9 @@ class Exchange(Protocol):
 
     @property
     def call(self) -> Call: ...
+
+    @property
+    def answer_bytes_max(self) -> int: ...
 
     def end(self, reason: Reason, detail: str = "") -> None: ...
 
@@ -46,6 +54,8 @@ class Errand:
         self.attempts = 0  # calls made for it, so that each has a name of its own
         self.yields = 0  # of those, how many made way for a live call
         self.body = bytearray()
+        self.outline: Outline | None = None  # of a large answer
+        self.cut_for: Reason | None = None  # why there is no more of it, if that is its size
         self.retry_after_s = 0.0  # as the last answer has it
         self.exchange: Exchange | None = None
         self.stopping: Reason | None = None  # why it is to end, if it is
@@ -87,13 +97,35 @@ class Errand:
 
     def begin(self, head: bytes, *, chunked: bool) -> None:
         self.body.clear()
+        self.outline = self.cut_for = None
         after = _RETRY_AFTER.search(head)
         self.retry_after_s = float(after[1]) if after is not None else 0.0
 
     def send(self, payload: bytes) -> None:
+        if self.cut_for is not None:
+            return
         self.body += payload
+        if self.outline is not None:
+            self.outline.feed(payload)
+        elif len(self.body) >= LARGE_BYTES:
+            self.outline = Outline()
+            self.outline.feed(bytes(self.body))
         if self.listener is not None:
             self.listener(payload)
+        if self.exchange is not None and len(self.body) > self.exchange.answer_bytes_max:
+            self._cut()
+
+    def _cut(self) -> None:
+        """It is held here until it is whole, so it has a bound; what came of it says nothing."""
+        assert self.exchange is not None
+        self.cut_for = reasons.ANSWER_BYTES
+        error = {"message": self.cut_for.message, "type": "server_error", "param": None, "code": self.cut_for.code}
+        self.body, self.outline = bytearray(orjson.dumps({"error": error})), None
+        self.exchange.end(self.cut_for)
+
+    def status(self, call: Call) -> int:
+        """That of the answer that is kept."""
+        return call.status if self.cut_for is None else self.cut_for.status
 
     write = send
 

@@ -15,7 +15,7 @@ from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.jobs import Cause, Item, Kind, Status
 from hangup.errors import Refusal
-from hangup.jobs.batches import body_of
+from hangup.jobs.batches import body_of, kept_body
 from hangup.jobs.board import Board
 from hangup.jobs.errand import Errand
 from hangup.jobs.feed import Feed
@@ -119,9 +119,9 @@ class MessageBatches:
             yield b"".join(_told(row) for row in rows)
 
     def result(self, job: Job, errand: Errand, call: Call) -> bytes:
+        if 200 <= errand.status(call) < 300:
+            return _line(errand.claim.custom_id, {"type": "succeeded", "message": kept_body(errand)})
         body = body_of(errand)
-        if 200 <= call.status < 300:
-            return _line(errand.claim.custom_id, {"type": "succeeded", "message": body})
         if type(body) is not dict or type(body.get("error")) is not dict:
             body = {"type": "error", "error": {"type": "api_error", "message": str(body)}}
         return _line(errand.claim.custom_id, {"type": "errored", "error": {"request_id": call.id, **body}})

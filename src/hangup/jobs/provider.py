@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from hangup.apis import hosted_jobs
@@ -18,6 +19,7 @@ from hangup.config import JobLimits, ProviderLimits
 from hangup.core import reasons
 from hangup.core.followed import Followed, Pace, Step
 from hangup.core.jobs import Cause, Kind, Lease, Tally
+from hangup.duties import Tasks
 from hangup.engines.backend import Backend
 from hangup.engines.connection import EngineConnection
 from hangup.engines.fetch import Fetched, Inquiry, fetch
@@ -100,7 +102,7 @@ class Provider:
         self._loop = loop
         self._jobs: dict[str, ProviderJob] = {}  # the oldest first
         self._asking = asyncio.Semaphore(_ASKS_MAX)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("jobs left at providers")
         self._closed = False
         self.held_bytes = 0  # of uploads under way
         self.not_stopped = 0  # cancelled, and the provider did not stop in time
@@ -216,7 +218,7 @@ class Provider:
         """Whoever asked for a job left before the provider answered: if there is one now, nobody knows its id."""
         limit = self._host.limits.body_bytes_max
         inquiry = Inquiry.take_over(connection, limit, _EVENT_END if stream else b"")
-        self._own(self._stop_unheard(inquiry, kind, backend, owner, lease_s))
+        self._tasks.start(self._stop_unheard(inquiry, kind, backend, owner, lease_s))
 
     async def _stop_unheard(self, inquiry: Inquiry, kind: Kind, backend: Backend, owner: Owner, lease_s: float | None) -> None:
         try:
@@ -243,7 +245,8 @@ class Provider:
             self._say_ended(job)
         job.note()
         if not state.over and job.task is None and not self._closed:
-            job.task = self._own(self._follow(job))
+            job.task = self._tasks.keep("jobs at providers", partial(self._follow, job))
+            job.task.add_done_callback(lambda _: self._followed(job))
 
     def _say_ended(self, job: ProviderJob) -> None:
         took = job.state.stopped_after_s
@@ -260,22 +263,25 @@ class Provider:
 
     async def _follow(self, job: ProviderJob) -> None:
         state = job.state
-        try:
-            while not state.over:
-                now = self._loop.time()
-                match state.next(now):
-                    case Step.LOOK:
-                        await self._look(job)
-                    case Step.CANCEL:
-                        await self._cancel_there(job)
-                    case Step.GIVE_UP:
-                        self._give_up(job)
-                    case None:
-                        await job.changes(state.due_at(now))
-        finally:
-            job.task = None
-            if state.status.ended:  # one that was given up may be cancelled once more
-                job.headers = [pair for pair in job.headers if pair[0] not in _KEYS]
+        while not state.over:
+            now = self._loop.time()
+            match state.next(now):
+                case Step.LOOK:
+                    await self._look(job)
+                case Step.CANCEL:
+                    await self._cancel_there(job)
+                case Step.GIVE_UP:
+                    self._give_up(job)
+                case None:
+                    await job.changes(state.due_at(now))
+
+    def _followed(self, job: ProviderJob) -> None:
+        """There is nothing more to ask, unless somebody wanted something in the very moment in which that was found."""
+        job.task = None
+        if job.state.status.ended:  # one that was given up may be cancelled once more
+            job.headers = [pair for pair in job.headers if pair[0] not in _KEYS]
+        elif not job.state.over:
+            self._changed(job)
 
     async def _look(self, job: ProviderJob) -> None:
         answer = await self._ask(job, "GET", hosted_jobs.look_path(job.kind, job.id))
@@ -336,21 +342,7 @@ class Provider:
         left = sum(not job.state.over for job in self._jobs.values())
         if left:
             self._host.told("jobs_left_at_provider", count=left)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _own(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-        return task
-
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = task.exception() if not task.cancelled() else None
-        if isinstance(error, Exception):
-            self._host.fault(error)
+        await self._tasks.close()
 
 
 def _pace(limits: ProviderLimits) -> Pace:

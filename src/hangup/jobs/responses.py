@@ -111,7 +111,7 @@ class Responses:
     # Results
 
     def result(self, job: Job, errand: Errand, call: Call) -> bytes:
-        if not 200 <= call.status < 300:
+        if not 200 <= errand.status(call) < 300:
             return orjson.dumps(_failed(job, body_of(errand)))
         if not job.about["stream"]:
             return orjson.dumps(_ours(job, body_of(errand)))

@@ -24,6 +24,7 @@ from hangup.core.call import Call
 from hangup.core.jobs import After, Item, after
 from hangup.core.reaper import Fate, Leftover
 from hangup.core.reasons import Outcome, Reason
+from hangup.duties import Tasks
 from hangup.jobs.errand import Errand
 from hangup.jobs.keeper import Ended, Keeper
 from hangup.store.database import StoreFailed
@@ -106,7 +107,7 @@ class Runner:
         self._releases: dict[int, Fate] = {}  # of cancelled jobs, the latest last
         self._errands: dict[int, dict[int, Errand]] = {}  # all that we have claimed, by job and item
         self._pausing: dict[Errand, asyncio.TimerHandle] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._claims = Tasks("job claims")
         self._stopped = False
         self.keeper = Keeper(store, host, ears.changed, self._store_works, loop)
 
@@ -158,7 +159,7 @@ class Runner:
         wants = line.more and (line.urgent or len(line) <= wanted // 2)
         if wants and not line.claiming and not self.keeper.failing:
             line.claiming, line.urgent = True, False
-            self._own(self._claim(tenant, line, max(wanted - len(line), 1)))
+            self._claims.start(self._claim(tenant, line, max(wanted - len(line), 1)))
 
     def _send(self, errand: Errand, line: _Line) -> None:
         line.sent += 1
@@ -345,19 +346,8 @@ class Runner:
         """Every call has ended; what is not yet in the store goes there."""
         self._stopped = True
         self._errands.clear()  # of those left the engines have not let go: a restart settles them
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._claims.wait()
         await self.keeper.close()
-
-    def _own(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception):
-            self._host.fault(error)
 
 
 def _without_result(entry: Entry, reason: Reason) -> Entry:

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any
 
+from hangup.duties import DUTIES
 from hangup.library.deadline import remaining_s
 from hangup.library.ended import log
 from hangup.library.sources import close
 
 DEADLINE_HEADER = "X-Request-Timeout"  # what the gateway, too, takes for the client's deadline
-_closing: set[asyncio.Task[None]] = set()
 
 
 class Closing:
@@ -67,9 +67,7 @@ def closing(stream: Any) -> Closing:
 
 
 def _close_later(stream: Any) -> None:
-    task = asyncio.ensure_future(_close_quietly(stream))
-    _closing.add(task)
-    task.add_done_callback(_closing.discard)
+    DUTIES.start("library stream", _close_quietly(stream))
 
 
 async def _close_quietly(stream: Any) -> None:

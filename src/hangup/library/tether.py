@@ -17,6 +17,7 @@ from typing import Any
 from hangup.core import reasons
 from hangup.core.call import Call, Engine, Tell
 from hangup.core.reasons import Reason
+from hangup.duties import DUTIES
 from hangup.library.deadline import deadline
 from hangup.library.ended import Ended, OnEnd, describe, log, tell
 from hangup.library.limits import Limits
@@ -26,6 +27,7 @@ from hangup.library.watch import Watch
 Abort = Callable[[], object]
 
 _numbers = itertools.count(1)
+_ANY = (Exception,)  # told by `_settle`, with the call that it belongs to
 _settling: set[asyncio.Task[Any]] = set()  # what outlives its call: the end of one that the server cancelled, zombies
 
 
@@ -58,7 +60,8 @@ class Tether:
         self.call.received(now)
         self.call.sent("engine", now)
         with contextlib.nullcontext() if self.limits.total_s is None else deadline(self.limits.total_s):
-            self._work = asyncio.create_task(work, name=f"hangup {self.call.id}")  # the task keeps the deadline
+            # The task keeps the deadline.
+            self._work = DUTIES.start("library call", work, handled=_ANY, label=f"hangup {self.call.id}")
         watch.start(self.end)
         self._arm()
         try:
@@ -164,11 +167,12 @@ class Tether:
             log.exception("call %s: abort failed", self.call.id)
             return
         if inspect.isawaitable(result):
-            self._aborting = asyncio.create_task(_wait_for(result), name=f"hangup aborts {self.call.id}")
+            label = f"hangup aborts {self.call.id}"
+            self._aborting = DUTIES.start("library abort", _wait_for(result), handled=_ANY, label=label)
 
     def _settling(self, watch: Watch) -> asyncio.Task[None]:
         """In a task of its own: a server that cancels the call, once more perhaps, does not cancel its end."""
-        task = asyncio.create_task(self._settle(watch), name=f"hangup settles {self.call.id}")
+        task = DUTIES.start("library call", self._settle(watch), label=f"hangup settles {self.call.id}")
         _keep(task)
         return task
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
+from hangup.duties import DUTIES
 from hangup.library.token import Cancelled, CancelToken
 
 _numbers = itertools.count(1)
@@ -29,9 +30,8 @@ class ThreadedIterator(AsyncIterator[Any]):
         self._gone = self._loop.create_future()
         self._dismissed = False
         self.name = f"hangup-thread-{next(_numbers)} ({what})"
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         token.on_cancel(self._wanted.release)
-        self._thread.start()
+        DUTIES.thread_once("library thread", self._run, label=self.name)
 
     async def __anext__(self) -> Any:
         if self._gone.done():

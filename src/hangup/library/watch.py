@@ -9,10 +9,14 @@ from typing import Any
 
 from hangup.core import reasons
 from hangup.core.reasons import Reason
+from hangup.duties import DUTIES
 from hangup.library.sockets import SocketWatch, of_asgi, of_transport
 
 Receive = Callable[[], Awaitable[Any]]
 OnGone = Callable[[Reason], object]
+
+
+_ANY = (Exception,)  # `receive` is the server's; the socket is watched, too
 
 
 class Watch:
@@ -35,7 +39,8 @@ class Watch:
         if self._socket is not None:
             self._socket.start(on_gone)
         if self._receive is not None:
-            self._listener = asyncio.create_task(self._listen(self._receive, on_gone), name="hangup watches the client")
+            listening = self._listen(self._receive, on_gone)
+            self._listener = DUTIES.start("library watch", listening, handled=_ANY, label="hangup watches the client")
 
     async def _listen(self, receive: Receive, on_gone: OnGone) -> None:
         """What is left of the body is read away: behind it comes the disconnect."""

@@ -85,7 +85,7 @@ class Spawned:
 
 async def _either(*waits: Any) -> None:
     """Until one of them is over; the others are cancelled."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    tasks = [DUTIES.start("spawn", wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

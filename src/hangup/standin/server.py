@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import httptools
 import orjson
 
+from hangup.duties import DUTIES
 from hangup.standin.engine import USAGE_MORE, Behaviour, Engine, Work
 from hangup.standin.likeness import LIKENESSES, Likeness
 from hangup.standin.plain import PATHS, Plain, about_text, read_form
@@ -322,4 +323,4 @@ async def start(behaviour: Behaviour, host: str = "127.0.0.1", port: int = 0) ->
     loop = asyncio.get_running_loop()
     standin = StandIn(behaviour)
     server = await loop.create_server(lambda: Connection(standin), host, port, backlog=4096)
-    return Running(standin, server, loop.create_task(standin.engine.run()))
+    return Running(standin, server, DUTIES.start("standin", standin.engine.run()))

@@ -6,6 +6,7 @@ NaN, lone surrogates) is refused. `orjson` refuses most of it; duplicate keys ar
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import Any
 
@@ -18,27 +19,24 @@ DEPTH_MAX = 200  # orjson reads 1024 levels and writes 254
 _PLACES_MAX = 8  # in which a field's name is looked for
 _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]|[-+.0-9A-Za-z]++')
+_BLANKS = b" \t\r\n"
+_OUTSIDE = b"{}[]:,+-.0123456789eEtrufalsn" + _BLANKS  # all that stands outside of strings
 _COMPARED_BYTES_MAX = 64 * 1024  # above this, writing the body again costs more than counting its keys
 
 
-class Structure:
-    """Counts a body's values and keys without parsing it, piece by piece as it arrives, all at C speed.
+class _Strings:
+    """Tells a JSON text's strings from the rest of it, piece by piece as it arrives, at C speed."""
 
-    So a body that would take long to parse is refused before it is parsed, and no piece holds up the loop.
-    """
+    __slots__ = ("_escaped", "_in_string")
 
-    __slots__ = ("_elements_max", "_escaped", "_in_string", "elements", "keys")
-
-    def __init__(self, elements_max: int) -> None:
-        self._elements_max = elements_max
+    def __init__(self) -> None:
         self._in_string = 0
         self._escaped = False
-        self.elements = 0
-        self.keys = 0
 
-    def feed(self, piece: bytes) -> None:
+    def _split(self, piece: bytes) -> tuple[bytes, int]:
+        """What stands outside of strings, and how many quotes there are."""
         if not piece:
-            return  # it would take the backslash before it for used up
+            return b"", 0  # it would take the backslash before it for used up
         if self._escaped:
             piece, self._escaped = piece[1:], False
         if b"\\" in piece:
@@ -48,10 +46,67 @@ class Structure:
         parts = piece.split(b'"')
         outside = b"".join(parts[self._in_string :: 2])
         self._in_string ^= (len(parts) - 1) & 1
+        return outside, len(parts) - 1
+
+
+class Structure(_Strings):
+    """Counts a body's values and keys without parsing it.
+
+    So a body that would take long to parse is refused before it is parsed, and no piece holds up the loop.
+    """
+
+    __slots__ = ("_elements_max", "elements", "keys")
+
+    def __init__(self, elements_max: int) -> None:
+        super().__init__()
+        self._elements_max = elements_max
+        self.elements = 0
+        self.keys = 0
+
+    def feed(self, piece: bytes) -> None:
+        outside, quotes = self._split(piece)
         self.keys += outside.count(b":")
-        self.elements += outside.count(b",") + outside.count(b"[") + outside.count(b"{") + len(parts) // 2
+        self.elements += outside.count(b",") + outside.count(b"[") + outside.count(b"{") + (quotes + 1) // 2
         if self.elements > self._elements_max:
             raise Refusal(reasons.BAD_JSON, f"The body has more than {self._elements_max} values.")
+
+
+class Outline(_Strings):
+    """Whether a text looks like one JSON object or array, without parsing it: an engine's large answer is written on as it is.
+
+    Strings end, brackets are closed, between them is nothing that JSON does not have, and all of it is UTF-8. That an engine
+    leaves out a comma is not seen; but nothing that passes here is taken for more than one line, or for a part of the next.
+    """
+
+    __slots__ = ("_bad", "_begun", "_open", "_utf8")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bad = False
+        self._begun = b""
+        self._open = {b"{": 0, b"[": 0}
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+
+    def feed(self, piece: bytes) -> None:
+        if self._bad or not piece:
+            return
+        self._begun = self._begun or piece.lstrip(_BLANKS)[:1]
+        try:
+            self._utf8.decode(piece)
+        except UnicodeDecodeError:
+            self._bad = True
+            return
+        outside, _ = self._split(piece)
+        if outside.translate(None, _OUTSIDE):
+            self._bad = True
+            return
+        for opens, closes in ((b"{", b"}"), (b"[", b"]")):
+            self._open[opens] += outside.count(opens) - outside.count(closes)
+
+    @property
+    def whole(self) -> bool:
+        ends = not self._in_string and not any(self._open.values()) and not self._utf8.getstate()[0]
+        return ends and not self._bad and self._begun in (b"{", b"[")
 
 
 def decode(body: bytes, structure: Structure | None, elements_max: int, depth_max: int = DEPTH_MAX) -> dict[str, Any]:

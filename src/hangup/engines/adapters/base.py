@@ -68,6 +68,7 @@ class Facts:
     can_abort: bool = False
     can_tell: bool = False  # what it runs
     at_work: tuple[Slot, ...] = ()  # its slots as they were when it was asked, where calls are pinned to slots
+    texts_in_pieces: bool | None = None  # in its own API's streams; else each event has all the text so far. None: not told
     hints: tuple[str, ...] = ()
 
 

@@ -12,6 +12,14 @@ from hangup.core.reaper import Status
 from hangup.engines.adapters.base import Abort, Adapter, Facts, Get, Json, Seen, number
 
 
+def _texts_in_pieces(told: Json) -> bool | None:
+    """By its arguments, which it tells all of. The older flag is about ids alone: there each event has all the text so far."""
+    said = told.get("incremental_streaming_output")
+    if type(said) is bool:
+        return said
+    return False if type(told.get("stream_output")) is bool else None
+
+
 class Sglang(Adapter):
     name = "sglang"
     title = "SGLang"
@@ -38,6 +46,7 @@ class Sglang(Adapter):
             kv_tokens=number(told.get("max_total_num_tokens")),
             can_abort=True,
             can_tell=can_tell,
+            texts_in_pieces=_texts_in_pieces(told),
             hints=() if can_tell else ("this SGLang has no /v1/loads: hang-ups cannot be verified; a newer one has it",),
         )
 

@@ -1,0 +1,29 @@
+"""There is one owner of tasks and threads (`hangup/duties.py`): whoever starts one elsewhere starts one that can die unseen."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import hangup
+
+ROOT = Path(hangup.__file__).parent
+STARTERS = {"create_task", "ensure_future", "run_in_executor", "Thread", "Timer", "ThreadPoolExecutor"}
+OWNER = "duties.py"
+
+
+def started_in(path: Path) -> list[str]:
+    """Where a module starts a task or a thread by hand."""
+    calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    named = ((node.lineno, getattr(node.func, "attr", getattr(node.func, "id", ""))) for node in calls)
+    return [f"{path.relative_to(ROOT)}:{line} {name}" for line, name in named if name in STARTERS]
+
+
+def test_no_module_starts_a_task_or_a_thread_by_hand() -> None:
+    found = [place for path in sorted(ROOT.rglob("*.py")) if path.name != OWNER for place in started_in(path)]
+    assert not found, f"start these by `DUTIES` or `Tasks` of hangup/{OWNER}: {found}"
+
+
+def test_the_owner_is_found_by_the_same_look() -> None:
+    """Else the test above would pass for want of eyes."""
+    assert {place.split()[1] for place in started_in(ROOT / OWNER)} == {"create_task", "Thread"}

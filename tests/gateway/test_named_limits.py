@@ -1,0 +1,100 @@
+"""Limits that have a name, a default and a line in the docs, run into: one small gateway, one test each."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from hangup.config import Limits
+from support.jobs import client, line, start_batch, wait_batch
+from support.processes import Gateway
+from support.raw import Client, ask
+from support.raw_engine import RawEngine, raw_engine
+from support.waiting import wait_until
+
+EMBEDDINGS = "/v1/embeddings"
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+LARGE_HEAD = b"HTTP/1.1 200 OK\r\nx-large: " + b"x" * 2000 + b"\r\ncontent-length: 2\r\n\r\n{}"
+DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_each_has_a_line_in_the_docs() -> None:
+    text = DOCS.read_text()
+    assert [field.name for field in dataclasses.fields(Limits) if f"| `{field.name}` |" not in text] == []
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RawEngine]:
+    def script(sock: socket.socket, request: bytes) -> None:
+        sock.sendall(LARGE_HEAD if b"large head" in request else OK)
+
+    with raw_engine(script) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def gateway(engine: RawEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    limits: dict[str, Any] = {
+        "header_count_max": 40,
+        "engine_header_bytes_max": 1024,
+        "engine_idle_connections_max": 0,
+        "batch_items_max": 2,
+        "batch_window_max_s": 3600,
+        "job_lease_max_s": 100,
+        "job_items_max": 1,
+        "failures_max": 1000,
+        "health_interval_s": 600,
+    }
+    with Gateway(engine.url, engine="openai", jobs=tmp_path_factory.mktemp("jobs") / "jobs.sqlite", **limits) as process:
+        yield process
+
+
+def test_header_count_max(gateway: Gateway) -> None:
+    with Client(gateway.address) as one:
+        one.post(EMBEDDINGS, {"input": "x"}, {f"X-{n}": "x" for n in range(41)})
+        answer = one.read_answer()
+    assert (answer.status, answer.headers["x-hangup-reason"]) == (431, "header_bytes_max")
+
+
+def test_engine_header_bytes_max(gateway: Gateway) -> None:
+    answer = ask(gateway.address, EMBEDDINGS, {"input": "large head"})
+    assert (answer.status, answer.headers["x-hangup-reason"]) == (502, "engine_garbled")
+
+
+def test_engine_idle_connections_max(gateway: Gateway, engine: RawEngine) -> None:
+    """None is kept, so each call has one of its own, and none is left."""
+    before = gateway.open_files()
+    for _ in range(5):
+        assert ask(gateway.address, EMBEDDINGS, {"input": "x"}).status == 200
+    wait_until(lambda: gateway.open_files() <= before, 30)
+
+
+def test_batch_items_max(gateway: Gateway) -> None:
+    sdk = client(gateway.url)
+    batch = wait_batch(sdk, start_batch(sdk, [*(line(f"c{n}") for n in range(3)), ""], window="1h"), timeout_s=60)
+    assert (batch.status, batch.errors.data[0].code) == ("failed", "too_many_requests")
+
+
+def test_batch_window_max_s(gateway: Gateway) -> None:
+    with pytest.raises(openai.BadRequestError, match="completion_window"):
+        start_batch(client(gateway.url), [line("c")], window="2h")
+
+
+def test_job_lease_max_s(gateway: Gateway) -> None:
+    headers = {"prefer": "respond-async", "x-hangup-lease": "101"}
+    answer = httpx.post(f"{gateway.url}/v1/chat/completions", json={"messages": []}, headers=headers, timeout=60)
+    assert answer.status_code == 400 and "x-hangup-lease" in answer.text
+
+
+def test_job_items_max(gateway: Gateway) -> None:
+    params = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    requests = [{"custom_id": f"c{n}", "params": params} for n in range(2)]
+    answer = httpx.post(f"{gateway.url}/v1/messages/batches", json={"requests": requests}, timeout=60)
+    assert (answer.status_code, answer.headers["x-hangup-reason"]) == (429, "job_quota")

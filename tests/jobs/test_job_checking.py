@@ -1,0 +1,52 @@
+"""Batches that cannot be checked, and jobs that are refused: neither lasts for ever, and neither is a fault of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hangup.config import Limits
+from hangup.core.jobs import Kind, Status
+from hangup.duties import DUTIES
+from hangup.errors import Refusal
+from hangup.jobs.lines import Lines
+from hangup.store.jobs import Asked, JobStore
+from support.board import FakeGateway, open_board
+
+PATH = "/v1/chat/completions"
+CALL = {"path": PATH, "model": "m", "stream": False, "headers": {}}
+BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "headers": {}}
+ITEM = [Asked("c", PATH, b"{}")]
+
+
+class TestChecking:
+    def test_a_batch_that_cannot_be_checked_fails_and_is_not_checked_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def bug(*_: object) -> Any:
+            raise ZeroDivisionError
+
+        async def run() -> None:
+            async with open_board(JobStore(""), FakeGateway()) as board:
+                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, None, window_s=86_400)
+                assert board.check_lines is not None
+                monkeypatch.setattr(Lines, "finish", bug)
+                await board.check_lines(job)
+                ended = await board.store.do(lambda: board.store.jobs.get(job.key))
+                assert (ended.status, ended.about["problems"][0]["code"]) == (Status.FAILED, "internal_error")
+
+        asyncio.run(run())
+
+    def test_a_quota_that_is_used_up_is_no_fault_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        told: list[str] = []
+        monkeypatch.setattr(DUTIES, "told", lambda name, error: told.append(name))
+
+        async def run() -> None:
+            host = FakeGateway(limits=Limits(jobs_max=1))
+            async with open_board(JobStore(""), host) as board:
+                await board.submit("job_a", Kind.CALL, "ann", CALL, ITEM, lease_s=60)
+                with pytest.raises(Refusal):
+                    await board.submit("job_b", Kind.CALL, "ann", CALL, ITEM, lease_s=60)
+            assert not told and not host.faults
+
+        asyncio.run(run())

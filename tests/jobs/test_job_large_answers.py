@@ -1,0 +1,93 @@
+"""Large answers of a job's items: not parsed, since that would hold up everybody, and not without bound."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from typing import Any
+
+import orjson
+import pytest
+
+from hangup.core import reasons
+from hangup.core.jobs import Kind
+from hangup.jobs import batches
+from hangup.jobs.errand import LARGE_BYTES
+from hangup.store.jobs import Asked, JobStore
+from support.board import FakeExchange, FakeGateway, answered, open_board
+from support.waiting import soon
+
+PATH = "/v1/embeddings"
+SHAPES: dict[Kind, dict[str, Any]] = {
+    Kind.BATCH: {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "headers": {}},
+    Kind.CALL: {"path": PATH, "model": "m", "stream": False, "headers": {}},
+    Kind.MESSAGES: {},
+}
+LARGE = orjson.dumps({"data": [n / 7 for n in range(LARGE_BYTES // 10)], "text": 'a "quoted" \\ text, ä'})
+
+INDENTED = orjson.dumps(orjson.loads(LARGE), option=orjson.OPT_INDENT_2)
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of what was parsed where results are made."""
+    sizes: list[int] = []
+
+    def loads(data: bytes) -> Any:
+        sizes.append(len(data))
+        return orjson.loads(data)
+
+    monkeypatch.setattr(batches, "orjson", types.SimpleNamespace(**{**vars(orjson), "loads": loads}))
+    return sizes
+
+
+def kept(kind: Kind, body: bytes, status: int = 200) -> Any:
+    """What the store has of an item that an engine answered so."""
+
+    async def run() -> Any:
+        host, store = FakeGateway(), JobStore("")
+        async with open_board(store, host) as board:
+            job = await board.submit("batch_b", kind, "ann", SHAPES[kind], [Asked("c", PATH, b"{}")], window_s=60)
+            await soon(lambda: bool(host.undertaken))
+            answered(host.undertaken[0], body, status)
+            await soon(lambda: board.care_for(job) is None)
+            (row,) = await store.do(lambda: store.jobs.results(job.key, 0, 1))
+            assert row.body is not None and b"\n" not in row.body[:-1], "it is one line"
+            return orjson.loads(row.body)
+
+    return asyncio.run(run())
+
+
+def answer_in(kind: Kind, row: Any) -> Any:
+    return {Kind.BATCH: lambda: row["response"], Kind.CALL: lambda: row, Kind.MESSAGES: lambda: row["result"]}[kind]()
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("body", [LARGE, INDENTED], ids=["flat", "indented"])
+def test_one_is_kept_as_it_came_and_not_parsed(kind: Kind, body: bytes, parsed: list[int]) -> None:
+    shown = answer_in(kind, kept(kind, body))
+    assert shown["message" if kind is Kind.MESSAGES else "body"] == orjson.loads(LARGE)
+    assert parsed == []
+
+
+def test_a_small_one_is_read(parsed: list[int]) -> None:
+    assert kept(Kind.BATCH, b'{"id":\n"x"}')["response"]["body"] == {"id": "x"}
+    assert parsed == [11]
+
+
+@pytest.mark.parametrize("broken", [LARGE[:-1], LARGE + b"}", b"\xff" + LARGE, LARGE.replace(b":", b";", 1), b"x" * 100_000])
+def test_what_is_no_json_is_told_as_text(broken: bytes, parsed: list[int]) -> None:
+    assert kept(Kind.BATCH, broken)["response"]["body"] == broken.decode("utf-8", "replace")
+    assert parsed == []
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_one_beyond_answer_bytes_max_ends_the_call(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeExchange, "answer_bytes_max", len(LARGE) - 1)
+    row = kept(kind, LARGE)
+    shown = answer_in(kind, row)
+    if kind is Kind.MESSAGES:
+        assert shown["type"] == "errored"
+    else:
+        assert shown["status" if kind is Kind.CALL else "status_code"] == reasons.ANSWER_BYTES.status
+    assert "answer_bytes_max" in str(shown)
