@@ -83,7 +83,8 @@ class GatewayProcess:
         backends = "".join(f'[[backend]]\nname = "{e.name}"\nurl = "http://127.0.0.1:{e.port}"\n{slots}' for e in engines)
         head = f'port = {self.port}\nadmin_port = {self.admin_port}\njobs = "{store}"\nledger = "{self.ledger}"\n'
         self._config.write_text(head + _LIMITS + backends)
-        self.deaths: list[float] = []  # when it was killed, or told to stop
+        self.deaths: list[float] = []  # when it was killed, or told to stop,
+        self.returns: list[float] = []  # and when it was there again
         self.stops: list[tuple[float, float]] = []  # when it stood still
         self.past: list[Process] = []
         self.process: Process
@@ -109,6 +110,7 @@ class GatewayProcess:
             self.process.close()
             self.past.append(self.process)
             self.start()
+            self.returns.append(time.monotonic())
 
     def log(self) -> list[dict[str, Any]]:
         lines = [line for process in (*self.past, self.process) for line in list(process.stdout_lines)]

@@ -23,7 +23,7 @@ from hangup.errors import Refusal
 from hangup.jobs.batches import Batches
 from hangup.jobs.files import Gone, parts
 from hangup.store.database import Database, StoreFailed
-from hangup.store.jobs import Asked, JobStore
+from hangup.store.jobs import Asked, Claim, JobStore
 from support.board import FakeGateway, answered, open_board
 from support.jobs import client, line, results, start_batch, start_job, upload, wait_batch, wait_job
 from support.processes import Gateway, StandIn
@@ -212,6 +212,35 @@ class TestRollback:
             assert rows == [(2,)], "what failed has not happened"
             for database in (one, two):
                 await asyncio.to_thread(database.close)
+
+        asyncio.run(run())
+
+
+class TestLost:
+    def test_items_that_were_claimed_and_never_came_run_again(self) -> None:
+        """Found by the simulation: the transaction was done, and said to have failed. Nobody else would ever ask for them."""
+
+        class LosingStore(FailingStore):
+            loses = True
+
+            async def do(self, work: Callable[[], Any]) -> Any:
+                result = await super().do(work)
+                if self.loses and type(result) is list and result and isinstance(result[0], Claim):
+                    self.loses = False
+                    raise StoreFailed("the disk is full")
+                return result
+
+        async def run() -> None:
+            host, store = FakeGateway(), LosingStore()
+            async with open_board(store, host) as board:
+                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=60)
+                await soon(lambda: len(host.undertaken) == 3, 60)
+                assert not store.loses and "job_items_lost" in host.events
+                for errand in host.undertaken:
+                    answered(errand)
+                await soon(lambda: board.care_for(job) is None, 30)
+                await asyncio.sleep(0)
+                assert len(host.undertaken) == 3, "none of them twice"
 
         asyncio.run(run())
 

@@ -71,6 +71,7 @@ class Board:
         self._version = -1  # of the file: another number when others have written
         self._change: int | None = None  # of the jobs: up to which we know them
         self._reading = asyncio.Lock()
+        self._lost: set[tuple[int, int, int]] = set()  # items that are ours and unknown to us
 
     async def open(self) -> None:
         """Takes up what an earlier process left, and whatever others have on the store."""
@@ -355,7 +356,19 @@ class Board:
             self._worker = await store.do(lambda: store.workers.enter(presence.this_host(), presence.this_process()))
             self._host.told("job_worker_was_given_up")
             self._runner.drop_all(self._worker)
+        await self._find_lost()
         await self._bury()
+
+    async def _find_lost(self) -> None:
+        """Items that the store gave to us and that never came: their transaction was said to have failed, or we failed over
+        them. Nobody would ever end them. One that is missed at two looks on end is given back."""
+        store, worker = self.store, self._worker
+        lost = self._runner.unknown(await store.do(lambda: store.jobs.claimed_by(worker)))
+        again, self._lost = lost & self._lost, lost - self._lost
+        if again:
+            await store.do(lambda: store.jobs.give_back_lost(again, time.time()))
+            self._host.told("job_items_lost", items=len(again))
+            await self._refresh()
 
     async def _bury(self) -> None:
         """What workers that are gone had claimed is given back."""

@@ -59,11 +59,17 @@ class Keeper:
         self._waiting: list[asyncio.Future[None]] = []  # for the cancels to be on the disk
         self._ended: list[Ended] = []
         self._given_back: list[Claim] = []
+        self._writing = False
         self._pauses = Pauses(_PAUSE_S, _PAUSE_MAX_S)
         self._pause_s = 0.0
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
         self._task = DUTIES.keep("job results", self._keep)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way into the store."""
+        return not (self._writing or self._ended or self._given_back or self._cancels)
 
     def finish(self, ended: Ended) -> None:
         self._ended.append(ended)
@@ -115,6 +121,7 @@ class Keeper:
             self._wake.clear()
             if self.failing:
                 await self._pause()
+            self._writing = True
             try:
                 await self._write_all()
             except StoreFailed as failure:
@@ -126,6 +133,8 @@ class Keeper:
                     return
                 self._wake.set()
                 continue
+            finally:
+                self._writing = False
             if self.failing:
                 self.failing = False
                 self._host.told("job_store_works")

@@ -135,6 +135,12 @@ class Runner:
                 self._withdraw(errand)
                 self._finish(errand, _stopped_state(errand))
 
+    def unknown(self, claimed: set[tuple[int, int, int]]) -> set[tuple[int, int, int]]:
+        """Of what the store says we have (job, number, fence), what we do not; none while anything is on its way."""
+        if not self.keeper.idle or any(line.claiming for line in self._lines.values()):
+            return set()
+        return claimed - {(e.claim.key, e.claim.n, e.claim.fence) for e in self._all()}
+
     def errand(self, key: int, n: int) -> Errand | None:
         return self._errands.get(key, {}).get(n)
 

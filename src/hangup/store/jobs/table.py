@@ -239,6 +239,16 @@ class JobTable:
         for (key,) in keys:
             self._requeue(key, "worker = ? AND state = 1", (worker,), now)
 
+    def claimed_by(self, worker: int) -> set[tuple[int, int, int]]:
+        """The items that it has, by job, number and fence."""
+        rows = self._db.execute("SELECT job, n, fence FROM item WHERE worker = ? AND state = 1", (worker,))
+        return set(rows.fetchall())
+
+    def give_back_lost(self, items: Iterable[tuple[int, int, int]], now: float) -> None:
+        """Items whose worker does not know that it has them."""
+        for key, n, fence in items:
+            self._requeue(key, "n = ? AND fence = ? AND state = 1", (n, fence), now)
+
     def give_back_orphans(self, now: float) -> int:
         """What is claimed by workers that are not there runs again; nobody else would ever ask for it."""
         keys = self._db.execute(
