@@ -234,11 +234,11 @@ class TestLost:
             host, store = FakeGateway(), LosingStore()
             async with open_board(store, host) as board:
                 job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=60)
-                await soon(lambda: len(host.undertaken) == 3, 60)
+                await soon(lambda: len(host.undertaken) == 3)
                 assert not store.loses and "job_items_lost" in host.events
                 for errand in host.undertaken:
                     answered(errand)
-                await soon(lambda: board.care_for(job) is None, 30)
+                await soon(lambda: board.care_for(job) is None)
                 await asyncio.sleep(0)
                 assert len(host.undertaken) == 3, "none of them twice"
 
