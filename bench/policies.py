@@ -160,7 +160,7 @@ def _speed(backends: int) -> dict[str, float]:
 def _cost(depth: int, calls: int = 20_000) -> float:
     """Microseconds of CPU that the admission takes for one call from its arrival to its end, `depth` others waiting."""
     limits = Limits(queue_depth_max=depth + 10, queue_s=1e9)
-    admission = Admission(limits, [Seat("one", slots=8)], random.random)
+    admission: Admission[Any] = Admission(limits, [Seat("one", slots=8)], random.random)
     names = [f"tenant-{at}" for at in range(20)]
     now, running = 0.0, []
     for at in range(depth + 8):

@@ -25,9 +25,6 @@ SOURCES = [
 
 FILE_LINES = 500
 LONG_FILES = {
-    "src/hangup/app/exchange.py",
-    "src/hangup/app/gateway.py",
-    "src/hangup/app/relay.py",
     "src/hangup/core/admission/admission.py",
     "src/hangup/core/admission/fleet.py",
     "src/hangup/standin/shapes.py",
@@ -41,9 +38,9 @@ LONG_FUNCTIONS = {
 }
 SHARED_CLASS_NAMES = set(
     """
-    Adapter Answer Asked Batches Call Chat Client Clock Counters Crowd Decoder Embeddings Ended Engine Exchange Files Finding
-    Gate Gateway Host Item Jobs Limits Line LlamaCpp MessageBatches Messages Ollama OllamaGenerate Options Outcome Owner Pauses
-    Plain Refusal Request Responses Runner Sample Settings Sglang Shape StandIn State Status Step StreamResponse Tally Terms
+    Adapter Answer Asked Batches Call Chat Client Clock Counters Crowd Decoder Embeddings Ended Engine Files Finding
+    Gate Gateway Host Item Jobs Limits Line LlamaCpp MessageBatches Messages Ollama OllamaGenerate Outcome Owner Pauses
+    Plain Request Responses Runner Sample Settings Sglang Shape StandIn State Status Step StreamResponse Tally Terms
     Tgi Ticket Told Watch Work
     """.split()
 )

@@ -32,6 +32,13 @@ class WireError(HangupError):
         self.status = status
 
 
+class EventTooLarge(WireError):
+    """An event of a stream is over the size cap."""
+
+    def __init__(self) -> None:
+        super().__init__("event over the size cap")
+
+
 class Refusal(HangupError):
     """The client asked for something that it does not get."""
 

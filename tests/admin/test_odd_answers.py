@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hangup.apis.routes import Router
-from hangup.app.events import usage_of
 from hangup.app.monitor import Monitor
+from hangup.app.relay.events import usage_of
 from hangup.app.tracing import Tracer
 from hangup.config import Limits
 from hangup.core import reasons
@@ -98,12 +98,13 @@ def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Monitor
 
     gateway: Any = SimpleNamespace(
         limits=Limits(counters_interval_s=0.05),
-        backends={name: backend(name) for name in names},
-        calls={},
-        ledger=SimpleNamespace(tokens=Counter(), calls=Counter()),
-        admission=SimpleNamespace(queue=SimpleNamespace(count=0)),
-        store=books,
-        reaper=SimpleNamespace(told=lambda backend: None, haunting=lambda backend, now: []),
+        backends=SimpleNamespace(by_name={name: backend(name) for name in names}),
+        registry=SimpleNamespace(live={}),
+        accounting=SimpleNamespace(ledger=SimpleNamespace(tokens=Counter(), calls=Counter()), store=books),
+        placement=SimpleNamespace(admission=SimpleNamespace(queue=SimpleNamespace(count=0))),
+        stopping=SimpleNamespace(
+            reaper=SimpleNamespace(told=lambda backend: None, haunting=lambda backend, now: []),
+        ),
         settings=SimpleNamespace(alarm_webhook=""),
     )
     return Monitor(gateway, log)  # type: ignore[arg-type]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hangup.app.actions import ActionLoop
 from hangup.core.admission import Action, Ticket
 
 
-def action(key: int) -> Action:
+def action(key: int) -> Action[Any]:
     return Action(Ticket(key), None, None)
 
 
 def test_a_chain_of_decisions_is_no_recursion() -> None:
     done: list[int] = []
 
-    def carry_out(it: Action) -> None:
+    def carry_out(it: Action[Any]) -> None:
         done.append(it.ticket.key)
         if it.ticket.key < 5000:
             loop.run([action(it.ticket.key + 1)])
@@ -27,7 +29,7 @@ def test_one_that_fails_stops_no_other() -> None:
     done: list[int] = []
     failed: list[tuple[int, str]] = []
 
-    def carry_out(it: Action) -> None:
+    def carry_out(it: Action[Any]) -> None:
         if it.ticket.key == 1:
             loop.run([action(9)])
             raise ValueError("broken")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,17 +17,17 @@ from hangup.core.admission.limiter import Evidence
 LIMITS = Limits(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6)
 
 
-def admission(slots: int = 1, limits: Limits = LIMITS, seats: int = 1, **terms: Terms) -> Admission:
-    made = Admission(limits, [Seat(f"s{at}", slots) for at in range(seats)], lambda: 0.5)
+def admission(slots: int = 1, limits: Limits = LIMITS, seats: int = 1, **terms: Terms) -> Admission[Any]:
+    made: Admission[Any] = Admission(limits, [Seat(f"s{at}", slots) for at in range(seats)], lambda: 0.5)
     made.configure(limits, terms)
     return made
 
 
-def started(actions: list[Action]) -> list[object]:
+def started(actions: list[Action[Any]]) -> list[object]:
     return [action.ticket.key for action in actions if action.seat is not None]
 
 
-def refused(actions: list[Action]) -> list[tuple[object, str]]:
+def refused(actions: list[Action[Any]]) -> list[tuple[object, str]]:
     return [(action.ticket.key, action.reason.code) for action in actions if action.reason is not None]
 
 
@@ -63,7 +64,7 @@ def test_nothing_waits_for_what_is_shut(how: str) -> None:
     assert refused(made.arrive(Ticket("down"), "a", 0.0)) == []
 
 
-def fill(made: Admission, name: str, count: int, now: float = 0.0) -> list[Ticket]:
+def fill(made: Admission[Any], name: str, count: int, now: float = 0.0) -> list[Ticket[Any]]:
     tickets = [Ticket(f"{name}{at}", prompt=10, output_max=10) for at in range(count)]
     for ticket in tickets:
         made.arrive(ticket, name, now)
@@ -80,7 +81,7 @@ def test_the_newest_goes_first_once_the_line_stands() -> None:
     assert order == ["a1", "a4", "a3"]
 
 
-def serve(made: Admission, running: Ticket, turns: int, tokens: int = 10) -> list[str]:
+def serve(made: Admission[Any], running: Ticket[Any], turns: int, tokens: int = 10) -> list[str]:
     """Ends whoever runs on the one slot, again and again; tells whose turn it was."""
     order = []
     for turn in range(turns):
@@ -221,7 +222,7 @@ def test_retries_may_run_while_there_is_room() -> None:
     assert started(made.arrive(Ticket("again", retry=True), "a", 0.0)) == ["again"]
 
 
-def teach(made: Admission, seconds_per_token: float, step_s: float, now: float = 0.0) -> float:
+def teach(made: Admission[Any], seconds_per_token: float, step_s: float, now: float = 0.0) -> float:
     """Lets calls of several sizes run, so that the estimates know the engine."""
     for at in range(20):
         prompt = 100 * (1 + at % 10)
@@ -284,7 +285,7 @@ def test_a_queue_longer_than_one_may_wait_refuses_at_once() -> None:
 
 def test_a_large_prompt_does_not_starve_behind_small_ones() -> None:
     seat = Seat("s", 100, kv_tokens=1000)
-    made = Admission(replace(ROOMY, backfill_s=1.0), [seat], lambda: 0.5)
+    made: Admission[Any] = Admission(replace(ROOMY, backfill_s=1.0), [seat], lambda: 0.5)
     small = [Ticket(f"small{at}", prompt=100, output_max=0) for at in range(9)]
     for ticket in small:
         assert started(made.arrive(ticket, "a", 0.0))
@@ -301,7 +302,7 @@ def test_a_large_prompt_does_not_starve_behind_small_ones() -> None:
 
 
 def test_an_engine_alone_takes_what_is_larger_than_its_cache() -> None:
-    made = Admission(LIMITS, [Seat("s", 4, kv_tokens=100)], lambda: 0.5)
+    made: Admission[Any] = Admission(LIMITS, [Seat("s", 4, kv_tokens=100)], lambda: 0.5)
     assert started(made.arrive(Ticket("huge", prompt=5000), "a", 0.0)) == ["huge"]  # it is the engine's to refuse
 
 
@@ -311,16 +312,16 @@ class Slots:
     def __init__(self, slots: int, seat: Seat, limits: Limits = ROOMY) -> None:
         self.slots = slots
         self.seat = seat
-        self.admission = Admission(replace(limits, queue_s=1e6), [seat], lambda: 0.5)
+        self.admission: Admission[Any] = Admission(replace(limits, queue_s=1e6), [seat], lambda: 0.5)
         self.now = 0.0
         self.first_s = 0.1
-        self.running: list[tuple[float, float, Ticket]] = []  # when its first token comes, when it ends
-        self.waiting: list[Ticket] = []
+        self.running: list[tuple[float, float, Ticket[Any]]] = []  # when its first token comes, when it ends
+        self.waiting: list[Ticket[Any]] = []
         self.done = 0
         self.refused: list[str] = []
         self.first_tokens: list[float] = []  # seconds from arrival
 
-    def take(self, actions: list[Action]) -> None:
+    def take(self, actions: list[Action[Any]]) -> None:
         self.waiting.extend(action.ticket for action in actions if action.seat is not None)
         self.refused += [action.reason.code for action in actions if action.reason is not None]
 
@@ -439,7 +440,7 @@ def test_the_engines_own_word_goes_before_any_estimate() -> None:
     assert str(limiter.evidence) == "none" and not engine.admission.queue.count
 
 
-def hurried(made: Admission, key: str, now: float) -> tuple[Ticket, list[Action]]:
+def hurried(made: Admission[Any], key: str, now: float) -> tuple[Ticket[Any], list[Action[Any]]]:
     """One that wants all of its answer within 6 s."""
     ticket = Ticket(key, prompt=10, output_max=300, all_by=now + 6.0, queue_by=now + 60.0)
     return ticket, made.arrive(ticket, "a", now)
@@ -483,7 +484,7 @@ def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
 
 
 def test_a_place_that_is_held_is_not_at_work_on_a_whole_answer() -> None:
-    made = Admission(ROOMY, [Seat("s")], lambda: 0.5)
+    made: Admission[Any] = Admission(ROOMY, [Seat("s")], lambda: 0.5)
     seat = made.fleet.seats[0]
     tickets = [Ticket(at, prompt=10, stream=False, whole=True) for at in range(5)]
     for ticket in tickets:
@@ -496,7 +497,7 @@ def test_a_place_that_is_held_is_not_at_work_on_a_whole_answer() -> None:
 
 def test_refusals_set_the_limit_and_one_more_is_tried_later() -> None:
     seat = Seat("s")
-    made = Admission(ROOMY, [seat], lambda: 0.5)
+    made: Admission[Any] = Admission(ROOMY, [seat], lambda: 0.5)
     calls = fill(made, "a", 5)
     for ticket in calls[3:]:
         assert made.refused(ticket, 0.1) == []  # it waits
@@ -519,7 +520,7 @@ def test_a_backend_that_wants_a_pause_gets_one() -> None:
 
 
 def test_nothing_is_held_back_of_what_is_not_known_to_end() -> None:
-    made = Admission(ROOMY, [Seat("s")], lambda: 0.5)
+    made: Admission[Any] = Admission(ROOMY, [Seat("s")], lambda: 0.5)
     made.configure(replace(ROOMY, hold_back_share=0.1), {"vip": Terms(band=Band.HIGH), "low": Terms(band=Band.LOW)})
     assert all(ticket.seat is not None for ticket in fill(made, "low", 100))
 
@@ -539,7 +540,7 @@ def test_a_slow_engine_gets_fewer_calls() -> None:
 
 def test_the_least_loaded_backend_is_found_whatever_their_number() -> None:
     seats = [Seat(f"s{at}", 4, weight=1 + at % 2) for at in range(50)]
-    made = Admission(ROOMY, seats, lambda: 0.5)
+    made: Admission[Any] = Admission(ROOMY, seats, lambda: 0.5)
     for at in range(300):
         loads = {seat: seat.in_flight / seat.weight for seat in seats if seat.in_flight < 4}
         actions = made.arrive(Ticket(at), "a", 0.0)
@@ -550,7 +551,7 @@ def test_the_least_loaded_backend_is_found_whatever_their_number() -> None:
 
 def test_backends_that_are_down_are_taken_only_when_all_are() -> None:
     seats = [Seat("one", 2, failures_max=1), Seat("two", 2, failures_max=1)]
-    made = Admission(LIMITS, seats, lambda: 0.5)
+    made: Admission[Any] = Admission(LIMITS, seats, lambda: 0.5)
     seats[0].failed()
     made.fleet.refresh()
     assert [t.seat.name if t.seat else None for t in fill(made, "a", 3)] == ["two", "two", None]
@@ -562,7 +563,7 @@ def test_backends_that_are_down_are_taken_only_when_all_are() -> None:
 def test_a_suspected_backend_is_taken_when_the_others_are_full() -> None:
     """Unlike one that is down it may be well, so no capacity is lost."""
     seats = [Seat("one", 2, weight=100), Seat("two", 2)]
-    made = Admission(LIMITS, seats, lambda: 0.5)
+    made: Admission[Any] = Admission(LIMITS, seats, lambda: 0.5)
     seats[0].suspected = True
     made.fleet.refresh()
     assert [t.seat.name if t.seat else None for t in fill(made, "a", 5)] == ["two", "two", "one", "one", None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,21 +16,21 @@ from hangup.core.admission.estimates import Peak
 LIMITS = Limits(queue_depth_max=6, queue_s=1e6, jobs_calm_s=5.0, hold_back_share=0.1, jobs_hold_back_share=0.25)
 
 
-def admission(slots: int = 4, seats: int = 1, limits: Limits = LIMITS, kv_tokens: int = 0, **terms: Terms) -> Admission:
-    made = Admission(limits, [Seat(f"s{at}", slots, kv_tokens=kv_tokens) for at in range(seats)], lambda: 0.5)
+def admission(slots: int = 4, seats: int = 1, limits: Limits = LIMITS, kv_tokens: int = 0, **terms: Terms) -> Admission[Any]:
+    made: Admission[Any] = Admission(limits, [Seat(f"s{at}", slots, kv_tokens=kv_tokens) for at in range(seats)], lambda: 0.5)
     made.configure(limits, terms)
     return made
 
 
-def started(actions: list[Action]) -> list[object]:
+def started(actions: list[Action[Any]]) -> list[object]:
     return [action.ticket.key for action in actions if action.seat is not None]
 
 
-def ended(actions: list[Action]) -> list[tuple[object, str]]:
+def ended(actions: list[Action[Any]]) -> list[tuple[object, str]]:
     return [(action.ticket.key, action.reason.code) for action in actions if action.reason is not None]
 
 
-def put_in_line(made: Admission, count: int, name: str = "a", now: float = 0.0) -> list[Ticket]:
+def put_in_line(made: Admission[Any], count: int, name: str = "a", now: float = 0.0) -> list[Ticket[Any]]:
     """Items of jobs, each with its first token as soon as it starts, so that the next may."""
     items = [Ticket(f"{name}-job{at}", prompt=10, output_max=10, job=True) for at in range(count)]
     for item in items:
@@ -39,12 +40,12 @@ def put_in_line(made: Admission, count: int, name: str = "a", now: float = 0.0) 
     return items
 
 
-def call(made: Admission, key: object, now: float = 0.0, name: str = "a") -> tuple[Ticket, list[Action]]:
+def call(made: Admission[Any], key: object, now: float = 0.0, name: str = "a") -> tuple[Ticket[Any], list[Action[Any]]]:
     ticket = Ticket(key, prompt=10, output_max=10)
     return ticket, made.arrive(ticket, name, now)
 
 
-def in_flight(tickets: list[Ticket]) -> int:
+def in_flight(tickets: list[Ticket[Any]]) -> int:
     return sum(ticket.seat is not None for ticket in tickets)
 
 
@@ -295,11 +296,11 @@ def test_alone_jobs_find_out_how_much_an_engine_runs() -> None:
     """Here it is 5: the sixth gets its first token only when another ends."""
     made = admission(slots=0)
     seat = made.fleet.seats[0]
-    runs: list[Ticket] = []
+    runs: list[Ticket[Any]] = []
     now = 0.0
-    waits: list[Ticket] = []
+    waits: list[Ticket[Any]] = []
 
-    def carry_out(actions: list[Action]) -> None:
+    def carry_out(actions: list[Action[Any]]) -> None:
         for ticket, where, _ in actions:
             assert where is seat
             waits.append(ticket)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -24,16 +25,18 @@ class JobsMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.made = 0
         self.names: dict[int, str] = {}
-        self.live_line: list[Ticket] = []
-        self.job_line: list[Ticket] = []
-        self.running: list[Ticket] = []
-        self.told: list[Ticket] = []  # to make way, and not yet ended
+        self.live_line: list[Ticket[Any]] = []
+        self.job_line: list[Ticket[Any]] = []
+        self.running: list[Ticket[Any]] = []
+        self.told: list[Ticket[Any]] = []  # to make way, and not yet ended
         self.held: list[tuple[Seat, int]] = []
         self.over: set[int] = set()
         self.live_counts: list[tuple[float, int]] = [(0.0, 0)]  # live calls in flight, since when
 
-    def admission(self) -> Admission:
-        made = Admission(LIMITS, [Seat(f"s{at}", n, failures_max=1) for at, n in enumerate(self.slots)], lambda: 0.5)
+    def admission(self) -> Admission[Any]:
+        made: Admission[Any] = Admission(
+            LIMITS, [Seat(f"s{at}", n, failures_max=1) for at, n in enumerate(self.slots)], lambda: 0.5
+        )
         made.configure(LIMITS, TERMS)
         return made
 
@@ -51,7 +54,7 @@ class JobsMachine(RuleBasedStateMachine):
         before = [count for at, count in self.live_counts if at < begin]
         return max([count for at, count in self.live_counts if at >= begin] + before[-1:])
 
-    def check_job_start(self, ticket: Ticket, seat: Seat) -> None:
+    def check_job_start(self, ticket: Ticket[Any], seat: Seat) -> None:
         """Asked when the action is carried out; whatever was decided together with it has happened already."""
         assert not self.live_line, "a job started while a live call waits"
         assert seat.well, "a job started where no live call would"
@@ -67,7 +70,7 @@ class JobsMachine(RuleBasedStateMachine):
         elif not seat.slots:
             assert seat.in_flight <= seat.limiter.ran + 1
 
-    def carry_out(self, actions: list[Action]) -> None:
+    def carry_out(self, actions: list[Action[Any]]) -> None:
         starts = [action for action in actions if action.seat is not None]
         for ticket, _, _ in starts:
             line = self.job_line if ticket.job else self.live_line
@@ -95,13 +98,13 @@ class JobsMachine(RuleBasedStateMachine):
                 assert seat is not None
                 self.check_job_start(ticket, seat)
 
-    def check_victims(self, before: int, actions: list[Action]) -> None:
+    def check_victims(self, before: int, actions: list[Action[Any]]) -> None:
         """Never more than live calls that wait, or that were started where a job was being read."""
         fresh = sum(action.reason is not None and action.reason.code == "yielded" for action in actions)
         lives = sum(action.seat is not None and not action.ticket.job for action in actions)
         assert fresh <= max(len(self.live_line) - before, 0) + lives
 
-    def do(self, actions: list[Action]) -> None:
+    def do(self, actions: list[Action[Any]]) -> None:
         before = len(self.told)
         self.carry_out(actions)
         self.check_victims(before, actions)
@@ -126,7 +129,7 @@ class JobsMachine(RuleBasedStateMachine):
             assert ticket.key in [action.ticket.key for action in actions]
         self.do(actions)
 
-    def twin(self) -> Admission:
+    def twin(self) -> Admission[Any]:
         """An admission that never saw a job, with the live calls where they are."""
         made = self.admission()
         made._at = self.real._at
@@ -156,7 +159,7 @@ class JobsMachine(RuleBasedStateMachine):
     def make_way(self, data: st.DataObject, hold: bool) -> None:
         self.finish(data.draw(st.sampled_from(self.told)), 3, False, hold)
 
-    def finish(self, ticket: Ticket, tokens: int, completed: bool, hold: bool) -> None:
+    def finish(self, ticket: Ticket[Any], tokens: int, completed: bool, hold: bool) -> None:
         if hold and ticket.seat is not None:
             self.held.append((ticket.seat, ticket.kv))
         self.count_live()
@@ -238,7 +241,7 @@ class JobsMachine(RuleBasedStateMachine):
             assert seat.reading == sum(t.prompt for t in here if t.reading and not t.job)
 
 
-def facts(actions: list[Action]) -> list[tuple[str, str]]:
+def facts(actions: list[Action[Any]]) -> list[tuple[str, str]]:
     """Of live calls: where, why. Not who: lines that are level are told apart by how they came about."""
     return [(s.name if s else "", r.code if r else "") for t, s, r in actions if not t.job]
 

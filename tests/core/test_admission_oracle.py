@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -28,12 +29,12 @@ class AdmissionMachine(RuleBasedStateMachine):
     @initialize(slots=st.lists(st.integers(1, 3), min_size=1, max_size=3))
     def begin(self, slots: list[int]) -> None:
         self.seats = [Seat(f"s{at}", n, failures_max=1) for at, n in enumerate(slots)]
-        self.real = Admission(LIMITS, self.seats, lambda: 0.5)
+        self.real: Admission[Any] = Admission(LIMITS, self.seats, lambda: 0.5)
         self.real.configure(LIMITS, TERMS)
         self.now = 0.0
         self.made = 0
-        self.queue: list[Ticket] = []  # in the order of arrival
-        self.running: list[Ticket] = []
+        self.queue: list[Ticket[Any]] = []  # in the order of arrival
+        self.running: list[Ticket[Any]] = []
         self.held: list[tuple[Seat, int]] = []  # places of ended calls whose engine may go on
         self.over: set[int] = set()
         self.back: set[int] = set()  # those that a seat has failed
@@ -41,13 +42,13 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     # The oracle
 
-    def name(self, ticket: Ticket) -> str:
+    def name(self, ticket: Ticket[Any]) -> str:
         return self.names[ticket.key]
 
     def served(self, name: str) -> float:
         return self.real.tenant(name).served
 
-    def expected_next(self) -> list[Ticket]:
+    def expected_next(self) -> list[Ticket[Any]]:
         """Those who may be next; several when their tenants are level."""
         band = min(TERMS[self.name(t)].band for t in self.queue)
         names = {self.name(t) for t in self.queue if TERMS[self.name(t)].band == band}
@@ -60,11 +61,11 @@ class AdmissionMachine(RuleBasedStateMachine):
                 picked.append(line[-1] if stands else line[0])
         return picked
 
-    def expected_victims(self, name: str) -> list[Ticket]:
+    def expected_victims(self, name: str) -> list[Ticket[Any]]:
         """Those who may have to make room for a newcomer; nobody: then it is the newcomer who goes."""
         own = TERMS[name]
         lowest = max(TERMS[self.name(t)].band for t in self.queue)
-        lines: dict[str, list[Ticket]] = {}
+        lines: dict[str, list[Ticket[Any]]] = {}
         for ticket in self.queue:
             lines.setdefault(self.name(ticket), []).append(ticket)
         share = {n: len(line) / TERMS[n].weight for n, line in lines.items() if TERMS[n].band == lowest}
@@ -85,7 +86,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         up = [seat for seat in self.seats if seat.up] or self.seats
         return any(seat.in_flight < seat.slots for seat in up)
 
-    def carry_out(self, actions: list[Action]) -> None:
+    def carry_out(self, actions: list[Action[Any]]) -> None:
         for ticket, seat, reason in actions:
             assert (seat is None) != (reason is None)
             assert ticket.key not in self.over, "an ended call was moved"
@@ -141,7 +142,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert actions[0].ticket in self.expected_after(actions[0].ticket)
         self.carry_out(actions)
 
-    def expected_after(self, chosen: Ticket) -> list[Ticket]:
+    def expected_after(self, chosen: Ticket[Any]) -> list[Ticket[Any]]:
         """As `expected_next`, before the chosen one's tenant was charged for it."""
         name = self.name(chosen)
         tenant = self.real.tenant(name)

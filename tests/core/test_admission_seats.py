@@ -15,17 +15,17 @@ LIMITS = Limits(queue_depth_max=100, queue_bytes_max=10_000, lifo_after_s=1e6, q
 A, B, BOTH = frozenset(["a"]), frozenset(["b"]), frozenset(["a", "b"])
 
 
-def admission(slots: int = 1, limits: Limits = LIMITS, names: str = "ab", **terms: Terms) -> Admission:
-    made = Admission(limits, [Seat(name, slots) for name in names], lambda: 0.5)
+def admission(slots: int = 1, limits: Limits = LIMITS, names: str = "ab", **terms: Terms) -> Admission[Any]:
+    made: Admission[Any] = Admission(limits, [Seat(name, slots) for name in names], lambda: 0.5)
     made.configure(limits, terms)
     return made
 
 
-def started(actions: list[Action]) -> list[tuple[object, str]]:
+def started(actions: list[Action[Any]]) -> list[tuple[object, str]]:
     return [(action.ticket.key, action.seat.name) for action in actions if action.seat is not None]
 
 
-def refused(actions: list[Action]) -> list[tuple[object, str]]:
+def refused(actions: list[Action[Any]]) -> list[tuple[object, str]]:
     return [(action.ticket.key, action.reason.code) for action in actions if action.reason is not None]
 
 
@@ -115,7 +115,7 @@ def test_jobs_run_where_no_live_call_wants_to() -> None:
 
 
 def test_jobs_run_on_an_idle_backend_beside_a_full_one() -> None:
-    made = Admission(LIMITS, [Seat("a", 90), Seat("b", 10)], lambda: 0.5)
+    made: Admission[Any] = Admission(LIMITS, [Seat("a", 90), Seat("b", 10)], lambda: 0.5)
     for at in range(90):
         made.arrive(Ticket(at, seats=A), "t", 0.0)
     jobs = [Ticket(f"job{at}", seats=B, job=True) for at in range(10)]
@@ -153,7 +153,7 @@ def test_a_place_that_gets_free_elsewhere_helps_nobody() -> None:
 
 def test_what_is_held_back_on_a_full_backend_closes_no_other() -> None:
     """A place of each ten is for the higher band; nine tenths of all places are on a."""
-    made = Admission(LIMITS, [Seat("a", 90), Seat("b", 10)], lambda: 0.5)
+    made: Admission[Any] = Admission(LIMITS, [Seat("a", 90), Seat("b", 10)], lambda: 0.5)
     made.configure(replace(LIMITS, hold_back_share=0.1), {"vip": Terms(band=Band.HIGH)})
     for at in range(90):
         assert started(made.arrive(Ticket(f"vip{at}", seats=A), "vip", 0.0)) == [(f"vip{at}", "a")]
@@ -200,13 +200,13 @@ TENANTS = {"x": Terms(), "y": Terms(weight=2.0), "vip": Terms(), "low": Terms()}
 def test_no_seat_with_room_is_left_idle_for_somebody_who_waits_for_another(
     slots: list[int], steps: list[tuple[Any, ...]]
 ) -> None:
-    made = Admission(LIMITS, [Seat(name, n) for name, n in zip("abc", slots, strict=True)], lambda: 0.5)
+    made: Admission[Any] = Admission(LIMITS, [Seat(name, n) for name, n in zip("abc", slots, strict=True)], lambda: 0.5)
     made.configure(LIMITS, TENANTS)
-    running: list[Ticket] = []
-    waiting: list[Ticket] = []
+    running: list[Ticket[Any]] = []
+    waiting: list[Ticket[Any]] = []
     names = frozenset("abc")
 
-    def act(actions: list[Action]) -> None:
+    def act(actions: list[Action[Any]]) -> None:
         for ticket, seat, reason in actions:
             assert reason is None and seat is not None
             assert ticket.seats is None or seat.name in ticket.seats, "it went where it cannot be answered"
@@ -243,7 +243,7 @@ def test_no_seat_with_room_is_left_idle_for_somebody_who_waits_for_another(
             for ticket in waiting if seat.has_room else ():
                 allowed = (ticket.seats or names) - ticket.tried
                 assert seat.name not in allowed, f"{ticket} waits though {seat} has room"
-        by_group: dict[object, list[Ticket]] = {}
+        by_group: dict[object, list[Ticket[Any]]] = {}
         for ticket in made.queue:
             by_group.setdefault((ticket.tenant, ticket.where), []).append(ticket)
         for group in by_group.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -424,15 +425,15 @@ class TestFleet:
 
     LIMITS = Limits(queue_depth_max=100, queue_s=30.0)
 
-    def made(self, names: str = "a", slots: int = 0) -> Admission:
+    def made(self, names: str = "a", slots: int = 0) -> Admission[Any]:
         return Admission(self.LIMITS, [Seat(name, slots) for name in names], lambda: 0.5)
 
-    def send(self, made: Admission, now: float, seats: frozenset[str] | None = None) -> Ticket:
+    def send(self, made: Admission[Any], now: float, seats: frozenset[str] | None = None) -> Ticket[Any]:
         ticket = Ticket(object(), prompt=PROMPT, seats=seats, queue_by=now + 30.0)
         self.actions = made.arrive(ticket, "t", now)
         return ticket
 
-    def warm(self, made: Admission) -> None:
+    def warm(self, made: Admission[Any]) -> None:
         for at in range(10):
             ticket = self.send(made, float(at))
             made.first_token(ticket, at + 0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -156,7 +157,7 @@ def test_names_of_clients_fill_no_memory() -> None:
 def test_what_a_client_has_to_spare_is_what_its_answer_does_not_take(step_s: float | None, spare_s: float) -> None:
     """An answer of a hundred tokens, all of it within ten seconds; before a token's time is known it takes none."""
     [seat] = seats = [Seat("s", 1)]
-    made = Admission(Limits(), seats, lambda: 0.5)
+    made: Admission[Any] = Admission(Limits(), seats, lambda: 0.5)
     made.arrive(Ticket("runs"), "t", 0.0)
     for _ in range(8 if step_s else 0):
         made.fleet.step(seat, step_s or 0.0, 0.0)

@@ -20,12 +20,13 @@ from hangup.apis.openai_chat import OpenAIChat
 from hangup.apis.openai_completions import OpenAICompletions
 from hangup.apis.sglang import SglangGenerate
 from hangup.apis.tgi import TgiGenerate
-from hangup.app.assembly import AssembleRelay
-from hangup.app.relay import StreamRelay
+from hangup.app.relay.assemble import AssembleRelay
+from hangup.app.relay.stream import StreamRelay
 from hangup.config import Limits
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
 from hangup.wire.body import Chunked
+from hangup.wire.head import ResponseHead
 from support.processes import Gateway
 from support.raw import Client, ask, events
 from support.raw_engine import DONE, HEAD, LAST, RawEngine, chunk, event, raw_engine
@@ -37,7 +38,7 @@ class Side:
     """Both sides of a relay, without sockets."""
 
     http11 = True
-    event_bytes_max = answer_bytes_max = 1 << 20
+    limits = Limits(event_bytes_max=1 << 20, answer_bytes_max=1 << 20)
 
     def __init__(self) -> None:
         self.call = Call("c", 0.0)
@@ -58,7 +59,7 @@ class Side:
 
     def first_token(self) -> None: ...
 
-    def answer_whole(self, status: int, answer: Json) -> None:
+    def answer_whole(self, status: int, answer: Json, head: ResponseHead) -> None:
         self.answer = answer
 
     def fault(self, error: Exception) -> None:
@@ -342,7 +343,7 @@ def test_an_answer_has_all_that_its_events_had(data: st.DataObject) -> None:
     asked = api.read(CHAT, {"messages": []}, Limits(), True)
     assert asked.assembler is not None
     side = Side()
-    relay = AssembleRelay(side, Chunked(), api, asked, asked.assembler)
+    relay = AssembleRelay(side, Chunked(), api, asked, asked.assembler, ResponseHead(b"HTTP/1.1 200 OK\r\n\r\n"))
     made = b"".join(chat({"content": text}, **more(text)) for text in texts) + chat({}, "stop") + DONE
     borders = sorted(data.draw(st.sets(st.integers(1, len(made) - 1), max_size=5)))
     for a, b in zip([0, *borders], [*borders, len(made)], strict=True):

@@ -15,12 +15,19 @@ import uvloop
 
 from hangup import duties
 from hangup.app import reply
-from hangup.app.assembly import AssembleRelay
-from hangup.app.exchange import Exchange
-from hangup.app.gateway import Gateway
-from hangup.app.log import Log
-from hangup.app.relay import PassRelay, StreamRelay
-from hangup.app.undertaking import Undertaking
+from hangup.app.accounting import Accounting
+from hangup.app.backends import Backends
+from hangup.app.call_lines import CallLines
+from hangup.app.engine_request import EngineRequest, GenerationRequest
+from hangup.app.intake import Intake
+from hangup.app.kinds.job_item import JobItemCall
+from hangup.app.kinds.live import LiveCall
+from hangup.app.placement import Placement
+from hangup.app.relay.assemble import AssembleRelay
+from hangup.app.relay.passthrough import PassRelay
+from hangup.app.relay.stream import StreamRelay
+from hangup.app.request_policy import CallIds, RequestPolicy
+from hangup.app.stopping import Stopping
 from hangup.core.admission import Admission
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
@@ -33,28 +40,34 @@ from hangup.jobs.errand import Errand
 from support.house import EMBED, STREAM, WHOLE, House
 
 STEPS: list[tuple[Any, str, str, bytes]] = [
-    (Gateway, "_admit", "/v1/chat/completions", STREAM),
-    (Gateway, "_begin", "/v1/chat/completions", STREAM),
-    (Gateway, "_ticket", "/v1/chat/completions", STREAM),
-    (Gateway, "engine_key", "/v1/chat/completions", STREAM),
-    (Gateway, "first_token", "/v1/chat/completions", STREAM),
-    (Gateway, "backend_succeeded", "/v1/chat/completions", STREAM),
-    (Gateway, "_write_down", "/v1/chat/completions", STREAM),
-    (Gateway, "_settle", "/v1/chat/completions", STREAM),
-    (Exchange, "body_arrived", "/v1/chat/completions", STREAM),
-    (Exchange, "_read_request", "/v1/chat/completions", STREAM),
-    (Exchange, "find_place", "/v1/chat/completions", STREAM),
-    (Exchange, "placed", "/v1/chat/completions", STREAM),
-    (Exchange, "connected", "/v1/chat/completions", STREAM),
-    (Exchange, "_request", "/v1/chat/completions", STREAM),
-    (Exchange, "engine_answered", "/v1/chat/completions", STREAM),
-    (Exchange, "_choose_relay", "/v1/embeddings", EMBED),
-    (Exchange, "answer_whole", "/v1/chat/completions", WHOLE),
-    (Exchange, "_stop_engine", "/v1/chat/completions", STREAM),
-    (Exchange, "_tell_client", "/v1/chat/completions", STREAM),
-    (Exchange, "first_token", "/v1/chat/completions", STREAM),
+    (RequestPolicy, "admit", "/v1/chat/completions", STREAM),
+    (Intake, "_choose_kind", "/v1/chat/completions", STREAM),
+    (EngineRequest, "ticket", "/v1/chat/completions", STREAM),
+    (CallIds, "new", "/v1/chat/completions", STREAM),
+    (Placement, "first_token", "/v1/chat/completions", STREAM),
+    (Placement, "place", "/v1/chat/completions", STREAM),
+    (Backends, "succeeded", "/v1/chat/completions", STREAM),
+    (Accounting, "record", "/v1/chat/completions", STREAM),
+    (Accounting, "book", "/v1/chat/completions", STREAM),
+    (Stopping, "finish", "/v1/chat/completions", STREAM),
+    (LiveCall, "body_arrived", "/v1/chat/completions", STREAM),
+    (LiveCall, "_read", "/v1/chat/completions", STREAM),
+    (LiveCall, "_go_on", "/v1/chat/completions", STREAM),
+    (LiveCall, "find_place", "/v1/chat/completions", STREAM),
+    (LiveCall, "placed", "/v1/chat/completions", STREAM),
+    (LiveCall, "_send", "/v1/chat/completions", STREAM),
+    (LiveCall, "_encode", "/v1/chat/completions", STREAM),
+    (LiveCall, "engine_answered", "/v1/chat/completions", STREAM),
+    (LiveCall, "_choose_relay", "/v1/embeddings", EMBED),
+    (LiveCall, "answer_whole", "/v1/chat/completions", WHOLE),
+    (LiveCall, "_stop_work", "/v1/chat/completions", STREAM),
+    (StreamRelay, "settle", "/v1/chat/completions", STREAM),
+    (LiveCall, "_tell_client", "/v1/chat/completions", STREAM),
+    (LiveCall, "_book", "/v1/chat/completions", STREAM),
+    (LiveCall, "first_token", "/v1/chat/completions", STREAM),
+    (GenerationRequest, "encode", "/v1/chat/completions", STREAM),
+    (GenerationRequest, "relay", "/v1/chat/completions", WHOLE),
     (Backend, "request", "/v1/chat/completions", STREAM),
-    (Backend, "unpin", "/v1/chat/completions", STREAM),
     (Pool, "idle_connection", "/v1/chat/completions", STREAM),
     (Pool, "connect", "/v1/chat/completions", STREAM),
     (Pool, "put_back", "/v1/chat/completions", STREAM),
@@ -74,7 +87,7 @@ STEPS: list[tuple[Any, str, str, bytes]] = [
     (Call, "sent", "/v1/chat/completions", STREAM),
     (Call, "answered", "/v1/chat/completions", STREAM),
     (Ledger, "record", "/v1/chat/completions", STREAM),
-    (Log, "call", "/v1/chat/completions", STREAM),
+    (CallLines, "ended", "/v1/chat/completions", STREAM),
     (Admission, "arrive", "/v1/chat/completions", STREAM),
     (ClientConnection, "_take_head", "/v1/chat/completions", STREAM),
     (ClientConnection, "_expect_body", "/v1/chat/completions", STREAM),
@@ -142,7 +155,7 @@ def test_a_watch_that_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     uvloop.run(run())
 
 
-@pytest.mark.parametrize("step", ["start", "find_place", "_look_at_limits"])
+@pytest.mark.parametrize("step", ["_read", "find_place", "_look_at_limits"])
 def test_costs_one_item_of_a_job(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An errand has no connection that would notice."""
     over: list[str] = []
@@ -153,9 +166,9 @@ def test_costs_one_item_of_a_job(step: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     async def run() -> None:
         async with House() as house:
-            failures = _fail_once(monkeypatch, Exchange, step)
+            failures = _fail_once(monkeypatch, JobItemCall, step)
             errand = Errand(claim, "default", asyncio.get_running_loop(), owner)
-            Undertaking(house.gateway).undertake(errand, "item", {})
+            house.gateway.jobs_port.undertake(errand, "item", {})
             if errand.exchange is not None:
                 errand.exchange.on_due()
             assert (failures, over) == ([step], ["internal_error"])
@@ -167,14 +180,14 @@ def test_costs_one_item_of_a_job(step: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_heartbeats_that_fail_end_their_call(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with House() as house:
-            failures = _fail_once(monkeypatch, Exchange, "_send_heartbeat")
-            real = Exchange._expect_heartbeat
+            failures = _fail_once(monkeypatch, LiveCall, "_send_heartbeat")
+            real = LiveCall._expect_heartbeat
 
-            def expect(exchange: Exchange) -> None:
-                real(exchange)
-                exchange.gateway.loop.call_soon(exchange._beat)
+            def expect(flow: LiveCall, asked: GenerationRequest) -> None:
+                real(flow, asked)
+                flow.ports.loop.call_soon(flow._beat)
 
-            monkeypatch.setattr(Exchange, "_expect_heartbeat", expect)
+            monkeypatch.setattr(LiveCall, "_expect_heartbeat", expect)
             await house.post("/v1/chat/completions", STREAM)
             assert failures
             await house.at_rest()

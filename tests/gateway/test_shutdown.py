@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from hangup.app.exchange import Exchange
+from hangup.app.kinds.live import LiveCall
+from hangup.app.request_policy import IncomingRequest
 from hangup.core import reasons
 from hangup.core.call import Call
+from hangup.wire.head import RequestHead
 from support.house import House
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.raw import Client
@@ -47,9 +49,11 @@ def test_a_broken_call_spoils_no_other_ones_end() -> None:
         async with House() as house:
             gateway = house.gateway
             broken: Any = Broken()
+            head = RequestHead(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", count_max=9, url_bytes_max=9)
             for number in range(3):
-                gateway.enter(Exchange(gateway, broken, Call(f"broken-{number}", 0.0), None))
-            ended = len(gateway.ended_calls)
+                call, request = Call(f"broken-{number}", 0.0), IncomingRequest(head, gateway.limits, None)
+                gateway.registry.add(LiveCall(gateway.ports, broken, call, request))
+            ended = len(gateway.registry.ended)
             port = house.listener.sockets[0].getsockname()[1]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             body = b'{"messages":[],"stream":true,"model":"slow"}'
@@ -59,8 +63,8 @@ def test_a_broken_call_spoils_no_other_ones_end() -> None:
             assert b'"drain_s"' in await asyncio.wait_for(reader.read(), 60)
             writer.close()
             await writer.wait_closed()
-            assert not gateway.calls
-            assert len(gateway.ended_calls) == ended + 4
+            assert not gateway.registry.live
+            assert len(gateway.registry.ended) == ended + 4
             await house.at_rest()
 
     asyncio.run(run())

@@ -11,6 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 from hangup.config import Limits
 from hangup.core.admission import Action, Admission, Seat, Ticket
@@ -22,15 +23,15 @@ POSSIBLE = SLOTS * math.floor((LOAD_S + PATIENCE_S) / ANSWER_S)  # whole answers
 
 
 class Run:
-    def __init__(self, admission: Admission, seed: int, begin: float) -> None:
+    def __init__(self, admission: Admission[Any], seed: int, begin: float) -> None:
         self.admission = admission
         self.random = random.Random(seed)
         self.now, self.until = begin, begin + LOAD_S
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.numbers = itertools.count()
-        self.running: dict[Ticket, float] = {}
-        self.waiting: list[Ticket] = []  # in the engine
-        self.over: set[Ticket] = set()
+        self.running: dict[Ticket[Any], float] = {}
+        self.waiting: list[Ticket[Any]] = []  # in the engine
+        self.over: set[Ticket[Any]] = set()
         self.good = self.left_streams = 0
         self._at(begin + self.random.expovariate(RATE), self._arrive)
         while self.events:
@@ -48,7 +49,7 @@ class Run:
             self._at(coming, self._arrive)
         self._act(self.admission.arrive(ticket, "a", self.now))
 
-    def _act(self, actions: list[Action]) -> None:
+    def _act(self, actions: list[Action[Any]]) -> None:
         for action in actions:
             if action.seat is None:
                 self.over.add(action.ticket)
@@ -57,23 +58,23 @@ class Run:
         while self.waiting and len(self.running) < SLOTS:
             self._begin(self.waiting.pop(0))
 
-    def _begin(self, ticket: Ticket) -> None:
+    def _begin(self, ticket: Ticket[Any]) -> None:
         self.running[ticket] = self.now
         self._at(self.now + PREFILL_S + TOKEN_S, lambda: self._first_token(ticket))
         self._at(self.now + ANSWER_S, lambda: self._finish(ticket))
 
-    def _first_token(self, ticket: Ticket) -> None:
+    def _first_token(self, ticket: Ticket[Any]) -> None:
         if ticket in self.running:
             self._act(self.admission.first_token(ticket, self.now))
 
-    def _finish(self, ticket: Ticket) -> None:
+    def _finish(self, ticket: Ticket[Any]) -> None:
         if ticket not in self.over:
             self.over.add(ticket)
             self.good += self.now - ticket.key <= PATIENCE_S
             del self.running[ticket]
             self._act(self.admission.end(ticket, self.now, TOKENS, 13, completed=True))
 
-    def _leave(self, ticket: Ticket) -> None:
+    def _leave(self, ticket: Ticket[Any]) -> None:
         if ticket in self.over:
             return
         self.over.add(ticket)
@@ -88,7 +89,7 @@ class Run:
 def test_hardly_anything_is_begun_that_its_client_does_not_wait_for() -> None:
     cold, warm = [], []
     for seed in range(8):
-        admission = Admission(Limits(), [Seat("engine")], random.Random(seed).random)
+        admission: Admission[Any] = Admission(Limits(), [Seat("engine")], random.Random(seed).random)
         cold.append(Run(admission, seed, 0.0))
         warm.append(Run(admission, 100 + seed, cold[-1].now + 5.0))
     for runs, least, left_most in ((cold, 0.9, 7), (warm, 0.9, 6)):

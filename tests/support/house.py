@@ -67,8 +67,8 @@ class House:
         limits = Limits(health_interval_s=600, first_token_s=30, total_s=30, linger_s=0.2)
         settings = Settings(backend=(BackendSettings(url=url, engine="openai"),), limits=limits, slots=1, jobs="none")
         self.gateway = Gateway(settings, loop, Log("none", 100))
-        self.listener = await loop.create_server(lambda: ClientConnection(self.gateway, loop), "127.0.0.1", 0)
-        self.backend = next(iter(self.gateway.backends.values()))
+        self.listener = await loop.create_server(lambda: ClientConnection(self.gateway.intake, loop), "127.0.0.1", 0)
+        self.backend = next(iter(self.gateway.backends.by_name.values()))
         assert b"200" in await self.post("/v1/embeddings", EMBED)
         return self
 
@@ -95,8 +95,9 @@ class House:
 
     async def at_rest(self) -> None:
         """Nothing is left of any call."""
-        gateway, seat = self.gateway, self.backend.seat
-        await soon(lambda: not (gateway.calls or seat.in_flight or gateway.connections or self._busy()), "a gateway at rest")
+        await soon(lambda: not self._is_busy(), "a gateway at rest")
 
-    def _busy(self) -> int:
-        return len(self.backend.pool.open) - len(self.backend.pool._idle)
+    def _is_busy(self) -> bool:
+        gateway, pool = self.gateway, self.backend.pool
+        live = gateway.registry.live or gateway.intake.open_connections or self.backend.seat.in_flight
+        return bool(live or len(pool.open) - len(pool._idle))

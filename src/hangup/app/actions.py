@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 from hangup.core.admission import Action
 
+K = TypeVar("K")
 
-class ActionLoop:
+
+class ActionLoop(Generic[K]):
     """`carry_out` is never entered twice; an action that fails is handed to `failed` and stops no other."""
 
     __slots__ = ("_busy", "_carry_out", "_failed", "_waiting")
 
-    def __init__(self, carry_out: Callable[[Action], None], failed: Callable[[Action, Exception], None]) -> None:
+    def __init__(self, carry_out: Callable[[Action[K]], None], failed: Callable[[Action[K], Exception], None]) -> None:
         self._carry_out = carry_out
         self._failed = failed
-        self._waiting: deque[Action] = deque()
+        self._waiting: deque[Action[K]] = deque()
         self._busy = False
 
-    def run(self, actions: Iterable[Action]) -> None:
+    def run(self, actions: Iterable[Action[K]]) -> None:
         waiting = self._waiting
         waiting.extend(actions)
         if self._busy:

@@ -21,7 +21,7 @@ class Afterlives:
         """`count` is None where the engine counts no tokens; `seen` are all that came, or may have come unseen."""
         since, before = self._looked_at, self._busy_s
         self._looked_at, self._busy_s = now, backend.seat.time.busy_s
-        owners = gateway.reaper.haunting(backend, since)
+        owners = gateway.stopping.reaper.haunting(backend, since)
         if not owners:
             return
         tokens = None
@@ -35,17 +35,17 @@ class Afterlives:
         """Neither side has anything at work: what is left over belongs to those that ended since the last rest, if any did."""
         found = count.settle(seen)
         since, self._rested_at = self._rested_at, now
-        if gateway.store is None:
+        if gateway.accounting.store is None:
             return
-        gateway.store.uncounted(backend.name, found.uncounted)
+        gateway.accounting.store.uncounted(backend.name, found.uncounted)
         if not found.nobodys:
             return
-        ended = [left for call in gateway.ended_calls for left in call.leftovers if call.backend == backend.name]
+        ended = [left for call in gateway.registry.ended for left in call.leftovers if call.backend == backend.name]
         owners = [left for left in ended if left.at >= since]
         if owners:
             self._book(gateway, backend, owners, found.nobodys, 0.0, since, now)
         else:
-            gateway.store.add(nobodys(backend.name, found.nobodys))
+            gateway.accounting.store.add(nobodys(backend.name, found.nobodys))
 
     def _book(
         self,
@@ -57,15 +57,15 @@ class Afterlives:
         since: float,
         now: float,
     ) -> None:
-        price = gateway.price_of(backend.name)
+        price = gateway.accounting.price_of(backend.name)
         for part in afterlife.share(owners, tokens, alone_s, since, now):
             left = part.left
             left.booked += part.tokens
             left.estimated = left.estimated or not (part.exact or not part.tokens)
-            gateway.ledger.tokens[left.tenant, backend.name, ZOMBIE] += part.tokens
-            if gateway.store is None:
+            gateway.accounting.ledger.tokens[left.tenant, backend.name, ZOMBIE] += part.tokens
+            if gateway.accounting.store is None:
                 continue
             if any(left.saved) and left.zombie_since is not None:
-                gateway.store.add(afterlife.not_saved(backend.name, left))
+                gateway.accounting.store.add(afterlife.not_saved(backend.name, left))
             if part.tokens or part.engine_s:
-                gateway.store.add(afterlife.entry(backend.name, part, price))
+                gateway.accounting.store.add(afterlife.entry(backend.name, part, price))

@@ -7,16 +7,8 @@ answers, too: without the header a refusal is a mere "network error" to it, and 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
-from hangup.app.question import Question
-from hangup.app.relay import PassRelay
-from hangup.core.reasons import Reason
-from hangup.wire.body import Decoder
 from hangup.wire.head import Headers, RequestHead, ResponseHead
-
-if TYPE_CHECKING:
-    from hangup.app.exchange import Exchange
 
 _ALLOWED = b"access-control-allow-origin"
 _ORIGINS_MAX = 256
@@ -43,22 +35,10 @@ class Origins:
             if len(self._allowed) > _ORIGINS_MAX:
                 self._allowed.popitem(last=False)
 
-    def headers(self, head: RequestHead | None) -> Headers:
+    def headers(self, head: RequestHead) -> Headers:
         """What lets the page of a request read an answer of ours."""
-        origin = head.fields.get(b"origin") if head is not None and self._allowed else None
+        origin = head.fields.get(b"origin") if self._allowed else None
         allowed = self._allowed.get(origin) if origin is not None else None
         if allowed is None:
             return []
         return [(_ALLOWED, allowed), (b"access-control-expose-headers", _READABLE), (b"vary", b"origin")]
-
-
-class Preflight(Question):
-    def __init__(self, exchange: Exchange, origins: Origins) -> None:
-        super().__init__(exchange)
-        self._origins = origins
-
-    def relay(self, decoder: Decoder, final: Reason, head: ResponseHead) -> PassRelay:
-        asked = self._exchange.head
-        assert asked is not None
-        self._origins.heard(asked.fields[b"origin"], head)
-        return super().relay(decoder, final, head)

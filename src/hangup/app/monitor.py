@@ -81,7 +81,7 @@ class Monitor:
             await self._look()
 
     async def _look(self) -> None:
-        backends = list(self.gateway.backends.values())
+        backends = list(self.gateway.backends.by_name.values())
         for gone in self.watched.keys() - {backend.name for backend in backends}:
             del self.watched[gone]
         for failed in await asyncio.gather(*(self._ask(backend) for backend in backends), return_exceptions=True):
@@ -103,7 +103,7 @@ class Monitor:
         else:
             found = await counters.ask(backend, limits)
             watched.ask_in = 0 if found is not None else _ASK_AGAIN
-            if (found is None or found.running is None) and (told := self.gateway.reaper.told(backend)) is not None:
+            if (found is None or found.running is None) and (told := self.gateway.stopping.reaper.told(backend)) is not None:
                 # What it told the reaper will do, where it has no page of metrics.
                 found = counters.Counters(found.tokens if found is not None else told.tokens, float(told.running))
                 watched.ask_in = 0
@@ -118,20 +118,20 @@ class Monitor:
         before = watched.count.computed
         if watched.count.note(found.tokens):
             watched.alarm.restarted(time.monotonic())
-        if self.gateway.store is not None and before is not None and not shared:
-            self.gateway.store.computed(name, (watched.count.computed or 0) - before)
+        if self.gateway.accounting.store is not None and before is not None and not shared:
+            self.gateway.accounting.store.computed(name, (watched.count.computed or 0) - before)
 
     def _tokens(self) -> tuple[Counter[str], Counter[str]]:
         """Tokens that came, per backend; and those that live calls may have had without our seeing them."""
         seen: Counter[str] = Counter()
         unseen: Counter[str] = Counter()
-        for (_, backend, fate), count in self.gateway.ledger.tokens.items():
+        for (_, backend, fate), count in self.gateway.accounting.ledger.tokens.items():
             seen[backend] += count if fate != ZOMBIE else 0
-        for exchange in self.gateway.calls.values():
-            seen[exchange.call.backend] += exchange.call.tokens_out
-            ticket = exchange.ticket
+        for flow in self.gateway.registry.live.values():
+            seen[flow.call.backend] += flow.call.tokens_out
+            ticket = flow.ticket
             if ticket is not None and ticket.blind and ticket.seat is not None:
-                unseen[exchange.call.backend] += ticket.output_max * ticket.choices
+                unseen[flow.call.backend] += ticket.output_max * ticket.choices
         return seen, unseen
 
     def _judge(self, backend: Backend, seen: int, unseen: int, now: float) -> None:
@@ -146,7 +146,7 @@ class Monitor:
         if backend.settings.shared:  # what others make it do says nothing about us
             sample = sample._replace(computed=None, busy=None)
         else:
-            zombies = len(self.gateway.reaper.haunting(backend, now))
+            zombies = len(self.gateway.stopping.reaper.haunting(backend, now))
             by_itself = watched.busy is not None and backend.settings.busy_from == "engine"
             sample = sample._replace(zombies=zombies, runs=bool(by_itself and watched.busy), textless=self._textless(backend))
         change = watched.alarm.observe(sample, now)
@@ -155,8 +155,8 @@ class Monitor:
 
     def _textless(self, backend: Backend) -> bool:
         """Whether it has calls that give no tokens, such as embeddings: then tokens per second say nothing."""
-        live = (e for e in self.gateway.calls.values() if e.backend is backend)
-        return any(exchange.ask is None for exchange in live)
+        live = (flow for flow in self.gateway.registry.live.values() if flow.backend is backend)
+        return not all(flow.counts_tokens for flow in live)
 
     def _settle(self, backend: Backend, seen: int, unseen: int, now: float) -> None:
         """What the engine's count and the books differ by gets its name: as soon as it is known whose it can be, or when
@@ -192,7 +192,7 @@ class Monitor:
 
     def suspects(self, backend: str) -> dict[str, Any]:
         """Whose work may still be running: calls that ended while the engine had them, and nobody saw it let go."""
-        left = [call for call in self.gateway.ended_calls if call.backend == backend and _may_be_zombie(call)]
+        left = [call for call in self.gateway.registry.ended if call.backend == backend and _may_be_zombie(call)]
         tenants = Counter(call.tenant for call in left)
         now = time.monotonic()
         oldest = [
@@ -210,9 +210,9 @@ class Monitor:
                 "busy": sum(known) / len(known) if known else -1.0,
                 "computed": float(sum(computed)) if computed else -1.0,
                 "seen": float(self._tokens()[0].total()),
-                "live": float(len(self.gateway.calls)),
-                "waiting": float(self.gateway.admission.queue.count),
-                "calls": float(self.gateway.ledger.calls.total()),
+                "live": float(len(self.gateway.registry.live)),
+                "waiting": float(self.gateway.placement.admission.queue.count),
+                "calls": float(self.gateway.accounting.ledger.calls.total()),
             }
         )
 

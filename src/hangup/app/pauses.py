@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from hangup.core.admission import Seat, Ticket
+from hangup.core.admission import AnyTicket, Seat
 from hangup.engines.backend import Backend
 from hangup.engines.rate_limits import come_back_s, spent_s
 from hangup.wire.head import ResponseHead
@@ -64,7 +64,7 @@ class Pauses:
             self._drop(name)
 
 
-def worth_waiting(ticket: Ticket, seat: Seat) -> bool:
+def worth_waiting(ticket: AnyTicket, seat: Seat) -> bool:
     """Whether a refused call can still be served by this backend before its own time is up: when it said so, or when it has
     worked on something that ends. Of one that refuses though it has nothing to do, nothing can be expected."""
     if not seat.paused and seat.in_flight <= 1:

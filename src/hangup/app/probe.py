@@ -5,32 +5,34 @@ A probe comes every few seconds for as long as the gateway lives. It is no call:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from hangup.app.log import Log
+from hangup.config import Limits
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.edge.connection import ClientConnection
 from hangup.wire.answer import encode_head
 from hangup.wire.head import Headers
 
-if TYPE_CHECKING:
-    from hangup.app.gateway import Gateway
-
 
 class Probe:
     """Stands where a call would. Like vLLM's, the answer has no body; `x-hangup-reason` says why it is 503."""
 
-    def __init__(self, gateway: Gateway, connection: ClientConnection) -> None:
-        self._gateway = gateway
+    def __init__(
+        self, connection: ClientConnection, limits: Limits, log: Log, why_not_ready: Callable[[], Reason | None]
+    ) -> None:
         self._connection = connection
-        self.body_bytes_max = gateway.limits.body_bytes_max
-        self.body_s = gateway.limits.body_s
+        self._log = log
+        self._why_not_ready = why_not_ready
+        self.body_bytes_max = limits.body_bytes_max
+        self.body_s = limits.body_s
 
     def body_piece(self, piece: bytes) -> bool:
         return True
 
     def body_arrived(self, body: bytes) -> None:
-        self._answer(self._gateway.why_not_ready())
+        self._answer(self._why_not_ready())
 
     def refuse(self, reason: Reason, detail: str = "") -> None:
         self._answer(reason)
@@ -50,7 +52,7 @@ class Probe:
         connection.finish()
 
     def fault(self, error: Exception) -> None:
-        self._gateway.log.fault(error)
+        self._log.fault(error)
         self._answer(reasons.INTERNAL)
 
     def on_due(self) -> None: ...

@@ -8,50 +8,62 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import orjson
 
-from hangup.apis import model_field
-from hangup.apis.routes import ANTHROPIC_MODELS, Models
-from hangup.app import reply
+from hangup.app.backends import Backends
+from hangup.app.log import Log
+from hangup.app.placement import Seats
 from hangup.config import Settings
 from hangup.config.keys import shown_clients_keys
 from hangup.core import reasons
-from hangup.core.admission import Ticket
-from hangup.core.catalog import Catalog
+from hangup.core.catalog import Catalog, Found
 from hangup.duties import DUTIES
 from hangup.engines.backend import Backend
 from hangup.engines.health import ask_models
-
-if TYPE_CHECKING:
-    from hangup.app.exchange import Exchange
-    from hangup.app.gateway import Gateway
+from hangup.errors import Refusal
+from hangup.wire.head import RequestHead
 
 _NEWS_S = 1.0  # what a backend said of its models is believed for so long, before a name is refused
 _LISTED_IN_ERROR_MAX = 10
 Row = dict[str, Any]
 
 
+class Wanted(NamedTuple):
+    """What a call needs of its backend."""
+
+    api: str = ""  # the family of its API
+    model: str = ""  # as the client names it; empty where it does not matter
+    home: str = ""  # the one backend that has what it continues
+
+
 class Routing:
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, backends: Backends, loop: asyncio.AbstractEventLoop, log: Log, regroup: Callable[[], None]) -> None:
         self.catalog = Catalog()
+        self.reads_bodies = False  # whether it matters which model a request names that is not read otherwise
+        self.answers_models = False  # whether /v1/models is answered here, for all backends
+        self._backends = backends
+        self._loop = loop
+        self._log = log
+        self._regroup = regroup  # those who wait may have other backends to wait for
         self._asks: dict[Backend, asyncio.Task[None]] = {}
-        self._reads_bodies = False  # whether it matters which model a request names that is not read otherwise
-        self._answers_models = False
+        self._refused_s = 0.0
 
     def configure(self, settings: Settings) -> None:
-        backends = self._gateway.backends.values()
+        """Takes the configured backends and aliases into use."""
+        backends = self._backends.by_name.values()
         shown = shown_clients_keys(settings.backend)
         for backend in backends:
             backend.passes_client_key = backend.settings in shown
         self.catalog.configure({b.name: b.offer() for b in backends}, {a.name: a.model for a in settings.alias})
-        self._reads_bodies = len(backends) > 1 or bool(settings.alias)
+        self.reads_bodies = len(backends) > 1 or bool(settings.alias)
         # One backend by itself answers for itself, byte for byte.
-        self._answers_models = self._reads_bodies or any(b.settings.models for b in backends)
+        self.answers_models = self.reads_bodies or any(b.settings.models for b in backends)
+        self._refused_s = settings.limits.model_refused_s
         self._regroup()
 
     async def close(self) -> None:
@@ -61,30 +73,26 @@ class Routing:
 
     # What backends tell
 
-    def told_models(self, backend: Backend) -> None:
-        """It has been asked for its models."""
+    def models_told(self, backend: Backend) -> None:
+        """Takes note of the models that a backend has told."""
         self.catalog.expire(time.monotonic())
-        if self._gateway.backends.get(backend.name) is backend and self.catalog.learn(backend.name, backend.offer()):
+        if self._backends.by_name.get(backend.name) is backend and self.catalog.learn(backend.name, backend.offer()):
             names = [row["id"] for row in backend.model_rows or ()]
-            self._gateway.told("models", backend=backend.name, models=names)
+            self._log.event("models", backend=backend.name, models=names)
             self._regroup()
 
-    def _regroup(self) -> None:
-        """Those who wait may have other backends to wait for."""
-        admission = self._gateway.admission
-        for line in (admission.queue, admission.jobs):
-            line.regroup(self._seats_of)
-        self._gateway.dispatch()
+    def stale_backends(self) -> list[Backend]:
+        """Lists the backends whose models were not asked for lately."""
+        since = self._loop.time() - _NEWS_S
+        # One that is down would keep the client waiting, and say nothing new.
+        could = [b for b in self._backends.by_name.values() if b.seat.up and not b.settings.models]
+        return [b for b in could if b.models_asked_at is None or b.models_asked_at < since]
 
-    def _seats_of(self, ticket: Ticket) -> frozenset[str] | None:
-        exchange: Exchange = ticket.key
-        if exchange.home in self._gateway.backends:
-            return frozenset([exchange.home])
-        seats = self.catalog.find(exchange.api.family, exchange.wanted).seats
-        return seats if seats is None or seats else None  # nobody has it any more: that is for an engine to say
+    async def ask(self, backends: list[Backend]) -> None:
+        """Asks backends for their models now, once for all who want to know."""
+        await asyncio.wait([self._ask(backend) for backend in backends])
 
     def _ask(self, backend: Backend) -> asyncio.Task[None]:
-        """Asks for its models now, once for all who want to know."""
         task = self._asks.get(backend)
         if task is None:
             task = self._asks[backend] = DUTIES.start("models", self._ask_now(backend))
@@ -93,67 +101,31 @@ class Routing:
     async def _ask_now(self, backend: Backend) -> None:
         try:
             await ask_models(backend, at_once=True)
-            self.told_models(backend)
+            self.models_told(backend)
         except Exception as error:
-            self._gateway.log.fault(error, "")
+            self._log.fault(error, "")
         finally:
             del self._asks[backend]
 
     # Where a call goes
 
-    def finds(self, exchange: Exchange, *, asked: bool = False) -> bool:
-        """Whether the call goes to a backend now. Else it was refused, or will be back."""
-        if exchange.ask is not None:
-            exchange.wanted = exchange.ask.model
-        elif self._reads_bodies:
-            exchange.wanted = exchange.named_model()
-        found = self.catalog.find(exchange.api.family, exchange.wanted)
-        if found.alias:
-            exchange.renamed = exchange.call.model = found.model
-        exchange.seats = found.seats
-        if exchange.home in self._gateway.backends:
-            exchange.seats = frozenset([exchange.home])
-        if exchange.seats is None or exchange.seats:
-            return True
-        old = [] if asked else self._not_asked_lately()
-        if old:
-            exchange.task = DUTIES.start("models", self._ask_first(exchange, old))
-            exchange.reset_timer()
-        else:
-            self._refuse(exchange)
-        return False
+    def find(self, wanted: Wanted) -> Found:
+        """Finds the backends that can answer a call; it goes nowhere else than where it has its home."""
+        found = self.catalog.find(wanted.api, wanted.model)
+        if wanted.home in self._backends.by_name:
+            return found._replace(seats=frozenset([wanted.home]))
+        return found
 
-    def knowing(self, exchange: Exchange, body: bytes) -> frozenset[str] | None:
-        """The backends that can answer a question; None: any, which is then for them to say."""
-        head = exchange.head
-        if not self._reads_bodies or head is None:
-            return None
-        exchange.wanted = model_field.find(body, head.fields.get(b"content-type", b""), head.query)
-        found = self.catalog.find(exchange.api.family, exchange.wanted)
-        if found.alias:
-            exchange.renamed = exchange.call.model = found.model
-        return found.seats or None
+    def possible_seats(self, wanted: Wanted) -> Seats:
+        """Finds anew where a waiting call can go."""
+        seats = self.find(wanted).seats
+        return seats if seats is None or seats else None  # nobody has it any more: that is for an engine to say
 
-    def _not_asked_lately(self) -> list[Backend]:
-        since = self._gateway.loop.time() - _NEWS_S
-        # One that is down would keep the client waiting, and say nothing new.
-        could = [b for b in self._gateway.backends.values() if b.seat.up and not b.settings.models]
-        return [b for b in could if b.models_asked_at is None or b.models_asked_at < since]
-
-    async def _ask_first(self, exchange: Exchange, backends: list[Backend]) -> None:
-        await asyncio.wait([self._ask(backend) for backend in backends])
-        exchange.task = None
-        try:
-            exchange.find_place(asked=True)
-        except Exception as error:
-            exchange.fault(error)
-
-    def _refuse(self, exchange: Exchange) -> None:
-        api = exchange.api.family
-        if not self.catalog.speaks(api):
-            exchange.end(reasons.NOT_FOUND, f"No backend speaks the {api} API.")
-            return
-        exchange.end(reasons.MODEL_NOT_FOUND, self._unknown(exchange.wanted, api))
+    def not_found(self, wanted: Wanted) -> Refusal:
+        """Explains why no backend can answer a call."""
+        if not self.catalog.speaks(wanted.api):
+            return Refusal(reasons.NOT_FOUND, f"No backend speaks the {wanted.api} API.")
+        return Refusal(reasons.MODEL_NOT_FOUND, self._unknown(wanted.model, wanted.api))
 
     def _unknown(self, model: str, api: str) -> str:
         near = self.catalog.nearest(model, api)
@@ -163,52 +135,39 @@ class Routing:
             words = f" Available: {', '.join(names)}."
         return f"The model {model[:200]!r} does not exist.{words}"
 
-    def refused(self, exchange: Exchange, backend: Backend) -> None:
-        """A backend answered 404: it has no such model, or does not speak this API; others are asked first for a while."""
-        until = time.monotonic() + self._gateway.limits.model_refused_s
-        self.catalog.refused(backend.name, exchange.api.family, exchange.renamed or exchange.wanted, until)
-        if backend.models_asked_at is None or backend.models_asked_at < self._gateway.loop.time() - _NEWS_S:
+    def refused(self, backend: Backend, wanted: Wanted, model: str) -> Seats:
+        """Takes note of a 404: the backend has no such model, or does not speak this API. Others are asked first for a while;
+        returns those that can be."""
+        self.catalog.refused(backend.name, wanted.api, model, time.monotonic() + self._refused_s)
+        if backend.models_asked_at is None or backend.models_asked_at < self._loop.time() - _NEWS_S:
             self._ask(backend)
-        ticket = exchange.ticket
-        if ticket is not None:
-            found = self.catalog.find(exchange.api.family, exchange.wanted).seats
-            ticket.seats = found if found is None or found else ticket.seats
+        return self.catalog.find(wanted.api, wanted.model).seats
 
     # The models there are
 
-    def answers(self, exchange: Exchange) -> bool:
-        """GET /v1/models, answered for all backends; False if it is for one of them to answer."""
-        head = exchange.head
-        if not self._answers_models or not isinstance(exchange.api, Models) or head is None:
-            return False
-        anthropic = b"anthropic-version" in head.fields
-        if anthropic:
-            exchange.api = ANTHROPIC_MODELS
-        rows = self.rows(exchange.api.family)
+    def list_models(self, head: RequestHead, api: str, *, anthropic: bool) -> bytes | None:
+        """Answers GET /v1/models for all backends; None if it is for one of them to answer."""
+        rows = self.rows(api)
         if not rows:
-            return False  # none of them has a list
+            return None  # none of them has a list
         name = unquote(head.path.removeprefix("/v1/models").removeprefix("/"))
         if name and name not in rows:
-            exchange.end(reasons.MODEL_NOT_FOUND, self._unknown(name, exchange.api.family))
-            return True
+            raise Refusal(reasons.MODEL_NOT_FOUND, self._unknown(name, api))
         shaped = {id: _for_anthropic(row) if anthropic else _for_openai(row) for id, row in rows.items()}
         ids = list(shaped)
         listing: Row = {"object": "list", "data": list(shaped.values())}
         if anthropic:
             listing = {"data": listing["data"], "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
-        body = orjson.dumps(shaped[name] if name else listing)
-        reply.made(exchange, 200, b"application/json", self._gateway.origins.headers(head), body)
-        exchange.end(reasons.COMPLETED)
-        return True
+        return orjson.dumps(shaped[name] if name else listing)
 
     def rows(self, api: str) -> dict[str, Row]:
-        """The models that can be asked for, by name, as their backends tell of them."""
+        """Lists the models that can be asked for, by name, as their backends tell of them."""
         told: dict[str, Row] = {}
-        for backend in self._gateway.backends.values():
+        for backend in self._backends.by_name.values():
             for row in backend.model_rows or ():
                 told.setdefault(row["id"], row)
         aliases = self.catalog.aliases
-        configured = {name for backend in self._gateway.backends.values() for name in backend.settings.models}
+        configured = {name for backend in self._backends.by_name.values() for name in backend.settings.models}
         rows: dict[str, Row] = {}
         for name in self.catalog.names(api):
             if name in aliases:

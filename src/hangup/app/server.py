@@ -19,13 +19,13 @@ from typing import Any
 
 from hangup.admin.guard import Policy
 from hangup.admin.server import AdminServer
-from hangup.app.gateway import TURNED_AWAY_MAX, Gateway
+from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.app.monitor import Monitor
 from hangup.app.otlp import Exporter
+from hangup.app.registry import TURNED_AWAY_MAX
 from hangup.app.stalls import LoopWatch
 from hangup.app.tracing import Tracer
-from hangup.app.undertaking import Undertaking
 from hangup.app.view import AdminView
 from hangup.config import Limits, Settings
 from hangup.config.load import Configuration
@@ -121,11 +121,11 @@ class Server:
         )
         tracer = _tracer(settings)
         self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store, tracer)
-        gateway.connections_allowed = _connections_allowed(settings.limits)
-        if gateway.connections_allowed < settings.limits.connections_max:
-            self._log.event("few_file_descriptors", connections_max=gateway.connections_allowed)
-        gateway.desk = await self._open_jobs(settings, data_sock.getsockname()[1])
-        gateway.tls = tls
+        gateway.intake.connections_allowed = _connections_allowed(settings.limits)
+        if gateway.intake.connections_allowed < settings.limits.connections_max:
+            self._log.event("few_file_descriptors", connections_max=gateway.intake.connections_allowed)
+        gateway.jobs.desk = await self._open_jobs(settings, data_sock.getsockname()[1])
+        gateway.intake.tls = tls
         listener = await self._listen_for_clients(data_sock)
         monitor = Monitor(gateway, self._log)
         monitor_task = DUTIES.keep("monitor", monitor.run)
@@ -149,8 +149,8 @@ class Server:
             if self._jobs_task is not None:
                 self._jobs_task.cancel()
                 await asyncio.gather(self._jobs_task, return_exceptions=True)
-            if gateway.desk is not None:
-                await gateway.desk.board.close()
+            if gateway.jobs.desk is not None:
+                await gateway.jobs.desk.board.close()
             await gateway.close()
             if self._admin is not None:
                 self._admin.stop()
@@ -169,9 +169,9 @@ class Server:
 
     async def _listen_for_clients(self, sock: socket.socket) -> asyncio.Server | TlsListener:
         gateway, loop = self.gateway, self.gateway.loop
-        if gateway.tls is not None:
-            return TlsListener(gateway, loop, sock)
-        return await loop.create_server(lambda: ClientConnection(gateway, loop), sock=sock, backlog=sockets.BACKLOG)
+        if gateway.intake.tls is not None:
+            return TlsListener(gateway.intake, loop, sock)
+        return await loop.create_server(lambda: ClientConnection(gateway.intake, loop), sock=sock, backlog=sockets.BACKLOG)
 
     async def _open_jobs(self, settings: Settings, port: int) -> Desk | None:
         path = jobs_path(settings, port)
@@ -189,8 +189,8 @@ class Server:
 
     async def _open_store(self, path: str, settings: Settings) -> Desk:
         store = await asyncio.to_thread(JobStore, path)
-        board = Board(store, Undertaking(self.gateway), self.gateway.loop, settings.jobs_days)
-        desk = Desk(board, lambda: self.gateway.router)
+        board = Board(store, self.gateway.jobs_port, self.gateway.loop, settings.jobs_days)
+        desk = Desk(board, lambda: self.gateway.policy.router)
         try:
             await board.open()
         except BaseException as failure:  # told to stop meanwhile, too: its thread and its file are nobody else's
@@ -203,10 +203,10 @@ class Server:
 
     async def _open_jobs_later(self, path: str, settings: Settings) -> None:
         pauses = Pauses(_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S)
-        while self.gateway.desk is None:
+        while self.gateway.jobs.desk is None:
             await asyncio.sleep(pauses.failed(self.gateway.loop.time()))
             with contextlib.suppress(HangupError):
-                self.gateway.desk = await self._open_store(path, settings)
+                self.gateway.jobs.desk = await self._open_store(path, settings)
                 self._log.event("jobs_opened")
 
     def stop(self) -> None:
@@ -220,25 +220,25 @@ class Server:
 
     async def _drain(self) -> None:
         gateway, limits = self.gateway, self.gateway.limits
-        self._log.event("drain", live=len(gateway.calls), drain_s=limits.drain_s)
+        self._log.event("drain", live=len(gateway.registry.live), drain_s=limits.drain_s)
         gateway.start_drain()
-        waits = [DUTIES.start("drain", gateway.idle.wait()), DUTIES.start("drain", self._force.wait())]
+        waits = [DUTIES.start("drain", gateway.registry.idle.wait()), DUTIES.start("drain", self._force.wait())]
         try:
             await asyncio.wait(waits, timeout=limits.drain_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-        if gateway.calls:
-            self._log.event("drain_deadline", ended=len(gateway.calls), forced=self._force.is_set())
+        if gateway.registry.live:
+            self._log.event("drain_deadline", ended=len(gateway.registry.live), forced=self._force.is_set())
 
     async def _let_clients_read(self) -> None:
         """What was written last is on its way; wait for it no longer than for any refused client."""
         deadline = asyncio.get_running_loop().time() + self.gateway.limits.linger_s
-        while self.gateway.connections and asyncio.get_running_loop().time() < deadline and not self._force.is_set():
-            for connection in list(self.gateway.connections):
-                connection.close_after_this()
+        intake, loop = self.gateway.intake, asyncio.get_running_loop()
+        while intake.open_connections and loop.time() < deadline and not self._force.is_set():
+            intake.close_after_answers()
             await asyncio.sleep(0.01)
-        for connection in (*self.gateway.connections, *self.gateway.turned_away):
+        for connection in (*intake.open_connections, *intake.turned_away):
             connection.transport.abort()
 
     def _reload_in_background(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -256,7 +256,8 @@ class Server:
         try:
             new = await asyncio.to_thread(self._load)
             _check_reload(old, new.settings)
-            tls = _server_tls(new.settings) if self.gateway.tls is not None and new.settings.tls_cert else self.gateway.tls
+            tls = self.gateway.intake.tls
+            tls = _server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
             self.gateway.configure(new.settings)
         except HangupError as error:
             self._log.event("reload_refused", problems=str(error).splitlines())
@@ -271,10 +272,10 @@ class Server:
         kept += [name for name in _FIXED_LIMITS if getattr(new.settings.limits, name) != getattr(old.limits, name)]
         kept += ["tls_cert"] if bool(new.settings.tls_cert) != (tls is not None) else []
         self._configuration = new
-        self.gateway.tls = tls  # from the files as they are now: a renewed certificate is taken by a reload
-        self.gateway.connections_allowed = _connections_allowed(new.settings.limits)
+        self.gateway.intake.tls = tls  # from the files as they are now: a renewed certificate is taken by a reload
+        self.gateway.intake.connections_allowed = _connections_allowed(new.settings.limits)
         tenants = [tenant.name for tenant in new.settings.tenant]
-        self._log.event("reloaded", backends=list(self.gateway.backends), tenants=tenants, needs_restart=kept)
+        self._log.event("reloaded", backends=list(self.gateway.backends.by_name), tenants=tenants, needs_restart=kept)
         note = f" (a restart is needed for: {', '.join(kept)})" if kept else ""
         print(f"hangup: configuration reloaded{note}", file=sys.stderr, flush=True)
 

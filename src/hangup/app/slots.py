@@ -21,13 +21,13 @@ class Slots:
     async def find(self) -> None:
         """Puts the slots into the calls that are live."""
         now = time.monotonic()
-        telling = [b for b in self._gateway.backends.values() if b.adapter.slots_path and b.seat.in_flight]
+        telling = [b for b in self._gateway.backends.by_name.values() if b.adapter.slots_path and b.seat.in_flight]
         if telling and now - self._asked_at >= ASK_EVERY_S:
             self._asked_at = now
             await asyncio.gather(*(self._ask(backend) for backend in telling))
 
     async def _ask(self, backend: Backend) -> None:
         told = backend.adapter.read_slots(await see(backend, backend.adapter.slots_path, ASK_S))
-        for exchange in self._gateway.calls.values():
-            if exchange.backend is backend and exchange.key in told:
-                exchange.call.slot = told[exchange.key]
+        for flow in self._gateway.registry.live.values():
+            if flow.backend is backend and flow.engine_key in told:
+                flow.call.slot = told[flow.engine_key]

@@ -4,27 +4,50 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
-from hangup.app.exchange import Exchange
-from hangup.core.call import Phase
+from hangup.app.placement import Placed
+from hangup.core.admission import Ticket
+from hangup.core.call import Call, Phase
 from hangup.core.reaper import Waiting, reading_s
 from hangup.engines.backend import Backend
 
 _WHOLE_S = 60.0  # of an answer that comes as a whole nothing is seen before its end: so long that says nothing
+_PHASES = (Phase.SENT, Phase.ANSWERING)
 
 
-def _inside(exchanges: Iterable[Exchange], backend: Backend) -> Iterator[Exchange]:
-    phases = (Phase.SENT, Phase.ANSWERING)
-    return (e for e in exchanges if e.backend is backend and e.call.phase in phases and not e.call.engine_finished)
+class InEngine(Protocol):
+    """A call that an engine may be working on."""
+
+    may_be_silent: bool  # nothing need come of it for as long as it likes
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def ticket(self) -> Ticket[Placed] | None: ...
+
+    @property
+    def backend(self) -> Backend | None: ...
+
+    @property
+    def engine_key(self) -> str: ...
+
+    def abandon(self, why: str) -> None:
+        """Goes to another backend if it has not begun, and ends if it has."""
 
 
-def waiting(exchanges: Iterable[Exchange], backend: Backend) -> tuple[list[Waiting], float]:
-    """The calls that wait for something from this engine, and when anything last came from it."""
+def _inside(flows: Iterable[InEngine], backend: Backend) -> Iterator[InEngine]:
+    return (f for f in flows if f.backend is backend and f.call.phase in _PHASES and not f.call.engine_finished)
+
+
+def waiting(flows: Iterable[InEngine], backend: Backend) -> tuple[list[Waiting], float]:
+    """Lists the calls that wait for something from this engine, and tells when anything last came from it."""
     now, heard_at, waits = time.monotonic(), backend.heard_at, list[Waiting]()
     estimate = backend.seat.estimates.first_token
-    for exchange in _inside(exchanges, backend):
-        call, ticket = exchange.call, exchange.ticket
-        if exchange.tunnel is not None:  # it may be silent for as long as it likes
+    for flow in _inside(flows, backend):
+        call, ticket = flow.call, flow.ticket
+        if flow.may_be_silent:
             continue
         if call.first_token_at is not None:
             heard_at = max(heard_at, call.progress_at)
@@ -35,14 +58,14 @@ def waiting(exchanges: Iterable[Exchange], backend: Backend) -> tuple[list[Waiti
     return waits, heard_at
 
 
-def keys(exchanges: Iterable[Exchange], backend: Backend) -> set[str]:
-    """What this engine calls the live calls in it."""
-    return {exchange.key for exchange in exchanges if exchange.backend is backend and exchange.key}
+def keys(flows: Iterable[InEngine], backend: Backend) -> set[str]:
+    """Lists the names that this engine knows our live calls by."""
+    return {flow.engine_key for flow in flows if flow.backend is backend and flow.engine_key}
 
 
-def abandon(exchanges: Iterable[Exchange], backend: Backend, why: str) -> int:
-    """Calls that have not begun go to another backend, if there is one; the others are told. How many there were."""
-    stuck = list(_inside(exchanges, backend))
-    for exchange in stuck:
-        exchange.leave_wedged(why)
+def abandon(flows: Iterable[InEngine], backend: Backend, why: str) -> int:
+    """Takes all calls away from an engine; returns how many there were."""
+    stuck = list(_inside(flows, backend))
+    for flow in stuck:
+        flow.abandon(why)
     return len(stuck)

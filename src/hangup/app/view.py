@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any
 
 from hangup.admin.view import Jobs, Killed
-from hangup.app.exchange import Exchange
 from hangup.app.gateway import Gateway
 from hangup.app.log import Log
 from hangup.app.monitor import Monitor, Watched
@@ -44,13 +43,13 @@ class AdminView:
 
     @property
     def ledger(self) -> Ledger:
-        return self._gateway.ledger
+        return self._gateway.accounting.ledger
 
     def now(self) -> float:
         return time.monotonic()
 
     def ready(self) -> str | None:
-        reason = self._gateway.why_not_ready()
+        reason = self._gateway.intake.why_not_ready()
         return None if reason is None else "draining" if reason is reasons.DRAINING else "no backend is up"
 
     def not_running(self) -> list[str]:
@@ -62,29 +61,26 @@ class AdminView:
     # Calls
 
     def calls(self) -> Iterator[Call]:
-        return (exchange.call for exchange in self._gateway.calls.values())
+        return (flow.call for flow in self._gateway.registry.live.values())
 
     def find(self, id: str) -> Call | None:
-        exchange = self._gateway.calls.get(id)
-        if exchange is not None:
-            return exchange.call
-        return next((call for call in reversed(self._gateway.ended_calls) if call.id == id), None)
+        return self._gateway.registry.find(id)
 
     def waits_for(self, call: Call) -> str:
-        exchange = self._gateway.calls.get(call.id)
-        return "" if exchange is None else _waits_for(exchange)
+        flow = self._gateway.registry.live.get(call.id)
+        return "" if flow is None else flow.waits_for()
 
     async def find_slots(self) -> None:
         await self._slots.find()
 
     def kill(self, id: str) -> Killed | None:
-        exchange = self._gateway.calls.get(id)
-        if exchange is None:
+        flow = self._gateway.registry.live.get(id)
+        if flow is None:
             return None
-        call, backend = exchange.call, exchange.backend
-        cut = backend is not None and not call.engine_finished and exchange.engine is not None
+        call = flow.call
+        cut = not call.engine_finished and flow.connected
         before = len(call.leftovers)
-        exchange.end(reasons.KILLED)
+        flow.end(reasons.KILLED)
         aborts = any(left.abort_sent for left in call.leftovers[before:])
         self._log.event("killed", id=id, tenant=call.tenant, backend=call.backend)
         return Killed(call, cut, aborts)
@@ -98,43 +94,43 @@ class AdminView:
                     if waited_for[-1].released is not None:
                         waited_for.pop()
                     else:
-                        await self._gateway.heard_of_release.wait()
+                        await self._gateway.stopping.release_heard.wait()
 
     def zombies(self) -> list[dict[str, Any]]:
-        stories = self._gateway.reaper.stories()
+        stories = self._gateway.stopping.reaper.stories()
         told_of = {story.call_id for story in stories}
-        ended = {call.id: call for call in self._gateway.ended_calls if call.id in told_of}
+        ended = {call.id: call for call in self._gateway.registry.ended if call.id in told_of}
         return [_zombie_row(story, ended.get(story.call_id), self.now()) for story in stories]
 
     def phases(self) -> Iterable[Phase]:
-        return (exchange.call.phase for exchange in self._gateway.calls.values())
+        return (flow.call.phase for flow in self._gateway.registry.live.values())
 
     def queue_depth(self) -> int:
-        return self._gateway.admission.queue.count
+        return self._gateway.placement.admission.queue.count
 
     # Backends
 
     def seats(self) -> Iterable[Seat]:
-        return self._gateway.admission.fleet.seats
+        return self._gateway.placement.admission.fleet.seats
 
     def backends(self) -> list[dict[str, Any]]:
-        stands = {view.name: view for view in self._gateway.reaper.view()}
+        stands = {view.name: view for view in self._gateway.stopping.reaper.view()}
         watched = self._monitor.watched
-        zombies = list(self._gateway.reaper.zombies())
+        zombies = list(self._gateway.stopping.reaper.zombies())
         return [
             {
                 **_backend_row(backend, watched.get(name), stands.get(name), self.now()),
                 "zombies": [zombie.call_id for zombie in zombies if zombie.backend == name],
             }
-            for name, backend in self._gateway.backends.items()
+            for name, backend in self._gateway.backends.by_name.items()
         ]
 
     def drain(self, backend: str, on: bool) -> bool:
-        return self._gateway.drain_backend(backend, on)
+        return self._gateway.backends.drain(backend, on)
 
     def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
-        found = self._gateway.backends.get(backend)
-        told = self._gateway.reaper.orphans(found, end=end) if found is not None else None
+        found = self._gateway.backends.by_name.get(backend)
+        told = self._gateway.stopping.reaper.orphans(found, end=end) if found is not None else None
         if found is None or told is None:
             return None
         return {"backend": backend, "orphans": told.calls, "means": told.means.value, "shared": found.settings.shared}
@@ -167,18 +163,18 @@ class AdminView:
 
     def ended(self, count: int) -> list[Call]:
         """The calls that ended last, the latest first."""
-        return list(islice(reversed(self._gateway.ended_calls), count))
+        return list(islice(reversed(self._gateway.registry.ended), count))
 
     # The process
 
     def connections(self) -> int:
-        return len(self._gateway.connections)
+        return len(self._gateway.intake.open_connections)
 
     def media_held_bytes(self) -> int:
         return self._gateway.uploads.held_bytes
 
     def body_bytes(self) -> int:
-        return self._gateway.body_bytes
+        return self._gateway.intake.body_bytes
 
     def loop_tasks(self) -> int:
         return len(asyncio.all_tasks(self._gateway.loop))
@@ -187,24 +183,25 @@ class AdminView:
         return self._stalls.longest_s
 
     def counts(self) -> dict[str, int]:
+        tracer = self._gateway.accounting.tracer
         return {
             "loop_stalls": self._stalls.stalls,
-            "connections_refused": self._gateway.connections_refused,
+            "connections_refused": self._gateway.intake.connections_refused,
             "log_lines_dropped": self._log.dropped,
             "ledger_entries_dropped": self._store.dropped,
-            "traces_dropped": self._gateway.tracer.dropped if self._gateway.tracer is not None else 0,
+            "traces_dropped": tracer.dropped if tracer is not None else 0,
             "divergence_alarms": self._monitor.alarms_raised,
         }
 
     def aborts(self) -> dict[str, int]:
-        aborts = self._gateway.aborts
+        aborts = self._gateway.stopping.aborts
         return {"sent": aborts.sent, "failed": aborts.failed, "skipped": aborts.skipped}
 
     def reaper(self) -> Books:
-        return self._gateway.reaper.books
+        return self._gateway.stopping.reaper.books
 
     def jobs(self) -> Jobs | None:
-        desk, provider = self._gateway.desk, self._gateway.provider
+        desk, provider = self._gateway.jobs.desk, self._gateway.jobs.provider
         if provider is not None:
             return ProviderOverview(provider, time.monotonic)
         return Overview(desk.board, time.monotonic) if desk is not None else None
@@ -214,23 +211,6 @@ class AdminView:
 
     def loop_lag(self) -> Histogram:
         return self._lag
-
-
-def _waits_for(exchange: Exchange) -> str:
-    call = exchange.call
-    match call.phase:
-        case Phase.RECEIVING:
-            return "the rest of the request"
-        case Phase.WAITING:
-            return "a free backend" if exchange.ticket is not None else "the store of jobs"
-        case Phase.SENT:
-            return "a connection to the engine" if exchange.engine is None else "the engine's answer"
-        case Phase.ANSWERING if exchange.client.stalled:
-            return "the client to read"
-        case Phase.ANSWERING:
-            return "the next token" if call.first_token_at is not None else "the first token"
-        case _:
-            return ""
 
 
 def _zombie_row(story: Zombie, call: Call | None, now: float) -> dict[str, Any]:

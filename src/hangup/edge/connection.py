@@ -20,7 +20,7 @@ from hangup.config import ClientLimits
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.edge import sockets
-from hangup.edge.roles import Exchange, Owner
+from hangup.edge.roles import Owner, RequestHandler
 from hangup.edge.stall import CATCH_UP_S, LATE_S, StallWatch
 from hangup.errors import WireError
 from hangup.wire.body import LAST_CHUNK, Chunked, Counted, Decoder, chunk
@@ -60,7 +60,7 @@ class ClientConnection(asyncio.Protocol):
         "_timer_at",
         "_tunnel",
         "_unsent",
-        "exchange",
+        "handler",
         "http11",
         "peer",
         "state",
@@ -75,7 +75,7 @@ class ClientConnection(asyncio.Protocol):
         self._owner = owner
         self._loop = loop
         self.state = State.IDLE
-        self.exchange: Exchange | None = None
+        self.handler: RequestHandler | None = None
         self.peer = ""
         self.http11 = True
         self._buffer = b""
@@ -144,17 +144,17 @@ class ClientConnection(asyncio.Protocol):
     def _fault(self, error: Exception) -> None:
         """A bug of ours. Where the request ends is not known any more, so the connection ends with its call."""
         self._keep_alive = False
-        if self.exchange is None:
+        if self.handler is None:
             self.transport.abort()
             raise error  # to the loop's handler, which tells of it
-        self.exchange.fault(error)
+        self.handler.fault(error)
 
     def eof_received(self) -> bool:
-        if self.exchange is not None:
+        if self.handler is not None:
             if self.state is State.BUSY and not self._owner.half_close_is_hangup:
                 self._close_after = True
                 return True
-            self.exchange.client_left(reasons.CLIENT_FIN)
+            self.handler.client_left(reasons.CLIENT_FIN)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -164,16 +164,16 @@ class ClientConnection(asyncio.Protocol):
                 watch.cancel()
         self._timer = self._stall = None
         self._drop_body()
-        if self.exchange is not None:
-            self.exchange.client_left(_why_lost(exc))
-            self.exchange = None
+        if self.handler is not None:
+            self.handler.client_left(_why_lost(exc))
+            self.handler = None
         self._tunnel = None
         self._owner.disconnected(self)
 
     def pause_writing(self) -> None:
         self._stall = StallWatch(self._loop, self.transport, self._owner.limits, self._give_up)
-        if self.exchange is not None:
-            self.exchange.pause_engine()
+        if self.handler is not None:
+            self.handler.pause_engine()
 
     @property
     def stalled(self) -> bool:
@@ -184,8 +184,8 @@ class ClientConnection(asyncio.Protocol):
         if self._stall is not None:
             self._stall.end()
             self._stall = None
-        if self.exchange is not None:
-            self.exchange.resume_engine()
+        if self.handler is not None:
+            self.handler.resume_engine()
         elif self._close_after and self.state is State.IDLE:
             self.transport.close()
         elif self._buffer:
@@ -228,9 +228,9 @@ class ClientConnection(asyncio.Protocol):
         self._keep_alive = head.keep_alive
         self.state = State.BODY if head.chunked or head.content_length else State.BUSY
         self._due = math.inf
-        exchange = self._owner.open(self, head)
-        if exchange is not None:
-            self.exchange = exchange
+        handler = self._owner.open(self, head)
+        if handler is not None:
+            self.handler = handler
             self._expect_body(head)
 
     def _wait_for_head(self, limits: ClientLimits) -> None:
@@ -251,9 +251,9 @@ class ClientConnection(asyncio.Protocol):
         self._owner.refuse_unreadable(self, reason, detail)
 
     def _expect_body(self, head: RequestHead) -> None:
-        assert self.exchange is not None
+        assert self.handler is not None
         length = head.content_length
-        if length is not None and length > self.exchange.body_bytes_max:
+        if length is not None and length > self.handler.body_bytes_max:
             self._refuse_body(reasons.BODY_TOO_LARGE)
             return
         expect = head.fields.get(b"expect")
@@ -279,17 +279,17 @@ class ClientConnection(asyncio.Protocol):
             self._set_body_due()
 
     def _take_body(self, data: bytes) -> None:
-        assert self._decoder is not None and self.exchange is not None
+        assert self._decoder is not None and self.handler is not None
         try:
             payload = self._decoder.feed(data)
         except WireError as error:
             self._refuse_body(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
             return
         self._body_bytes += len(payload)
-        if self._body_bytes > self.exchange.body_bytes_max:
+        if self._body_bytes > self.handler.body_bytes_max:
             self._refuse_body(reasons.BODY_TOO_LARGE)
             return
-        if self.exchange.body_piece(payload):
+        if self.handler.body_piece(payload):
             payload = b""
         if self.state is not State.BODY:
             return  # refused
@@ -304,21 +304,21 @@ class ClientConnection(asyncio.Protocol):
             self._set_body_due()
 
     def _body_complete(self, body: bytes) -> None:
-        assert self.exchange is not None
+        assert self.handler is not None
         self._drop_body()
         self.state = State.BUSY
         self._due = math.inf
         if len(self._buffer) > self._owner.limits.pipelined_bytes_max:
             self._buffer, self._close_after = b"", True
-        self.exchange.body_arrived(body)
+        self.handler.body_arrived(body)
 
     def _refuse_body(self, reason: Reason, detail: str = "") -> None:
         """The rest of the body will not be read, so this connection can carry no further request."""
-        assert self.exchange is not None
+        assert self.handler is not None
         self._keep_alive = False
         self._buffer = b""
         self._drop_body()
-        self.exchange.refuse(reason, detail)
+        self.handler.refuse(reason, detail)
 
     def _drop_body(self) -> None:
         """It is complete, or will never be: others have room for theirs."""
@@ -386,7 +386,7 @@ class ClientConnection(asyncio.Protocol):
             self.send(LAST_CHUNK)
         elif self._unsent:
             self.flush()
-        self.exchange = None
+        self.handler = None
         if self.state is State.CLOSED:
             return
         if self.state is not State.BUSY:
@@ -405,7 +405,7 @@ class ClientConnection(asyncio.Protocol):
     def break_off(self) -> None:
         """Ends a begun answer so that nobody can take it for a complete one."""
         self.flush()
-        self.exchange = None
+        self.handler = None
         if self.state is State.CLOSED:
             return
         self.state = State.CLOSED
@@ -416,7 +416,7 @@ class ClientConnection(asyncio.Protocol):
 
     def drop(self) -> None:
         """The client is gone: nothing more is written."""
-        self.exchange = None
+        self.handler = None
         self.state = State.CLOSED
         self.transport.abort()
 
@@ -445,8 +445,8 @@ class ClientConnection(asyncio.Protocol):
         self.set_due(self._loop.time() + seconds)
 
     def _set_body_due(self) -> None:
-        assert self.exchange is not None
-        self.set_due(min(self._loop.time() + self._owner.limits.body_idle_s, self._body_began_at + self.exchange.body_s))
+        assert self.handler is not None
+        self.set_due(min(self._loop.time() + self._owner.limits.body_idle_s, self._body_began_at + self.handler.body_s))
 
     def _on_timer(self) -> None:
         late = self._loop.time() - self._timer_at
@@ -463,8 +463,8 @@ class ClientConnection(asyncio.Protocol):
     def _time_has_come(self) -> None:
         if self._due > self._loop.time():
             self.set_due(self._due)
-        elif self.state in (State.BUSY, State.TUNNEL) and self.exchange is not None:
-            self.exchange.on_due()
+        elif self.state in (State.BUSY, State.TUNNEL) and self.handler is not None:
+            self.handler.on_due()
         elif self.state is State.BODY:
             self._refuse_body(reasons.BODY_TIME)
         elif self.state is State.HEAD:
@@ -475,8 +475,8 @@ class ClientConnection(asyncio.Protocol):
             self.transport.abort()  # it had its time to read the last words
 
     def _give_up(self, reason: Reason) -> None:
-        if self.exchange is not None:
-            self.exchange.client_left(reason)
+        if self.handler is not None:
+            self.handler.client_left(reason)
         self.drop()
 
 

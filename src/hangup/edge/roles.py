@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hangup.edge.connection import ClientConnection
 
 
-class Exchange(Protocol):
+class RequestHandler(Protocol):
     """The call that a connection is carrying, as the connection sees it."""
 
     body_bytes_max: int
@@ -55,7 +55,7 @@ class Owner(Protocol):
 
     def disconnected(self, connection: ClientConnection) -> None: ...
 
-    def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | None:
+    def open(self, connection: ClientConnection, head: RequestHead) -> RequestHandler | None:
         """A request's head is here; None when it has been refused already."""
 
     def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None: ...

@@ -112,6 +112,16 @@ class Backend:
             self.pinned -= 1
             self.slots.give(slot)
 
+    def leave_pinned(self, slot: int | None) -> None:
+        """Its call is over, and the engine may still be at work on it there: the slot stays taken until `free_slot`."""
+        if slot is not None:
+            self.pinned -= 1
+
+    def free_slot(self, slot: int | None) -> None:
+        """The engine has let go of a call that is over."""
+        if slot is not None:
+            self.slots.give(slot)
+
     @property
     def shown_client_key(self) -> bool:
         """Whether it gets the key that a client sends; else it gets one of ours, or none."""

@@ -20,7 +20,7 @@ _NEWS = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 _COPIED_BYTES_MAX = 64 * 1024  # of a body, to go out in one piece with its head
 
 
-class Asker(Protocol):
+class ResponseHandler(Protocol):
     """Who sent the request and gets the answer."""
 
     def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
@@ -45,9 +45,9 @@ class Home(Protocol):
 class EngineConnection(asyncio.Protocol):
     __slots__ = (
         "_asked_at",
-        "_asker",
         "_buffer",
         "_feed",
+        "_handler",
         "_has_body",
         "_head_bytes_max",
         "_home",
@@ -67,7 +67,7 @@ class EngineConnection(asyncio.Protocol):
         self._home = home
         self._head_bytes_max = head_bytes_max
         self._receive_bytes = receive_bytes
-        self._asker: Asker | None = None
+        self._handler: ResponseHandler | None = None
         self._feed: Callable[[bytes], None] | None = None
         self._buffer = b""
         self._paused = False
@@ -86,10 +86,10 @@ class EngineConnection(asyncio.Protocol):
             # The kernel would take megabytes of tokens on behalf of a client that has stopped reading.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
 
-    def ask(self, asker: Asker, head: bytes, body: bytes, *, may_switch: bool = False) -> None:
+    def ask(self, handler: ResponseHandler, head: bytes, body: bytes, *, may_switch: bool = False) -> None:
         """`may_switch`: the request is a handshake, and 101 an answer to it."""
-        assert self._asker is None, "one request at a time"
-        self._asker = asker
+        assert self._handler is None, "one request at a time"
+        self._handler = handler
         self._asked_at = time.monotonic()
         self._has_body = bool(body)
         self._refused = False
@@ -106,52 +106,52 @@ class EngineConnection(asyncio.Protocol):
         try:
             if self._feed is not None:
                 self._feed(data)
-            elif self._asker is not None:
-                self._read_head(self._asker, data)
+            elif self._handler is not None:
+                self._read_head(self._handler, data)
             else:
                 self.abort()  # an idle connection has nothing to say: its framing is off
         except Exception as error:
             # Left to the transport, it would look as if the engine had broken off.
-            asker = self._asker
+            handler = self._handler
             self.abort()
-            if asker is None:
+            if handler is None:
                 raise
-            asker.fault(error)
+            handler.fault(error)
 
-    def _read_head(self, asker: Asker, data: bytes) -> None:
+    def _read_head(self, handler: ResponseHandler, data: bytes) -> None:
         self._buffer += data
         while True:
             end = self._buffer.find(HEAD_END, 0, self._head_bytes_max)
             if end < 0:
                 if len(self._buffer) >= self._head_bytes_max:
-                    asker.engine_garbled(self, WireError("response head too large"))
+                    handler.engine_garbled(self, WireError("response head too large"))
                 return
             head_bytes, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
             try:
                 head = ResponseHead(head_bytes)
             except WireError as error:
-                asker.engine_garbled(self, error)
+                handler.engine_garbled(self, error)
                 return
             if head.status >= 200 or (head.status == 101 and self._may_switch):
                 break  # other 1xx are announcements; the answer is behind them
         rest, self._buffer = self._buffer, b""
         self._refused = head.status >= 400
-        feed = asker.engine_answered(self, head, rest)
-        if self._asker is asker:  # it may be done with us already
+        feed = handler.engine_answered(self, head, rest)
+        if self._handler is handler:  # it may be done with us already
             self._feed = feed
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        asker, self._asker, self._feed = self._asker, None, None
+        handler, self._handler, self._feed = self._handler, None, None
         self._tell_full = None
         self._home.gone(self)
-        if asker is not None:
+        if handler is not None:
             try:
-                asker.engine_lost(self, exc)
+                handler.engine_lost(self, exc)
             except Exception as error:
-                asker.fault(error)
+                handler.fault(error)
 
     def when_full(self, tell: Callable[[bool], None], bytes_max: int) -> None:
         """Tells when more than so many bytes wait for the engine to read them, and when it has."""
@@ -197,7 +197,7 @@ class EngineConnection(asyncio.Protocol):
         An engine may answer before it has read all of the request. What we have not sent of it stands in the way of the
         next; and some engines, having refused a request, take its unread body for the next one.
         """
-        self._asker, self._feed = None, None
+        self._handler, self._feed = None, None
         unread = self._has_body and self._refused
         if reusable and not unread and not self.transport.is_closing() and not self.transport.get_write_buffer_size():
             self.resume()  # the last bytes of the answer may have been more than its client could take at once
@@ -205,19 +205,19 @@ class EngineConnection(asyncio.Protocol):
         else:
             self.abort()
 
-    def hand_over(self, asker: Asker) -> None:
+    def hand_over(self, handler: ResponseHandler) -> None:
         """The answer, of which nothing has come yet, is for somebody else now."""
-        assert self._asker is not None and self._feed is None
-        self._asker = asker
+        assert self._handler is not None and self._feed is None
+        self._handler = handler
 
     def linger(self) -> None:
         """Stays open for a moment, but what comes is for nobody: some engines must hear an abort before the end."""
-        self._asker, self._feed = None, _ignore
+        self._handler, self._feed = None, _ignore
 
     def abort(self) -> None:
         """Cuts the connection now; on most engines this is what stops the work."""
         self._tell_full = None
-        self._asker, self._feed = None, None
+        self._handler, self._feed = None, None
         self.transport.abort()
 
 

@@ -131,7 +131,7 @@ class Inquiry:
 
     @classmethod
     def take_over(cls, connection: EngineConnection, bytes_max: int, until: bytes = b"") -> Inquiry:
-        """For the answer to a request whose asker has left; `rest` waits for it."""
+        """For the answer to a request whose handler has left; `rest` waits for it."""
         inquiry = cls(asyncio.get_running_loop(), bytes_max, until)
         inquiry.connection = connection
         connection.hand_over(inquiry)

@@ -15,7 +15,7 @@ from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.edge import sockets
 from hangup.edge.connection import ClientConnection
-from hangup.edge.roles import Exchange
+from hangup.edge.roles import RequestHandler
 from hangup.embedded.options import Options
 from hangup.embedded.runner import Runner
 from hangup.engines import memory
@@ -77,7 +77,7 @@ class EngineServer:
     def disconnected(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
 
-    def open(self, connection: ClientConnection, head: RequestHead) -> Exchange | None:
+    def open(self, connection: ClientConnection, head: RequestHead) -> RequestHandler | None:
         given = head.fields.get(b"x-request-id", b"").decode("latin-1")
         id = given if _ID.fullmatch(given) else secrets.token_hex(12)
         kind = _CALLS.get(head.path)

@@ -31,6 +31,7 @@ from hangup.library.limits import CLIENT_SILENCE_S
 from hangup.library.sockets import SocketWatch, departure
 
 _numbers = itertools.count(1)
+_Go = asyncio.Future[Reason | None]  # done when a call may start, with a reason if it may not
 
 
 class _Line:
@@ -40,7 +41,7 @@ class _Line:
         self._seat = Seat("gate", slots=slots)
         self._max_wait_s = max_wait_s
         limits = AdmissionLimits(queue_depth_max=queue, queue_s=max_wait_s)
-        self._admission = Admission(limits, [self._seat], random.random)
+        self._admission: Admission[_Go] = Admission(limits, [self._seat], random.random)
 
     @property
     def running(self) -> int:
@@ -50,11 +51,11 @@ class _Line:
     def waiting(self) -> int:
         return self._admission.queue.count
 
-    def arrive(self, go: asyncio.Future[Reason | None], now: float) -> tuple[Ticket, list[Action]]:
+    def arrive(self, go: _Go, now: float) -> tuple[Ticket[_Go], list[Action[_Go]]]:
         ticket = Ticket(go, queue_by=now + self._max_wait_s)
         return ticket, self._admission.arrive(ticket, "", now)
 
-    def end(self, ticket: Ticket, now: float) -> list[Action]:
+    def end(self, ticket: Ticket[_Go], now: float) -> list[Action[_Go]]:
         """It is over, wherever it was."""
         return self._admission.end(ticket, now)
 
@@ -95,9 +96,9 @@ class Gate:
         finally:
             self._end(ticket)
 
-    async def _admit(self, descriptor: int | None) -> tuple[Ticket, Reason | None]:
+    async def _admit(self, descriptor: int | None) -> tuple[Ticket[_Go], Reason | None]:
         """The call's ticket, and why it has no slot; None if it has one. Who has left by then gets none."""
-        go: asyncio.Future[Reason | None] = asyncio.get_running_loop().create_future()
+        go: _Go = asyncio.get_running_loop().create_future()
         ticket, actions = self._line.arrive(go, asyncio.get_running_loop().time())
         self._act(actions)
         try:
@@ -112,7 +113,7 @@ class Gate:
             self._end(ticket)
         return ticket, reason
 
-    async def _wait(self, go: asyncio.Future[Reason | None], descriptor: int | None) -> Reason | None:
+    async def _wait(self, go: _Go, descriptor: int | None) -> Reason | None:
         watch = None if descriptor is None else SocketWatch(descriptor, CLIENT_SILENCE_S)
         timer = asyncio.get_running_loop().call_later(self.max_wait_s, _settle, go, reasons.QUEUE_TIME)
         try:
@@ -125,10 +126,10 @@ class Gate:
             if watch is not None:
                 watch.stop()
 
-    def _end(self, ticket: Ticket) -> None:
+    def _end(self, ticket: Ticket[_Go]) -> None:
         self._act(self._line.end(ticket, asyncio.get_running_loop().time()))
 
-    def _act(self, actions: list[Action]) -> None:
+    def _act(self, actions: list[Action[_Go]]) -> None:
         """Tells those concerned; a slot for one who left in this very turn goes to the next."""
         for action in actions:
             if not _settle(action.ticket.key, action.reason) and action.reason is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
+from typing import Any
 
-from hangup.core.admission import Action, Admission, Ticket
+from hangup.core.admission import Action, Admission, AnyTicket, Ticket
 from hangup.sim.clock import Clock
 from hangup.sim.engine import Engine, Work
 from hangup.sim.load import Request
@@ -27,7 +28,7 @@ class Item:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.yielded = 0  # times that it had to make way
-        self.ticket: Ticket | None = None
+        self.ticket: Ticket[Item] | None = None
         self.work: Work | None = None
         self.engine: Engine | None = None
 
@@ -37,9 +38,9 @@ class Supply:
         self,
         clock: Clock,
         tally: Tally,
-        admission: Admission,
+        admission: Admission[Any],
         items: Sequence[Request],
-        carry_out: Callable[[list[Action]], None],
+        carry_out: Callable[[list[Action[Any]]], None],
     ) -> None:
         self._clock = clock
         self._tally = tally
@@ -59,7 +60,7 @@ class Supply:
         item.ticket = Ticket(item, prompt=request.prompt, output_max=_OUTPUT_MAX, job=True)
         self._carry_out(self._admission.arrive(item.ticket, _TENANT, self._clock.now))
 
-    def act(self, ticket: Ticket, engine: Engine | None) -> None:
+    def act(self, ticket: AnyTicket, engine: Engine | None) -> None:
         """It starts on the engine, or has to make way on the one that it is on."""
         item: Item = ticket.key
         if engine is not None:

@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 from hangup.config import BackendSettings, Settings
 from hangup.core import reasons
@@ -41,7 +42,7 @@ class HangupGateway:
             for at, b in zip(range(len(engines)), backends, strict=False)
         ]
         self._engines = dict(zip(seats, engines, strict=True))
-        self.admission = Admission(settings.limits, seats, rng.random)
+        self.admission: Admission[Any] = Admission(settings.limits, seats, rng.random)
         self.admission.configure(settings.limits, {tenant.name: Terms.of(tenant) for tenant in settings.tenant})
         self._supply = Supply(clock, people.tally, self.admission, items, self._act) if items else None
 
@@ -86,7 +87,7 @@ class HangupGateway:
         steady = sample.slow_by == 1.0
         self._act(self.admission.end(ticket, self._clock.now, sample.output, sample.prompt, completed=True, steady=steady))
 
-    def _act(self, actions: list[Action]) -> None:
+    def _act(self, actions: list[Action[Any]]) -> None:
         for ticket, seat, reason in actions:
             if ticket.job:
                 assert self._supply is not None

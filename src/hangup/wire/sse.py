@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hangup.errors import WireError
+from hangup.errors import EventTooLarge
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +55,5 @@ class Splitter:
         text = self._kept + payload if self._kept else payload
         *events, self._kept = text.split(self._end)
         if len(text) > self._bytes_max and any(len(event) > self._bytes_max for event in (*events, self._kept)):
-            raise WireError("event over the size cap")
+            raise EventTooLarge
         return events

@@ -10,6 +10,6 @@ from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.limiter import Evidence
 from hangup.core.admission.seat import NO_LIMIT, Seat
 from hangup.core.admission.tenants import Band, Terms
-from hangup.core.admission.ticket import Ticket
+from hangup.core.admission.ticket import AnyTicket, Ticket
 
-__all__ = ["NO_LIMIT", "Action", "Admission", "Band", "Evidence", "Fleet", "Seat", "Terms", "Ticket"]
+__all__ = ["NO_LIMIT", "Action", "Admission", "AnyTicket", "Band", "Evidence", "Fleet", "Seat", "Terms", "Ticket"]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple
 
 from hangup.config import AdmissionLimits
 from hangup.core import reasons
@@ -26,7 +26,7 @@ from hangup.core.admission.jobs import JobLine
 from hangup.core.admission.queue import Queue
 from hangup.core.admission.seat import Seat
 from hangup.core.admission.tenants import Band, Tenant, Terms
-from hangup.core.admission.ticket import ANYWHERE, NOBODY, Ticket, Where
+from hangup.core.admission.ticket import ANYWHERE, NOBODY, AnyTicket, K, Ticket, Where
 from hangup.core.reasons import Reason
 
 _OUTPUT_WEIGHT = 2.0  # an output token's cost against a prompt token's
@@ -38,22 +38,24 @@ _CACHE_SHARE_MAX = 0.5  # of an engine's cache for one call: what needs more is 
 _BYTES_PER_TOKEN = 4.0  # of a request's body, until engines have told how many they count
 
 
-class Action(NamedTuple):
+class Action(NamedTuple, Generic[K]):
     """`ticket` starts on `seat`, or is refused for `reason`; a job that runs is to be ended for it."""
 
-    ticket: Ticket
+    ticket: Ticket[K]
     seat: Seat | None
     reason: Reason | None
 
 
-_NOTHING: list[Action] = []
+_NOTHING: list[Action[Any]] = []
 
 
-def _yielded(jobs: list[Ticket]) -> list[Action]:
+def _yielded(jobs: list[AnyTicket]) -> list[Action[Any]]:
     return [Action(job, None, reasons.YIELDED) for job in jobs]
 
 
-class Admission:
+class Admission(Generic[K]):
+    """Decides about tickets, whose keys it hands back and never looks at."""
+
     def __init__(self, limits: AdmissionLimits, seats: Iterable[Seat], jitter: Callable[[], float]) -> None:
         self.fleet = Fleet(seats)
         self.queue = Queue(limits.lifo_after_s)
@@ -103,7 +105,7 @@ class Admission:
 
     # What happens to a call
 
-    def arrive(self, ticket: Ticket, tenant_name: str, now: float) -> list[Action]:
+    def arrive(self, ticket: Ticket[K], tenant_name: str, now: float) -> list[Action[K]]:
         if ticket.job:
             return self._arrive_job(ticket, tenant_name, now)
         self.fleet.now = now
@@ -127,7 +129,7 @@ class Admission:
                 return actions + _yielded(self.jobs.make_way_on(seat)) if seat.jobs else actions
         return self._wait(ticket, tenant, now)
 
-    def _arrive_job(self, ticket: Ticket, tenant_name: str, now: float) -> list[Action]:
+    def _arrive_job(self, ticket: Ticket[K], tenant_name: str, now: float) -> list[Action[K]]:
         tenant = ticket.tenant = self.jobs.tenant(self.tenant(tenant_name))
         if not self.fleet.seats:
             return [Action(ticket, None, reasons.NO_BACKEND)]
@@ -138,7 +140,7 @@ class Admission:
         self.jobs.push(ticket, now)
         return self.dispatch(now)
 
-    def _wait(self, ticket: Ticket, tenant: Tenant, now: float) -> list[Action]:
+    def _wait(self, ticket: Ticket[K], tenant: Tenant, now: float) -> list[Action[K]]:
         queue, limits = self.queue, self.limits
         if not self.fleet.seats:
             return [Action(ticket, None, reasons.NO_BACKEND)]
@@ -149,7 +151,7 @@ class Admission:
         self._pass_time(now)
         patience_s = self._foresight.patience_s(ticket, tenant, now)
         cold = self.fleet.is_cold(ticket.seats)  # nothing shows that engines queue: nobody is refused for a long line
-        actions: list[Action] = []
+        actions: list[Action[K]] = []
         if not cold:
             self._clear_stale(tenant, now, actions)
             reason = self._hopeless(ticket, tenant, patience_s, now)
@@ -171,7 +173,7 @@ class Admission:
         actions += self.dispatch(now)
         return actions
 
-    def _clear_stale(self, tenant: Tenant, now: float, actions: list[Action]) -> None:
+    def _clear_stale(self, tenant: Tenant, now: float, actions: list[Action[K]]) -> None:
         """Those of its line who would come too late by now, even if they were next, make room for those who would not."""
         while tenant.line:
             oldest = tenant.line.oldest()
@@ -181,7 +183,7 @@ class Admission:
             self._foresight.watched(oldest, now, False)
             actions.append(Action(oldest, None, reasons.DEADLINE_NEAR))
 
-    def _hopeless(self, ticket: Ticket, tenant: Tenant, patience_s: float, now: float) -> Reason | None:
+    def _hopeless(self, ticket: Ticket[K], tenant: Tenant, patience_s: float, now: float) -> Reason | None:
         """Why it is not worth waiting in line, if so."""
         if ticket.retry and tenant.retries.spent:
             return reasons.RETRY_BUDGET
@@ -193,7 +195,7 @@ class Admission:
             return reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE
         return None
 
-    def leave(self, ticket: Ticket, now: float, *, left: bool = False) -> list[Action]:
+    def leave(self, ticket: Ticket[K], now: float, *, left: bool = False) -> list[Action[K]]:
         """Its client is gone (`left`), or its time in the queue is up; harmless if it does not wait."""
         if not ticket.queued:
             return _NOTHING
@@ -204,7 +206,7 @@ class Admission:
         line.remove(ticket)
         return self.dispatch(now) if was_aside or self.jobs.count else _NOTHING
 
-    def first_token(self, ticket: Ticket, now: float) -> list[Action]:
+    def first_token(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
         if not ticket.reading:
             return _NOTHING
         seat = ticket.seat
@@ -215,13 +217,13 @@ class Admission:
             self.fleet.nobody_waits(seat)
         return actions
 
-    def step(self, seat: Seat, seconds: float, now: float) -> list[Action]:
+    def step(self, seat: Seat, seconds: float, now: float) -> list[Action[K]]:
         """How long a token takes on this seat just now."""
         return self.dispatch(now) if self.fleet.step(seat, seconds, now) and self.queue.count else _NOTHING
 
     def end(
         self,
-        ticket: Ticket,
+        ticket: Ticket[K],
         now: float,
         tokens_out: int = 0,
         tokens_in: int | None = None,
@@ -230,7 +232,7 @@ class Admission:
         left: bool = False,
         steady: bool = True,
         hold: bool = False,
-    ) -> list[Action]:
+    ) -> list[Action[K]]:
         """It is over, wherever it was; `left`: by its client's departure.
 
         `steady`: nothing but the engine set the pace of its answer. `hold`: its engine may still be at work, so its place is
@@ -255,7 +257,7 @@ class Admission:
 
     # What an engine says
 
-    def engine_told(self, seat: Seat, waiting: int, now: float) -> list[Action]:
+    def engine_told(self, seat: Seat, waiting: int, now: float) -> list[Action[K]]:
         """By its own figures so many calls wait in it."""
         self.fleet.engine_told(seat, waiting)
         actions = self.dispatch(now) if self.queue.count else _NOTHING
@@ -263,13 +265,13 @@ class Admission:
             self.fleet.nobody_waits(seat)
         return actions
 
-    def refused(self, ticket: Ticket, now: float) -> list[Action]:
+    def refused(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
         """Its engine has no room for it: it goes elsewhere or waits, before all others of its tenant."""
         assert ticket.seat is not None
         self.fleet.refused(ticket.seat, now)
         return self.fell_back(ticket, now)
 
-    def pause(self, seat: Seat, paused: bool, now: float) -> list[Action]:
+    def pause(self, seat: Seat, paused: bool, now: float) -> list[Action[K]]:
         """The engine wants no calls for a while, or does again."""
         if seat.paused == paused:
             return _NOTHING
@@ -277,12 +279,12 @@ class Admission:
         self.fleet.refresh()
         return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 
-    def let_go(self, seat: Seat, kv: int, now: float) -> list[Action]:
+    def let_go(self, seat: Seat, kv: int, now: float) -> list[Action[K]]:
         """The engine has let go of a call whose place was held."""
         self.fleet.let_go(seat, kv)
         return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 
-    def fell_back(self, ticket: Ticket, now: float) -> list[Action]:
+    def fell_back(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
         """Its seat failed before the first byte: it goes elsewhere, before all others of its tenant."""
         seat, tenant = ticket.seat, ticket.tenant
         assert seat is not None and tenant is not None
@@ -294,7 +296,7 @@ class Admission:
 
     # Who starts
 
-    def dispatch(self, now: float) -> list[Action]:
+    def dispatch(self, now: float) -> list[Action[K]]:
         """Lets those who wait go, as far as there is room; jobs when nobody else waits."""
         self.fleet.now = now
         queue, jobs = self.queue, self.jobs
@@ -306,10 +308,10 @@ class Admission:
         wanted = (queue.wanted() if queue.count else NOBODY) if jobs.count else None
         return actions + self._dispatch_jobs(now, wanted) if wanted is not None else actions
 
-    def _dispatch_live(self, now: float) -> list[Action]:
+    def _dispatch_live(self, now: float) -> list[Action[K]]:
         queue, fleet = self.queue, self.fleet
         self._pass_time(now)
-        actions: list[Action] = []
+        actions: list[Action[K]] = []
         full: set[Where] = set()
         while queue.count:
             kept = NOBODY
@@ -341,10 +343,10 @@ class Admission:
                 full.add(ticket.where)  # others may wait for something else
         return actions
 
-    def _dispatch_jobs(self, now: float, wanted: frozenset[str]) -> list[Action]:
+    def _dispatch_jobs(self, now: float, wanted: frozenset[str]) -> list[Action[K]]:
         """`wanted`: seats that live calls wait for."""
         jobs = self.jobs
-        actions: list[Action] = []
+        actions: list[Action[K]] = []
         full: set[Where] = set()
         while jobs.count:
             kept = wanted
@@ -374,7 +376,7 @@ class Admission:
                 full.add(ticket.where)
         return actions
 
-    def _leave_job_line(self, ticket: Ticket, seat: Seat, now: float, actions: list[Action]) -> None:
+    def _leave_job_line(self, ticket: Ticket[K], seat: Seat, now: float, actions: list[Action[K]]) -> None:
         assert ticket.tenant is not None
         self.jobs.remove(ticket)
         if ticket.tenant.spent(now):
@@ -382,7 +384,7 @@ class Admission:
         else:
             actions.append(self._start(ticket, seat, now))
 
-    def _leave_line(self, ticket: Ticket, seat: Seat, now: float, actions: list[Action]) -> None:
+    def _leave_line(self, ticket: Ticket[K], seat: Seat, now: float, actions: list[Action[K]]) -> None:
         """Its turn: it starts, unless it would come too late."""
         self.queue.remove(ticket)
         if now >= ticket.queue_by or self._foresight.too_late(ticket, seat, 0.0, now):
@@ -394,7 +396,7 @@ class Admission:
             if seat.jobs:
                 actions += _yielded(self.jobs.make_way_on(seat))
 
-    def _start(self, ticket: Ticket, seat: Seat, now: float) -> Action:
+    def _start(self, ticket: Ticket[K], seat: Seat, now: float) -> Action[K]:
         tenant = ticket.tenant
         assert tenant is not None
         ticket.charge = ticket.prompt + _OUTPUT_WEIGHT * tenant.predict(ticket.output_max) * ticket.choices
@@ -413,7 +415,7 @@ class Admission:
                 self._live_peak.note(self.live, now)
         return Action(ticket, seat, None)
 
-    def _stop(self, ticket: Ticket, seat: Seat, tenant: Tenant, now: float, hold: bool = False) -> None:
+    def _stop(self, ticket: Ticket[K], seat: Seat, tenant: Tenant, now: float, hold: bool = False) -> None:
         if ticket.job:
             self.jobs.off(seat, ticket)
         else:
@@ -423,7 +425,7 @@ class Admission:
         self.fleet.release(ticket, now, hold)
         tenant.in_flight -= 1
 
-    def _settle(self, ticket: Ticket, tenant: Tenant, tokens_out: int, tokens_in: int | None) -> None:
+    def _settle(self, ticket: Ticket[K], tenant: Tenant, tokens_out: int, tokens_in: int | None) -> None:
         """From what it was charged to what it cost."""
         prompt = ticket.prompt if tokens_in is None else tokens_in
         true = prompt + _OUTPUT_WEIGHT * tokens_out
@@ -442,7 +444,7 @@ class Admission:
             return reasons.TENANT_TOKENS
         return None
 
-    def _cache_for(self, ticket: Ticket, tenant: Tenant) -> int:
+    def _cache_for(self, ticket: Ticket[K], tenant: Tenant) -> int:
         """Tokens of an engine's cache that are set aside for it: never so many that others would have to leave first."""
         need = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
         return min(need, int(self.fleet.smallest_cache * _CACHE_SHARE_MAX))

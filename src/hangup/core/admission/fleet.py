@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.limiter import SPARE, Evidence
 from hangup.core.admission.seat import Seat
-from hangup.core.admission.ticket import NOBODY, Ticket
+from hangup.core.admission.ticket import NOBODY, AnyTicket
 
 _LOOK_PAST = 4  # seats without enough cache that are looked past
 _LAST = 1e9  # beyond any load: of two seats with room the one without it
@@ -209,7 +209,7 @@ class Fleet:
         one = min(self._among(NOBODY, seats), key=lambda seat: seat.name, default=None)
         return one.estimates if one is not None else self.estimates
 
-    def take(self, seat: Seat, ticket: Ticket, now: float) -> None:
+    def take(self, seat: Seat, ticket: AnyTicket, now: float) -> None:
         self._turn += 1
         seat.turn = self._turn
         seat.in_flight += 1
@@ -226,7 +226,7 @@ class Fleet:
             self._read(seat, ticket, now)
         self.changed(seat)
 
-    def _read(self, seat: Seat, ticket: Ticket, now: float) -> None:
+    def _read(self, seat: Seat, ticket: AnyTicket, now: float) -> None:
         """Its first token is waited for from here on."""
         limiter, ahead = seat.limiter, seat.unstarted
         ticket.reading = True
@@ -259,7 +259,7 @@ class Fleet:
             self.changed(seat)
         return found
 
-    def first_token(self, ticket: Ticket, now: float) -> None:
+    def first_token(self, ticket: AnyTicket, now: float) -> None:
         """The engine has read the prompt and begun to answer."""
         seat = ticket.seat
         assert seat is not None
@@ -277,7 +277,7 @@ class Fleet:
         seat.limiter.accepted(seat.in_flight, now)
         self.changed(seat)
 
-    def _learn_from(self, seat: Seat, ticket: Ticket, now: float) -> None:
+    def _learn_from(self, seat: Seat, ticket: AnyTicket, now: float) -> None:
         limiter, waited = seat.limiter, now - ticket.sent_at
         seat.waits.pop(ticket, None)
         late = ticket.late or now > ticket.late_at
@@ -334,7 +334,7 @@ class Fleet:
         self.changed(seat)
         return True
 
-    def release(self, ticket: Ticket, now: float, hold: bool = False) -> Seat:
+    def release(self, ticket: AnyTicket, now: float, hold: bool = False) -> Seat:
         """Its call is over. With `hold` its place stays taken, and its cache, until `let_go`."""
         seat = ticket.seat
         assert seat is not None and seat.in_flight > 0, f"{ticket} was released more often than taken"

@@ -8,7 +8,7 @@ import math
 from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.seat import Seat
 from hangup.core.admission.tenants import Tenant
-from hangup.core.admission.ticket import Ticket
+from hangup.core.admission.ticket import AnyTicket
 
 _SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how sure a whole answer must be to come in time, by how busy we are
 _FORESIGHT_S = 300.0  # nothing is foretold beyond: the caps are there for that
@@ -22,7 +22,7 @@ class Foresight:
         self._fleet = fleet
         self.queue_s = queue_s  # how long calls may wait in line
 
-    def patience_s(self, ticket: Ticket, tenant: Tenant, now: float) -> float:
+    def patience_s(self, ticket: AnyTicket, tenant: Tenant, now: float) -> float:
         """How long this tenant's clients would wait in line, on average: a longer line would be for nobody."""
         first_by, all_by = self.gone_by(ticket, tenant)
         if ticket.stream and all_by < math.inf:  # what it has to spare is what its answer does not take
@@ -33,7 +33,7 @@ class Foresight:
         tenant.patience_s = mean + (told - mean) * _PATIENCE_GAIN
         return tenant.patience_s
 
-    def gone_by(self, ticket: Ticket, tenant: Tenant) -> tuple[float, float]:
+    def gone_by(self, ticket: AnyTicket, tenant: Tenant) -> tuple[float, float]:
         """When its client will have left, without a first token and in any case: by its word, or by what such clients do."""
         first, whole = ticket.curves or tenant.patience.of(ticket.client, ticket.stream)
         if not (first.departures or whole.departures):
@@ -47,7 +47,7 @@ class Foresight:
             ticket.all_by if all_by <= now else min(ticket.all_by, all_by),
         )
 
-    def too_late(self, ticket: Ticket, seat: Seat | None, wait_s: float, now: float) -> bool:
+    def too_late(self, ticket: AnyTicket, seat: Seat | None, wait_s: float, now: float) -> bool:
         """Whether the answer would not reach its client in time, as far as can be known."""
         tenant = ticket.tenant
         assert tenant is not None
@@ -78,20 +78,20 @@ class Foresight:
 
     # What is learned of clients' patience
 
-    def watch(self, ticket: Ticket, tenant: Tenant) -> None:
+    def watch(self, ticket: AnyTicket, tenant: Tenant) -> None:
         """Its client waits from here on."""
         if not ticket.whole:
             ticket.curves = first, whole = tenant.patience.of(ticket.client, ticket.stream)
             (first if ticket.stream else whole).watch(ticket, ticket.arrived_at, 0.0)
 
-    def first_token(self, ticket: Ticket, now: float) -> None:
+    def first_token(self, ticket: AnyTicket, now: float) -> None:
         """From here on its client waits for the rest."""
         if ticket.stream and ticket.curves is not None:
             first, whole = ticket.curves
             first.unwatch(ticket)
             whole.watch(ticket, ticket.arrived_at, now - ticket.arrived_at)
 
-    def watched(self, ticket: Ticket, now: float, left: bool) -> None:
+    def watched(self, ticket: AnyTicket, now: float, left: bool) -> None:
         """How long its client was seen to wait, and whether it left then."""
         if ticket.curves is None:
             return

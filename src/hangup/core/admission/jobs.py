@@ -15,7 +15,7 @@ from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.queue import Queue
 from hangup.core.admission.seat import Seat
 from hangup.core.admission.tenants import Tenant
-from hangup.core.admission.ticket import NOBODY, Ticket
+from hangup.core.admission.ticket import NOBODY, AnyTicket
 
 
 class JobLine(Queue):
@@ -24,8 +24,8 @@ class JobLine(Queue):
     def __init__(self, fleet: Fleet, limits: AdmissionLimits) -> None:
         super().__init__(lifo_after_s=math.inf)  # nobody loses patience: always in order
         self.tenants: dict[str, Tenant] = {}
-        self.running: dict[Ticket, None] = {}  # as they started
-        self.yielding: set[Ticket] = set()  # told, and not yet ended
+        self.running: dict[AnyTicket, None] = {}  # as they started
+        self.yielding: set[AnyTicket] = set()  # told, and not yet ended
         self.live_peak = Peak(limits.jobs_calm_s)  # of live calls in flight
         self._fleet = fleet
         self.configure(limits)
@@ -56,11 +56,11 @@ class JobLine(Queue):
 
     # Coming and going
 
-    def on(self, seat: Seat, ticket: Ticket) -> None:
+    def on(self, seat: Seat, ticket: AnyTicket) -> None:
         self.running[ticket] = None
         seat.jobs += 1
 
-    def off(self, seat: Seat, ticket: Ticket) -> None:
+    def off(self, seat: Seat, ticket: AnyTicket) -> None:
         self.running.pop(ticket, None)
         self.yielding.discard(ticket)
         seat.jobs -= 1
@@ -88,7 +88,7 @@ class JobLine(Queue):
 
     # Making way
 
-    def make_way(self, queue: Queue) -> list[Ticket]:
+    def make_way(self, queue: Queue) -> list[AnyTicket]:
         """One job for each live call that stays in line, unless a place is about to get free for it anyway."""
         fleet = self._fleet
         coming = Counter({seat: seat.held for seat in fleet.seats if seat.well and seat.held})
@@ -97,7 +97,7 @@ class JobLine(Queue):
             return []
         # Those whose end makes room; the one that started last has the least to lose.
         could = [(job, job.seat) for job in self._may_yield() if job.seat is not None and job.seat.has_room_without(job)]
-        told: list[Ticket] = []
+        told: list[AnyTicket] = []
         for waiting in queue if could else ():
             seats, tried = waiting.seats, waiting.tried
             soon = next((seat for seat in coming if fleet.takes(seat, tried, seats)), None)
@@ -113,14 +113,14 @@ class JobLine(Queue):
                 break
         return self._tell(told)
 
-    def make_way_on(self, seat: Seat) -> list[Ticket]:
+    def make_way_on(self, seat: Seat) -> list[AnyTicket]:
         """A live call was sent where prompts of jobs are being read, which it would have to wait for; or where there may be
         no slot left, as far as has been seen."""
         full = not seat.slots and seat.in_flight - sum(job.seat is seat for job in self.yielding) > seat.limiter.ran
         here = [job for job in reversed(self._may_yield()) if job.seat is seat]
         return self._tell([job for job in here if job.reading] or here[:full])
 
-    def _may_yield(self) -> list[Ticket]:
+    def _may_yield(self) -> list[AnyTicket]:
         """All that run, but for one on each seat that has made way often enough: work must come to an end."""
         often, stays = self._limits.job_yields_max, set[Seat]()
         may = []
@@ -131,7 +131,7 @@ class JobLine(Queue):
                 may.append(job)
         return may
 
-    def _tell(self, jobs: list[Ticket]) -> list[Ticket]:
+    def _tell(self, jobs: list[AnyTicket]) -> list[AnyTicket]:
         for job in jobs:
             del self.running[job]
             self.yielding.add(job)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from hangup.core.admission.drains import overlap
 from hangup.core.admission.tenants import Band, Tenant, Terms
-from hangup.core.admission.ticket import ANYWHERE, NOBODY, Ticket, Where
+from hangup.core.admission.ticket import ANYWHERE, NOBODY, AnyTicket, Where
 
 _PATIENCE_SHARE = 0.25  # of what a call may wait, that it waits in order
 
@@ -41,7 +41,7 @@ class Queue:
         self.count = 0
         self.bytes = 0
         self.groups: dict[Where, int] = {}  # how many wait for what, without the one set aside
-        self.aside: Ticket | None = None  # one that no seat can take at the moment, though there is room for others
+        self.aside: AnyTicket | None = None  # one that no seat can take at the moment, though there is room for others
         self.aside_at = 0.0
         self._lanes = [_Lane() for _ in Band]
         self._floor = 0.0  # the service of who went last: where those who come back begin
@@ -50,7 +50,7 @@ class Queue:
 
     # Coming and going
 
-    def push(self, ticket: Ticket, now: float, *, first: bool = False) -> None:
+    def push(self, ticket: AnyTicket, now: float, *, first: bool = False) -> None:
         """Puts it in line; `first` for one that has waited already."""
         tenant = ticket.tenant
         assert tenant is not None and not ticket.queued
@@ -64,7 +64,7 @@ class Queue:
         self.count += 1
         self.bytes += ticket.size
 
-    def _link(self, ticket: Ticket, tenant: Tenant) -> None:
+    def _link(self, ticket: AnyTicket, tenant: Tenant) -> None:
         lane = self._lanes[tenant.terms.band]
         if not tenant.line:
             self.lift(tenant)
@@ -79,7 +79,7 @@ class Queue:
         if len(lane.by_length) > 64 + 2 * lane.count:
             self._tidy(lane)
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, ticket: AnyTicket) -> None:
         """It does not wait any longer, for whatever reason."""
         assert ticket.queued
         if ticket is self.aside:
@@ -92,14 +92,14 @@ class Queue:
         self.count -= 1
         self.bytes -= ticket.size
 
-    def set_aside(self, ticket: Ticket, now: float) -> None:
+    def set_aside(self, ticket: AnyTicket, now: float) -> None:
         """It goes as soon as it can, and until then stands in nobody's way."""
         assert self.aside is None
         self._unlink(ticket)
         self.aside = ticket
         self.aside_at = now
 
-    def _unlink(self, ticket: Ticket) -> None:
+    def _unlink(self, ticket: AnyTicket) -> None:
         tenant = ticket.tenant
         assert tenant is not None
         lane = self._lanes[tenant.terms.band]
@@ -122,7 +122,7 @@ class Queue:
         for ticket in waiting:
             self._link(ticket, tenant)
 
-    def regroup(self, seats_of: Callable[[Ticket], frozenset[str] | None]) -> None:
+    def regroup(self, seats_of: Callable[[AnyTicket], frozenset[str] | None]) -> None:
         """What seats can answer has changed: all who wait are told anew where they can go, and keep their places."""
         if self.aside is not None:
             self.aside.seats = seats_of(self.aside)
@@ -136,7 +136,7 @@ class Queue:
             assert ticket.tenant is not None
             self._link(ticket, ticket.tenant)
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[AnyTicket]:
         """All who wait, tenant by tenant."""
         if self.aside is not None:
             yield self.aside
@@ -147,7 +147,7 @@ class Queue:
 
     # Who is next
 
-    def next(self, now: float, full: Collection[Where] = ()) -> Ticket | None:
+    def next(self, now: float, full: Collection[Where] = ()) -> AnyTicket | None:
         """Whose turn it is, of those who wait for something else than what is full."""
         if full and len(full) == len(self.groups):
             return None
@@ -172,11 +172,11 @@ class Queue:
             wanted |= seats
         return wanted
 
-    def _stands(self, oldest: Ticket, newest: Ticket, now: float) -> bool:
+    def _stands(self, oldest: AnyTicket, newest: AnyTicket, now: float) -> bool:
         """Whether the line moves too slowly for the newest to wait until all before it have gone."""
         return now - oldest.queued_at > min(self.lifo_after_s, _PATIENCE_SHARE * newest.patience_s)
 
-    def _least_served(self, lane: _Lane, full: Collection[Where]) -> tuple[Ticket, Ticket] | None:
+    def _least_served(self, lane: _Lane, full: Collection[Where]) -> tuple[AnyTicket, AnyTicket] | None:
         """The oldest and the newest of the tenant whose turn it is."""
         heap = lane.by_service
         passed: list[tuple[float, int, int, Tenant]] = []
@@ -216,16 +216,16 @@ class Queue:
 
     # Overflow
 
-    def ahead_of(self, newcomer: Ticket, tenant: Tenant) -> float:
+    def ahead_of(self, newcomer: AnyTicket, tenant: Tenant) -> float:
         """About how many have to go until all of this tenant's line has."""
         return self._rounds(newcomer, tenant, len(tenant.line))
 
-    def before(self, newcomer: Ticket, tenant: Tenant, now: float) -> float:
+    def before(self, newcomer: AnyTicket, tenant: Tenant, now: float) -> float:
         """About how many go before a newcomer of this tenant."""
         first = not tenant.line or self._stands(tenant.line.oldest(), newcomer, now)
         return self._rounds(newcomer, tenant, 0 if first else len(tenant.line))
 
-    def _rounds(self, newcomer: Ticket, tenant: Tenant, turns: int) -> float:
+    def _rounds(self, newcomer: AnyTicket, tenant: Tenant, turns: int) -> float:
         """Calls that start until this tenant has had so many turns; those who wait for other seats do not count."""
         lane = self._lanes[tenant.terms.band]
         higher = sum(lane.count for lane in self._lanes[: tenant.terms.band])
@@ -234,7 +234,7 @@ class Queue:
             return rounds
         return min(rounds, sum(count for (seats, _), count in self.groups.items() if overlap(seats, newcomer.seats)))
 
-    def victim(self, tenant: Tenant) -> Ticket | None:
+    def victim(self, tenant: Tenant) -> AnyTicket | None:
         """Who makes room for a newcomer of this tenant: the oldest of the longest line, of the lowest band.
 
         None if that would be one of its own, or of a higher band: then the newcomer has to go.
@@ -253,7 +253,7 @@ class Queue:
                 return None
         return None
 
-    def victim_elsewhere(self, newcomer: Ticket, tenant: Tenant) -> Ticket | None:
+    def victim_elsewhere(self, newcomer: AnyTicket, tenant: Tenant) -> AnyTicket | None:
         """One who waits for other seats, if more do so than for the newcomer's: they shall not fill the queue alone."""
         if newcomer.seats is None:
             return None

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.limiter import Evidence, LearnedLimit
-from hangup.core.admission.ticket import Ticket
+from hangup.core.admission.ticket import AnyTicket
 from hangup.core.engine_time import EngineTime
 
 _SLOTS_PER_READER = 8  # items of jobs without a first token, when they are alone: one for so many slots
@@ -75,7 +75,7 @@ class Seat:
         self.peak = 0  # the most of them since somebody looked
         self.placed = 0  # answers that were ever begun there
         self.unstarted = 0  # without a first token
-        self.waits: OrderedDict[Ticket, None] = OrderedDict()  # of those, live calls that are not overdue, as they were sent
+        self.waits: OrderedDict[AnyTicket, None] = OrderedDict()  # of those, live calls that are not overdue, as they were sent
         self.reading = 0  # prompt tokens of those; not of jobs, which make way
         self.kv_used = 0
         self.failures = 0  # in a row
@@ -151,7 +151,7 @@ class Seat:
     def has_room(self) -> bool:
         return self.in_flight < self.limit
 
-    def has_room_without(self, ticket: Ticket) -> bool:
+    def has_room_without(self, ticket: AnyTicket) -> bool:
         """Whether there would be room if this call of its own were gone."""
         if self.slots:
             return self.in_flight <= self.slots

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from hangup.core.admission.patience import Patience
     from hangup.core.admission.seat import Seat
     from hangup.core.admission.tenants import Tenant
 
+K = TypeVar("K")
 NOBODY: frozenset[str] = frozenset()
 Where = tuple[frozenset[str] | None, frozenset[str]]  # of the seats only these (None: any), and none of those
 ANYWHERE: Where = (None, NOBODY)
 
 
-class Ticket:
-    """What a call asks for, and what it holds.
+class Ticket(Generic[K]):
+    """What a call asks for, and what it holds; `key` is the call itself, as whoever made the ticket knows it.
 
     It is nowhere, in the queue (`queued`) or on a seat, and whoever moves it keeps these in step.
     """
@@ -66,7 +67,7 @@ class Ticket:
 
     def __init__(
         self,
-        key: Any,
+        key: K,
         *,
         prompt: int = 0,
         output_max: int = 0,
@@ -128,3 +129,6 @@ class Ticket:
     def __repr__(self) -> str:
         where = "queued" if self.queued else self.seat.name if self.seat else "nowhere"
         return f"<ticket {self.key!r} {where}>"
+
+
+AnyTicket = Ticket[Any]  # where it does not matter whose it is

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
 
 from hangup.app import reply
-from hangup.app.carried import Carried
-from hangup.app.entrance import is_of_other_site
-from hangup.app.relay import Relay
+from hangup.app.call_flow import CallFlow
+from hangup.app.client_request import FlowPorts
+from hangup.app.engine_request import EngineRequest
+from hangup.app.relay.base import Relay
+from hangup.app.request_policy import IncomingRequest, is_of_other_site
+from hangup.app.stopping import Attempt
 from hangup.core import reasons
-from hangup.core.call import Clock
+from hangup.core.call import Call, Clock, Ending, Tell
+from hangup.core.reaper import Leftover
 from hangup.core.reasons import Outcome, Reason
 from hangup.edge.connection import ClientConnection
 from hangup.engines.connection import EngineConnection
@@ -27,9 +30,6 @@ from hangup.errors import Refusal
 from hangup.wire.body import UntilClose
 from hangup.wire.head import RequestHead, ResponseHead
 from hangup.wire.websocket import GOING_AWAY, INTERNAL_ERROR, POLICY, Frames, close_frame
-
-if TYPE_CHECKING:
-    from hangup.app.exchange import Exchange
 
 _LOOK_S = 0.5  # between two looks whether a client has left that is not read just now
 
@@ -45,38 +45,61 @@ def check_origin(head: RequestHead, allowed: str) -> None:
     raise Refusal(reasons.ORIGIN, f"Pages of {origin[:100]} may not open WebSockets here; websocket_origins allows it.")
 
 
-class Tunnel(Carried):
-    def __init__(self, exchange: Exchange, connection: ClientConnection) -> None:
-        super().__init__(exchange)
+class WebSocketCall(CallFlow):
+    """A call that becomes a tunnel when its engine takes the handshake."""
+
+    can_move = False
+    may_be_silent = True
+    upgrades = True
+
+    __slots__ = (
+        "_closing_at",
+        "_connection",
+        "_engine",
+        "_from_client",
+        "_from_engine",
+        "_full_bytes",
+        "_full_since",
+        "_heard_at",
+    )
+
+    def __init__(self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest) -> None:
+        super().__init__(ports, connection, call, request)
         self._connection = connection
-        self._limits = exchange.limits
-        self._engine: EngineConnection | None = None
+        self._engine: EngineConnection | None = None  # once the connections are joined
         self._from_client = Frames()
         self._from_engine = Frames()
         self._heard_at = math.inf  # when anything last came from either side
         self._closing_at = math.inf  # when the first Close came
         self._full_since = math.inf  # since when the engine has not read what the client sent
         self._full_bytes = 0
-        exchange.tunnel = self
-        exchange.call.stream = True
+        call.stream = True
 
     # The handshake
 
     def body_arrived(self, body: bytes) -> None:
-        exchange, limits = self._exchange, self._limits
-        exchange.call.received(time.monotonic())
-        exchange.call.clock = Clock(
-            limits.websocket_s, limits.first_token_s, queue_s=limits.queue_s, client_total_s=exchange.client_total_s
+        limits = self.limits
+        self.call.received(time.monotonic())
+        self.asked = EngineRequest(self.api, self.request.head, b"")
+        self.call.clock = Clock(
+            limits.websocket_s, limits.first_token_s, queue_s=limits.queue_s, client_total_s=self.request.client_total_s
         )
-        exchange.find_place()
+        self.find_place()
 
-    def begin(self, engine: EngineConnection, head: ResponseHead) -> Relay:
-        """The engine has agreed: from here on the connections are joined."""
+    def _choose_relay(self, head: ResponseHead) -> Relay:
+        attempt = self.attempt
+        if head.status != 101 or attempt is None or attempt.connection is None:
+            return super()._choose_relay(head)
+        self._first_token_seen()
+        return self._join(attempt.connection, head)
+
+    def _join(self, engine: EngineConnection, head: ResponseHead) -> Relay:
+        """Joins the connections: the engine has agreed."""
         now = time.monotonic()
         self._engine, self._heard_at = engine, now
-        self._exchange.call.progressed(0, now)
-        engine.when_full(self._engine_full, self._limits.websocket_buffer_bytes_max)
-        reply.switched(self._exchange, head)
+        self.call.progressed(0, now)
+        engine.when_full(self._engine_full, self.limits.websocket_buffer_bytes_max)
+        reply.switched(self, head)
         early = self._connection.switch(self._client_sent)
         relay = _TunnelRelay(self)
         if early:
@@ -87,7 +110,7 @@ class Tunnel(Carried):
     # What passes
 
     def _client_sent(self, data: bytes) -> None:
-        engine, call = self._engine, self._exchange.call
+        engine, call = self._engine, self.call
         if engine is None or call.ended:
             return
         self._heard_at = time.monotonic()
@@ -98,7 +121,7 @@ class Tunnel(Carried):
             self._said_goodbye()
 
     def engine_sent(self, data: bytes) -> None:
-        self._heard_at = self._exchange.call.progress_at = time.monotonic()
+        self._heard_at = self.call.progress_at = time.monotonic()
         self._from_engine.feed(data)
         self._connection.write(data)
         if self._from_engine.closed:
@@ -113,14 +136,14 @@ class Tunnel(Carried):
             self._set_due()
 
     def _completed(self) -> None:
-        self._exchange.call.engine_finished = True
-        self._exchange.call.client_has_all = True
-        self._exchange.end(reasons.COMPLETED)
+        self.call.engine_finished = True
+        self.call.client_has_all = True
+        self.end(reasons.COMPLETED)
 
     def _engine_full(self, full: bool) -> None:
         """The client sends faster than the engine reads: it is not read meanwhile, but looked after."""
         transport = self._connection.transport
-        if self._exchange.call.ended or transport.is_closing():
+        if self.call.ended or transport.is_closing():
             return
         if full:
             self._full_since, self._full_bytes = time.monotonic(), self._unread()
@@ -139,7 +162,7 @@ class Tunnel(Carried):
         if self._from_engine.closed:
             self._completed()  # it was told that this is the end
         else:
-            self._exchange.end(reason)
+            self.end(reason)
 
     def engine_left(self) -> bool:
         """The engine closed the connection; True if that is how it should end."""
@@ -161,51 +184,67 @@ class Tunnel(Carried):
 
     # Time
 
-    def on_due(self) -> None:
-        exchange, limits, now = self._exchange, self._limits, time.monotonic()
+    def _look_at_limits(self) -> None:
+        limits, now = self.limits, time.monotonic()
         if self._engine is None:
-            exchange.on_due()
-        elif (reason := exchange.call.overdue(now)) is not None:
-            exchange.end(reasons.WEBSOCKET_TIME if reason is reasons.TOTAL_TIME else reason)
+            super()._look_at_limits()
+        elif (reason := self.call.overdue(now)) is not None:
+            self.end(reasons.WEBSOCKET_TIME if reason is reasons.TOTAL_TIME else reason)
         elif now >= self._closing_at + limits.websocket_close_s:
             self.client_left(reasons.CLIENT_FIN)  # it said that it goes, and the engine did not hear it
         elif now >= self._heard_at + limits.websocket_idle_s:
-            exchange.end(reasons.WEBSOCKET_IDLE)
+            self.end(reasons.WEBSOCKET_IDLE)
         elif self._full_since < math.inf and self._connection.left():
-            exchange.end(reasons.CLIENT_FIN)
+            self.end(reasons.CLIENT_FIN)
         elif self._engine_stalls(now):
             engine = self._engine
             engine.abort()
-            exchange.engine_lost(engine, TimeoutError("The engine stopped reading what its client sends."))
+            self.engine_lost(engine, TimeoutError("The engine stopped reading what its client sends."))
         else:
             self._set_due()
 
     def _engine_stalls(self, now: float) -> bool:
         if (unread := self._unread()) < self._full_bytes:
             self._full_since, self._full_bytes = (now, unread) if self._full_since < math.inf else (math.inf, 0)
-        return now >= self._full_since + self._limits.write_stall_s
+        return now >= self._full_since + self.limits.write_stall_s
 
     def _set_due(self) -> None:
-        limits = self._limits
+        limits = self.limits
         due = min(
-            self._exchange.call.next_due(),
+            self.call.next_due(),
             self._heard_at + limits.websocket_idle_s,
             self._closing_at + limits.websocket_close_s,
         )
         self._connection.set_due(min(due, time.monotonic() + _LOOK_S) if self._full_since < math.inf else due)
 
+    # The end
+
+    def _abort(self, attempt: Attempt) -> Leftover | None:
+        """Cuts the connection at once: no engine knows a WebSocket by an id of ours."""
+        connection, attempt.connection = attempt.connection, None
+        if connection is not None:
+            connection.abort()
+        return super()._abort(attempt)
+
+    def _tell_client(self, ending: Ending) -> None:
+        if ending.tell is Tell.ERROR_EVENT and self.call.status == 101:
+            self.client.finish()  # its frames tell it what happened
+        else:
+            super()._tell_client(ending)
+
 
 class _TunnelRelay(Relay):
-    """What the engine sends, to the client, as it is."""
+    """Passes what the engine sends to the client, as it is."""
 
     __slots__ = ("_tunnel",)
 
-    def __init__(self, tunnel: Tunnel) -> None:
-        super().__init__(tunnel._exchange, UntilClose(), reasons.COMPLETED)  # noqa: SLF001 (its own)
+    def __init__(self, tunnel: WebSocketCall) -> None:
+        super().__init__(tunnel, UntilClose(), reasons.COMPLETED)
         self._tunnel = tunnel
 
     def take(self, payload: bytes) -> None:
-        self._tunnel.engine_sent(payload)
+        if not self.call.ended:
+            self._tunnel.engine_sent(payload)
 
     def engine_closed(self) -> bool:
         return self._tunnel.engine_left()

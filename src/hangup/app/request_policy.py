@@ -1,4 +1,4 @@
-"""What a request's head says: who asks, where, under which id, how long they wait. Nothing of the body is read before this."""
+"""What a request's head says, and whether that is allowed: keys, ids, deadlines, routes. No body is read before this."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import math
 import re
 import secrets
 import socket
-import time
 from collections.abc import Container, Iterable
+from dataclasses import replace
 from functools import lru_cache
 
-from hangup.apis.engine_paths import why_not
-from hangup.apis.routes import Route
-from hangup.app import reply
-from hangup.app.carried import Carried
-from hangup.config import Settings, TenantSettings
+from hangup.apis.base import Api
+from hangup.apis.engine_paths import HEALTH, why_not
+from hangup.apis.routes import UNKNOWN, Route, Router
+from hangup.app.cors import is_preflight
+from hangup.config import Limits, Settings, TenantSettings
 from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.reasons import Reason
 from hangup.errors import Refusal
-from hangup.wire.head import RequestHead
+from hangup.wire.head import Headers, RequestHead
 from hangup.wire.hosts import is_address, is_loopback
 
 ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
@@ -29,9 +31,93 @@ _CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
 # What HTTP knows (RFC 9110, and PATCH): another method is answered 501, one of these where it does not fit 405.
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-_ALLOWED_SOMEWHERE = b"GET, HEAD, POST, DELETE, OPTIONS"
 # No name on the internet ends in one of these, so no stranger's web site has such a name.
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
+
+
+class IncomingRequest:
+    """A request's head, and what follows from it for its call."""
+
+    __slots__ = (
+        "api",
+        "body_bytes_max",
+        "body_s",
+        "client_read_s",
+        "client_total_s",
+        "head",
+        "keyed",
+        "limits",
+        "route",
+    )
+
+    def __init__(self, head: RequestHead, limits: Limits, route: Route | None) -> None:
+        self.head = head
+        self.route = route
+        self.api: Api = route.api if route is not None else UNKNOWN
+        self.keyed = False  # the client's key is one of ours: the engine must not see it
+        self.client_total_s = math.inf  # how long the client says it waits: for all of the answer,
+        self.client_read_s = math.inf  # and for the next byte
+        self.limits = limits
+        self.body_bytes_max = limits.body_bytes_max
+        self.body_s = limits.body_s
+
+    def take_limits(self, limits: Limits) -> None:
+        """Takes the limits of its route and tenant, once these are known."""
+        self.limits = limits
+        self.body_bytes_max = limits.body_bytes_max
+        self.body_s = limits.body_s
+        if self.api.media:
+            self.body_bytes_max = max(limits.media_bytes_max, limits.body_bytes_max)
+            self.body_s = limits.upload_s
+
+    def remaining_s(self, since: float, now: float) -> float | None:
+        """Tells what is left of the client's own patience; None if it did not say how long it waits."""
+        patience_s = min(self.client_total_s, self.client_read_s)
+        return None if patience_s == math.inf else max(since + patience_s - now, 0.001)
+
+
+class RequestPolicy:
+    """Who may ask for what, under which limits; made anew by each reload, all at once or not at all."""
+
+    def __init__(self, settings: Settings, *, provider: bool) -> None:
+        self._provider = provider
+        self.ids = CallIds()
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Takes new settings into use. What can fail comes first: nothing may be half in effect."""
+        router, keys, hosts = Router(settings.route, provider=self._provider), Keys(settings.tenant), Hosts(settings)
+        self.settings = settings
+        self.limits = settings.limits
+        self.router, self._keys, self._hosts = router, keys, hosts
+        self._keyed = bool(keys)  # whether clients need a key
+        self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
+        self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
+        self.limits_of = lru_cache(maxsize=4096)(self._merge_limits)
+
+    def _merge_limits(self, route: str, tenant: str) -> Limits:
+        own = {**self._own_limits.get(f"route {route}", {}), **self._own_limits.get(f"tenant {tenant}", {})}
+        return replace(self.limits, **own) if own else self.limits
+
+    def admit(self, request: IncomingRequest, call: Call) -> Route:
+        """Finds out who asks, and whether they may: fills in tenant, limits and deadlines, or raises a `Refusal`."""
+        head, route = request.head, request.route
+        if not self._keyed:
+            self._hosts.check(head)
+        if head.method == "OPTIONS" and route is not None and self._passes_preflight(route, head):
+            tenant = ANONYMOUS  # browsers send no key with it
+        else:
+            tenant = call.tenant = self._keys.tenant_of(head) if self._keyed else ANONYMOUS
+            request.keyed = self._keyed
+            route = check_route(route, head)
+        request.client_total_s = own_deadline(head)
+        request.client_read_s = sdk_read_timeout(head)
+        request.take_limits(self.limits_of(route.path, tenant))
+        return route
+
+    def _passes_preflight(self, route: Route, head: RequestHead) -> bool:
+        """Tells whether a browser's question goes to an engine. What we answer ourselves is for no page of another site."""
+        return is_preflight(head) and self.settings.cors == "engine" and not route.api.about_jobs and route.api is not HEALTH
 
 
 class Keys:
@@ -140,15 +226,6 @@ def allowed_methods(route: Route) -> tuple[str, ...]:
     return (*methods, "HEAD") if "GET" in methods and "HEAD" not in methods else methods
 
 
-class Options(Carried):
-    """`OPTIONS *`: what this server can do at all (RFC 9110, 9.3.7); some probe with it whether anybody is there."""
-
-    def body_arrived(self, body: bytes) -> None:
-        self._exchange.call.received(time.monotonic())
-        reply.made(self._exchange, 200, b"text/plain", [(b"allow", _ALLOWED_SOMEWHERE)], b"")
-        self._exchange.end(reasons.COMPLETED)
-
-
 def own_deadline(head: RequestHead) -> float:
     """How long the client says it will wait for the whole answer."""
     given = head.fields.get(b"x-request-timeout")
@@ -173,3 +250,18 @@ def client_kind(head: RequestHead) -> str:
     """What a client calls itself, without its version: those who are alike wait alike."""
     agent = head.fields.get(b"user-agent", b"")
     return agent[:_AGENT_BYTES].replace(b" ", b"/").partition(b"/")[0].decode("latin-1").lower()
+
+
+def refusal_headers(request: IncomingRequest, reason: Reason) -> Headers:
+    """Tells a client that was refused what would have been right."""
+    if reason is reasons.UNAUTHORIZED:
+        return [(b"www-authenticate", b"Bearer")]
+    if reason is reasons.METHOD and request.route is not None:
+        return [(b"allow", ", ".join(allowed_methods(request.route)).encode("ascii"))]
+    return []
+
+
+def check_model_name(name: str, limits: Limits) -> None:
+    """Refuses a long name: names outlive their call, so they must not be large."""
+    if len(name.encode()) > limits.name_bytes_max:
+        raise Refusal(reasons.BAD_FIELD, f"The model's name is longer than {limits.name_bytes_max} bytes (name_bytes_max).")

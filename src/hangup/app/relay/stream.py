@@ -1,21 +1,55 @@
-"""The pump: what an engine sends goes to the client in the same turn of the loop; events are only counted.
+r"""The stream pump: passes an engine's events to a client that asked for a stream, and counts their tokens on the
+way.
 
-There are three, chosen by what the answer is: `PassRelay` for bytes that mean nothing to us, `StreamRelay` for a
-stream of events, and `AssembleRelay` (assembly.py) for a stream that becomes one JSON answer. `StreamRelay.feed`
-is the hottest code of the gateway: it looks into a chunk by byte search only, and writes it on as it came.
+This is the hottest code of the gateway: it runs once per read from an engine, which is once per token. So there
+are two ways.
+
+The fast way (`feed`) looks at the bytes of a read with a few searches and writes it on as it came, chunk
+framing and all. The slow way (`Relay.feed` → `take`) decodes the chunks, cuts the payload into events, looks at
+each, and frames what it sends anew.
+
+What the fast way may do it has learned on the slow one. The first event with a token is parsed; `_learn` keeps
+how it is written around its text, since the events that follow are written by the same code in the engine:
+
+    5e\r\n data: {"id":"c","choices":[{"index":0,"delta":{"content":"He"},"finish_reason":null}]}\n\n \r\n
+            └───────────────────── _before ───────────────────────────┘  └──────── _token_end ─────────────┘
+                                                └──── _needle ────────┘     └──── _open ───────┘
+
+`_needle` stands before a text, `_empty` before an empty one, and `_open` in every event that does not end its
+answer.
+
+Cursors and state:
+
+    decoder   how far the chunk framing is read; `between_chunks` when no chunk is open
+    _carry    the beginning of an event whose end has not come; the client has these bytes already, and they are not counted yet
+    tokens_out of the call: every token in events that ended before `_carry`
+    _fast_end how a read must end for the fast way; `_NEVER` closes it
+
+Invariants, between any two reads:
+
+1. Every payload byte that came was sent, in order, or the call has ended. Nothing is held back: `_carry` is a
+   copy.
+2. The fast way is open (`_fast_end` is not `_NEVER`) only if no chunk and no event is open, the client
+   understands chunks (HTTP/1.1), and the whole stream need not be kept (`_history`). Then a read that consists
+   of whole chunks and ends with an event leaves all of this as it was, so the fast way needs no state of its
+   own.
+3. The fast way counts a read only if it is sure: one event that begins with `_before`, has a text, ends with
+   `_token_end` and is too short for two (`_frame`); or whole chunks in which as many texts as events are found
+   (`_count_chunks`). Otherwise the read takes the slow way. A wrong guess costs time, never a token.
+4. A read that would go past the cap (`_tokens_max`) takes the slow way, which cuts between two events and
+   closes the answer as the engine should have (`_close_at_cap`).
+5. The last event of an answer never passes on the fast way: it does not hold `_open`, or has no text. So
+   `_done`, `_usage` and `_failed` are always set by an event that was parsed.
 """
 
 from __future__ import annotations
 
 from time import monotonic
-from typing import NamedTuple, Protocol
-
-import orjson
 
 from hangup.apis.base import Api, Ask, Cut, Json, Usage
-from hangup.app.events import (
+from hangup.app.relay.base import WELL, Relay, RelaySink, Verdict
+from hangup.app.relay.events import (
     ended,
-    error_told,
     failure_of,
     failure_told,
     given_up,
@@ -27,198 +61,11 @@ from hangup.app.events import (
     weigh,
 )
 from hangup.core import reasons
-from hangup.core.call import Call
-from hangup.core.reasons import Reason
-from hangup.edge.client import Client
-from hangup.errors import WireError
-from hangup.wire.body import KNOWN_SIZES, Chunked, Decoder, UntilClose, is_whole_chunks
+from hangup.errors import EventTooLarge
+from hangup.wire.body import KNOWN_SIZES, Chunked, Decoder, is_whole_chunks
 
 _NEVER = b"\0never\0"  # what no read ends with
 _QUOTE = ord('"')
-_ERROR_KEPT_BYTES_MAX = 64 * 1024  # of an error that is told in an event
-_JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, kept to read its usage from
-
-
-class Joint(Protocol):
-    """What a relay sits in: the exchange between a client and an engine."""
-
-    call: Call
-    client: Client
-    event_bytes_max: int
-    answer_bytes_max: int
-
-    def end(self, reason: Reason, detail: str = "") -> None: ...
-
-    def first_token(self) -> None:
-        """The wait for the first token is over."""
-
-    def answer_whole(self, status: int, answer: Json) -> None: ...
-
-    def fault(self, error: Exception) -> None: ...
-
-
-class Verdict(NamedTuple):
-    reason: Reason
-    detail: str = ""
-
-
-_WELL = Verdict(reasons.COMPLETED)
-
-
-class Relay:
-    """Takes the engine's body; `feed` gets its raw bytes."""
-
-    __slots__ = ("_final", "call", "decoder", "joint", "keep_alive")
-
-    def __init__(self, joint: Joint, decoder: Decoder, final: Reason) -> None:
-        self.joint = joint
-        self.call = joint.call
-        self.decoder = decoder
-        self.keep_alive = True  # what the engine said about its connection
-        self._final = final  # how the call ends if the answer comes whole
-
-    def feed(self, data: bytes) -> None:
-        try:
-            payload = self.decoder.feed(data)
-            if payload:
-                self.take(payload)
-            if self.decoder.done and not self.call.ended:
-                self.engine_finished()
-        except Exception as error:
-            self._stumble(error)
-
-    def _stumble(self, error: Exception) -> None:
-        if isinstance(error, WireError):
-            over = "size cap" in str(error)
-            self.joint.end(reasons.EVENT_BYTES if over else reasons.ENGINE_GARBLED, str(error))
-        else:
-            self.joint.fault(error)
-
-    def take(self, payload: bytes) -> None:
-        raise NotImplementedError
-
-    def engine_finished(self) -> None:
-        self.call.engine_finished = True
-        self.finished()
-
-    def engine_closed(self) -> bool:
-        """The connection ended; True if that is how this answer ends."""
-        if not isinstance(self.decoder, UntilClose):
-            return False
-        try:
-            self.engine_finished()
-        except Exception as error:
-            self._stumble(error)
-        return True
-
-    def finished(self) -> None:
-        self.call.client_has_all = True
-        self.joint.end(self._final)
-
-    def at_event_boundary(self) -> bool:
-        """Whether an error event can follow what the client has."""
-        return False
-
-    def can_move(self) -> bool:
-        """Whether another engine may answer in this one's stead, since nothing of the answer has come to the client."""
-        return False
-
-    def verdict(self) -> Verdict | None:
-        """How the answer has ended for a client that leaves now, though the engine has still to end its own framing."""
-        return None
-
-    def connection_reusable(self) -> bool:
-        return self.keep_alive and self.decoder.done and not self.decoder.rest
-
-    def settle(self) -> None:
-        """The call ends: last look at what the engine told about its tokens."""
-
-
-class PassRelay(Relay):
-    """Any answer, as it is. Of a JSON answer the usage is read at the end, where the API has one."""
-
-    __slots__ = ("_answer", "_api", "_is_json", "_kept", "_last_byte")
-
-    def __init__(self, joint: Joint, decoder: Decoder, final: Reason, api: Api | None, *, is_json: bool = False) -> None:
-        super().__init__(joint, decoder, final)
-        self._api = api
-        self._is_json = is_json and isinstance(decoder, UntilClose)  # then its end must be looked for
-        self._kept = bytearray()
-        self._last_byte = b""
-        self._answer: Json | None = None
-
-    def take(self, payload: bytes) -> None:
-        self.call.progressed(0, monotonic())
-        if (self._api is not None or self._is_json) and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
-            self._kept += payload
-        if self._is_json:
-            self._last_byte = payload.rstrip()[-1:] or self._last_byte
-        self.joint.client.send(payload)
-
-    def finished(self) -> None:
-        if self._is_json and not self._is_whole():
-            self.joint.end(reasons.ENGINE_TRUNCATED)
-            return
-        if self._api is not None and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
-            self._answer = parse(bytes(self._kept))
-            if self._answer is not None and (verdict := _failure_in(self._api, self._answer)) is not None:
-                self.call.client_has_all = True
-                self.joint.end(*verdict)
-                return
-        super().finished()
-
-    def _is_whole(self) -> bool:
-        """A connection that was cut looks like one that was closed; what was being sent tells them apart."""
-        if len(self._kept) > _JSON_KEPT_BYTES_MAX:
-            return self._last_byte in (b"}", b"]")
-        try:
-            orjson.loads(self._kept)
-        except orjson.JSONDecodeError:
-            return False
-        return True
-
-    def settle(self) -> None:
-        if self._api is not None and self._answer is not None:
-            usage = usage_of(self._api, self._answer)
-            if usage is not None:
-                note_usage(self.call, usage)
-
-
-def _failure_in(api: Api, answer: Json) -> Verdict | None:
-    """A whole answer, with 200, that says that it is none."""
-    failure, why = failure_of(api, answer), given_up(api, answer)
-    if failure is not None:
-        return Verdict(reasons.ENGINE_ERROR, failure_told(failure))
-    return Verdict(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {why}.") if why is not None else None
-
-
-class ErrorRelay(Relay):
-    """An answer that is no stream, for a client whose stream has begun with a heartbeat: it is told of it in an event."""
-
-    __slots__ = ("_api", "_kept", "_status")
-
-    def __init__(self, joint: Joint, decoder: Decoder, api: Api, status: int) -> None:
-        super().__init__(joint, decoder, reasons.ENGINE_ERROR)
-        self._api = api
-        self._status = status
-        self._kept = bytearray()
-
-    def take(self, payload: bytes) -> None:
-        self._kept += payload[: _ERROR_KEPT_BYTES_MAX - len(self._kept)]
-
-    def finished(self) -> None:
-        code, message = reasons.ENGINE_ERROR.code, f"The engine answered {self._status}."
-        if self._status == 200:
-            message = "The engine did not answer with a stream."
-        else:
-            told = error_told(bytes(self._kept))
-            code, message = told.code or code, told.message or message
-        self.joint.client.send(self._api.error_event(self._status if self._status >= 400 else 502, code, message))
-        self.call.client_has_all = True
-        self.joint.end(self._final, message)
-
-    def at_event_boundary(self) -> bool:
-        return True
 
 
 class StreamRelay(Relay):
@@ -253,11 +100,11 @@ class StreamRelay(Relay):
         "_write",
     )
 
-    def __init__(self, joint: Joint, decoder: Decoder, api: Api, ask: Ask) -> None:
-        super().__init__(joint, decoder, reasons.COMPLETED)
+    def __init__(self, sink: RelaySink, decoder: Decoder, api: Api, ask: Ask) -> None:
+        super().__init__(sink, decoder, reasons.COMPLETED)
         self._api = api
         self._ask = ask
-        self._write = joint.client.write
+        self._write = sink.client.write
         self._end = api.format.end
         self._history: list[bytes] | None = [] if api.needs_history else None
         self._history_bytes = 0
@@ -317,7 +164,7 @@ class StreamRelay(Relay):
     def _aligned(self) -> bool:
         """No chunk and no event is open, and the engine's chunks suit the client as they are."""
         between = isinstance(self.decoder, Chunked) and self.decoder.between_chunks and not self._carry
-        return between and self._history is None and self.joint.client.http11
+        return between and self._history is None and self.sink.client.http11
 
     def take(self, payload: bytes) -> None:
         text = self._carry + payload
@@ -327,13 +174,13 @@ class StreamRelay(Relay):
         if cut < len(self._end):
             cut = 0
         whole, carry = text[:cut], text[cut:]
-        if len(carry) > self.joint.event_bytes_max:
-            raise WireError("event over the size cap")
+        if len(carry) > self.sink.limits.event_bytes_max:
+            raise EventTooLarge
         if whole and not self._take_events(whole):
             return
         self._carry = carry
         self._passed = True
-        self.joint.client.send(payload)
+        self.sink.client.send(payload)
 
     def _take_events(self, whole: bytes) -> bool:
         """Counts whole events; False when the call has ended with one of them."""
@@ -366,7 +213,7 @@ class StreamRelay(Relay):
         if total > call.tokens_out:
             if call.first_token_at is None:
                 call.progressed(total, monotonic())
-                self.joint.first_token()
+                self.sink.first_token()
             else:
                 call.tokens_out = total
                 call.progress_at = monotonic()
@@ -440,7 +287,7 @@ class StreamRelay(Relay):
     def _remember(self, whole: bytes) -> None:
         if self._history is not None:
             self._history_bytes += len(whole)
-            if self._history_bytes <= self.joint.event_bytes_max:
+            if self._history_bytes <= self.sink.limits.event_bytes_max:
                 self._history.append(whole)
 
     def _close_at_cap(self, passed: bytes, tokens: int, last: Json, over: Json) -> None:
@@ -448,17 +295,17 @@ class StreamRelay(Relay):
         self.call.tokens_out = tokens
         history = self._events(b"".join(self._history) + passed) if self._history is not None else []
         closing = self._api.closing(Cut(self._ask, last, over, history, tokens, self._ended))
-        self.joint.client.send(passed[len(self._carry) :] + closing)
-        self.joint.end(reasons.OUTPUT_TOKENS)
+        self.sink.client.send(passed[len(self._carry) :] + closing)
+        self.sink.end(reasons.OUTPUT_TOKENS)
 
     def _give_up(self, passed: bytes) -> None:
         """The engine has cancelled the answer: that must not look like its end."""
         unsent = passed[len(self._carry) :]
         if unsent:
-            self.joint.client.send(unsent)
+            self.sink.client.send(unsent)
         if len(passed) >= len(self._carry):
             self._carry = b""  # nothing of the event that said so was sent
-        self.joint.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._given_up}.")
+        self.sink.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._given_up}.")
 
     def _events(self, text: bytes) -> list[Json]:
         parsed = (parse(self._api.format.data(event)) for event in text.split(self._end))
@@ -473,17 +320,17 @@ class StreamRelay(Relay):
         elif self._failed is not None:
             self._tell_failure()
         else:
-            self.joint.end(reasons.COMPLETED if self._done else reasons.ENGINE_TRUNCATED)
+            self.sink.end(reasons.COMPLETED if self._done else reasons.ENGINE_TRUNCATED)
 
     def _tell_failure(self) -> None:
         assert self._failed is not None
         self.call.client_has_all = True  # it was told, in the engine's own words
-        self.joint.end(*self._failed)
+        self.sink.end(*self._failed)
 
     def verdict(self) -> Verdict | None:
         if self._carry:
             return None
-        return self._failed or (_WELL if self._closed else None)
+        return self._failed or (WELL if self._closed else None)
 
     def engine_closed(self) -> bool:
         if self._failed is None:

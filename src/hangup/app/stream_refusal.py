@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hangup.engines.connection import EngineConnection, body_decoder
 from hangup.errors import WireError
 from hangup.wire.body import UntilClose
 from hangup.wire.head import ResponseHead
-
-if TYPE_CHECKING:
-    from hangup.app.exchange import Exchange
 
 # How an engine says that it cannot do what it was asked.
 STATUSES = frozenset([400, 422, 501])
@@ -19,15 +16,27 @@ _NOT_IMPLEMENTED = 501  # whatever that is, it may be the stream
 _KEPT_BYTES_MAX = 64 * 1024
 
 
-class Refusal:
+class RefusedCall(Protocol):
+    """The call that an engine refused to stream."""
+
+    def ask_plainly(self) -> None:
+        """Asks again, as the client put it."""
+
+    def relay_answer(self, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
+        """Passes the refusal on; returns where the rest of it goes."""
+
+    def engine_garbled(self, connection: EngineConnection, error: WireError) -> None: ...
+
+
+class StreamRefusal:
     """Reads the engine's answer whole. If it speaks of streams, the call is asked again as the client put it; any other
     refusal is the client's own, and is passed on: asking twice would be refused twice.
     """
 
-    __slots__ = ("_body", "_connection", "_decoder", "_exchange", "_head", "_next", "_raw")
+    __slots__ = ("_body", "_connection", "_decoder", "_flow", "_head", "_next", "_raw")
 
-    def __init__(self, exchange: Exchange, connection: EngineConnection, head: ResponseHead) -> None:
-        self._exchange = exchange
+    def __init__(self, flow: RefusedCall, connection: EngineConnection, head: ResponseHead) -> None:
+        self._flow = flow
         self._connection = connection
         self._head = head
         self._decoder = body_decoder(head)
@@ -42,7 +51,7 @@ class Refusal:
         try:
             self._body += self._decoder.feed(data)
         except WireError as error:
-            self._exchange.engine_garbled(self._connection, error)
+            self._flow.engine_garbled(self._connection, error)
             return
         self._raw += data
         if self._decoder.done or len(self._body) > _KEPT_BYTES_MAX:
@@ -59,9 +68,9 @@ class Refusal:
         about_streams = not self._body or b"stream" in self._body.lower()
         if about_streams or self._head.status == _NOT_IMPLEMENTED:
             self._next = _ignore
-            self._exchange.ask_plainly()
+            self._flow.ask_plainly()
         else:
-            self._next = self._exchange.relay_answer(self._head, self._raw)
+            self._next = self._flow.relay_answer(self._head, self._raw)
 
 
 def _ignore(data: bytes) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from time import monotonic
 
 from hangup.apis.base import Api, Ask, Assembler, Failure, Json
-from hangup.app.events import (
+from hangup.app.relay.base import Relay, RelaySink
+from hangup.app.relay.events import (
     ODD,
     ended,
     failure_of,
@@ -21,11 +22,11 @@ from hangup.app.events import (
     usage_of,
     weigh,
 )
-from hangup.app.relay import Joint, Relay
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.errors import WireError
 from hangup.wire.body import Decoder
+from hangup.wire.head import ResponseHead
 from hangup.wire.sse import Splitter
 
 _NEVER = b"\0never\0"  # what no event begins with
@@ -41,6 +42,7 @@ class AssembleRelay(Relay):
         "_done",
         "_ended",
         "_given_up",
+        "_head",
         "_kept_bytes",
         "_moved",
         "_run",
@@ -49,12 +51,13 @@ class AssembleRelay(Relay):
         "_told",
     )
 
-    def __init__(self, joint: Joint, decoder: Decoder, api: Api, ask: Ask, assembler: Assembler) -> None:
-        super().__init__(joint, decoder, reasons.COMPLETED)
+    def __init__(self, sink: RelaySink, decoder: Decoder, api: Api, ask: Ask, assembler: Assembler, head: ResponseHead) -> None:
+        super().__init__(sink, decoder, reasons.COMPLETED)
         self._api = api
         self._ask = ask
         self._assembler = assembler
-        self._splitter = Splitter(api.format, joint.event_bytes_max)
+        self._head = head  # the engine's
+        self._splitter = Splitter(api.format, sink.limits.event_bytes_max)
         self._tokens_max = ask.tokens_max
         self._kept_bytes = 0  # of what the answer will be made of
         self._done = False  # the engine said [DONE]
@@ -82,8 +85,8 @@ class AssembleRelay(Relay):
                 return
         if self._moved:  # not for comments, pings, roles and empty texts
             call.progress_at = monotonic()
-        if self._kept_bytes > self.joint.answer_bytes_max:
-            self.joint.end(reasons.ANSWER_BYTES)
+        if self._kept_bytes > self.sink.limits.answer_bytes_max:
+            self.sink.end(reasons.ANSWER_BYTES)
 
     def _take_event(self, event: bytes) -> bool:
         """Parses an event; False when the answer has ended with it."""
@@ -120,7 +123,7 @@ class AssembleRelay(Relay):
             return False
         if tokens and call.first_token_at is None:
             call.progressed(total - call.tokens_out, monotonic())
-            self.joint.first_token()
+            self.sink.first_token()
         else:
             call.tokens_out = total
         self._moved = self._moved or tokens > 0 or moves(api, value)
@@ -167,9 +170,9 @@ class AssembleRelay(Relay):
 
     def _fail(self, failure: Failure) -> None:
         """An engine that had to say 200 before it failed says so in an event."""
-        self.joint.answer_whole(502 if failure.status == 500 else failure.status, failure.body)
+        self.sink.answer_whole(502 if failure.status == 500 else failure.status, failure.body, self._head)
         self.call.engine_finished = False  # what follows is not wanted
-        self.joint.end(reasons.ENGINE_ERROR, failure_told(failure))
+        self.sink.end(reasons.ENGINE_ERROR, failure_told(failure))
 
     def can_move(self) -> bool:
         return self.call.first_token_at is None
@@ -180,11 +183,11 @@ class AssembleRelay(Relay):
 
     def finished(self) -> None:
         if self._given_up is not None:
-            self.joint.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._given_up}.")
+            self.sink.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._given_up}.")
         elif self._done or (self._assembler.finished and len(self._ended) >= self._ask.choices):
             self._answer(reasons.COMPLETED)
         else:
-            self.joint.end(reasons.ENGINE_TRUNCATED)
+            self.sink.end(reasons.ENGINE_TRUNCATED)
 
     def _answer(self, reason: Reason) -> None:
         if self._run:
@@ -193,5 +196,5 @@ class AssembleRelay(Relay):
             answer = self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS)
         except ODD as error:
             raise WireError(f"events that make no answer: {error!r}") from None
-        self.joint.answer_whole(200, answer)
-        self.joint.end(reason)
+        self.sink.answer_whole(200, answer, self._head)
+        self.sink.end(reason)
