@@ -35,7 +35,7 @@ test: $(VENV)/.setup-test  ## all tests, beside each other where that is safe; A
 
 test-engines: $(VENV)/.setup-test  ## the tests with real engines, set up in HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp: 0.5 GB
 	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR) $(ENGINES)
-	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m pytest tests/engines -s $(ARGS)
+	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m pytest tests/real_engines -s $(ARGS)
 
 # The browser itself is Debian's, installed once: apt-get install chromium
 $(VENV)/.setup-dashboard: $(VENV)/.setup-test requirements/dashboard.txt

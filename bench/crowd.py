@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from hangup.sim.load import Arrivals, Crowd, Load, Request, Sample
+from hangup.sim.load import Arrivals, ClientHabits, Load, SimCall, TraceRequest
 
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 8.0
 LENGTHS = (20, 80)  # tokens of an answer, evenly spread
@@ -42,14 +42,14 @@ class Got:
 
 def load(seed: int, crowd: dict[str, Any], arrivals: dict[str, Any]) -> Load:
     rng = random.Random(seed)
-    requests = [Request(float(at), PROMPT, rng.randint(*LENGTHS)) for at in range(2000)]
-    return Load(requests, Crowd(**crowd), Arrivals(**arrivals))
+    requests = [TraceRequest(float(at), PROMPT, rng.randint(*LENGTHS)) for at in range(2000)]
+    return Load(requests, ClientHabits(**crowd), Arrivals(**arrivals))
 
 
 class People:
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
-        self.retries = plan["crowd"].get("retries", Crowd().retries)
+        self.retries = plan["crowd"].get("retries", ClientHabits().retries)
         self.got = Got()
         self.began = 0.0
         self.random = random.Random(plan["seed"])
@@ -68,7 +68,7 @@ class People:
     def counts(self) -> bool:
         return bool(self.plan["from_s"] <= time.monotonic() - self.began <= self.plan["until_s"])
 
-    async def call(self, sample: Sample) -> None:
+    async def call(self, sample: SimCall) -> None:
         got, row = self.got, self.got.by_tenant.setdefault(sample.tenant, [0, 0])
         counted = self.counts()
         got.calls += counted
@@ -81,7 +81,7 @@ class People:
             own = min(BACKOFF_S * 2**attempt, BACKOFF_S_MAX) * (1 - 0.25 * self.random.random())
             await asyncio.sleep(own if pause < 0 else pause)
 
-    async def attempt(self, sample: Sample, attempt: int) -> float | None:
+    async def attempt(self, sample: SimCall, attempt: int) -> float | None:
         """None when the call is over, else how long to wait before the next try (negative: as it likes)."""
         start = time.monotonic()
         try:
@@ -110,7 +110,7 @@ class People:
         self.served(sample)
         return None
 
-    def request(self, sample: Sample, attempt: int) -> bytes:
+    def request(self, sample: SimCall, attempt: int) -> bytes:
         content = "x " * PROMPT
         body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": sample.output}
         data = json.dumps({**body, "stream": sample.stream, "ignore_eos": True}).encode()
@@ -131,7 +131,7 @@ class People:
             return None
         return float(fields.get(b"retry-after", -1))
 
-    def served(self, sample: Sample) -> None:
+    def served(self, sample: SimCall) -> None:
         if self.counts():
             got = self.got
             got.served += 1

@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangup.embedded.engine import Engine, Outbox, Ticket
-from hangup.embedded.model import Model
-from hangup.embedded.numpy_model import NumpyModel
-from hangup.embedded.options import Options
-from hangup.embedded.request import Ended, Event, Request
-from hangup.embedded.weights import BUILT_IN
+from hangup.engine.engine import Engine, Outbox, Submission
+from hangup.engine.model import Model
+from hangup.engine.numpy_model import NumpyModel
+from hangup.engine.options import EngineOptions
+from hangup.engine.request import Event, GenerationEnded, SubmittedRequest
+from hangup.engine.weights import BUILT_IN
 
 SPECS = ("off", "ngram", "mtp", "draft")
 
@@ -26,16 +26,16 @@ def dispatch(outbox: Outbox) -> None:
         on_event(event)
 
 
-def make(options: Options, model: Model | None = None, draft: Model | None = None) -> Engine:
+def make(options: EngineOptions, model: Model | None = None, draft: Model | None = None) -> Engine:
     """An engine with the given model, or with the built-in one."""
     if model is None:
         model, draft = NumpyModel(), NumpyModel(BUILT_IN / "draft")
     return Engine(model, options, dispatch, draft)
 
 
-def request(length: int, tokens: int, vocab: int, seed: int = 0, temperature: float = 0.0) -> Request:
+def request(length: int, tokens: int, vocab: int, seed: int = 0, temperature: float = 0.0) -> SubmittedRequest:
     prompt = tuple(random.Random(seed).choices(range(vocab), k=length))
-    return Request(prompt=prompt, tokens_max=tokens, temperature=temperature, seed=seed, ignore_eos=True)
+    return SubmittedRequest(prompt=prompt, tokens_max=tokens, temperature=temperature, seed=seed, ignore_eos=True)
 
 
 def throughput(engine: Engine, streams: int, prompt: int, tokens: int, temperature: float = 0.0) -> dict[str, float]:
@@ -86,10 +86,10 @@ class Watched:
     forwards: int = 0
     at: float = 0.0
     next_started: bool = True
-    waiting: Ticket | None = None
+    waiting: Submission | None = None
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, Ended):
+        if isinstance(event, GenerationEnded):
             self.at, self.forwards = time.perf_counter(), self.engine.counters.forwards
             if self.waiting is not None:
                 self.next_started = self.waiting.sequence.running
@@ -103,7 +103,7 @@ def cancels(engine: Engine, count: int, *, prompt: int, tokens: int, wait_s: flo
     chance, vocab, rows = random.Random(1), engine.model.vocab, list[tuple[int, float]]()
     with Running(engine):
 
-        def submit(seed: int) -> tuple[Ticket, Watched]:
+        def submit(seed: int) -> tuple[Submission, Watched]:
             watched = Watched(engine)
             return engine.submit(request(prompt, tokens, vocab, seed), watched.on_event), watched
 
@@ -136,7 +136,7 @@ def next_in_line(engine: Engine, count: int) -> dict[str, Any]:
     vocab, started, late = engine.model.vocab, 0, 0
     with Running(engine):
 
-        def submit(seed: int) -> tuple[Ticket, Watched]:
+        def submit(seed: int) -> tuple[Submission, Watched]:
             watched = Watched(engine)
             return engine.submit(request(8, engine.model.context - 8, vocab, seed), watched.on_event), watched
 
@@ -164,15 +164,15 @@ def run(rounds: int) -> dict[str, Any]:
     """The suite `engine`, on the CPU."""
     results: dict[str, Any] = {"throughput": _slots(rounds), "speculation": {}, "cancel": {}}
     for spec in SPECS:
-        engine = make(Options(slots=1, spec=spec))
+        engine = make(EngineOptions(slots=1, spec=spec))
         row = results["speculation"][spec] = throughput(engine, 1, 16, 300)
         print(f"  1 stream, {spec:<6} {row['tokens_per_s']:8.0f} tokens/s   {row['acceptance']:.0%} of the guesses right")
     for spec in SPECS:
-        engine = make(Options(slots=8, spec=spec))
+        engine = make(EngineOptions(slots=8, spec=spec))
         results["cancel"][spec] = _told(spec, cancels(engine, 1000, prompt=16, tokens=900, wait_s=0.004))
-    engine = make(Options(slots=2, prefill_tokens_max=64))
+    engine = make(EngineOptions(slots=2, prefill_tokens_max=64))
     results["cancel"]["prefill"] = _told("prefill", cancels(engine, 1000, prompt=1000, tokens=20, wait_s=0.02))
-    engine = make(Options(slots=2, spec="mtp", draft_tokens_max=2))
+    engine = make(EngineOptions(slots=2, spec="mtp", draft_tokens_max=2))
     results["next in line"] = next_in_line(engine, 1000)
     print(
         "  2 slots, MTP, a client leaves, another waits: {next_started_in_that_turn} of {times} started at once".format(
@@ -184,7 +184,7 @@ def run(rounds: int) -> dict[str, Any]:
 
 def _slots(rounds: int) -> dict[str, float]:
     rates: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
-    engines = {slots: make(Options(slots=slots)) for slots in rates}
+    engines = {slots: make(EngineOptions(slots=slots)) for slots in rates}
     for _ in range(rounds):  # in turn, so that a slow minute of the machine hits all alike
         for slots, engine in engines.items():
             rates[slots].append(throughput(engine, slots, 16, 128)["tokens_per_s"])

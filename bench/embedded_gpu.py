@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from bench.embedded import Running, cancels, make, next_in_line, throughput
-from hangup.embedded.engine import Engine, Ticket
-from hangup.embedded.model import Model
-from hangup.embedded.options import Options
-from hangup.embedded.request import Busy, Ended, Event, Progress, Request
-from hangup.embedded.tokenizer import Bpe
-from hangup.embedded.torch_model import TorchModel
-from hangup.embedded.weights import BUILT_IN, Shape
+from hangup.engine.engine import Engine, Submission
+from hangup.engine.model import Model
+from hangup.engine.options import EngineOptions
+from hangup.engine.request import Busy, Event, GenerationEnded, Progress, SubmittedRequest
+from hangup.engine.tokenizer import Bpe
+from hangup.engine.torch_model import TorchModel
+from hangup.engine.weights import BUILT_IN, ModelShape
 
 LLAMA_1B = {  # the shape of Llama 3.2 1B, with a vocabulary of 32,000
     "model_type": "llama",
@@ -101,7 +101,7 @@ def _foreseeing(embedding: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def load_random(config: dict[str, Any], *, foreseeable: bool) -> TorchModel:
-    shape = Shape.of(config)
+    shape = ModelShape.of(config)
     return TorchModel(shape, random_tensors(config, foreseeable=foreseeable), _NoText(), "random-llama", "cuda")
 
 
@@ -121,7 +121,7 @@ class _NoText(Bpe):
 def our_rates(model: Model, specs: tuple[str, ...], streams: int, tokens: int) -> dict[str, Any]:
     rates = {}
     for spec in specs:
-        engine = make(Options(slots=streams, spec=spec, prefill_tokens_max=2048), model)
+        engine = make(EngineOptions(slots=streams, spec=spec, prefill_tokens_max=2048), model)
         throughput(engine, streams, 128, tokens)  # captures the graphs
         rates[spec] = max((throughput(engine, streams, 128, tokens) for _ in range(2)), key=lambda row: row["tokens_per_s"])
         print(f"{streams} streams, {spec}: {rates[spec]}", flush=True)
@@ -189,7 +189,7 @@ class Crowd:
             prompt = tuple(self._chance.choices(range(self.engine.model.vocab), k=128))
             seed = self._count
         seen = {"tokens": 0, "gone": False}
-        holder: list[Ticket] = []
+        holder: list[Submission] = []
 
         def on_event(event: Event) -> None:
             if isinstance(event, Progress):
@@ -202,11 +202,11 @@ class Crowd:
                     if self.cancelling:
                         holder[0].cancel()
                     self.ask()  # a refresh: the same person again
-            elif isinstance(event, Ended) and not seen["gone"]:
+            elif isinstance(event, GenerationEnded) and not seen["gone"]:
                 self.completed += event.reason == "length"
                 self.ask()
 
-        request = Request(prompt=prompt, tokens_max=self.tokens, temperature=0.0, seed=seed, ignore_eos=True)
+        request = SubmittedRequest(prompt=prompt, tokens_max=self.tokens, temperature=0.0, seed=seed, ignore_eos=True)
         try:
             holder.append(self.engine.submit(request, on_event))
         except Busy:
@@ -215,7 +215,7 @@ class Crowd:
 
 def spike(model: Model, out: Path, phase_s: float) -> dict[str, Any]:
     """Three phases at the same load: nobody leaves; half of the clients leave and nobody tells; half leave and hangup tells."""
-    engine = make(Options(slots=32, waiting_max=512, prefill_tokens_max=2048), model)
+    engine = make(EngineOptions(slots=32, waiting_max=512, prefill_tokens_max=2048), model)
     throughput(engine, 32, 128, 64)
     rows: list[list[float]] = []
     results: dict[str, Any] = {}
@@ -301,8 +301,8 @@ def _random_llama(out: Path) -> dict[str, Any]:
         "cancel": {},
     }
     for spec in ("off", "ngram", "draft"):
-        results["cancel"][spec] = _cancel(make(Options(slots=32, spec=spec), model, draft))
-    engine = make(Options(slots=2, prefill_tokens_max=256), model)
+        results["cancel"][spec] = _cancel(make(EngineOptions(slots=32, spec=spec), model, draft))
+    engine = make(EngineOptions(slots=2, prefill_tokens_max=256), model)
     results["cancel"]["prefill"] = cancels(engine, 1000, prompt=4000, tokens=90, wait_s=0.04)
     print(results["cancel"], flush=True)
     return results
@@ -313,8 +313,8 @@ def _foreseeable_llama() -> dict[str, Any]:
     results: dict[str, Any] = {
         "32 streams": our_rates(model, ("off", "ngram", "mtp"), 32, 256),
         "1 stream": our_rates(model, ("off", "ngram", "mtp"), 1, 256),
-        "cancel, mtp": _cancel(make(Options(slots=32, spec="mtp"), model)),
-        "next in line": next_in_line(make(Options(slots=2, spec="mtp", draft_tokens_max=2), model), 1000),
+        "cancel, mtp": _cancel(make(EngineOptions(slots=32, spec="mtp"), model)),
+        "next in line": next_in_line(make(EngineOptions(slots=2, spec="mtp", draft_tokens_max=2), model), 1000),
     }
     print(results["cancel, mtp"], results["next in line"], flush=True)
     return results

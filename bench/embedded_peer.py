@@ -11,8 +11,8 @@ import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from bench.embedded import make, request, throughput
-from hangup.embedded.options import Options
-from hangup.embedded.weights import BUILT_IN
+from hangup.engine.options import EngineOptions
+from hangup.engine.weights import BUILT_IN
 
 TOKENS, PROMPT, ROUNDS = 128, 16, 3
 
@@ -23,7 +23,7 @@ def main() -> None:
         max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
     )
     for streams in (1, 8):
-        engine = make(Options(slots=streams))
+        engine = make(EngineOptions(slots=streams))
         prompts = torch.tensor([request(PROMPT, TOKENS, 1024, seed).prompt for seed in range(streams)])
         ours, other = [], []
         for _ in range(ROUNDS):

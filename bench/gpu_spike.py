@@ -204,7 +204,7 @@ class Programs:
         return subprocess.Popen(command, stdout=self._log if stdout is None else stdout, stderr=self._log, text=True)
 
     def plain_proxy(self) -> tuple[int, subprocess.Popen[str]]:
-        proxy = self._start("hangup.demo.naive", str(self.engine), stdout=subprocess.PIPE)
+        proxy = self._start("hangup.cli.demo_parts.plain_proxy", str(self.engine), stdout=subprocess.PIPE)
         assert proxy.stdout is not None
         return int(proxy.stdout.readline()), proxy
 

@@ -34,14 +34,14 @@ REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-type: applicatio
 def serve_engine(port: int, waiting_max: int = 32) -> None:
     """The embedded engine with a model that needs no files."""
     from bench.embedded_gpu import LLAMA_1B, load_random
-    from hangup.embedded import runner
-    from hangup.embedded.options import Options
-    from hangup.engineserver.server import start
+    from hangup.engine import runner
+    from hangup.engine.options import EngineOptions
+    from hangup.engine.serving.server import start
 
     runner.load_models = lambda options: (load_random(LLAMA_1B, foreseeable=False), None)
 
     async def serve() -> None:
-        options = Options(slots=CLIENTS, waiting_max=waiting_max, context_max=4096, prefill_tokens_max=2048)
+        options = EngineOptions(slots=CLIENTS, waiting_max=waiting_max, context_max=4096, prefill_tokens_max=2048)
         await start(options, port=port)
         await asyncio.Event().wait()
 
@@ -151,7 +151,7 @@ def main(out: Path) -> None:
             return process
 
         wait_for(f"http://127.0.0.1:{engine}/health", start("bench.gpu_stops", "engine", str(engine)))
-        proxy = start("hangup.demo.naive", str(engine))
+        proxy = start("hangup.cli.demo_parts.plain_proxy", str(engine))
         assert proxy.stdout is not None
         naive = int(proxy.stdout.readline())
         wait_for(f"http://127.0.0.1:{admin}/readyz", start("hangup", *serve))

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hangup.config import Limits, Settings
-from hangup.core.admission import Admission, Seat, Ticket
+from hangup.config import LimitSettings, Settings
+from hangup.core.admission import Admission, BackendLoad, Ticket
 from hangup.sim import policies, report, traces, world
 from hangup.sim.engine import EngineModel
-from hangup.sim.load import Arrivals, Crowd, Load
+from hangup.sim.load import Arrivals, ClientHabits, Load
 from hangup.sim.study import Plan, Row, mean, one, row, study
 
 TRACES = Path(__file__).parent / "traces"
@@ -77,13 +77,13 @@ def _scenarios() -> dict[str, Any]:
     def plan(load: Load) -> Plan:
         return Plan(load=load, settings=Settings(), model=model, loads=[])
 
-    tight = Load(requests, Crowd(first_token_s=3, whole_s=20, spread=0, told_share=1))
-    tenants = Load(requests, Crowd(heavy_tenant=0.8))
+    tight = Load(requests, ClientHabits(first_token_s=3, whole_s=20, spread=0, told_share=1))
+    tenants = Load(requests, ClientHabits(heavy_tenant=0.8))
     burst = Load(requests, arrivals=Arrivals(burst_from_s=200, burst_s=20, burst_by=5))
     slow = replace(model, slow_from_s=100, slow_by=3.0)
     for policy in ("hangup", "bounded", "codel", "router"):
         made = mean([row(plan(tight), capacity, 5, policy, run, 0) for run in several("tight", tight, 5, policy)])
-        slowed = several("slow", Load(requests, Crowd(told_share=1)), 1, policy, slow)
+        slowed = several("slow", Load(requests, ClientHabits(told_share=1)), 1, policy, slow)
         useful = mean([row(plan(tight), capacity, 1, policy, run, 0) for run in slowed])
         rows[policy] = {
             "tight deadlines at 5 x, goodput": made.goodput_ratio,
@@ -102,11 +102,11 @@ def _neighbours() -> dict[str, Any]:
     wide = replace(AZURE[1], slots=100_000, kv_tokens=10**9, prefill_tokens_s=1_200.0, parallel=True, step_per_call_s=0.0)
     cases = {
         "prompts read in parallel, no limit (first token 1 s)": (Load(requests), wide, [20.0]),
-        "the same, half of the calls with an image": (Load(requests, Crowd(images=0.5, first_token_s=60)), wide, [20.0]),
+        "the same, half of the calls with an image": (Load(requests, ClientHabits(images=0.5, first_token_s=60)), wide, [20.0]),
         "prompts read in parallel, 64 slots": (Load(requests), replace(wide, slots=64), [0.9, 1, 3, 10]),
-        "a fifth of the streams read five times too slowly": (Load(requests, Crowd(slow_readers=0.2)), AZURE[1], [0.5]),
-        "a tenth of the calls with an image": (Load(requests, Crowd(images=0.1)), AZURE[1], [0.9, 1, 3, 10]),
-        "half of the calls are embeddings": (Load(requests, Crowd(embeddings=0.5)), AZURE[1], [0.9, 1, 3, 10]),
+        "a fifth of the streams read five times too slowly": (Load(requests, ClientHabits(slow_readers=0.2)), AZURE[1], [0.5]),
+        "a tenth of the calls with an image": (Load(requests, ClientHabits(images=0.1)), AZURE[1], [0.9, 1, 3, 10]),
+        "half of the calls are embeddings": (Load(requests, ClientHabits(embeddings=0.5)), AZURE[1], [0.9, 1, 3, 10]),
     }
     found: dict[str, Any] = {}
     for name, (load, model, loads) in cases.items():
@@ -159,8 +159,8 @@ def _speed(backends: int) -> dict[str, float]:
 
 def _cost(depth: int, calls: int = 20_000) -> float:
     """Microseconds of CPU that the admission takes for one call from its arrival to its end, `depth` others waiting."""
-    limits = Limits(queue_depth_max=depth + 10, queue_s=1e9)
-    admission: Admission[Any] = Admission(limits, [Seat("one", slots=8)], random.random)
+    limits = LimitSettings(queue_depth_max=depth + 10, queue_s=1e9)
+    admission: Admission[Any] = Admission(limits, [BackendLoad("one", slots=8)], random.random)
     names = [f"tenant-{at}" for at in range(20)]
     now, running = 0.0, []
     for at in range(depth + 8):

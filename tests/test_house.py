@@ -27,12 +27,12 @@ FILE_LINES = 500
 LONG_FILES = {
     "src/hangup/core/admission/admission.py",
     "src/hangup/core/admission/fleet.py",
-    "src/hangup/standin/shapes.py",
+    "src/hangup/fake_engine/responses.py",
     "tests/core/test_admission.py",
 }
 FUNCTION_LINES = 60
 LONG_FUNCTIONS = {
-    "src/hangup/app/server.py run",
+    "src/hangup/gateway/server.py run",
     "tests/fuzz/grammar.py event",
     "tests/gateway/test_races.py test_soak",
 }

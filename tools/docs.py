@@ -14,16 +14,16 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from hangup.apis.base import Api
-from hangup.apis.engine_paths import HEALTH, REFUSED
-from hangup.apis.routes import BUILT_IN
 from hangup.cli import engines
 from hangup.cli.main import make_parser
-from hangup.config.limits import Limits
+from hangup.config.limits import LimitSettings
 from hangup.config.load import describe
 from hangup.config.schema import LISTS, Settings, scalar_fields
 from hangup.core.reasons import REASONS, Outcome
-from hangup.engines.adapters import ADAPTERS
+from hangup.gateway.apis.base import Api
+from hangup.gateway.apis.engine_paths import HEALTH, REFUSED
+from hangup.gateway.apis.routes import BUILT_IN
+from hangup.gateway.backends.adapters import ADAPTERS
 from hangup.lint import RULES, Rule
 from tools.markdown import formatted
 
@@ -35,7 +35,7 @@ def settings_table() -> str:
 
 
 def limits_table() -> str:
-    rows = [[*_row(f), "yes" if f.metadata["per_call"] else ""] for f in scalar_fields(Limits)]
+    rows = [[*_row(f), "yes" if f.metadata["per_call"] else ""] for f in scalar_fields(LimitSettings)]
     return _table(["limit", "default", "takes", "what it is for", "per call"], rows)
 
 

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
-from hangup.embedded.tokenizer import END_OF_SPEECH, Bpe, words
+from hangup.engine.tokenizer import END_OF_SPEECH, Bpe, words
 
 VOCAB = 1024
 CONTEXT = 1024

@@ -15,7 +15,7 @@ from typing import Any
 
 from admin.test_api import admin, streaming
 from admin.test_commands import as_json, hangup
-from hangup.engines.counters import gpu_use, read
+from hangup.gateway.backends.counters import gpu_use, read
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.raw import Client, ask
 from support.waiting import wait_until

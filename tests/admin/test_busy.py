@@ -13,20 +13,20 @@ import pytest
 
 from hangup.config import BackendSettings
 from hangup.config.load import load
-from hangup.engines.backend import Backend
-from hangup.engines.busy import busy
-from hangup.engines.counters import Counters
 from hangup.errors import ConfigError
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.busy import busy
+from hangup.gateway.backends.counters import ReportedCounters
 
 
-def ask(source: str, counters: Counters | None = None) -> float | None:
+def ask(source: str, counters: ReportedCounters | None = None) -> float | None:
     backend = cast(Backend, types.SimpleNamespace(settings=BackendSettings(url="http://127.0.0.1:1", busy_from=source)))
     return asyncio.run(busy(backend, counters, 2.0))
 
 
 def test_the_engines_own_metrics() -> None:
-    assert ask("engine", Counters(5, 3.0)) == 1.0 and ask("engine", Counters(5, 0.0)) == 0.0
-    assert ask("engine", Counters(5, None)) is None and ask("engine") is None
+    assert ask("engine", ReportedCounters(5, 3.0)) == 1.0 and ask("engine", ReportedCounters(5, 0.0)) == 0.0
+    assert ask("engine", ReportedCounters(5, None)) is None and ask("engine") is None
 
 
 def test_a_dcgm_exporter() -> None:

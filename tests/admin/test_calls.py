@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangup.admin.calls import SORTS, BadQuery, Filter, listing, timeline
 from hangup.core import reasons
-from hangup.core.call import Call, Clock
-from hangup.core.reaper import Fate, Leftover
+from hangup.core.call import Call, CallTimeLimits
+from hangup.core.reaper import PendingStop, StopState
+from hangup.gateway.admin.calls import SORTS, BadQuery, Filter, listing, timeline
 
 
 def make(id: str, started_at: float = 0.0, tenant: str = "a", tokens: int = 0) -> Call:
     call = Call(id, started_at, "10.0.0.1")
-    call.tenant, call.model, call.clock = tenant, "m", Clock(total_s=600)
+    call.tenant, call.model, call.clock = tenant, "m", CallTimeLimits(total_s=600)
     call.received(started_at)
     call.sent("b1", started_at)
     call.answered(started_at + 0.1)
@@ -73,17 +73,17 @@ def test_a_timeline_tells_of_the_end_and_of_what_is_known_of_the_engine() -> Non
     call = make("x", 10.0, tokens=3)
     call.client_answer_began(200)
     call.end(reasons.KILLED, 12.0)
-    left = Leftover("x", 12.0, slot=3, tokens=3)
+    left = PendingStop("x", 12.0, slot=3, tokens=3)
     call.leftovers = (left,)
     assert [step["what"] for step in timeline(call)][-2:] == [
         "ended: killed (killed), status 200",
         "the engine is told to stop",
     ]
-    assert (call.fate, call.engine_let_go) == (Fate.PENDING, None)
+    assert (call.fate, call.engine_let_go) == (StopState.PENDING, None)
     left.zombie_since, left.aborts, left.tokens_now = 14.0, 2, 40
     story = "the engine still works on it in slot 3: a zombie and was told again 2 times, 37 tokens computed since"
     assert timeline(call)[-1] == {"at_s": 4.0, "what": story} and call.engine_let_go is False
-    left.let_go(Fate.VERIFIED, 15.5)
+    left.let_go(StopState.VERIFIED, 15.5)
     told = timeline(call)
     assert told[-1] == {"at_s": 5.5, "what": "verified: the engine has let go of it"} and call.engine_let_go
     assert [step["at_s"] for step in told] == sorted(step["at_s"] for step in told)
@@ -93,16 +93,16 @@ def test_a_timeline_tells_of_the_end_and_of_what_is_known_of_the_engine() -> Non
     ("fates", "worst", "let_go"),
     [
         ([], None, True),
-        ([Fate.VERIFIED, Fate.RESTARTED], Fate.RESTARTED, True),
-        ([Fate.UNVERIFIED, Fate.VERIFIED], Fate.UNVERIFIED, None),
+        ([StopState.VERIFIED, StopState.RESTARTED], StopState.RESTARTED, True),
+        ([StopState.UNVERIFIED, StopState.VERIFIED], StopState.UNVERIFIED, None),
     ],
 )
 def test_the_worst_of_its_attempts_is_what_is_known_of_a_call(
-    fates: list[Fate], worst: Fate | None, let_go: bool | None
+    fates: list[StopState], worst: StopState | None, let_go: bool | None
 ) -> None:
     call = make("x")
     call.end(reasons.KILLED, 2.0)
-    call.leftovers = tuple(Leftover("x", 1.0) for _ in fates)
+    call.leftovers = tuple(PendingStop("x", 1.0) for _ in fates)
     for left, fate in zip(call.leftovers, fates, strict=True):
         left.let_go(fate, 3.0)
     assert (call.fate, call.engine_let_go) == (worst, let_go)

@@ -10,8 +10,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from admin.test_api import admin, streaming
-from hangup.admin.guard import Policy
-from hangup.wire.hosts import is_loopback
+from hangup.gateway.admin.guard import Policy
+from hangup.gateway.http.hosts import is_loopback
 from support.processes import Gateway, Process, StandIn
 from support.raw import Client
 from support.waiting import wait_until

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from hangup.apis.routes import Router
-from hangup.app.monitor import Monitor
-from hangup.app.relay.events import usage_of
-from hangup.app.tracing import Tracer
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.account import Entry
 from hangup.core.call import Call
-from hangup.engines import busy as busy_module
-from hangup.engines import counters
-from hangup.engines.adapters.base import Seen, counted, gauges, number
-from hangup.engines.counters import Counters, gpu_use, read
+from hangup.gateway.apis.routes import Router
+from hangup.gateway.backends import busy as busy_module
+from hangup.gateway.backends import counters
+from hangup.gateway.backends.adapters.base import Seen, counted, gauges, number
+from hangup.gateway.backends.counters import ReportedCounters, gpu_use, read
+from hangup.gateway.divergence_monitor import DivergenceMonitor
+from hangup.gateway.relay.events import usage_of
+from hangup.gateway.tracing import Tracer
 from support.waiting import wait_until
 
 ODD_NUMBERS = ["+Inf", "-Inf", "NaN", "1e999", "---", "e", "1.2.3", "1" * 400]
@@ -90,14 +90,14 @@ class FakeLog:
         self.faults.append(error)
 
 
-def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Monitor:
+def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> DivergenceMonitor:
     def backend(name: str) -> Any:
         time_of = SimpleNamespace(count=1, call_s=0.0, busy_s=0.0, pass_until=lambda now: None)
         seat = SimpleNamespace(time=time_of, up=True, held=0)
         return SimpleNamespace(name=name, seat=seat, settings=SimpleNamespace(busy_from="engine", shared=False))
 
     gateway: Any = SimpleNamespace(
-        limits=Limits(counters_interval_s=0.05),
+        limits=LimitSettings(counters_interval_s=0.05),
         backends=SimpleNamespace(by_name={name: backend(name) for name in names}),
         registry=SimpleNamespace(live={}),
         accounting=SimpleNamespace(ledger=SimpleNamespace(tokens=Counter(), calls=Counter()), store=books),
@@ -107,7 +107,7 @@ def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Monitor
         ),
         settings=SimpleNamespace(alarm_webhook=""),
     )
-    return Monitor(gateway, log)  # type: ignore[arg-type]
+    return DivergenceMonitor(gateway, log)  # type: ignore[arg-type]
 
 
 def test_answers_that_would_overtake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +115,10 @@ def test_answers_that_would_overtake_each_other(monkeypatch: pytest.MonkeyPatch)
     told = iter(range(5_000_000, 6_000_000, 10))
     delays = iter([0.0, 0.05, 0.0, 0.04, 0.0, 0.03, 0.0] * 10)
 
-    async def ask(*_: object) -> Counters:
+    async def ask(*_: object) -> ReportedCounters:
         tokens = next(told)
         await asyncio.sleep(next(delays))
-        return Counters(tokens, 1.0)
+        return ReportedCounters(tokens, 1.0)
 
     monkeypatch.setattr(counters, "ask", ask)
 
@@ -134,12 +134,12 @@ def test_answers_that_would_overtake_each_other(monkeypatch: pytest.MonkeyPatch)
 def test_whatever_a_look_runs_into_the_watch_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    async def ask(backend: Any, *_: object) -> Counters:
+    async def ask(backend: Any, *_: object) -> ReportedCounters:
         nonlocal looks
         looks += 1
         if backend.name == "odd":
             raise OverflowError("cannot convert float infinity to integer")
-        return Counters(looks, 1.0)
+        return ReportedCounters(looks, 1.0)
 
     monkeypatch.setattr(counters, "ask", ask)
 

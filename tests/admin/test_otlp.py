@@ -19,9 +19,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from admin.test_api import streaming
 from admin.test_kill import recognised
-from hangup.app.otlp import Exporter
-from hangup.app.tracing import TRACEPARENT
 from hangup.errors import HangupError
+from hangup.gateway.otlp import Exporter
+from hangup.gateway.tracing import TRACEPARENT
 from support.processes import Gateway, Process, StandIn, gateway_and_engine
 from support.raw import ask
 from support.waiting import wait_until
@@ -195,7 +195,9 @@ def test_off_there_is_nothing_of_it(engine: StandIn) -> None:
         assert "traceparent" not in engine.seen()[-1]["headers"]
         ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}, {"traceparent": f"00-{TRACE}-{PARENT}-01"})
         assert engine.seen()[-1]["headers"]["traceparent"] == f"00-{TRACE}-{PARENT}-01"
-    loaded = "import sys, hangup.app.server; print(any(name.startswith(('opentelemetry', 'google')) for name in sys.modules))"
+    loaded = (
+        "import sys, hangup.gateway.server; print(any(name.startswith(('opentelemetry', 'google')) for name in sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
 

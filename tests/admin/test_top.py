@@ -14,14 +14,14 @@ from typing import Any
 from admin.test_api import live, streaming
 from admin.test_commands import as_json, hangup
 from hangup.cli.ps import COLUMNS
-from hangup.cli.top import State, press, screen
+from hangup.cli.top import TopState, press, screen
 from support.processes import Gateway, StandIn
 
 IDS = ["a", "b", "c"]
 
 
-def after(keys: str, state: State | None = None) -> State:
-    state = state or State()
+def after(keys: str, state: TopState | None = None) -> TopState:
+    state = state or TopState()
     for key in keys:
         state = press(state, key, IDS)
     return state
@@ -47,7 +47,7 @@ def test_the_screen_keeps_to_its_size_and_shows_the_chosen_call() -> None:
         "tokens": {},
         "alarms": [{"backend": "b", "signal": "exact"}],
     }
-    lines = screen({"calls": calls}, glance, State(at=60), "", 40, 20)
+    lines = screen({"calls": calls}, glance, TopState(at=60), "", 40, 20)
     plain = [re.sub(r"\x1b\[\d*m", "", line) for line in lines]
     assert len(lines) < 20 and all(len(line) <= 40 for line in plain[4:])
     assert any(line.startswith("\x1b[7mcall-060") for line in lines) and "b is busy" in plain[1]

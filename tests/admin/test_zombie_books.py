@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from admin.test_api import admin
-from hangup.core import afterlife
+from hangup.core import zombie_shares
 from hangup.core.account import FREE, Price
-from hangup.core.reaper import Leftover
+from hangup.core.reaper import PendingStop
 from support.processes import EngineProcess, Gateway, StandIn
 from support.raw import Client, ask
 from support.waiting import wait_until
@@ -128,17 +128,17 @@ def test_a_line_waits_no_longer_than_it_may() -> None:
 
 
 def test_shares_add_up_and_follow_the_slots_where_they_are_known() -> None:
-    owners = [Leftover("a", 0.0), Leftover("b", 5.0)]
-    parts = afterlife.share(owners, 100, 3.0, 0.0, 10.0)
-    assert not any(part.exact for part in parts) and afterlife.entry("gpu", parts[0], FREE).account.tokens_estimated == 67
+    owners = [PendingStop("a", 0.0), PendingStop("b", 5.0)]
+    parts = zombie_shares.share(owners, 100, 3.0, 0.0, 10.0)
+    assert not any(part.exact for part in parts) and zombie_shares.entry("gpu", parts[0], FREE).account.tokens_estimated == 67
     assert [part.tokens for part in parts] == [67, 33] and sum(part.engine_s for part in parts) == pytest.approx(3.0)
     owners[1].tokens_now = 40
-    assert [part.tokens for part in afterlife.share(owners, 100, 0.0, 0.0, 10.0)] == [0, 100]
-    assert [part.tokens for part in afterlife.share(owners, None, 0.0, 0.0, 10.0)] == [0, 40]
-    assert all(part.exact for part in afterlife.share(owners, 100, 0.0, 0.0, 10.0)), "the slots tell"
-    assert afterlife.share(owners[:1], 100, 0.0, 0.0, 10.0)[0].exact, "who else could it be"
-    assert afterlife.share([], 100, 3.0, 0.0, 10.0) == []
-    entry = afterlife.entry("gpu", parts[0], Price(per_hour=3600, per_million_tokens=1e6))
+    assert [part.tokens for part in zombie_shares.share(owners, 100, 0.0, 0.0, 10.0)] == [0, 100]
+    assert [part.tokens for part in zombie_shares.share(owners, None, 0.0, 0.0, 10.0)] == [0, 40]
+    assert all(part.exact for part in zombie_shares.share(owners, 100, 0.0, 0.0, 10.0)), "the slots tell"
+    assert zombie_shares.share(owners[:1], 100, 0.0, 0.0, 10.0)[0].exact, "who else could it be"
+    assert zombie_shares.share([], 100, 3.0, 0.0, 10.0) == []
+    entry = zombie_shares.entry("gpu", parts[0], Price(per_hour=3600, per_million_tokens=1e6))
     assert entry.account.money_wasted == entry.account.money == pytest.approx(67 + 2.0)
 
 

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 
 from chaos.world import Engine, GatewayProcess, World
-from hangup.standin.engine import LIES
+from hangup.fake_engine.engine import LIES
 
 # Live calls must not notice these, but for some time that they take longer.
 HARMLESS = ("stop", "reload", "lock", "slow_store", "full_store", "clock", "engine_lies", "engine_late")

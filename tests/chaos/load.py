@@ -13,8 +13,8 @@ from typing import Any
 
 from chaos.client import Broken, begin, request
 from chaos.world import GatewayProcess, World
-from hangup.standin.engine import USAGE_MORE
-from hangup.standin.shapes import Chat
+from hangup.fake_engine.engine import USAGE_MORE
+from hangup.fake_engine.responses import FakeChat
 
 CHAT = "/v1/chat/completions"
 LEFT_TOKENS = 200
@@ -280,7 +280,7 @@ class Load:
 
 def words(prompt: str, tokens: int) -> str:
     """What a stand-in says to a prompt; nobody else is told the same."""
-    return Chat({"messages": [{"role": "user", "content": prompt}]}, "", "").text(0, tokens)
+    return FakeChat({"messages": [{"role": "user", "content": prompt}]}, "", "").text(0, tokens)
 
 
 def streamed(body: bytes) -> str:

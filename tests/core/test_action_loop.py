@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hangup.app.actions import ActionLoop
 from hangup.core.admission import Action, Ticket
+from hangup.gateway.actions import ActionLoop
 
 
 def action(key: int) -> Action[Any]:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from hangup.core import reasons
-from hangup.core.admission import Action, Admission, Band, Seat, Terms, Ticket
+from hangup.core.admission import Action, Admission, BackendLoad, Band, TenantTerms, Ticket
 from hangup.core.admission.limiter import Evidence
 
-LIMITS = Limits(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6)
+LIMITS = LimitSettings(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6)
 
 
-def admission(slots: int = 1, limits: Limits = LIMITS, seats: int = 1, **terms: Terms) -> Admission[Any]:
-    made: Admission[Any] = Admission(limits, [Seat(f"s{at}", slots) for at in range(seats)], lambda: 0.5)
+def admission(slots: int = 1, limits: LimitSettings = LIMITS, seats: int = 1, **terms: TenantTerms) -> Admission[Any]:
+    made: Admission[Any] = Admission(limits, [BackendLoad(f"s{at}", slots) for at in range(seats)], lambda: 0.5)
     made.configure(limits, terms)
     return made
 
@@ -104,7 +104,7 @@ def test_tenants_share_by_tokens_whatever_they_send() -> None:
 
 
 def test_weights_give_shares() -> None:
-    made = admission(limits=ROOMY, b=Terms(weight=3.0))
+    made = admission(limits=ROOMY, b=TenantTerms(weight=3.0))
     [runs] = fill(made, "x", 1)
     fill(made, "a", 100)
     fill(made, "b", 100)
@@ -136,7 +136,7 @@ def test_long_answers_count_for_more_than_short_ones() -> None:
 
 def test_higher_bands_go_first_and_capacity_is_held_back_for_them() -> None:
     limits = replace(LIMITS, hold_back_share=0.25)
-    made = admission(slots=4, limits=limits, vip=Terms(band=Band.HIGH), a=Terms())
+    made = admission(slots=4, limits=limits, vip=TenantTerms(band=Band.HIGH), a=TenantTerms())
     calls = fill(made, "a", 5)
     assert [t.seat is not None for t in calls] == [True, True, True, False, False]  # the fourth place is kept
     [vip] = fill(made, "vip", 1)
@@ -147,7 +147,7 @@ def test_higher_bands_go_first_and_capacity_is_held_back_for_them() -> None:
 
 
 def test_a_lower_band_makes_room_first() -> None:
-    made = admission(limits=replace(LIMITS, queue_depth_max=2), batch=Terms(band=Band.LOW))
+    made = admission(limits=replace(LIMITS, queue_depth_max=2), batch=TenantTerms(band=Band.LOW))
     fill(made, "a", 1)
     fill(made, "batch", 2)
     actions = made.arrive(Ticket("new"), "a", 0.0)
@@ -162,7 +162,7 @@ def test_the_longest_line_makes_room_for_others_but_not_for_itself() -> None:
 
 
 def test_what_counts_as_the_longest_line_goes_by_weight() -> None:
-    made = admission(b=Terms(weight=2))
+    made = admission(b=TenantTerms(weight=2))
     fill(made, "a", 4)  # one runs
     fill(made, "b", 3)
     assert refused(made.arrive(Ticket("fourth"), "b", 0.0)) == [("a1", "pushed_out")], "four of weight 2 are less than three"
@@ -181,7 +181,7 @@ def test_a_queue_through_which_many_have_gone_keeps_nothing_of_them() -> None:
 
 
 def test_a_tenants_quota_of_calls_is_its_own_and_429() -> None:
-    made = admission(slots=4, a=Terms(concurrency_max=2))
+    made = admission(slots=4, a=TenantTerms(concurrency_max=2))
     first, second = fill(made, "a", 2)
     [action] = made.arrive(Ticket("third"), "a", 0.0)
     assert action.reason is reasons.TENANT_CONCURRENCY and action.reason.status == 429
@@ -192,7 +192,7 @@ def test_a_tenants_quota_of_calls_is_its_own_and_429() -> None:
 
 
 def test_a_tenants_tokens_per_minute() -> None:
-    made = admission(slots=4, a=Terms(tokens_per_minute=600))
+    made = admission(slots=4, a=TenantTerms(tokens_per_minute=600))
     call = Ticket("big", prompt=100, output_max=100)
     assert started(made.arrive(call, "a", 0.0)) == ["big"]
     made.end(call, 1.0, tokens_out=800, tokens_in=100, completed=True)
@@ -284,7 +284,7 @@ def test_a_queue_longer_than_one_may_wait_refuses_at_once() -> None:
 
 
 def test_a_large_prompt_does_not_starve_behind_small_ones() -> None:
-    seat = Seat("s", 100, kv_tokens=1000)
+    seat = BackendLoad("s", 100, kv_tokens=1000)
     made: Admission[Any] = Admission(replace(ROOMY, backfill_s=1.0), [seat], lambda: 0.5)
     small = [Ticket(f"small{at}", prompt=100, output_max=0) for at in range(9)]
     for ticket in small:
@@ -302,14 +302,14 @@ def test_a_large_prompt_does_not_starve_behind_small_ones() -> None:
 
 
 def test_an_engine_alone_takes_what_is_larger_than_its_cache() -> None:
-    made: Admission[Any] = Admission(LIMITS, [Seat("s", 4, kv_tokens=100)], lambda: 0.5)
+    made: Admission[Any] = Admission(LIMITS, [BackendLoad("s", 4, kv_tokens=100)], lambda: 0.5)
     assert started(made.arrive(Ticket("huge", prompt=5000), "a", 0.0)) == ["huge"]  # it is the engine's to refuse
 
 
 class Slots:
     """An engine of so many slots, seen only by its first tokens: prompts take 0.1 s, answers 2 s. Steps of 10 ms."""
 
-    def __init__(self, slots: int, seat: Seat, limits: Limits = ROOMY) -> None:
+    def __init__(self, slots: int, seat: BackendLoad, limits: LimitSettings = ROOMY) -> None:
         self.slots = slots
         self.seat = seat
         self.admission: Admission[Any] = Admission(replace(limits, queue_s=1e6), [seat], lambda: 0.5)
@@ -346,7 +346,7 @@ class Slots:
 
 @pytest.mark.parametrize("slots", [1, 4, 40])
 def test_an_engine_that_is_full_has_at_most_two_calls_in_its_own_queue(slots: int) -> None:
-    engine = Slots(slots, Seat("s"))
+    engine = Slots(slots, BackendLoad("s"))
     queue_peak = 0
     for at in range(3000):
         engine.step()
@@ -362,7 +362,7 @@ def test_an_engine_that_is_full_has_at_most_two_calls_in_its_own_queue(slots: in
 @pytest.mark.parametrize("first_s", [0.1, 1.0])
 def test_an_engine_without_a_limit_gets_every_call_at_once(first_s: float) -> None:
     """Unknown is not full: a steady load, bursts, and a burst into the cold."""
-    engine = Slots(10**6, Seat("s"))
+    engine = Slots(10**6, BackendLoad("s"))
     engine.first_s = first_s
     engine.come(200)
     assert len(engine.waiting) == 200
@@ -379,7 +379,7 @@ def test_an_engine_without_a_limit_gets_every_call_at_once(first_s: float) -> No
 def test_an_engine_whose_first_tokens_scatter_is_not_taken_for_full() -> None:
     """Hosted APIs: first-token times over a factor of ten, whatever the load."""
     scatter = random.Random(1)
-    engine = Slots(10**6, Seat("s"))
+    engine = Slots(10**6, BackendLoad("s"))
     for _ in range(6000):
         engine.first_s = 0.5 * scatter.lognormvariate(0, 0.6)
         engine.step()
@@ -391,7 +391,7 @@ def test_an_engine_whose_first_tokens_scatter_is_not_taken_for_full() -> None:
 
 
 def test_an_engine_that_becomes_slower_is_not_strangled() -> None:
-    engine = Slots(10**6, Seat("s"))
+    engine = Slots(10**6, BackendLoad("s"))
     engine.first_s = 0.5
     for at in range(8000):
         engine.step()
@@ -406,7 +406,7 @@ def test_an_engine_that_becomes_slower_is_not_strangled() -> None:
 
 
 def test_one_cold_call_does_not_let_the_engines_queue_grow() -> None:
-    engine = Slots(4, Seat("s"))
+    engine = Slots(4, BackendLoad("s"))
     engine.first_s = 15.0
     engine.come()
     for _ in range(1800):
@@ -423,7 +423,7 @@ def test_one_cold_call_does_not_let_the_engines_queue_grow() -> None:
 
 
 def test_the_engines_own_word_goes_before_any_estimate() -> None:
-    engine = Slots(4, Seat("s"))
+    engine = Slots(4, BackendLoad("s"))
     limiter = engine.seat.limiter
     engine.come(4)
     for _ in range(30):
@@ -463,7 +463,7 @@ def test_who_has_become_too_late_in_line_makes_room_for_who_has_not() -> None:
 
 
 def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
-    engine = Slots(4, Seat("s"))
+    engine = Slots(4, BackendLoad("s"))
     for at in range(1500):
         engine.step()
         if at % 5 == 0:
@@ -484,7 +484,7 @@ def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
 
 
 def test_a_place_that_is_held_is_not_at_work_on_a_whole_answer() -> None:
-    made: Admission[Any] = Admission(ROOMY, [Seat("s")], lambda: 0.5)
+    made: Admission[Any] = Admission(ROOMY, [BackendLoad("s")], lambda: 0.5)
     seat = made.fleet.seats[0]
     tickets = [Ticket(at, prompt=10, stream=False, whole=True) for at in range(5)]
     for ticket in tickets:
@@ -496,7 +496,7 @@ def test_a_place_that_is_held_is_not_at_work_on_a_whole_answer() -> None:
 
 
 def test_refusals_set_the_limit_and_one_more_is_tried_later() -> None:
-    seat = Seat("s")
+    seat = BackendLoad("s")
     made: Admission[Any] = Admission(ROOMY, [seat], lambda: 0.5)
     calls = fill(made, "a", 5)
     for ticket in calls[3:]:
@@ -520,13 +520,13 @@ def test_a_backend_that_wants_a_pause_gets_one() -> None:
 
 
 def test_nothing_is_held_back_of_what_is_not_known_to_end() -> None:
-    made: Admission[Any] = Admission(ROOMY, [Seat("s")], lambda: 0.5)
-    made.configure(replace(ROOMY, hold_back_share=0.1), {"vip": Terms(band=Band.HIGH), "low": Terms(band=Band.LOW)})
+    made: Admission[Any] = Admission(ROOMY, [BackendLoad("s")], lambda: 0.5)
+    made.configure(replace(ROOMY, hold_back_share=0.1), {"vip": TenantTerms(band=Band.HIGH), "low": TenantTerms(band=Band.LOW)})
     assert all(ticket.seat is not None for ticket in fill(made, "low", 100))
 
 
 def test_a_slow_engine_gets_fewer_calls() -> None:
-    seat = Seat("s", step_slo_s=0.05)
+    seat = BackendLoad("s", step_slo_s=0.05)
     seat.limiter.step(0.02, 10)
     assert seat.limiter.in_flight_max == math.inf
     for _ in range(20):
@@ -539,7 +539,7 @@ def test_a_slow_engine_gets_fewer_calls() -> None:
 
 
 def test_the_least_loaded_backend_is_found_whatever_their_number() -> None:
-    seats = [Seat(f"s{at}", 4, weight=1 + at % 2) for at in range(50)]
+    seats = [BackendLoad(f"s{at}", 4, weight=1 + at % 2) for at in range(50)]
     made: Admission[Any] = Admission(ROOMY, seats, lambda: 0.5)
     for at in range(300):
         loads = {seat: seat.in_flight / seat.weight for seat in seats if seat.in_flight < 4}
@@ -550,7 +550,7 @@ def test_the_least_loaded_backend_is_found_whatever_their_number() -> None:
 
 
 def test_backends_that_are_down_are_taken_only_when_all_are() -> None:
-    seats = [Seat("one", 2, failures_max=1), Seat("two", 2, failures_max=1)]
+    seats = [BackendLoad("one", 2, failures_max=1), BackendLoad("two", 2, failures_max=1)]
     made: Admission[Any] = Admission(LIMITS, seats, lambda: 0.5)
     seats[0].failed()
     made.fleet.refresh()
@@ -562,7 +562,7 @@ def test_backends_that_are_down_are_taken_only_when_all_are() -> None:
 
 def test_a_suspected_backend_is_taken_when_the_others_are_full() -> None:
     """Unlike one that is down it may be well, so no capacity is lost."""
-    seats = [Seat("one", 2, weight=100), Seat("two", 2)]
+    seats = [BackendLoad("one", 2, weight=100), BackendLoad("two", 2)]
     made: Admission[Any] = Admission(LIMITS, seats, lambda: 0.5)
     seats[0].suspected = True
     made.fleet.refresh()
@@ -574,6 +574,6 @@ def test_terms_may_change_while_calls_wait() -> None:
     [runs] = fill(made, "x", 1)
     fill(made, "a", 3)
     fill(made, "b", 3)
-    made.configure(ROOMY, {"b": Terms(band=Band.HIGH)})
+    made.configure(ROOMY, {"b": TenantTerms(band=Band.HIGH)})
     assert serve(made, runs, 4) == ["b", "b", "b", "a"]
     assert made.queue.count == 2

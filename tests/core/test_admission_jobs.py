@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from hangup.core import reasons
-from hangup.core.admission import Action, Admission, Band, Seat, Terms, Ticket
+from hangup.core.admission import Action, Admission, BackendLoad, Band, TenantTerms, Ticket
 from hangup.core.admission.estimates import Peak
 
-LIMITS = Limits(queue_depth_max=6, queue_s=1e6, jobs_calm_s=5.0, hold_back_share=0.1, jobs_hold_back_share=0.25)
+LIMITS = LimitSettings(queue_depth_max=6, queue_s=1e6, jobs_calm_s=5.0, hold_back_share=0.1, jobs_hold_back_share=0.25)
 
 
-def admission(slots: int = 4, seats: int = 1, limits: Limits = LIMITS, kv_tokens: int = 0, **terms: Terms) -> Admission[Any]:
-    made: Admission[Any] = Admission(limits, [Seat(f"s{at}", slots, kv_tokens=kv_tokens) for at in range(seats)], lambda: 0.5)
+def admission(
+    slots: int = 4, seats: int = 1, limits: LimitSettings = LIMITS, kv_tokens: int = 0, **terms: TenantTerms
+) -> Admission[Any]:
+    made: Admission[Any] = Admission(
+        limits, [BackendLoad(f"s{at}", slots, kv_tokens=kv_tokens) for at in range(seats)], lambda: 0.5
+    )
     made.configure(limits, terms)
     return made
 
@@ -129,7 +133,7 @@ def test_seats_that_are_down_are_no_room() -> None:
 
 
 def test_jobs_are_not_seen_in_the_first_line() -> None:
-    made = admission(1, a=Terms(concurrency_max=2))
+    made = admission(1, a=TenantTerms(concurrency_max=2))
     items = put_in_line(made, 50)  # more than the queue holds, and than the tenant may have
     assert made.queue.count == made.queue.bytes == 0 and made.jobs.count == 49
     assert made.tenant("a").in_flight == made.tenant("a").waiting == 0
@@ -140,7 +144,7 @@ def test_jobs_are_not_seen_in_the_first_line() -> None:
 
 
 def test_jobs_share_among_tenants_by_weight_and_in_order() -> None:
-    made = admission(2, b=Terms(weight=3.0))
+    made = admission(2, b=TenantTerms(weight=3.0))
     [running] = put_in_line(made, 1, "x")
     put_in_line(made, 40, "a")
     put_in_line(made, 40, "b")
@@ -155,17 +159,17 @@ def test_jobs_share_among_tenants_by_weight_and_in_order() -> None:
 
 
 def test_the_allowance_is_one_for_both() -> None:
-    made = admission(4, a=Terms(tokens_per_minute=100))
+    made = admission(4, a=TenantTerms(tokens_per_minute=100))
     big = Ticket("big", prompt=500, job=True)
     made.arrive(big, "a", 0.0)
     assert ended(call(made, "live")[1]) == [("live", "tokens_per_minute")]
     assert ended(made.arrive(Ticket("next", job=True), "a", 0.0)) == [("next", "tokens_per_minute")]
-    made.configure(LIMITS, {"a": Terms(tokens_per_minute=200)})
+    made.configure(LIMITS, {"a": TenantTerms(tokens_per_minute=200)})
     assert made.jobs.tenants["a"].allowance is made.tenant("a").allowance
 
 
 def test_one_in_line_is_told_when_its_turn_comes_that_the_allowance_is_spent() -> None:
-    made = admission(1, a=Terms(tokens_per_minute=100))
+    made = admission(1, a=TenantTerms(tokens_per_minute=100))
     [other] = put_in_line(made, 1, "b")
     first, second = Ticket("first", prompt=500, job=True), Ticket("second", prompt=500, job=True)
     assert made.arrive(first, "a", 0.0) == made.arrive(second, "a", 0.0) == []
@@ -196,7 +200,7 @@ def test_one_that_fits_no_cache_steps_aside_and_is_not_forgotten() -> None:
 
 
 def test_live_calls_go_before_jobs() -> None:
-    made = admission(2, vip=Terms(band=Band.HIGH))
+    made = admission(2, vip=TenantTerms(band=Band.HIGH))
     running, *_ = put_in_line(made, 3, "vip")
     one, _ = call(made, "one")
     made.first_token(one, 0.0)

@@ -10,11 +10,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hangup.config import Limits
-from hangup.core.admission import Action, Admission, Band, Seat, Terms, Ticket
+from hangup.config import LimitSettings
+from hangup.core.admission import Action, Admission, BackendLoad, Band, TenantTerms, Ticket
 
-LIMITS = Limits(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6, jobs_calm_s=2.0)
-TERMS = {"a": Terms(), "b": Terms(weight=2.0), "vip": Terms(band=Band.HIGH), "small": Terms(concurrency_max=2)}
+LIMITS = LimitSettings(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6, jobs_calm_s=2.0)
+TERMS = {
+    "a": TenantTerms(),
+    "b": TenantTerms(weight=2.0),
+    "vip": TenantTerms(band=Band.HIGH),
+    "small": TenantTerms(concurrency_max=2),
+}
 
 
 class JobsMachine(RuleBasedStateMachine):
@@ -29,13 +34,13 @@ class JobsMachine(RuleBasedStateMachine):
         self.job_line: list[Ticket[Any]] = []
         self.running: list[Ticket[Any]] = []
         self.told: list[Ticket[Any]] = []  # to make way, and not yet ended
-        self.held: list[tuple[Seat, int]] = []
+        self.held: list[tuple[BackendLoad, int]] = []
         self.over: set[int] = set()
         self.live_counts: list[tuple[float, int]] = [(0.0, 0)]  # live calls in flight, since when
 
     def admission(self) -> Admission[Any]:
         made: Admission[Any] = Admission(
-            LIMITS, [Seat(f"s{at}", n, failures_max=1) for at, n in enumerate(self.slots)], lambda: 0.5
+            LIMITS, [BackendLoad(f"s{at}", n, failures_max=1) for at, n in enumerate(self.slots)], lambda: 0.5
         )
         made.configure(LIMITS, TERMS)
         return made
@@ -54,7 +59,7 @@ class JobsMachine(RuleBasedStateMachine):
         before = [count for at, count in self.live_counts if at < begin]
         return max([count for at, count in self.live_counts if at >= begin] + before[-1:])
 
-    def check_job_start(self, ticket: Ticket[Any], seat: Seat) -> None:
+    def check_job_start(self, ticket: Ticket[Any], seat: BackendLoad) -> None:
         """Asked when the action is carried out; whatever was decided together with it has happened already."""
         assert not self.live_line, "a job started while a live call waits"
         assert seat.well, "a job started where no live call would"

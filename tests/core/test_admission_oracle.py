@@ -9,17 +9,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hangup.config import Limits
-from hangup.core.admission import Action, Admission, Band, Seat, Terms, Ticket
+from hangup.config import LimitSettings
+from hangup.core.admission import Action, Admission, BackendLoad, Band, TenantTerms, Ticket
 
-LIMITS = Limits(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6)
+LIMITS = LimitSettings(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6)
 TERMS = {
-    "a": Terms(),
-    "b": Terms(weight=2.0),
-    "c": Terms(),
-    "vip": Terms(band=Band.HIGH),
-    "batch": Terms(band=Band.LOW),
-    "small": Terms(concurrency_max=2),
+    "a": TenantTerms(),
+    "b": TenantTerms(weight=2.0),
+    "c": TenantTerms(),
+    "vip": TenantTerms(band=Band.HIGH),
+    "batch": TenantTerms(band=Band.LOW),
+    "small": TenantTerms(concurrency_max=2),
 }
 
 
@@ -28,14 +28,14 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @initialize(slots=st.lists(st.integers(1, 3), min_size=1, max_size=3))
     def begin(self, slots: list[int]) -> None:
-        self.seats = [Seat(f"s{at}", n, failures_max=1) for at, n in enumerate(slots)]
+        self.seats = [BackendLoad(f"s{at}", n, failures_max=1) for at, n in enumerate(slots)]
         self.real: Admission[Any] = Admission(LIMITS, self.seats, lambda: 0.5)
         self.real.configure(LIMITS, TERMS)
         self.now = 0.0
         self.made = 0
         self.queue: list[Ticket[Any]] = []  # in the order of arrival
         self.running: list[Ticket[Any]] = []
-        self.held: list[tuple[Seat, int]] = []  # places of ended calls whose engine may go on
+        self.held: list[tuple[BackendLoad, int]] = []  # places of ended calls whose engine may go on
         self.over: set[int] = set()
         self.back: set[int] = set()  # those that a seat has failed
         self.names: dict[int, str] = {}

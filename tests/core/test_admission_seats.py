@@ -8,15 +8,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hangup.config import Limits
-from hangup.core.admission import Action, Admission, Band, Seat, Terms, Ticket
+from hangup.config import LimitSettings
+from hangup.core.admission import Action, Admission, BackendLoad, Band, TenantTerms, Ticket
 
-LIMITS = Limits(queue_depth_max=100, queue_bytes_max=10_000, lifo_after_s=1e6, queue_s=1e6)
+LIMITS = LimitSettings(queue_depth_max=100, queue_bytes_max=10_000, lifo_after_s=1e6, queue_s=1e6)
 A, B, BOTH = frozenset(["a"]), frozenset(["b"]), frozenset(["a", "b"])
 
 
-def admission(slots: int = 1, limits: Limits = LIMITS, names: str = "ab", **terms: Terms) -> Admission[Any]:
-    made: Admission[Any] = Admission(limits, [Seat(name, slots) for name in names], lambda: 0.5)
+def admission(slots: int = 1, limits: LimitSettings = LIMITS, names: str = "ab", **terms: TenantTerms) -> Admission[Any]:
+    made: Admission[Any] = Admission(limits, [BackendLoad(name, slots) for name in names], lambda: 0.5)
     made.configure(limits, terms)
     return made
 
@@ -115,7 +115,7 @@ def test_jobs_run_where_no_live_call_wants_to() -> None:
 
 
 def test_jobs_run_on_an_idle_backend_beside_a_full_one() -> None:
-    made: Admission[Any] = Admission(LIMITS, [Seat("a", 90), Seat("b", 10)], lambda: 0.5)
+    made: Admission[Any] = Admission(LIMITS, [BackendLoad("a", 90), BackendLoad("b", 10)], lambda: 0.5)
     for at in range(90):
         made.arrive(Ticket(at, seats=A), "t", 0.0)
     jobs = [Ticket(f"job{at}", seats=B, job=True) for at in range(10)]
@@ -153,8 +153,8 @@ def test_a_place_that_gets_free_elsewhere_helps_nobody() -> None:
 
 def test_what_is_held_back_on_a_full_backend_closes_no_other() -> None:
     """A place of each ten is for the higher band; nine tenths of all places are on a."""
-    made: Admission[Any] = Admission(LIMITS, [Seat("a", 90), Seat("b", 10)], lambda: 0.5)
-    made.configure(replace(LIMITS, hold_back_share=0.1), {"vip": Terms(band=Band.HIGH)})
+    made: Admission[Any] = Admission(LIMITS, [BackendLoad("a", 90), BackendLoad("b", 10)], lambda: 0.5)
+    made.configure(replace(LIMITS, hold_back_share=0.1), {"vip": TenantTerms(band=Band.HIGH)})
     for at in range(90):
         assert started(made.arrive(Ticket(f"vip{at}", seats=A), "vip", 0.0)) == [(f"vip{at}", "a")]
     assert made.arrive(Ticket("a", seats=A), "t", 0.0) == []
@@ -183,7 +183,7 @@ def test_what_seats_can_answer_changes_under_those_who_wait() -> None:
 
 
 SEATS = st.one_of(st.none(), st.frozensets(st.sampled_from("abc"), min_size=1))
-TENANTS = {"x": Terms(), "y": Terms(weight=2.0), "vip": Terms(), "low": Terms()}
+TENANTS = {"x": TenantTerms(), "y": TenantTerms(weight=2.0), "vip": TenantTerms(), "low": TenantTerms()}
 
 
 @settings(max_examples=300, deadline=None)
@@ -200,7 +200,7 @@ TENANTS = {"x": Terms(), "y": Terms(weight=2.0), "vip": Terms(), "low": Terms()}
 def test_no_seat_with_room_is_left_idle_for_somebody_who_waits_for_another(
     slots: list[int], steps: list[tuple[Any, ...]]
 ) -> None:
-    made: Admission[Any] = Admission(LIMITS, [Seat(name, n) for name, n in zip("abc", slots, strict=True)], lambda: 0.5)
+    made: Admission[Any] = Admission(LIMITS, [BackendLoad(name, n) for name, n in zip("abc", slots, strict=True)], lambda: 0.5)
     made.configure(LIMITS, TENANTS)
     running: list[Ticket[Any]] = []
     waiting: list[Ticket[Any]] = []
@@ -251,7 +251,7 @@ def test_no_seat_with_room_is_left_idle_for_somebody_who_waits_for_another(
 
 
 def test_bands_hold_among_those_who_wait_for_one_seat() -> None:
-    made = admission(vip=Terms(band=Band.HIGH), limits=replace(LIMITS, hold_back_share=0.0))
+    made = admission(vip=TenantTerms(band=Band.HIGH), limits=replace(LIMITS, hold_back_share=0.0))
     running = Ticket("a0", seats=A)
     made.arrive(running, "t", 0.0)
     made.arrive(Ticket("b0", seats=B), "t", 0.0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hangup.core import reasons
-from hangup.core.call import Call, Clock, Ending, Engine, Phase, Tell
+from hangup.core.call import Call, CallTimeLimits, Ending, EngineAction, Phase, Tell
 from hangup.core.ledger import Ledger
 from hangup.core.reasons import REASONS, Outcome, Reason
 
@@ -30,7 +30,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.now = 100.0
         self.call = Call("x", self.now)
-        self.call.clock = Clock(total_s=60, first_token_s=20, gap_s=10, queue_s=5, client_total_s=50, client_read_s=15)
+        self.call.clock = CallTimeLimits(total_s=60, first_token_s=20, gap_s=10, queue_s=5, client_total_s=50, client_read_s=15)
         self.ledger = Ledger()
         self.endings: list[Ending] = []
         self.engine_works = False
@@ -98,7 +98,7 @@ class Life(RuleBasedStateMachine):
         self.endings.append(ending)
         self.ledger.record(self.call)
         # What the ending says about the engine is what the driver knows of it.
-        assert (ending.engine is Engine.ABORT) == self.engine_works
+        assert (ending.engine is EngineAction.ABORT) == self.engine_works
         self.engine_works = False
         if reason.outcome is Outcome.CLIENT_GONE:
             assert ending.tell is Tell.NOTHING
@@ -149,16 +149,16 @@ def test_the_first_reason_wins(given_reasons: list[Reason]) -> None:
 @pytest.mark.parametrize(
     ("clock", "phase", "at", "reason"),
     [
-        (Clock(total_s=10), Phase.WAITING, 10, reasons.TOTAL_TIME),
-        (Clock(total_s=10, client_total_s=10), Phase.WAITING, 10, reasons.CLIENT_DEADLINE),
-        (Clock(queue_s=3), Phase.WAITING, 3, reasons.QUEUE_TIME),
-        (Clock(first_token_s=3), Phase.SENT, 3, reasons.FIRST_TOKEN_TIME),
-        (Clock(first_token_s=3), Phase.ANSWERING, 3, reasons.FIRST_TOKEN_TIME),
-        (Clock(client_read_s=3), Phase.SENT, 3, reasons.CLIENT_DEADLINE),
-        (Clock(gap_s=3), Phase.ANSWERING, math.inf, None),
+        (CallTimeLimits(total_s=10), Phase.WAITING, 10, reasons.TOTAL_TIME),
+        (CallTimeLimits(total_s=10, client_total_s=10), Phase.WAITING, 10, reasons.CLIENT_DEADLINE),
+        (CallTimeLimits(queue_s=3), Phase.WAITING, 3, reasons.QUEUE_TIME),
+        (CallTimeLimits(first_token_s=3), Phase.SENT, 3, reasons.FIRST_TOKEN_TIME),
+        (CallTimeLimits(first_token_s=3), Phase.ANSWERING, 3, reasons.FIRST_TOKEN_TIME),
+        (CallTimeLimits(client_read_s=3), Phase.SENT, 3, reasons.CLIENT_DEADLINE),
+        (CallTimeLimits(gap_s=3), Phase.ANSWERING, math.inf, None),
     ],
 )
-def test_limits(clock: Clock, phase: Phase, at: float, reason: Reason | None) -> None:
+def test_limits(clock: CallTimeLimits, phase: Phase, at: float, reason: Reason | None) -> None:
     call = Call("x", 0.0)
     call.clock = clock
     call.received(0.0)
@@ -174,7 +174,7 @@ def test_limits(clock: Clock, phase: Phase, at: float, reason: Reason | None) ->
 
 def test_gap_runs_from_the_last_token() -> None:
     call = Call("x", 0.0)
-    call.clock = Clock(first_token_s=1, gap_s=5, client_read_s=7)
+    call.clock = CallTimeLimits(first_token_s=1, gap_s=5, client_read_s=7)
     call.received(0.0)
     call.sent("b", 0.0)
     call.answered(0.5)

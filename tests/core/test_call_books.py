@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hangup.core import afterlife, reasons
+from hangup.core import reasons, zombie_shares
 from hangup.core.account import FREE, Account, Price, nobodys, saved
 from hangup.core.call import Call
 from hangup.core.ledger import SECONDS, TOKENS, Histogram, Ledger, delivered
-from hangup.core.reaper import Leftover
+from hangup.core.reaper import PendingStop
 from hangup.core.reasons import Reason
 
 PRICE = Price(per_hour=3600.0, per_million_tokens=2e6)  # one a second, two a token
@@ -163,39 +163,39 @@ class TestSaved:
 
 
 class TestAfterlife:
-    def left(self, id: str, at: float) -> Leftover:
-        made = Leftover(id, at)
+    def left(self, id: str, at: float) -> PendingStop:
+        made = PendingStop(id, at)
         made.tenant, made.model, made.cause = id, "m", "client_gone"
         return made
 
     def test_shares_go_by_the_time_that_each_ran_on(self) -> None:
         owners = [self.left("a", 0.0), self.left("b", 5.0)]
-        parts = afterlife.share(owners, 100, 3.0, 0.0, 10.0)
+        parts = zombie_shares.share(owners, 100, 3.0, 0.0, 10.0)
         assert [(part.left.call_id, part.tokens) for part in parts] == [("a", 67), ("b", 33)]
         assert [part.engine_s for part in parts] == [pytest.approx(2.0), pytest.approx(1.0)]
-        assert [part.tokens for part in afterlife.share(owners, 100, 0.0, 5.0, 10.0)] == [50, 50], "since the last time"
+        assert [part.tokens for part in zombie_shares.share(owners, 100, 0.0, 5.0, 10.0)] == [50, 50], "since the last time"
         owners[0].released_at = 5.0
-        assert [part.tokens for part in afterlife.share(owners, 100, 0.0, 0.0, 10.0)] == [50, 50], "until it was gone"
+        assert [part.tokens for part in zombie_shares.share(owners, 100, 0.0, 0.0, 10.0)] == [50, 50], "until it was gone"
 
     def test_shares_go_by_slots_where_these_tell(self) -> None:
         owners = [self.left("a", 0.0), self.left("b", 0.0)]
         owners[0].tokens_now, owners[0].booked, owners[1].tokens_now = 40, 10, 90
-        assert [part.tokens for part in afterlife.share(owners, None, 0.0, 0.0, 10.0)] == [30, 90]
-        assert [part.tokens for part in afterlife.share(owners, 60, 0.0, 0.0, 10.0)] == [15, 45]
-        assert afterlife.share([], 100, 3.0, 0.0, 10.0) == []
+        assert [part.tokens for part in zombie_shares.share(owners, None, 0.0, 0.0, 10.0)] == [30, 90]
+        assert [part.tokens for part in zombie_shares.share(owners, 60, 0.0, 0.0, 10.0)] == [15, 45]
+        assert zombie_shares.share([], 100, 3.0, 0.0, 10.0) == []
 
     def test_whole_numbers_lose_no_token(self) -> None:
         owners = [self.left(str(at), 0.0) for at in range(7)]
         for tokens in range(30):
-            parts = afterlife.share(owners, tokens, 0.0, 0.0, 1.0)
+            parts = zombie_shares.share(owners, tokens, 0.0, 0.0, 1.0)
             assert sum(part.tokens for part in parts) == tokens and all(part.tokens >= 0 for part in parts)
 
     def test_what_is_booked_and_what_was_not_saved_after_all(self) -> None:
         owner = self.left("ann", 0.0)
-        [part] = afterlife.share([owner], 6, 2.0, 0.0, 1.0)
+        [part] = zombie_shares.share([owner], 6, 2.0, 0.0, 1.0)
         wasted = Account(tokens_wasted=6, engine_s=2.0, engine_wasted_s=2.0, money=14.0, money_wasted=14.0)
-        assert afterlife.entry("gpu", part, PRICE) == ("ann", "m", "gpu", "zombie", wasted)
+        assert zombie_shares.entry("gpu", part, PRICE) == ("ann", "m", "gpu", "zombie", wasted)
         owner.saved = (15, 45.0)
         undone = Account(tokens_saved=-15, money_saved=-45.0)
-        assert afterlife.not_saved("gpu", owner) == ("ann", "m", "gpu", "client_gone", undone)
+        assert zombie_shares.not_saved("gpu", owner) == ("ann", "m", "gpu", "client_gone", undone)
         assert owner.saved == (0, 0.0)

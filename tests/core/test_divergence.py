@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hangup.core.divergence import Divergence, Sample, Terms
+from hangup.core.divergence import AlarmTerms, CounterSample, DivergenceAlarm
 
 TICK_S = 5.0
 DAY_S = 86_400.0
@@ -30,7 +30,7 @@ class Traffic:
         self.deaf = False
         self.warming = False
 
-    def step(self, load: float, answer_tokens: float, leave: float = 0.1) -> Sample:
+    def step(self, load: float, answer_tokens: float, leave: float = 0.1) -> CounterSample:
         self.now += TICK_S
         for _ in range(min(self._poisson(load * TICK_S), 2 * SLOTS - len(self.calls))):  # the gateway sheds the rest
             self.calls.append([self.random.expovariate(1 / answer_tokens) + 1, 0.0, float(self.random.random() < self.blind)])
@@ -48,7 +48,7 @@ class Traffic:
         noisy = min(max(busy * self.random.uniform(0.85, 1.0), 0.0), 1.0)
         computed = self.ended if self.late_counter else self.computed
         unseen = sum(1000 for call in self.calls if call[2])
-        return Sample(int(computed) if self.counts else None, noisy, int(self.seen), unseen, self.call_s, self.served_s)
+        return CounterSample(int(computed) if self.counts else None, noisy, int(self.seen), unseen, self.call_s, self.served_s)
 
     def _run(self, call: list[float], each: float, leave: float) -> None:
         done = min(call[0], each)
@@ -104,7 +104,7 @@ KINDS: dict[str, Callable[[int], Traffic]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_day_without_a_false_alarm(kind: str, seed: int) -> None:
-    traffic, alarm = KINDS[kind](seed), Divergence()
+    traffic, alarm = KINDS[kind](seed), DivergenceAlarm()
     alarm.restarted(0.0)
     while traffic.now < DAY_S:
         if 12 * 3600 <= traffic.now < 12 * 3600 + TICK_S:  # at noon it is started anew, and warms up for 100 s
@@ -122,7 +122,7 @@ def test_a_day_without_a_false_alarm(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_deaf_engine_is_found_within_a_minute_and_forgiven(kind: str, seed: int) -> None:
     """Clients leave, the engine goes on for them and has few slots left; then it is cured, and the alarm ends."""
-    traffic, alarm = KINDS[kind](seed), Divergence()
+    traffic, alarm = KINDS[kind](seed), DivergenceAlarm()
     alarm.restarted(0.0)
     while traffic.now < 4 * 3600:
         assert alarm.observe(traffic.step(1.0, 400.0), traffic.now) is None
@@ -144,7 +144,7 @@ def test_a_deaf_engine_is_found_within_a_minute_and_forgiven(kind: str, seed: in
 
 
 def test_busy_with_no_call_of_ours_is_the_plainest_case() -> None:
-    traffic, alarm = Traffic(5, counts=False), Divergence()
+    traffic, alarm = Traffic(5, counts=False), DivergenceAlarm()
     while traffic.now < 3600:
         assert alarm.observe(traffic.step(1.0, 400.0), traffic.now) is None
     began, raised = traffic.now, False
@@ -157,23 +157,23 @@ def test_busy_with_no_call_of_ours_is_the_plainest_case() -> None:
 
 def test_an_alarm_does_not_flutter() -> None:
     """Divergence that comes and goes faster than `hold_s` raises no alarm, and ends none."""
-    alarm, now, seen, computed, changes = Divergence(), 0.0, 0, 0, []
+    alarm, now, seen, computed, changes = DivergenceAlarm(), 0.0, 0, 0, []
     for tick in range(600):
         now += TICK_S
         computed += 1000
         seen += 0 if 200 <= tick < 400 and tick % 8 else 1000
-        changes.append(alarm.observe(Sample(computed, 1.0, seen, 0, 5 * now, now), now))
+        changes.append(alarm.observe(CounterSample(computed, 1.0, seen, 0, 5 * now, now), now))
     assert [change for change in changes if change is not None] == [True, False]
 
 
-def looks(alarm: Divergence, count: int, start: float = 0.0, **sample: object) -> list[bool | None]:
+def looks(alarm: DivergenceAlarm, count: int, start: float = 0.0, **sample: object) -> list[bool | None]:
     """Every five seconds one that differs in nothing but the time."""
     given: dict[str, Any] = {"computed": None, "busy": None, "seen": 0, "unseen": 0, "call_s": 0.0, "served_s": 0.0, **sample}
-    return [alarm.observe(Sample(**given), start + at * TICK_S) for at in range(count)]
+    return [alarm.observe(CounterSample(**given), start + at * TICK_S) for at in range(count)]
 
 
 def test_zombies_all_the_time_are_an_alarm_after_a_window_and_a_hold() -> None:
-    alarm = Divergence()
+    alarm = DivergenceAlarm()
     assert looks(alarm, 8, zombies=2) == [None] * 8, "20 s of window, then 20 s that it must last"
     assert looks(alarm, 1, 40.0, zombies=2) == [True]
     assert alarm.finding is not None and alarm.finding == ("zombies", 2.0)
@@ -181,18 +181,19 @@ def test_zombies_all_the_time_are_an_alarm_after_a_window_and_a_hold() -> None:
 
 
 def test_zombies_in_all_looks_but_one_are_none() -> None:
-    alarm = Divergence()
+    alarm = DivergenceAlarm()
     for at in range(40):
-        assert alarm.observe(Sample(None, None, 0, 0, 0.0, 0.0, zombies=int(at % 4 != 0)), at * TICK_S) is None
+        assert alarm.observe(CounterSample(None, None, 0, 0, 0.0, 0.0, zombies=int(at % 4 != 0)), at * TICK_S) is None
 
 
 @pytest.mark.parametrize(
     ("served_share", "runs", "raised"), [(0.0, True, True), (0.04, True, True), (0.1, True, False), (0, False, False)]
 )
 def test_an_engine_that_runs_something_and_has_no_call_of_ours(served_share: float, runs: bool, raised: bool) -> None:
-    alarm = Divergence()
+    alarm = DivergenceAlarm()
     said = [
-        alarm.observe(Sample(None, None, 0, 0, 0.0, served_share * at * TICK_S, runs=runs), at * TICK_S) for at in range(30)
+        alarm.observe(CounterSample(None, None, 0, 0, 0.0, served_share * at * TICK_S, runs=runs), at * TICK_S)
+        for at in range(30)
     ]
     assert (True in said) is raised
     if raised:
@@ -202,15 +203,15 @@ def test_an_engine_that_runs_something_and_has_no_call_of_ours(served_share: flo
 
 @pytest.mark.parametrize(("lead", "raised"), [(100, False), (101, True)])
 def test_a_lead_of_a_hundred_tokens_is_never_worth_an_alarm(lead: int, raised: bool) -> None:
-    alarm, said = Divergence(Terms(hold_s=5.0)), list[bool | None]()
+    alarm, said = DivergenceAlarm(AlarmTerms(hold_s=5.0)), list[bool | None]()
     for at in range(40):
-        said.append(alarm.observe(Sample(50 + (lead if at >= 10 else 0), 1.0, 50, 0, 0.0, 0.0), at * TICK_S))
+        said.append(alarm.observe(CounterSample(50 + (lead if at >= 10 else 0), 1.0, 50, 0, 0.0, 0.0), at * TICK_S))
     assert (True in said) is raised
 
 
 def test_a_count_that_falls_comes_or_goes_begins_anew() -> None:
     for before, after in ((1000, 10), (1000, None), (None, 1000)):
-        alarm = Divergence()
+        alarm = DivergenceAlarm()
         looks(alarm, 10, computed=before)
-        alarm.observe(Sample(after, None, 0, 0, 0.0, 0.0), 50.0)
+        alarm.observe(CounterSample(after, None, 0, 0, 0.0, 0.0), 50.0)
         assert len(alarm._ticks) == 1, "what was before is no measure"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hangup import duties as module
-from hangup.app.stalls import LoopWatch
-from hangup.duties import Duties, Tasks
+from hangup import tasks as module
+from hangup.gateway.loop_watch import LoopWatch
+from hangup.tasks import LongTasks, Tasks
 from support.waiting import wait_until
 
 
@@ -23,7 +23,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_task_that_fails_is_started_again_and_told_of() -> None:
     async def run() -> None:
         told: list[tuple[str, str]] = []
-        duties = Duties(lambda name, error: told.append((name, str(error))))
+        duties = LongTasks(lambda name, error: told.append((name, str(error))))
         turns, goes_on = 0, asyncio.Event()
 
         async def work() -> None:
@@ -48,7 +48,7 @@ def test_a_task_that_fails_is_started_again_and_told_of() -> None:
 
 def test_what_is_down_is_named() -> None:
     async def run() -> None:
-        duties = Duties()
+        duties = LongTasks()
 
         async def work() -> None:
             raise ValueError
@@ -66,7 +66,7 @@ def test_what_is_down_is_named() -> None:
 
 def test_what_comes_to_its_end_is_not_started_again() -> None:
     async def run() -> None:
-        duties, turns = Duties(), 0
+        duties, turns = LongTasks(), 0
 
         async def work() -> None:
             nonlocal turns
@@ -86,7 +86,7 @@ def test_what_comes_to_its_end_is_not_started_again() -> None:
 
 
 def test_a_thread_that_fails_is_run_again() -> None:
-    duties, turns, over = Duties(), [], threading.Event()
+    duties, turns, over = LongTasks(), [], threading.Event()
 
     def work() -> None:
         turns.append(1)
@@ -141,7 +141,7 @@ def _somebody_blocks_it(told: Any) -> None:
 def test_tasks_of_one_owner_are_counted_told_of_and_ended_together() -> None:
     async def run() -> None:
         told: list[str] = []
-        duties = Duties(lambda name, error: told.append(f"{name}: {error}"))
+        duties = LongTasks(lambda name, error: told.append(f"{name}: {error}"))
         tasks = Tasks("claims", handled=(KeyError,), duties=duties)
 
         async def fail(error: Exception) -> None:
@@ -164,7 +164,7 @@ def test_tasks_of_one_owner_are_counted_told_of_and_ended_together() -> None:
 
 def test_a_thread_that_runs_once_is_counted_and_told_of() -> None:
     told: list[str] = []
-    duties = Duties(lambda name, error: told.append(f"{name}: {error}"))
+    duties = LongTasks(lambda name, error: told.append(f"{name}: {error}"))
     go = threading.Event()
 
     def work() -> None:

@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangup.apis.hosted_jobs import Target, What, heard, is_upload, read, target_of
-from hangup.core.jobs import Kind, Status, Tally
+from hangup.core.jobs import ItemCounts, JobStatus, Kind
+from hangup.gateway.apis.hosted_jobs import ProviderRequestKind, Target, heard, is_upload, read, target_of
 
 
 @pytest.mark.parametrize(
     ("method", "path", "target"),
     [
-        ("POST", "/v1/batches", Target(What.CREATE, Kind.BATCH)),
-        ("GET", "/v1/batches", Target(What.OTHER, Kind.BATCH)),
-        ("GET", "/v1/batches/b_1", Target(What.LOOK, Kind.BATCH, "b_1")),
-        ("POST", "/v1/batches/b_1/cancel", Target(What.CANCEL, Kind.BATCH, "b_1")),
-        ("GET", "/v1/responses/r-1", Target(What.LOOK, Kind.RESPONSE, "r-1")),
-        ("DELETE", "/v1/responses/r-1", Target(What.DELETE, Kind.RESPONSE, "r-1")),
-        ("GET", "/v1/responses/r-1/input_items", Target(What.OTHER, Kind.RESPONSE, "r-1")),
-        ("POST", "/v1/messages/batches", Target(What.CREATE, Kind.MESSAGES)),
-        ("GET", "/v1/messages/batches/m/results", Target(What.OTHER, Kind.MESSAGES, "m")),
-        ("POST", "/v1/files", Target(What.OTHER)),
-        ("GET", "/v1/batches/%2e%2e", Target(What.OTHER)),
+        ("POST", "/v1/batches", Target(ProviderRequestKind.CREATE, Kind.BATCH)),
+        ("GET", "/v1/batches", Target(ProviderRequestKind.OTHER, Kind.BATCH)),
+        ("GET", "/v1/batches/b_1", Target(ProviderRequestKind.LOOK, Kind.BATCH, "b_1")),
+        ("POST", "/v1/batches/b_1/cancel", Target(ProviderRequestKind.CANCEL, Kind.BATCH, "b_1")),
+        ("GET", "/v1/responses/r-1", Target(ProviderRequestKind.LOOK, Kind.RESPONSE, "r-1")),
+        ("DELETE", "/v1/responses/r-1", Target(ProviderRequestKind.DELETE, Kind.RESPONSE, "r-1")),
+        ("GET", "/v1/responses/r-1/input_items", Target(ProviderRequestKind.OTHER, Kind.RESPONSE, "r-1")),
+        ("POST", "/v1/messages/batches", Target(ProviderRequestKind.CREATE, Kind.MESSAGES)),
+        ("GET", "/v1/messages/batches/m/results", Target(ProviderRequestKind.OTHER, Kind.MESSAGES, "m")),
+        ("POST", "/v1/files", Target(ProviderRequestKind.OTHER)),
+        ("GET", "/v1/batches/%2e%2e", Target(ProviderRequestKind.OTHER)),
     ],
 )
 def test_what_a_request_is_about(method: str, path: str, target: Target) -> None:
@@ -45,41 +45,41 @@ def batch(status: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("said", "status", "tally"),
     [
-        ("validating", Status.VALIDATING, Tally(queued=5, succeeded=4, errored=1)),
-        ("in_progress", Status.RUNNING, Tally(queued=5, succeeded=4, errored=1)),
-        ("finalizing", Status.RUNNING, Tally(queued=5, succeeded=4, errored=1)),
-        ("cancelling", Status.CANCELLING, Tally(queued=5, succeeded=4, errored=1)),
-        ("cancelled", Status.CANCELLED, Tally(succeeded=4, errored=1, cancelled=5)),
-        ("expired", Status.EXPIRED, Tally(succeeded=4, errored=1, expired=5)),
-        ("completed", Status.COMPLETED, Tally(succeeded=4, errored=1)),
-        ("failed", Status.FAILED, Tally(succeeded=4, errored=1)),
+        ("validating", JobStatus.VALIDATING, ItemCounts(queued=5, succeeded=4, errored=1)),
+        ("in_progress", JobStatus.RUNNING, ItemCounts(queued=5, succeeded=4, errored=1)),
+        ("finalizing", JobStatus.RUNNING, ItemCounts(queued=5, succeeded=4, errored=1)),
+        ("cancelling", JobStatus.CANCELLING, ItemCounts(queued=5, succeeded=4, errored=1)),
+        ("cancelled", JobStatus.CANCELLED, ItemCounts(succeeded=4, errored=1, cancelled=5)),
+        ("expired", JobStatus.EXPIRED, ItemCounts(succeeded=4, errored=1, expired=5)),
+        ("completed", JobStatus.COMPLETED, ItemCounts(succeeded=4, errored=1)),
+        ("failed", JobStatus.FAILED, ItemCounts(succeeded=4, errored=1)),
     ],
 )
-def test_batches(said: str, status: Status, tally: Tally) -> None:
+def test_batches(said: str, status: JobStatus, tally: ItemCounts) -> None:
     told = read(Kind.BATCH, batch(said))
     assert told is not None and (told.status, told.tally, told.expires) == (status, tally, 9.0)
 
 
 def test_message_batches() -> None:
-    def told(said: str, **counts: int) -> tuple[Status, int]:
+    def told(said: str, **counts: int) -> tuple[JobStatus, int]:
         value = {"id": "m", "processing_status": said, "request_counts": counts, "expires_at": "2026-01-01T00:00:00Z"}
         found = read(Kind.MESSAGES, value)
         assert found is not None and found.expires == 1767225600
         return found.status, found.tally.total
 
-    assert told("in_progress", processing=3) == (Status.RUNNING, 3)
-    assert told("canceling", processing=2, succeeded=1) == (Status.CANCELLING, 3)
-    assert told("ended", canceled=2, succeeded=1) == (Status.CANCELLED, 3)
-    assert told("ended", expired=1) == (Status.EXPIRED, 1)
-    assert told("ended", succeeded=1, errored=1) == (Status.COMPLETED, 2)
+    assert told("in_progress", processing=3) == (JobStatus.RUNNING, 3)
+    assert told("canceling", processing=2, succeeded=1) == (JobStatus.CANCELLING, 3)
+    assert told("ended", canceled=2, succeeded=1) == (JobStatus.CANCELLED, 3)
+    assert told("ended", expired=1) == (JobStatus.EXPIRED, 1)
+    assert told("ended", succeeded=1, errored=1) == (JobStatus.COMPLETED, 2)
 
 
 def test_responses_whole_and_streamed() -> None:
     response = {"id": "r", "status": "queued", "background": True, "model": "m"}
     told = heard(Kind.RESPONSE, json.dumps(response).encode())
     assert told is not None and (told.status, told.tally, told.model, told.detached) == (
-        Status.RUNNING,
-        Tally(queued=1),
+        JobStatus.RUNNING,
+        ItemCounts(queued=1),
         "m",
         True,
     )
@@ -88,7 +88,7 @@ def test_responses_whole_and_streamed() -> None:
     assert heard(Kind.RESPONSE, stream + b"\n\nevent: x") == told
     assert heard(Kind.RESPONSE, stream.replace(b"\n", b"\r\n") + b"\r\n\r\n") == told
     waited_for = read(Kind.RESPONSE, {**response, "background": False, "status": "incomplete"})
-    assert waited_for is not None and not waited_for.detached and waited_for.status is Status.COMPLETED
+    assert waited_for is not None and not waited_for.detached and waited_for.status is JobStatus.COMPLETED
 
 
 FIELDS = st.sampled_from(["id", "status", "processing_status", "request_counts", "expires_at", "total", "completed", "model"])

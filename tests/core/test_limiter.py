@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from hangup.core import reasons
-from hangup.core.admission import Admission, Seat, Ticket
+from hangup.core.admission import Admission, BackendLoad, Ticket
 from hangup.core.admission.limiter import COLD_MAX, SPARE, Evidence, LearnedLimit, _InVain
 
 PROMPT = 100
@@ -423,10 +423,10 @@ class TestWhatItRuns:
 class TestFleet:
     """The same, seen from the whole: calls that are overdue, refusals and pauses."""
 
-    LIMITS = Limits(queue_depth_max=100, queue_s=30.0)
+    LIMITS = LimitSettings(queue_depth_max=100, queue_s=30.0)
 
     def made(self, names: str = "a", slots: int = 0) -> Admission[Any]:
-        return Admission(self.LIMITS, [Seat(name, slots) for name in names], lambda: 0.5)
+        return Admission(self.LIMITS, [BackendLoad(name, slots) for name in names], lambda: 0.5)
 
     def send(self, made: Admission[Any], now: float, seats: frozenset[str] | None = None) -> Ticket[Any]:
         ticket = Ticket(object(), prompt=PROMPT, seats=seats, queue_by=now + 30.0)
@@ -473,7 +473,7 @@ class TestFleet:
         assert early[1].late
 
     def test_a_seat_is_down_after_some_failures_in_a_row(self) -> None:
-        seat = Seat("s")
+        seat = BackendLoad("s")
         assert not seat.seen and not seat.succeeded() and seat.seen
         for _ in range(2):
             assert [seat.failed() for _ in range(seat.failures_max)] == [False] * (seat.failures_max - 1) + [True]

@@ -1,4 +1,4 @@
-"""There is one owner of tasks and threads (`hangup/duties.py`): whoever starts one elsewhere starts one that can die unseen."""
+"""There is one owner of tasks and threads (`hangup/tasks.py`): whoever starts one elsewhere starts one that can die unseen."""
 
 from __future__ import annotations
 

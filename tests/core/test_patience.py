@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangup.config import Limits
-from hangup.core.admission import Admission, Seat, Ticket
+from hangup.config import LimitSettings
+from hangup.core.admission import Admission, BackendLoad, Ticket
 from hangup.core.admission.patience import _ENOUGH, Patience, PatienceBook
 
 SHARES = st.lists(st.floats(0, 0.999), max_size=60)
@@ -156,8 +156,8 @@ def test_names_of_clients_fill_no_memory() -> None:
 @pytest.mark.parametrize(("step_s", "spare_s"), [(None, 10.0), (0.02, 8.0)])
 def test_what_a_client_has_to_spare_is_what_its_answer_does_not_take(step_s: float | None, spare_s: float) -> None:
     """An answer of a hundred tokens, all of it within ten seconds; before a token's time is known it takes none."""
-    [seat] = seats = [Seat("s", 1)]
-    made: Admission[Any] = Admission(Limits(), seats, lambda: 0.5)
+    [seat] = seats = [BackendLoad("s", 1)]
+    made: Admission[Any] = Admission(LimitSettings(), seats, lambda: 0.5)
     made.arrive(Ticket("runs"), "t", 0.0)
     for _ in range(8 if step_s else 0):
         made.fleet.step(seat, step_s or 0.0, 0.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from hangup.core import reasons
 from hangup.core.call import Call
-from hangup.core.reaper import Fate, Leftover
+from hangup.core.reaper import PendingStop, StopState
 from hangup.core.spans import settled, spans
 
 
@@ -69,12 +69,12 @@ def test_a_call_that_was_left_and_whose_engine_took_its_time() -> None:
     call = start(backend="gpu")
     call.slot, call.engine_id = 0, "hu-1"
     call.end(reasons.CLIENT_FIN, 9.0)
-    left = Leftover("c", 9.0)
+    left = PendingStop("c", 9.0)
     call.leftovers = (left,)
     assert not settled(call)
     left.zombie_since = 9.5
     assert not settled(call)
-    left.let_go(Fate.VERIFIED, 12.0)
+    left.let_go(StopState.VERIFIED, 12.0)
     assert settled(call)
     whole, *parts = made(call)
     assert whole["status"] == {"code": 2, "message": "fin"} and told(whole)["error.type"] == "fin"

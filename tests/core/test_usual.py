@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangup.core.admission.usual import UsualTime
+from hangup.core.admission.first_token_time import FirstTokenTimes
 
 
 def test_each_octave_of_prompts_has_its_own() -> None:
-    usual = UsualTime()
+    usual = FirstTokenTimes()
     assert usual.get(100) is None
     usual.observe(100, 0.1)
     usual.observe(1000, 0.4)
@@ -21,7 +21,7 @@ def test_each_octave_of_prompts_has_its_own() -> None:
 
 
 def test_the_median_of_a_few_and_a_quarter_of_many() -> None:
-    usual = UsualTime()
+    usual = FirstTokenTimes()
     for seconds in range(1, 16):
         usual.observe(100, seconds)
     assert usual.get(100) == 8
@@ -30,7 +30,7 @@ def test_the_median_of_a_few_and_a_quarter_of_many() -> None:
 
 
 def test_a_load_that_grows_does_not_pass_for_what_is_usual() -> None:
-    usual = UsualTime()
+    usual = FirstTokenTimes()
     for _ in range(40):
         usual.observe(100, 0.1)
     for _ in range(64):
@@ -39,7 +39,7 @@ def test_a_load_that_grows_does_not_pass_for_what_is_usual() -> None:
 
 
 def test_only_the_last_32_count() -> None:
-    usual = UsualTime()
+    usual = FirstTokenTimes()
     for _ in range(200):
         usual.observe(100, 1.0)
     for _ in range(12):
@@ -48,7 +48,7 @@ def test_only_the_last_32_count() -> None:
 
 
 def test_while_it_queues_only_what_is_quicker_counts_and_only_at_first() -> None:
-    usual = UsualTime()
+    usual = FirstTokenTimes()
     usual.observe_lower(100, 1.0)
     usual.observe_lower(100, 2.0)
     assert usual.get(100) == 1.0
@@ -63,7 +63,7 @@ def test_while_it_queues_only_what_is_quicker_counts_and_only_at_first() -> None
 
 
 def test_what_was_known_of_a_size_can_be_dropped() -> None:
-    usual = UsualTime()
+    usual = FirstTokenTimes()
     for _ in range(100):
         usual.observe(100, 0.1)
     usual.is_now(100, 3.0)
@@ -72,7 +72,7 @@ def test_what_was_known_of_a_size_can_be_dropped() -> None:
 
 @given(st.lists(st.floats(0.001, 100), min_size=1, max_size=120))
 def test_it_is_never_beyond_what_was_seen(times: list[float]) -> None:
-    usual = UsualTime()
+    usual = FirstTokenTimes()
     for seconds in times:
         usual.observe(100, seconds)
         got = usual.get(100)

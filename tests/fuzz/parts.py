@@ -12,16 +12,16 @@ from typing import Any
 import orjson
 
 from fuzz.grammar import KEPT, Dice
-from hangup.apis.routes import BUILT_IN
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from hangup.config.load import load
 from hangup.errors import ConfigError, Refusal, WireError
-from hangup.wire.body import Chunked
-from hangup.wire.head import RequestHead, ResponseHead
-from hangup.wire.jsonbody import decode
-from hangup.wire.sse import SSE, Splitter
+from hangup.gateway.apis.routes import BUILT_IN
+from hangup.gateway.http.body import Chunked
+from hangup.gateway.http.head import RequestHead, ResponseHead
+from hangup.gateway.http.jsonbody import decode
+from hangup.gateway.http.sse import SSE, Splitter
 
-LIMITS = Limits()
+LIMITS = LimitSettings()
 
 
 def request_head(dice: Dice, number: int) -> None:

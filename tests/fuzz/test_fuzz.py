@@ -9,7 +9,7 @@ import pytest
 from fuzz import parts
 from fuzz.grammar import Dice
 from fuzz.run import Report, at_rest, batch, fuzz, running
-from hangup.wire.sse import Splitter
+from hangup.gateway.http.sse import Splitter
 
 
 def test_some_seconds_find_nothing() -> None:

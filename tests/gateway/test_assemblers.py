@@ -9,21 +9,21 @@ from typing import Any
 import orjson
 import pytest
 
-from hangup.apis.anthropic import AnthropicMessages
-from hangup.apis.base import Api, Cap, Cut, Json
-from hangup.apis.ollama import OllamaChat
-from hangup.apis.openai_chat import OpenAIChat
-from hangup.apis.openai_responses import OpenAIResponses
-from hangup.apis.sglang import SglangAssembler, SglangGenerate
-from hangup.config import Limits
-from hangup.engines.adapters import Seen
-from hangup.engines.adapters.sglang import Sglang
+from hangup.config import LimitSettings
+from hangup.gateway.apis.anthropic import AnthropicMessages
+from hangup.gateway.apis.base import Api, Cap, Cut, Json
+from hangup.gateway.apis.ollama import OllamaChat
+from hangup.gateway.apis.openai_chat import OpenAIChat
+from hangup.gateway.apis.openai_responses import OpenAIResponses
+from hangup.gateway.apis.sglang import SglangAssembler, SglangGenerate
+from hangup.gateway.backends.adapters import Seen
+from hangup.gateway.backends.adapters.sglang import SglangAdapter
 
 CHAT, RESPONSES = OpenAIChat(), OpenAIResponses()
 
 
 def assemble(api: Api, body: Json, *events: Any, capped: bool = False) -> Json:
-    asked = api.read("/", body, Limits(), True)
+    asked = api.read("/", body, LimitSettings(), True)
     assert asked.assembler is not None
     for event in copy.deepcopy(events):  # they are taken over
         asked.assembler.add(event)
@@ -52,7 +52,7 @@ class TestChat:
     @pytest.mark.parametrize("more", [{"audio": {"format": "wav"}}, {"modalities": ["text", "audio"]}])
     def test_sound_is_asked_for_as_the_client_did(self, more: Json) -> None:
         """OpenAI streams PCM alone; what is asked for as a whole is WAV or MP3."""
-        assert CHAT.read("/", {"messages": [], **more}, Limits(), True).assembler is None
+        assert CHAT.read("/", {"messages": [], **more}, LimitSettings(), True).assembler is None
 
     def test_padding_of_events_is_no_part_of_the_answer(self) -> None:
         end = {"id": "c", "obfuscation": "q8f", "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}
@@ -144,7 +144,7 @@ class TestSglang:
         async def get(path: str) -> Seen:
             return Seen(200, "", orjson.dumps(told if path == "/server_info" else {}))
 
-        assert asyncio.run(Sglang().inspect(get)).texts_in_pieces is in_pieces
+        assert asyncio.run(SglangAdapter().inspect(get)).texts_in_pieces is in_pieces
 
     def text(self, *events: tuple[str, list[int]]) -> tuple[str, list[int]]:
         rows: list[Json] = [
@@ -201,7 +201,7 @@ class TestResponses:
             {**called, "status": "incomplete", "arguments": "{"},
         ]
         assert assemble(RESPONSES, {"input": "x"}, *events(), capped=True)["output"] == output
-        ask = RESPONSES.read("/", {"input": "x", "stream": True}, Limits(), True)
+        ask = RESPONSES.read("/", {"input": "x", "stream": True}, LimitSettings(), True)
         ask.cap = Cap(4, False, {})
         closing = RESPONSES.closing(Cut(ask, {}, {"sequence_number": 9}, events(), 4, set()))
         assert closing.startswith(b"event: response.incomplete\n")

@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hangup.app.log import Log
-from hangup.app.tracing import Tracer
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from hangup.core.call import Call
-from hangup.core.reaper import Leftover
-from hangup.edge.connection import ClientConnection
-from hangup.edge.roles import Owner
-from hangup.reaper.watch import Books
+from hangup.core.reaper import PendingStop
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.client.handlers import RequestRouter
+from hangup.gateway.log import Log
+from hangup.gateway.reaper.watch import ReaperStats
+from hangup.gateway.tracing import Tracer
 from support.processes import Gateway, StandIn, get_json
 from support.raw import Client, ask
 from support.waiting import wait_until
@@ -135,7 +135,7 @@ class TestNames:
 class _Silent:
     """An owner and a transport that do nothing, for a connection alone."""
 
-    limits = Limits(header_bytes_max=10**6)
+    limits = LimitSettings(header_bytes_max=10**6)
     half_close_is_hangup = True
     body_bytes = 0
 
@@ -152,7 +152,7 @@ def test_a_head_that_comes_byte_by_byte_is_read_once() -> None:
     def cpu_s(size: int) -> float:
         loop = asyncio.new_event_loop()
         owner = _Silent()
-        connection = ClientConnection(cast(Owner, owner), loop)
+        connection = ClientConnection(cast(RequestRouter, owner), loop)
         connection.connection_made(cast(asyncio.BaseTransport, owner))
         data = [bytes([byte]) for byte in b"GET / HTTP/1.1\r\nx: " + b"a" * size]
         start = time.process_time()
@@ -322,9 +322,9 @@ class TestWhatIsRemembered:
             assert max(seen) == 2
 
     def test_stories_of_zombies(self) -> None:
-        books = Books([], 3)
+        books = ReaperStats([], 3)
         for n in range(9):
-            books.remember("b", Leftover(f"call-{n}", 0.0))
+            books.remember("b", PendingStop(f"call-{n}", 0.0))
         assert [left.call_id for _, left in books.zombies] == ["call-6", "call-7", "call-8"]
 
     def test_calls_that_wait_to_be_traced(self) -> None:

@@ -13,8 +13,8 @@ import pytest
 from hangup.config import BackendSettings, Settings
 from hangup.config.keys import PRIVATE, party, shown_clients_keys, warning
 from hangup.config.load import load
-from hangup.engines.adapters import ADAPTERS
 from hangup.errors import ConfigError
+from hangup.gateway.backends.adapters import ADAPTERS
 from support.processes import Gateway, StandIn
 from support.raw import Client, ask
 from support.raw_engine import answer, raw_engine

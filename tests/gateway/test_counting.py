@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangup.apis.anthropic import AnthropicMessages
-from hangup.apis.base import Api, Json
-from hangup.apis.llamacpp import LlamaCppCompletion
-from hangup.apis.ollama import OllamaChat
-from hangup.apis.openai_chat import OpenAIChat
-from hangup.apis.openai_completions import OpenAICompletions
-from hangup.apis.sglang import SglangGenerate
-from hangup.apis.tgi import TgiGenerate
-from hangup.app.relay.assemble import AssembleRelay
-from hangup.app.relay.stream import StreamRelay
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
-from hangup.wire.body import Chunked
-from hangup.wire.head import ResponseHead
+from hangup.gateway.apis.anthropic import AnthropicMessages
+from hangup.gateway.apis.base import Api, Json
+from hangup.gateway.apis.llamacpp import LlamaCppCompletion
+from hangup.gateway.apis.ollama import OllamaChat
+from hangup.gateway.apis.openai_chat import OpenAIChat
+from hangup.gateway.apis.openai_completions import OpenAICompletions
+from hangup.gateway.apis.sglang import SglangGenerate
+from hangup.gateway.apis.tgi import TgiGenerate
+from hangup.gateway.http.body import Chunked
+from hangup.gateway.http.head import ResponseHead
+from hangup.gateway.relay.assemble import AssembleRelay
+from hangup.gateway.relay.stream import StreamRelay
 from support.processes import Gateway
 from support.raw import Client, ask, events
 from support.raw_engine import DONE, HEAD, LAST, RawEngine, chunk, event, raw_engine
@@ -38,7 +38,7 @@ class Side:
     """Both sides of a relay, without sockets."""
 
     http11 = True
-    limits = Limits(event_bytes_max=1 << 20, answer_bytes_max=1 << 20)
+    limits = LimitSettings(event_bytes_max=1 << 20, answer_bytes_max=1 << 20)
 
     def __init__(self) -> None:
         self.call = Call("c", 0.0)
@@ -186,7 +186,7 @@ def test_the_pump_counts_tokens_and_changes_nothing(name: str, data: st.DataObje
     made, tokens, reads = data.draw(streams(name))
     api, path, body, *_ = KINDS[name]
     # The cap is what there is: one event that is taken for a token and is none, and a good stream is cut.
-    limits = Limits(output_tokens_default=max(tokens, 1), output_tokens_max=max(tokens, 1))
+    limits = LimitSettings(output_tokens_default=max(tokens, 1), output_tokens_max=max(tokens, 1))
     asked = api.read(path, {**body, "stream": True}, limits, True)
     side = Side()
     relay = StreamRelay(side, Chunked(), api, asked)
@@ -204,7 +204,7 @@ def test_the_pump_ends_at_the_cap(name: str, data: st.DataObject) -> None:
     made, tokens, reads = data.draw(streams(name).filter(lambda drawn: drawn[1] >= 2))
     api, path, body, *_ = KINDS[name]
     most = data.draw(st.integers(1, tokens - 1))
-    asked = api.read(path, {**body, "stream": True}, Limits(output_tokens_default=most, output_tokens_max=most), True)
+    asked = api.read(path, {**body, "stream": True}, LimitSettings(output_tokens_default=most, output_tokens_max=most), True)
     side = Side()
     relay = StreamRelay(side, Chunked(), api, asked)
     for read in reads:
@@ -249,7 +249,7 @@ def test_several_choices(data: st.DataObject) -> None:
     made += [[choice(index, finish="stop")] for index in last]
     wire = [sse({"id": "c", "choices": choices}) for choices in made if choices]
     api = OpenAIChat()
-    asked = api.read(CHAT, {"messages": [], "stream": True, "n": count}, Limits(), True)
+    asked = api.read(CHAT, {"messages": [], "stream": True, "n": count}, LimitSettings(), True)
     side = Side()
     relay = StreamRelay(side, Chunked(), api, asked)
     joined = data.draw(st.integers(1, 4))
@@ -265,7 +265,7 @@ def test_several_choices(data: st.DataObject) -> None:
 def test_several_prompts_of_llamacpp(missing: int) -> None:
     """Its streams have no [DONE]: each answer has an end of its own."""
     api = LlamaCppCompletion()
-    asked = api.read("/completion", {"prompt": [[1], [2]], "stream": True}, Limits(), True)
+    asked = api.read("/completion", {"prompt": [[1], [2]], "stream": True}, LimitSettings(), True)
     side = Side()
     relay = StreamRelay(side, Chunked(), api, asked)
     for stop in (False, True):
@@ -276,7 +276,7 @@ def test_several_prompts_of_llamacpp(missing: int) -> None:
 
 
 def test_an_error_that_is_none() -> None:
-    asked = OpenAIChat().read(CHAT, {"messages": [], "stream": True}, Limits(), True)
+    asked = OpenAIChat().read(CHAT, {"messages": [], "stream": True}, LimitSettings(), True)
     side = Side()
     relay = StreamRelay(side, Chunked(), OpenAIChat(), asked)
     for finish in (None, "stop"):
@@ -289,7 +289,7 @@ class TestToldInEveryEvent:
     """Engines that put several tokens into an event, and tell how many there were: speculation, `stream_interval`."""
 
     def run(self, api: Api, path: str, body: Json, reads: list[bytes]) -> Side:
-        asked = api.read(path, {**body, "stream": True}, Limits(), True)
+        asked = api.read(path, {**body, "stream": True}, LimitSettings(), True)
         side = Side()
         relay = StreamRelay(side, Chunked(), api, asked)
         for read in reads:
@@ -340,7 +340,7 @@ def test_an_answer_has_all_that_its_events_had(data: st.DataObject) -> None:
     }
     more = kinds[kind]
     api = OpenAIChat()
-    asked = api.read(CHAT, {"messages": []}, Limits(), True)
+    asked = api.read(CHAT, {"messages": []}, LimitSettings(), True)
     assert asked.assembler is not None
     side = Side()
     relay = AssembleRelay(side, Chunked(), api, asked, asked.assembler, ResponseHead(b"HTTP/1.1 200 OK\r\n\r\n"))

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from hangup.apis.engine_paths import PASSED, REFUSED
+from hangup.gateway.apis.engine_paths import PASSED, REFUSED
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.raw import Answer, Client, ask
 from support.raw_engine import Script, raw_engine

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from support.jobs import client, line, start_batch, wait_batch
 from support.processes import Gateway
 from support.raw import Client, ask
@@ -27,7 +27,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 def test_each_has_a_line_in_the_docs() -> None:
     text = DOCS.read_text()
-    assert [field.name for field in dataclasses.fields(Limits) if f"| `{field.name}` |" not in text] == []
+    assert [field.name for field in dataclasses.fields(LimitSettings) if f"| `{field.name}` |" not in text] == []
 
 
 @pytest.fixture(scope="module")

@@ -13,30 +13,30 @@ from typing import Any
 import pytest
 import uvloop
 
-from hangup import duties
-from hangup.app import reply
-from hangup.app.accounting import Accounting
-from hangup.app.backends import Backends
-from hangup.app.call_lines import CallLines
-from hangup.app.engine_request import EngineRequest, GenerationRequest
-from hangup.app.intake import Intake
-from hangup.app.kinds.job_item import JobItemCall
-from hangup.app.kinds.live import LiveCall
-from hangup.app.placement import Placement
-from hangup.app.relay.assemble import AssembleRelay
-from hangup.app.relay.passthrough import PassRelay
-from hangup.app.relay.stream import StreamRelay
-from hangup.app.request_policy import CallIds, RequestPolicy
-from hangup.app.stopping import Stopping
+from hangup import tasks
 from hangup.core.admission import Admission
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
-from hangup.edge.connection import ClientConnection
-from hangup.engines import health
-from hangup.engines.backend import Backend
-from hangup.engines.connection import EngineConnection
-from hangup.engines.pool import Pool
-from hangup.jobs.errand import Errand
+from hangup.gateway import answers
+from hangup.gateway.accounting import Accounting
+from hangup.gateway.backend_set import Backends
+from hangup.gateway.backends import health
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.connection import EngineConnection
+from hangup.gateway.backends.pool import Pool
+from hangup.gateway.call_lines import CallLines
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.engine_request import EngineRequest, GenerationRequest
+from hangup.gateway.intake import Intake
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.kinds.job_item import JobItemCall
+from hangup.gateway.kinds.live import LiveCall
+from hangup.gateway.placement import Placement
+from hangup.gateway.relay.assemble import AssembleRelay
+from hangup.gateway.relay.passthrough import PassRelay
+from hangup.gateway.relay.stream import StreamRelay
+from hangup.gateway.request_policy import CallIds, RequestPolicy
+from hangup.gateway.stopping import Stopping
 from support.house import EMBED, STREAM, WHOLE, House
 
 STEPS: list[tuple[Any, str, str, bytes]] = [
@@ -81,8 +81,8 @@ STEPS: list[tuple[Any, str, str, bytes]] = [
     (AssembleRelay, "finished", "/v1/chat/completions", WHOLE),
     (AssembleRelay, "settle", "/v1/chat/completions", WHOLE),
     (PassRelay, "take", "/v1/embeddings", EMBED),
-    (reply, "begin", "/v1/embeddings", EMBED),
-    (reply, "error", "/nowhere", b"x"),
+    (answers, "begin", "/v1/embeddings", EMBED),
+    (answers, "error", "/nowhere", b"x"),
     (Call, "received", "/v1/chat/completions", STREAM),
     (Call, "sent", "/v1/chat/completions", STREAM),
     (Call, "answered", "/v1/chat/completions", STREAM),
@@ -135,7 +135,7 @@ def _fail_once(monkeypatch: pytest.MonkeyPatch, where: Any, step: str) -> list[s
 
 def test_a_watch_that_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """One odd answer must not end the health checks of a backend for good."""
-    monkeypatch.setattr(duties, "_PAUSE_S", (0.01, 0.01))
+    monkeypatch.setattr(tasks, "_PAUSE_S", (0.01, 0.01))
     failures: list[str] = []
     checked = asyncio.Event()
 
@@ -167,7 +167,7 @@ def test_costs_one_item_of_a_job(step: str, monkeypatch: pytest.MonkeyPatch) -> 
     async def run() -> None:
         async with House() as house:
             failures = _fail_once(monkeypatch, JobItemCall, step)
-            errand = Errand(claim, "default", asyncio.get_running_loop(), owner)
+            errand = ItemClient(claim, "default", asyncio.get_running_loop(), owner)
             house.gateway.jobs_port.undertake(errand, "item", {})
             if errand.exchange is not None:
                 errand.exchange.on_due()

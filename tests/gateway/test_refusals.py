@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hangup.engines.rate_limits import come_back_s, is_refusal, spent_s
+from hangup.gateway.backends.rate_limits import come_back_s, is_refusal, spent_s
 from support.processes import Gateway, StandIn, gateway_and_engine, get_json
 from support.raw import Client
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hangup.app.kinds.live import LiveCall
-from hangup.app.request_policy import IncomingRequest
 from hangup.core import reasons
 from hangup.core.call import Call
-from hangup.wire.head import RequestHead
+from hangup.gateway.http.head import RequestHead
+from hangup.gateway.kinds.live import LiveCall
+from hangup.gateway.request_policy import IncomingRequest
 from support.house import House
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.raw import Client

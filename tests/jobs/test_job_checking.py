@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from hangup.config import Limits
-from hangup.core.jobs import Kind, Status
-from hangup.duties import DUTIES
+from hangup.config import LimitSettings
+from hangup.core.jobs import JobStatus, Kind
 from hangup.errors import Refusal
-from hangup.jobs.lines import Lines
-from hangup.store.jobs import Asked, JobStore
+from hangup.gateway.jobs.input_lines import InputLines
+from hangup.gateway.store.jobs import JobStore, NewItem
+from hangup.tasks import DUTIES
 from support.board import FakeGateway, open_board
 
 PATH = "/v1/chat/completions"
 CALL = {"path": PATH, "model": "m", "stream": False, "headers": {}}
 BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "headers": {}}
-ITEM = [Asked("c", PATH, b"{}")]
+ITEM = [NewItem("c", PATH, b"{}")]
 
 
 class TestChecking:
@@ -30,10 +30,10 @@ class TestChecking:
             async with open_board(JobStore(""), FakeGateway()) as board:
                 job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, None, window_s=86_400)
                 assert board.check_lines is not None
-                monkeypatch.setattr(Lines, "finish", bug)
+                monkeypatch.setattr(InputLines, "finish", bug)
                 await board.check_lines(job)
                 ended = await board.store.do(lambda: board.store.jobs.get(job.key))
-                assert (ended.status, ended.about["problems"][0]["code"]) == (Status.FAILED, "internal_error")
+                assert (ended.status, ended.about["problems"][0]["code"]) == (JobStatus.FAILED, "internal_error")
 
         asyncio.run(run())
 
@@ -42,7 +42,7 @@ class TestChecking:
         monkeypatch.setattr(DUTIES, "told", lambda name, error: told.append(name))
 
         async def run() -> None:
-            host = FakeGateway(limits=Limits(jobs_max=1))
+            host = FakeGateway(limits=LimitSettings(jobs_max=1))
             async with open_board(JobStore(""), host) as board:
                 await board.submit("job_a", Kind.CALL, "ann", CALL, ITEM, lease_s=60)
                 with pytest.raises(Refusal):

@@ -10,31 +10,31 @@ from typing import Any
 
 import pytest
 
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from hangup.core.account import Entry
 from hangup.core.clocks import SteadyClock
-from hangup.core.jobs import Cause, Kind, Status
-from hangup.jobs.board import Board
-from hangup.jobs.errand import Errand
-from hangup.jobs.presence import Absences, this_host, this_process
-from hangup.store.jobs import Asked, JobStore, Worker
+from hangup.core.jobs import Cause, JobStatus, Kind
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.jobs.workers import MissingWorkers, this_host, this_process
+from hangup.gateway.store.jobs import JobStore, NewItem, Worker
 
 
 class Idle:
     """A gateway that has no room for jobs, so that they wait."""
 
-    limits = Limits()
+    limits = LimitSettings()
 
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
+    def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
         raise AssertionError("there was no room")
 
     def jobs_waiting(self, tenant: str) -> int:
         return 1000
 
-    def limits_of_tenant(self, tenant: str) -> Limits:
+    def limits_of_tenant(self, tenant: str) -> LimitSettings:
         return self.limits
 
     def book(self, entry: Entry) -> None: ...
@@ -50,9 +50,9 @@ class Idle:
 def test_a_clock_that_is_set_ends_no_lease_and_no_window(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
     async def run() -> None:
         loop, host, store = asyncio.get_running_loop(), Idle(), JobStore("")
-        board = Board(store, host, loop, keep_days=1)
+        board = JobRegistry(store, host, loop, keep_days=1)
         await board.open()
-        item = [Asked("a", "/v1/chat/completions", b"{}")]
+        item = [NewItem("a", "/v1/chat/completions", b"{}")]
         leased = await board.submit("job_a", Kind.CALL, "ann", {"path": "/v1/chat/completions"}, item, lease_s=60)
         batch = await board.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=120)
         real = time.time
@@ -60,11 +60,11 @@ def test_a_clock_that_is_set_ends_no_lease_and_no_window(monkeypatch: pytest.Mon
         for later_s in (0, 59):
             await board._tick(loop.time() + later_s)
             jobs = await store.do(lambda: [store.jobs.get(job.key) for job in (leased, batch)])
-            assert [job.status for job in jobs] == [Status.RUNNING, Status.RUNNING]
+            assert [job.status for job in jobs] == [JobStatus.RUNNING, JobStatus.RUNNING]
         await board._tick(loop.time() + 61)
-        assert (await store.do(lambda: store.jobs.get(leased.key))).status is Status.CANCELLED
+        assert (await store.do(lambda: store.jobs.get(leased.key))).status is JobStatus.CANCELLED
         await board._tick(loop.time() + 121)
-        assert (await store.do(lambda: store.jobs.get(batch.key))).status is Status.EXPIRED
+        assert (await store.do(lambda: store.jobs.get(batch.key))).status is JobStatus.EXPIRED
         assert "job_worker_gone" not in host.events, "nor a worker"
         await board.close()
 
@@ -73,7 +73,7 @@ def test_a_clock_that_is_set_ends_no_lease_and_no_window(monkeypatch: pytest.Mon
 
 class TestAbsences:
     def test_a_process_of_this_machine_is_gone_when_it_is(self) -> None:
-        absences = Absences(15.0, 2.0)
+        absences = MissingWorkers(15.0, 2.0)
         here, alive = this_host(), this_process()
         assert absences.gone([Worker(1, here, alive, 0)], 2, now=0) == []
         pid, _, started = alive.partition("-")
@@ -84,7 +84,7 @@ class TestAbsences:
         assert absences.gone([Worker(1, here, f"{child.pid}-1", 0)], 2, now=0) == [1]
 
     def test_we_are_never_gone(self) -> None:
-        assert Absences(15.0, 2.0).gone([Worker(3, "elsewhere", "1-1", 0)], 3, now=1e9) == []
+        assert MissingWorkers(15.0, 2.0).gone([Worker(3, "elsewhere", "1-1", 0)], 3, now=1e9) == []
 
 
 class TestSteadyClock:
@@ -117,9 +117,9 @@ def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPat
         nonlocal ahead
         loop, store = asyncio.get_running_loop(), JobStore(path)
         ahead = 0.0 if first else 31 * 86_400.0
-        board = Board(store, Idle(), loop, keep_days=30)
+        board = JobRegistry(store, Idle(), loop, keep_days=30)
         await board.open()
-        item = [Asked("a", "/v1/chat/completions", b"{}")]
+        item = [NewItem("a", "/v1/chat/completions", b"{}")]
         if first:
             done = await board.submit("job_a", Kind.CALL, "ann", {}, item, lease_s=60)
             await board.cancel(done, Cause.ASKED)
@@ -130,7 +130,7 @@ def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPat
         await board._tick(loop.time() + 1200)
         await board._tasks.wait()
         statuses = await store.do(lambda: [store.jobs.find(id) for id in ("job_a", "batch_b")])
-        assert [job.status if job else None for job in statuses] == [Status.CANCELLED, Status.RUNNING]
+        assert [job.status if job else None for job in statuses] == [JobStatus.CANCELLED, JobStatus.RUNNING]
         assert await store.do(lambda: store.files.find("file-a", "ann")) is not None
         await board.close()
 
@@ -143,17 +143,17 @@ def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(monkeypatch: 
 
     async def run() -> None:
         loop, store, real = asyncio.get_running_loop(), JobStore(""), time.time
-        board = Board(store, Idle(), loop, keep_days=30)
+        board = JobRegistry(store, Idle(), loop, keep_days=30)
         await board.open()
         monkeypatch.setattr(time, "time", lambda: real() - 400 * 86_400)
-        item = [Asked("a", "/v1/chat/completions", b"{}")]
+        item = [NewItem("a", "/v1/chat/completions", b"{}")]
         batch = await board.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
         monkeypatch.setattr(time, "time", real)
         board._cares.clear()
         board._change = None
         await board._refresh()
         await board._tick(loop.time())
-        assert (await store.do(lambda: store.jobs.get(batch.key))).status is Status.RUNNING
+        assert (await store.do(lambda: store.jobs.get(batch.key))).status is JobStatus.RUNNING
         await board.close()
 
     asyncio.run(run())
@@ -161,12 +161,12 @@ def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(monkeypatch: 
 
 def test_nor_does_one_that_is_set_back_when_the_process_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The store knows how late it was. Found by `make chaos`, seed 1014: another gateway's clock was right."""
-    path, real, item = str(tmp_path / "jobs.sqlite"), time.time, [Asked("a", "/v1/chat/completions", b"{}")]
+    path, real, item = str(tmp_path / "jobs.sqlite"), time.time, [NewItem("a", "/v1/chat/completions", b"{}")]
 
-    async def run(*, back: bool) -> Status:
+    async def run(*, back: bool) -> JobStatus:
         monkeypatch.setattr(time, "time", lambda: real() - 400 * 86_400 if back else real())
         loop, store = asyncio.get_running_loop(), JobStore(path)
-        board = Board(store, Idle(), loop, keep_days=30)
+        board = JobRegistry(store, Idle(), loop, keep_days=30)
         await board.open()
         await board._beat(loop.time())
         if back:
@@ -174,8 +174,8 @@ def test_nor_does_one_that_is_set_back_when_the_process_starts(monkeypatch: pyte
         await board._tick(loop.time())
         job = await store.do(lambda: store.jobs.find("batch_b"))
         await board.close()
-        return job.status if job is not None else Status.FAILED
+        return job.status if job is not None else JobStatus.FAILED
 
-    assert asyncio.run(run(back=False)) is Status.FAILED, "there is none yet"
-    assert asyncio.run(run(back=True)) is Status.RUNNING
-    assert asyncio.run(run(back=False)) is Status.RUNNING
+    assert asyncio.run(run(back=False)) is JobStatus.FAILED, "there is none yet"
+    assert asyncio.run(run(back=True)) is JobStatus.RUNNING
+    assert asyncio.run(run(back=False)) is JobStatus.RUNNING

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from hangup.core import reasons
-from hangup.core.jobs import Cause, Item, Kind, Status
-from hangup.jobs.board import Board
-from hangup.jobs.calls import follow
-from hangup.jobs.presence import Absences
-from hangup.store.jobs import Asked, Job, JobStore, Worker
+from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
+from hangup.gateway.jobs.calls import follow
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.jobs.workers import MissingWorkers
+from hangup.gateway.store.jobs import Job, JobStore, NewItem, Worker
 from support.board import FakeGateway, answered, open_board
 from support.jobs import client, line, results, start_batch, wait_batch
 from support.processes import Gateway, StandIn
@@ -27,7 +27,7 @@ BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "he
 
 
 @contextlib.asynccontextmanager
-async def one_takes_the_other_runs(folder: Path, host: FakeGateway) -> AsyncIterator[tuple[Board, Board]]:
+async def one_takes_the_other_runs(folder: Path, host: FakeGateway) -> AsyncIterator[tuple[JobRegistry, JobRegistry]]:
     """Two boards on one store: the first takes jobs and runs none, the second is that of `host`."""
     path = str(folder / "jobs.sqlite")
     async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), host) as two:
@@ -35,8 +35,8 @@ async def one_takes_the_other_runs(folder: Path, host: FakeGateway) -> AsyncIter
         yield one, two
 
 
-def items(count: int) -> list[Asked]:
-    return [Asked(f"c{n}", PATH, b"{}") for n in range(count)]
+def items(count: int) -> list[NewItem]:
+    return [NewItem(f"c{n}", PATH, b"{}") for n in range(count)]
 
 
 class TestClaimedBeforeItIsKnown:
@@ -84,7 +84,7 @@ class TestClaimedBeforeItIsKnown:
                 for errand in idle.undertaken:
                     two._cares.pop(batch.key, None)  # as if it were not known here
                     answered(errand, b'{"a":\n 1}')
-                await soon(lambda: two.runner.keeper.ended[Item.SUCCEEDED] == 2)
+                await soon(lambda: two.runner.keeper.ended[ItemState.SUCCEEDED] == 2)
                 rows = await one.store.do(lambda: one.store.jobs.results(batch.key, 0, 10))
                 lines = [json.loads(row.body or b"") for row in rows]
                 assert [row["custom_id"] for row in lines] == ["c0", "c1"]
@@ -161,7 +161,7 @@ class TestTakenForDead:
                 await soon(lambda: len(host.undertaken) == 1)
                 answered(host.undertaken[0])
                 await soon(lambda: board.care_for(job) is None)
-                assert (await store.do(lambda: store.jobs.get(job.key))).status is Status.COMPLETED
+                assert (await store.do(lambda: store.jobs.get(job.key))).status is JobStatus.COMPLETED
 
         asyncio.run(run())
 
@@ -181,7 +181,7 @@ class TestTakenForDead:
                     answered(errand)
                 await soon(lambda: board.care_for(job) is None)
                 done = await store.do(lambda: store.jobs.get(job.key))
-                assert done.status is Status.COMPLETED and done.tally.succeeded == 6
+                assert done.status is JobStatus.COMPLETED and done.tally.succeeded == 6
 
         asyncio.run(run())
 
@@ -249,7 +249,7 @@ class TestTwo:
                 await one.cancel(job, Cause.ASKED)
                 await soon(lambda: idle.undertaken[0].exchange is None)
                 await soon(lambda: one.care_for(job) is None)
-                assert (await one.find("job_a", "ann", Kind.CALL)).status is Status.CANCELLED
+                assert (await one.find("job_a", "ann", Kind.CALL)).status is JobStatus.CANCELLED
 
         asyncio.run(run())
 
@@ -325,7 +325,7 @@ class TestTwo:
 
 class TestAbsences:
     def test_another_machine_is_gone_when_its_beat_stands_still(self) -> None:
-        absences = Absences(15.0, 2.0)
+        absences = MissingWorkers(15.0, 2.0)
         assert absences.gone([Worker(1, "elsewhere", "7-1", 10)], 2, now=100) == []
         for now in range(102, 118, 2):
             assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=now) == [], now
@@ -333,7 +333,7 @@ class TestAbsences:
 
     def test_our_own_blindness_is_nobodys_absence(self) -> None:
         """Both were stopped for an hour, and this one wakes first."""
-        absences = Absences(5.0, 2.0)
+        absences = MissingWorkers(5.0, 2.0)
         for now in (100, 102, 3700):
             assert absences.gone([Worker(1, "elsewhere", "7-1", 10)], 2, now=now) == [], now
         assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=3702) == []

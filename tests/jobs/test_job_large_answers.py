@@ -11,9 +11,9 @@ import pytest
 
 from hangup.core import reasons
 from hangup.core.jobs import Kind
-from hangup.jobs import batches
-from hangup.jobs.errand import LARGE_BYTES
-from hangup.store.jobs import Asked, JobStore
+from hangup.gateway.jobs import batches
+from hangup.gateway.jobs.item_client import LARGE_BYTES
+from hangup.gateway.store.jobs import JobStore, NewItem
 from support.board import FakeExchange, FakeGateway, answered, open_board
 from support.waiting import soon
 
@@ -47,7 +47,7 @@ def kept(kind: Kind, body: bytes, status: int = 200) -> Any:
     async def run() -> Any:
         host, store = FakeGateway(), JobStore("")
         async with open_board(store, host) as board:
-            job = await board.submit("batch_b", kind, "ann", SHAPES[kind], [Asked("c", PATH, b"{}")], window_s=60)
+            job = await board.submit("batch_b", kind, "ann", SHAPES[kind], [NewItem("c", PATH, b"{}")], window_s=60)
             await soon(lambda: bool(host.undertaken))
             answered(host.undertaken[0], body, status)
             await soon(lambda: board.care_for(job) is None)

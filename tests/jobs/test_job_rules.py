@@ -10,32 +10,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangup.core import reasons
-from hangup.core.jobs import After, Cause, Item, Kind, Lease, Status, Tally, after, outcome
+from hangup.core.jobs import AfterEffects, Cause, ItemCounts, ItemState, JobStatus, Kind, Lease, after, outcome
 from hangup.core.reasons import REASONS, Outcome
-from hangup.jobs.feed import Event, Feed
+from hangup.gateway.jobs.event_log import EventLog, JobEvent
 
 counts = st.integers(0, 3)
-tallies = st.builds(Tally, counts, counts, counts, counts, counts, counts)
+tallies = st.builds(ItemCounts, counts, counts, counts, counts, counts, counts)
 
 
-@given(st.sampled_from(Kind), st.sampled_from(Status), st.sampled_from(Cause), tallies)
-def test_a_job_ends_with_its_last_item_and_not_before(kind: Kind, status: Status, cause: Cause, tally: Tally) -> None:
+@given(st.sampled_from(Kind), st.sampled_from(JobStatus), st.sampled_from(Cause), tallies)
+def test_a_job_ends_with_its_last_item_and_not_before(kind: Kind, status: JobStatus, cause: Cause, tally: ItemCounts) -> None:
     end = outcome(kind, status, cause, tally)
-    if tally.queued or tally.claimed or status.ended or status is Status.VALIDATING:
+    if tally.queued or tally.claimed or status.ended or status is JobStatus.VALIDATING:
         assert end is None
     else:
         assert end is not None and end.ended
-        meant = status is Status.CANCELLING or kind.single  # else single items of a batch were killed
+        meant = status is JobStatus.CANCELLING or kind.single  # else single items of a batch were killed
         stopped = (meant and bool(tally.cancelled or tally.expired)) or not tally.total
-        assert (end in (Status.CANCELLED, Status.EXPIRED)) == stopped
-        assert end is not Status.EXPIRED or cause is Cause.WINDOW
-        assert end is not Status.FAILED or kind.single
+        assert (end in (JobStatus.CANCELLED, JobStatus.EXPIRED)) == stopped
+        assert end is not JobStatus.EXPIRED or cause is Cause.WINDOW
+        assert end is not JobStatus.FAILED or kind.single
 
 
 def test_a_cancel_that_came_too_late_changes_nothing() -> None:
-    assert outcome(Kind.CALL, Status.CANCELLING, Cause.ASKED, Tally(succeeded=1)) is Status.COMPLETED
-    assert outcome(Kind.CALL, Status.CANCELLING, Cause.ASKED, Tally(errored=1)) is Status.FAILED
-    assert outcome(Kind.BATCH, Status.CANCELLING, Cause.ASKED, Tally(succeeded=2, cancelled=1)) is Status.CANCELLED
+    assert outcome(Kind.CALL, JobStatus.CANCELLING, Cause.ASKED, ItemCounts(succeeded=1)) is JobStatus.COMPLETED
+    assert outcome(Kind.CALL, JobStatus.CANCELLING, Cause.ASKED, ItemCounts(errored=1)) is JobStatus.FAILED
+    assert outcome(Kind.BATCH, JobStatus.CANCELLING, Cause.ASKED, ItemCounts(succeeded=2, cancelled=1)) is JobStatus.CANCELLED
 
 
 @given(
@@ -47,64 +47,69 @@ def test_a_cancel_that_came_too_late_changes_nothing() -> None:
 def test_every_end_of_a_call_means_something_for_its_item(code: str, status: int, stopping: bool, failures: int) -> None:
     reason = REASONS[code]
     what = after(reason, status, stopping=stopping, failures=failures, failures_max=3)
-    assert isinstance(what, After)
+    assert isinstance(what, AfterEffects)
     if reason.outcome is Outcome.SHED:
-        assert what is (After.CANCELLED if stopping else After.AGAIN), "it had no turn yet"
-    if what is After.AGAIN:
+        assert what is (AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN), "it had no turn yet"
+    if what is AfterEffects.AGAIN:
         assert not stopping, "a job that is being cancelled starts nothing anew"
         no_room = reason.outcome is Outcome.COMPLETED and status == 429
         assert no_room or reason.outcome in (Outcome.SHED, Outcome.ENGINE_FAILED) or reason is reasons.YIELDED
-    if what is After.SUCCEEDED:
+    if what is AfterEffects.SUCCEEDED:
         assert 200 <= status < 300 or reason is reasons.OUTPUT_TOKENS
     if reason.outcome is Outcome.CLIENT_GONE:
-        assert what is After.CANCELLED
+        assert what is AfterEffects.CANCELLED
     if reason.outcome is Outcome.ENGINE_FAILED and failures >= 3:
-        assert what is After.ERRORED, "engines have had their chances"
+        assert what is AfterEffects.ERRORED, "engines have had their chances"
 
 
-AFTER: list[tuple[reasons.Reason, int, bool, int, After]] = [
-    (reasons.COMPLETED, 200, False, 0, After.SUCCEEDED),
-    (reasons.COMPLETED, 299, True, 0, After.SUCCEEDED),
-    (reasons.COMPLETED, 300, False, 0, After.ERRORED),
-    (reasons.COMPLETED, 199, False, 0, After.ERRORED),
-    (reasons.COMPLETED, 422, False, 0, After.ERRORED),
-    (reasons.COMPLETED, 429, False, 9, After.AGAIN),
-    (reasons.COMPLETED, 429, True, 0, After.CANCELLED),
-    (reasons.OUTPUT_TOKENS, 200, False, 0, After.SUCCEEDED),
-    (reasons.TOTAL_TIME, 504, False, 0, After.ERRORED),
-    (reasons.CLIENT_FIN, 499, False, 0, After.CANCELLED),
-    (reasons.KILLED, 0, False, 0, After.CANCELLED),
-    (reasons.INTERNAL, 500, False, 0, After.ERRORED),
-    (reasons.YIELDED, 0, False, 0, After.AGAIN),
-    (reasons.YIELDED, 0, True, 0, After.CANCELLED),
-    (reasons.TAKEN_OVER, 0, True, 0, After.GIVEN_BACK),
-    (reasons.DRAINED, 0, False, 0, After.GIVEN_BACK),
-    (reasons.QUEUE_FULL, 503, False, 0, After.AGAIN),
-    (reasons.QUEUE_FULL, 503, True, 0, After.CANCELLED),
-    (reasons.ENGINE_DIED, 502, False, 2, After.AGAIN),
-    (reasons.ENGINE_DIED, 502, True, 2, After.CANCELLED),
-    (reasons.ENGINE_DIED, 502, False, 3, After.ERRORED),
-    (reasons.ENGINE_DIED, 502, True, 3, After.ERRORED),
+AFTER: list[tuple[reasons.Reason, int, bool, int, AfterEffects]] = [
+    (reasons.COMPLETED, 200, False, 0, AfterEffects.SUCCEEDED),
+    (reasons.COMPLETED, 299, True, 0, AfterEffects.SUCCEEDED),
+    (reasons.COMPLETED, 300, False, 0, AfterEffects.ERRORED),
+    (reasons.COMPLETED, 199, False, 0, AfterEffects.ERRORED),
+    (reasons.COMPLETED, 422, False, 0, AfterEffects.ERRORED),
+    (reasons.COMPLETED, 429, False, 9, AfterEffects.AGAIN),
+    (reasons.COMPLETED, 429, True, 0, AfterEffects.CANCELLED),
+    (reasons.OUTPUT_TOKENS, 200, False, 0, AfterEffects.SUCCEEDED),
+    (reasons.TOTAL_TIME, 504, False, 0, AfterEffects.ERRORED),
+    (reasons.CLIENT_FIN, 499, False, 0, AfterEffects.CANCELLED),
+    (reasons.KILLED, 0, False, 0, AfterEffects.CANCELLED),
+    (reasons.INTERNAL, 500, False, 0, AfterEffects.ERRORED),
+    (reasons.YIELDED, 0, False, 0, AfterEffects.AGAIN),
+    (reasons.YIELDED, 0, True, 0, AfterEffects.CANCELLED),
+    (reasons.TAKEN_OVER, 0, True, 0, AfterEffects.GIVEN_BACK),
+    (reasons.DRAINED, 0, False, 0, AfterEffects.GIVEN_BACK),
+    (reasons.QUEUE_FULL, 503, False, 0, AfterEffects.AGAIN),
+    (reasons.QUEUE_FULL, 503, True, 0, AfterEffects.CANCELLED),
+    (reasons.ENGINE_DIED, 502, False, 2, AfterEffects.AGAIN),
+    (reasons.ENGINE_DIED, 502, True, 2, AfterEffects.CANCELLED),
+    (reasons.ENGINE_DIED, 502, False, 3, AfterEffects.ERRORED),
+    (reasons.ENGINE_DIED, 502, True, 3, AfterEffects.ERRORED),
 ]
 
 
 @pytest.mark.parametrize(("reason", "status", "stopping", "failures", "what"), AFTER)
-def test_what_follows_from_each_end(reason: reasons.Reason, status: int, stopping: bool, failures: int, what: After) -> None:
+def test_what_follows_from_each_end(
+    reason: reasons.Reason, status: int, stopping: bool, failures: int, what: AfterEffects
+) -> None:
     assert after(reason, status, stopping=stopping, failures=failures, failures_max=3) is what
 
 
 def test_what_follows_are_states_of_items_or_none_of_them() -> None:
-    assert {what.value for what in After} - {state.value for state in Item} == {After.AGAIN.value, After.GIVEN_BACK.value}
+    assert {what.value for what in AfterEffects} - {state.value for state in ItemState} == {
+        AfterEffects.AGAIN.value,
+        AfterEffects.GIVEN_BACK.value,
+    }
 
 
-@pytest.mark.parametrize("what", [After.SUCCEEDED, After.ERRORED, After.CANCELLED])
-def test_what_ends_an_item_is_a_state_of_items(what: After) -> None:
-    assert Item(what).ended
+@pytest.mark.parametrize("what", [AfterEffects.SUCCEEDED, AfterEffects.ERRORED, AfterEffects.CANCELLED])
+def test_what_ends_an_item_is_a_state_of_items(what: AfterEffects) -> None:
+    assert ItemState(what).ended
 
 
 def test_what_a_cancel_makes_of_the_rest() -> None:
-    assert Cause.WINDOW.of_items is Item.EXPIRED
-    assert Cause.LEASE.of_items is Cause.ASKED.of_items is Cause.KILLED.of_items is Item.CANCELLED
+    assert Cause.WINDOW.of_items is ItemState.EXPIRED
+    assert Cause.LEASE.of_items is Cause.ASKED.of_items is Cause.KILLED.of_items is ItemState.CANCELLED
 
 
 class TestLease:
@@ -133,7 +138,7 @@ class TestFeed:
         """However much more it is than what is kept."""
 
         async def run() -> None:
-            feed, heard, at = Feed(1000), [], 0
+            feed, heard, at = EventLog(1000), [], 0
             for n in range(500):
                 feed.add("chunk", b"x" * 100)
                 events, at = await feed.more(at)
@@ -142,14 +147,14 @@ class TestFeed:
             feed.close()
             assert heard == list(range(500))
             assert await feed.more(at) == ([], at)
-            assert [event.number for event in Feed.load(feed.dump())] == list(range(490, 500)), "the newest are kept"
+            assert [event.number for event in EventLog.load(feed.dump())] == list(range(490, 500)), "the newest are kept"
             late, _ = await feed.more(0)
             assert late == feed.events and feed.forgotten == 489
 
         asyncio.run(run())
 
     def test_one_event_that_is_larger_than_all_that_is_kept(self) -> None:
-        feed = Feed(10)
+        feed = EventLog(10)
         feed.add("a", b"x" * 5)
         feed.add("b", b"x" * 50)
-        assert feed.events == [Event(1, "b", b"x" * 50)]
+        assert feed.events == [JobEvent(1, "b", b"x" * 50)]

@@ -17,13 +17,13 @@ import httpx
 import pytest
 
 from hangup.core import reasons
-from hangup.core.clocks import Pauses
-from hangup.core.jobs import Cause, Item, Kind, Status
+from hangup.core.clocks import Backoff
+from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.errors import Refusal
-from hangup.jobs.batches import Batches
-from hangup.jobs.files import Gone, parts
-from hangup.store.database import Database, StoreFailed
-from hangup.store.jobs import Asked, Claim, JobStore
+from hangup.gateway.jobs.batches import Batches
+from hangup.gateway.jobs.files import Gone, parts
+from hangup.gateway.store.database import Database, StoreFailed
+from hangup.gateway.store.jobs import Claim, JobStore, NewItem
 from support.board import FakeGateway, answered, open_board
 from support.jobs import client, line, results, start_batch, start_job, upload, wait_batch, wait_job
 from support.processes import Gateway, StandIn
@@ -50,8 +50,8 @@ class FailingStore(JobStore):
         return await super().do(work)
 
 
-def items(count: int) -> list[Asked]:
-    return [Asked(f"c{n}", PATH, b"{}") for n in range(count)]
+def items(count: int) -> list[NewItem]:
+    return [NewItem(f"c{n}", PATH, b"{}") for n in range(count)]
 
 
 class TestCancel:
@@ -70,7 +70,7 @@ class TestCancel:
                 store.fails = False
                 await soon(lambda: board.care_for(job) is None)
                 ended = await store.do(lambda: store.jobs.get(job.key))
-                assert (ended.status, ended.cause) == (Status.CANCELLED, Cause.ASKED), "with its cause"
+                assert (ended.status, ended.cause) == (JobStatus.CANCELLED, Cause.ASKED), "with its cause"
 
         asyncio.run(run())
 
@@ -127,7 +127,7 @@ class TestCancel:
 
 class TestPauses:
     def test_they_double_until_it_has_worked_for_a_while(self) -> None:
-        pauses = Pauses(1.0, 30.0)
+        pauses = Backoff(1.0, 30.0)
         assert [pauses.failed(now) for now in (100, 101, 103, 107, 115, 131, 160)] == [1, 2, 4, 8, 16, 30, 30]
         assert pauses.failed(190) == 30
         assert pauses.failed(251) == 1
@@ -264,7 +264,7 @@ class TestDeleted:
                 answered(host.undertaken[0])
                 (tmp_path / "elsewhere").rename(path)
                 await soon(lambda: board.care_for(job) is None)
-                assert (await store.do(lambda: store.jobs.get(job.key))).status is Status.COMPLETED
+                assert (await store.do(lambda: store.jobs.get(job.key))).status is JobStatus.COMPLETED
 
         asyncio.run(run())
 
@@ -286,7 +286,7 @@ class TestKeeper:
                 store.jobs.finish = finish  # type: ignore[method-assign, assignment]
                 for errand in host.undertaken:
                     answered(errand)
-                await soon(lambda: board.runner.keeper.ended[Item.SUCCEEDED] == 2)
+                await soon(lambda: board.runner.keeper.ended[ItemState.SUCCEEDED] == 2)
                 assert any(isinstance(fault, OverflowError) for fault in host.faults), "it is told"
                 store.jobs.finish = real  # type: ignore[method-assign]
                 again = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
@@ -399,7 +399,7 @@ class TestPrune:
         store = JobStore("")
         jobs = store.jobs
         for n in range(3):
-            job = jobs.submit(f"j{n}", Kind.BATCH, "ann", 0.0, {}, [Asked(f"c{k}", "/", b"x" * 100) for k in range(2500)])
+            job = jobs.submit(f"j{n}", Kind.BATCH, "ann", 0.0, {}, [NewItem(f"c{k}", "/", b"x" * 100) for k in range(2500)])
             jobs.cancel(job.key, Cause.ASKED, 1.0)
         rounds, count, more = 0, 0, True
         while more:
@@ -419,7 +419,7 @@ class TestPrune:
             store = JobStore(str(path))
             async with open_board(store, FakeGateway()) as board:
                 board.runner.stop()
-                big = [Asked(f"c{k}", "/", b"x" * 100_000) for k in range(300)]
+                big = [NewItem(f"c{k}", "/", b"x" * 100_000) for k in range(300)]
                 job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, big, window_s=60)
                 await board.cancel(job, Cause.ASKED)
                 assert path.stat().st_size > 25_000_000
@@ -468,7 +468,7 @@ class TestLines:
                 assert board.check_lines is not None
                 await board.check_lines(job)
                 ended = await store.do(lambda: store.jobs.get(job.key))
-                assert ended.status is Status.FAILED and "deleted" in ended.about["problems"][0]["message"]
+                assert ended.status is JobStatus.FAILED and "deleted" in ended.about["problems"][0]["message"]
 
         asyncio.run(run())
 
@@ -492,7 +492,7 @@ def test_an_engine_that_has_no_room_is_asked_again(tmp_path: Path) -> None:
             assert [entry.cause for entry in host.booked] == ["shed"], "it has completed nothing"
             answered(errand)
             await soon(lambda: board.care_for(job) is None)
-            assert (await store.do(lambda: store.jobs.get(job.key))).status is Status.COMPLETED
+            assert (await store.do(lambda: store.jobs.get(job.key))).status is JobStatus.COMPLETED
 
     asyncio.run(run())
 

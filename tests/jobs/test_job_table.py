@@ -11,14 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
-from hangup.core.jobs import Cause, Item, Kind, Status, outcome
-from hangup.core.jobs import Tally as JobTally
+from hangup.core.jobs import Cause, ItemState, JobStatus, Kind, outcome
+from hangup.core.jobs import ItemCounts as JobTally
 from hangup.errors import HangupError
-from hangup.store.database import _migrate, _open
-from hangup.store.jobs import Asked, Claim, JobStore
-from hangup.store.jobs.schema import MIGRATIONS
-from hangup.store.jobs.table import JobTable
-from hangup.store.jobs.workers import WorkerTable
+from hangup.gateway.store.database import _migrate, _open
+from hangup.gateway.store.jobs import Claim, JobStore, NewItem
+from hangup.gateway.store.jobs.schema import MIGRATIONS
+from hangup.gateway.store.jobs.table import JobTable
+from hangup.gateway.store.jobs.workers import WorkerTable
 
 TENANTS = ("ann", "bob")
 
@@ -28,15 +28,15 @@ class ModelJob:
     id: str
     kind: Kind
     tenant: str
-    status: Status
+    status: JobStatus
     cause: Cause = Cause.NONE
-    items: list[Item] = field(default_factory=list)
+    items: list[ItemState] = field(default_factory=list)
     owners: list[tuple[int, int] | None] = field(default_factory=list)  # worker and fence of who claimed it
     fences: list[int] = field(default_factory=list)
     answers: dict[int, bytes] = field(default_factory=dict)
 
     def settle(self) -> None:
-        tally = JobTally(*(self.items.count(state) for state in Item))
+        tally = JobTally(*(self.items.count(state) for state in ItemState))
         end = outcome(self.kind, self.status, self.cause, tally)
         if end is not None:
             self.status = end
@@ -65,10 +65,10 @@ class Jobs(RuleBasedStateMachine):
         count = 1 if kind.single else count
         self.submitted += 1
         id = f"job{self.submitted}"
-        items = [Asked(f"c{n}", "/v1/x", b"%d" % n) for n in range(count)]
+        items = [NewItem(f"c{n}", "/v1/x", b"%d" % n) for n in range(count)]
         job = self.table.submit(id, kind, tenant, self.now, {"a": 1}, items)
         self.jobs[job.key] = ModelJob(
-            id, kind, tenant, Status.RUNNING, items=[Item.QUEUED] * count, owners=[None] * count, fences=[0] * count
+            id, kind, tenant, JobStatus.RUNNING, items=[ItemState.QUEUED] * count, owners=[None] * count, fences=[0] * count
         )
 
     @rule(tenant=st.sampled_from(TENANTS), who=st.integers(0, 1))
@@ -76,18 +76,18 @@ class Jobs(RuleBasedStateMachine):
         self.submitted += 1
         id = f"job{self.submitted}"
         job = self.table.submit(id, Kind.BATCH, tenant, self.now, {}, None, worker=self.workers[who])
-        self.jobs[job.key] = ModelJob(id, Kind.BATCH, tenant, Status.VALIDATING)
+        self.jobs[job.key] = ModelJob(id, Kind.BATCH, tenant, JobStatus.VALIDATING)
 
-    @precondition(lambda self: any(job.status is Status.VALIDATING for job in self.jobs.values()))
+    @precondition(lambda self: any(job.status is JobStatus.VALIDATING for job in self.jobs.values()))
     @rule(data=st.data(), what=st.sampled_from(["lines", "lines", "good", "bad", "anew"]), count=st.integers(1, 3))
     def check(self, data: st.DataObject, what: str, count: int) -> None:
         """Lines are looked at piece by piece, by one worker and then another; at the end the job runs, or it failed."""
-        key = data.draw(st.sampled_from([key for key, job in self.jobs.items() if job.status is Status.VALIDATING]))
+        key = data.draw(st.sampled_from([key for key, job in self.jobs.items() if job.status is JobStatus.VALIDATING]))
         job = self.jobs[key]
         if what == "lines":
             first = len(job.items)
-            self.table.add_items(key, first, [Asked(f"c{n}", "/v1/x", b"%d" % n) for n in range(first, first + count)])
-            job.items += [Item.QUEUED] * count
+            self.table.add_items(key, first, [NewItem(f"c{n}", "/v1/x", b"%d" % n) for n in range(first, first + count)])
+            job.items += [ItemState.QUEUED] * count
             job.owners += [None] * count
             job.fences += [0] * count
         elif what == "anew" or not job.items:
@@ -98,14 +98,14 @@ class Jobs(RuleBasedStateMachine):
         else:
             problems = [{"line": 1}] if what == "bad" else []
             unchanged = self.table.checked(key, -1, self.now, problems)
-            assert unchanged is not None and unchanged.status is Status.VALIDATING, "not theirs to end"
+            assert unchanged is not None and unchanged.status is JobStatus.VALIDATING, "not theirs to end"
             worker = self.table.get(key).worker
             assert worker is not None
             self.table.checked(key, worker, self.now, problems)
             if problems:
-                job.items, job.owners, job.fences, job.status = [], [], [], Status.FAILED
+                job.items, job.owners, job.fences, job.status = [], [], [], JobStatus.FAILED
             else:
-                job.status = Status.RUNNING
+                job.status = JobStatus.RUNNING
 
     @rule(target=claims, who=st.integers(0, 1), tenant=st.sampled_from(TENANTS), count=st.integers(1, 4))
     def claim(self, who: int, tenant: str, count: int) -> object:
@@ -113,25 +113,25 @@ class Jobs(RuleBasedStateMachine):
         expected = [
             (key, n)
             for key, job in sorted(self.jobs.items(), key=lambda pair: (not pair[1].kind.single, pair[0]))
-            if job.tenant == tenant and job.status is Status.RUNNING
+            if job.tenant == tenant and job.status is JobStatus.RUNNING
             for n, state in enumerate(job.items)
-            if state is Item.QUEUED
+            if state is ItemState.QUEUED
         ]
         assert [(c.key, c.n) for c in claimed] == expected[:count], "single ones first, then in order"
         for c in claimed:
             job = self.jobs[c.key]
             job.fences[c.n] += 1
             assert c.fence == job.fences[c.n] and c.body == b"%d" % c.n and c.job == job.id
-            job.items[c.n] = Item.CLAIMED
+            job.items[c.n] = ItemState.CLAIMED
             job.owners[c.n] = (self.workers[who], c.fence)
         return multiple(*claimed)
 
-    @rule(claim=claims, state=st.sampled_from([Item.SUCCEEDED, Item.ERRORED, Item.CANCELLED, Item.EXPIRED]))
-    def finish(self, claim: Claim, state: Item) -> None:
+    @rule(claim=claims, state=st.sampled_from([ItemState.SUCCEEDED, ItemState.ERRORED, ItemState.CANCELLED, ItemState.EXPIRED]))
+    def finish(self, claim: Claim, state: ItemState) -> None:
         """By whoever claimed it once, whether it is still theirs or not; it may come twice."""
         job = self.jobs.get(claim.key)
-        ours = job is not None and job.items[claim.n] is Item.CLAIMED and job.fences[claim.n] == claim.fence
-        body = b"answer %d" % claim.fence if state in (Item.SUCCEEDED, Item.ERRORED) else None
+        ours = job is not None and job.items[claim.n] is ItemState.CLAIMED and job.fences[claim.n] == claim.fence
+        body = b"answer %d" % claim.fence if state in (ItemState.SUCCEEDED, ItemState.ERRORED) else None
         done = self.table.finish(claim, state, self.now, body)
         assert (done is not None) == ours, "a late result is refused, a timely one is taken"
         if ours and job is not None:
@@ -145,8 +145,8 @@ class Jobs(RuleBasedStateMachine):
         job = self.jobs.get(claim.key)
         if job is None:
             return
-        if job.items[claim.n] is Item.CLAIMED and job.fences[claim.n] == claim.fence:
-            job.items[claim.n] = job.cause.of_items if job.status is Status.CANCELLING else Item.QUEUED
+        if job.items[claim.n] is ItemState.CLAIMED and job.fences[claim.n] == claim.fence:
+            job.items[claim.n] = job.cause.of_items if job.status is JobStatus.CANCELLING else ItemState.QUEUED
             job.settle()
         self.table.give_back([claim], self.now)
 
@@ -155,8 +155,8 @@ class Jobs(RuleBasedStateMachine):
         gone = self.workers[who]
         for job in self.jobs.values():
             for n, owner in enumerate(job.owners):
-                if job.items[n] is Item.CLAIMED and owner is not None and owner[0] == gone:
-                    job.items[n] = job.cause.of_items if job.status is Status.CANCELLING else Item.QUEUED
+                if job.items[n] is ItemState.CLAIMED and owner is not None and owner[0] == gone:
+                    job.items[n] = job.cause.of_items if job.status is JobStatus.CANCELLING else ItemState.QUEUED
             job.settle()
         self.table.give_back_all(gone, self.now)
         self.workers_table.leave(gone)
@@ -171,9 +171,9 @@ class Jobs(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(sorted(self.jobs)))
         job = self.jobs[key]
         self.table.cancel(key, cause, self.now)
-        if job.status in (Status.RUNNING, Status.VALIDATING):
-            job.status, job.cause = Status.CANCELLING, cause
-            job.items = [cause.of_items if state is Item.QUEUED else state for state in job.items]
+        if job.status in (JobStatus.RUNNING, JobStatus.VALIDATING):
+            job.status, job.cause = JobStatus.CANCELLING, cause
+            job.items = [cause.of_items if state is ItemState.QUEUED else state for state in job.items]
             job.settle()
 
     @precondition(lambda self: self.jobs)
@@ -193,7 +193,7 @@ class Jobs(RuleBasedStateMachine):
         for key, model in self.jobs.items():
             job = self.table.get(key)
             assert (job.status, job.cause) == (model.status, model.cause)
-            assert job.tally == JobTally(*(model.items.count(state) for state in Item)), "the tally adds up"
+            assert job.tally == JobTally(*(model.items.count(state) for state in ItemState)), "the tally adds up"
             assert (job.ended is not None) == model.status.ended
             rows = self.table.results(key, 0, 100)
             assert [row.state for row in rows] == model.items, "complete, and in order"
@@ -216,8 +216,8 @@ class TestPages:
     def test_jobs_and_their_neighbours(self) -> None:
         store = JobStore("")
         table = store.jobs
-        keys = [table.submit(f"j{n}", Kind.BATCH, "ann", n, {}, [Asked("", "/", b"")]).key for n in range(5)]
-        table.submit("other", Kind.BATCH, "bob", 9, {}, [Asked("", "/", b"")])
+        keys = [table.submit(f"j{n}", Kind.BATCH, "ann", n, {}, [NewItem("", "/", b"")]).key for n in range(5)]
+        table.submit("other", Kind.BATCH, "bob", 9, {}, [NewItem("", "/", b"")])
         ids = [job.id for job in table.page("ann", Kind.BATCH, None, None, 3)]
         assert ids == ["j4", "j3", "j2"], "the newest first"
         assert [job.id for job in table.page("ann", Kind.BATCH, keys[2], None, 3)] == ["j1", "j0"]

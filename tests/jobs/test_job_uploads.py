@@ -13,8 +13,8 @@ import pytest
 
 from hangup.core.jobs import Kind
 from hangup.errors import Refusal
-from hangup.jobs.upload import Upload
-from hangup.store.jobs import Asked, JobStore
+from hangup.gateway.jobs.upload import Upload
+from hangup.gateway.store.jobs import JobStore, NewItem
 from support.board import FakeGateway, open_board
 from support.jobs import CHAT
 from support.processes import Gateway, Process, StandIn, reserved_port
@@ -109,7 +109,7 @@ class TestStart:
     def opened(self, port: int, tmp_path: Path, named: bool) -> None:
         path = tmp_path / "hangup" / f"jobs-{port}.sqlite"
         store = JobStore(str(path))
-        store.jobs.submit("job_a", Kind.CALL, "default", 0.0, CALL, [Asked("", CHAT, b'{"messages":[],"max_tokens":2}')])
+        store.jobs.submit("job_a", Kind.CALL, "default", 0.0, CALL, [NewItem("", CHAT, b'{"messages":[],"max_tokens":2}')])
         store.close()
         env = {"XDG_STATE_HOME": str(tmp_path)}
         with StandIn() as engine, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:

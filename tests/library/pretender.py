@@ -8,7 +8,7 @@ from typing import Any
 import hangup
 from hangup.library.limits import Limits
 from hangup.library.stream import StreamCall
-from hangup.library.watch import Watch
+from hangup.library.watch import ClientWatch
 
 SCOPE: dict[str, Any] = {"type": "http", "path": "/"}
 
@@ -44,4 +44,4 @@ class Pretender:
 
     async def stream(self, source: Any, **limits: Any) -> hangup.Ended:
         call = StreamCall(source, Limits(**limits))
-        return await call.run(Watch(self.receive, None, None), self)
+        return await call.run(ClientWatch(self.receive, None, None), self)

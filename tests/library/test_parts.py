@@ -18,7 +18,7 @@ from hangup.library.limits import Limits
 from hangup.library.run import run
 from hangup.library.sources import opened
 from hangup.library.stream import StreamCall
-from hangup.library.watch import Watch
+from hangup.library.watch import ClientWatch
 from library.pretender import SCOPE, Pretender
 from support.waiting import soon
 
@@ -209,7 +209,7 @@ def test_a_server_that_shuts_down_ends_the_call() -> None:
     async def main() -> None:
         call = StreamCall(endless(), Limits(), on_end=told.put_nowait)
         client = Pretender()
-        task = asyncio.create_task(call.run(Watch(client.receive, None, None), client))
+        task = asyncio.create_task(call.run(ClientWatch(client.receive, None, None), client))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

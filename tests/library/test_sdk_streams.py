@@ -14,7 +14,7 @@ import pytest
 import hangup
 from hangup.library.limits import Limits
 from hangup.library.stream import StreamCall
-from hangup.library.watch import Watch
+from hangup.library.watch import ClientWatch
 from support.processes import StandIn
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
@@ -95,7 +95,7 @@ def test_a_client_that_leaves_stops_the_engine(engine: StandIn, source: Any) -> 
 
     async def main() -> hangup.Ended:
         client = Leaver(after=5)
-        return await StreamCall(source(engine.url), Limits()).run(Watch(client.receive, None, None), client)
+        return await StreamCall(source(engine.url), Limits()).run(ClientWatch(client.receive, None, None), client)
 
     ended = asyncio.run(main())
     after = engine.wait_idle()

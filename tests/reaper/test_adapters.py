@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hangup.cli.main import main
-from hangup.engines.adapters import ADAPTERS, Seen, recognise
+from hangup.gateway.backends.adapters import ADAPTERS, Seen, recognise
 from support.processes import Gateway, StandIn
 from support.raw import Client, ask
 from support.waiting import wait_until
@@ -202,15 +202,15 @@ def test_an_engine_is_added_by_one_file(tmp_path: Path) -> None:
     code = (
         "import asyncio\n"
         "import importlib.util, sys, pathlib\n"
-        "home = pathlib.Path(importlib.util.find_spec('hangup.engines').origin).parent / 'adapters'\n"
-        "spec = importlib.util.spec_from_file_location('hangup.engines.adapters', home / '__init__.py',\n"
+        "home = pathlib.Path(importlib.util.find_spec('hangup.gateway.backends').origin).parent / 'adapters'\n"
+        "spec = importlib.util.spec_from_file_location('hangup.gateway.backends.adapters', home / '__init__.py',\n"
         "                                              submodule_search_locations=[str(home), sys.argv[1]])\n"
         "module = importlib.util.module_from_spec(spec); sys.modules[spec.name] = module; spec.loader.exec_module(module)\n"
         'async def get(path): return module.Seen(200, \'\', b\'{"data": [{"id": "m", "owned_by": "newcomer"}]}\')\n'
         "print('newcomer' in module.ADAPTERS, asyncio.run(module.recognise('127.0.0.1', get))[0].title)\n"
     )
     (tmp_path / "newcomer.py").write_text(
-        "from hangup.engines.adapters.base import Adapter, Seen\n"
+        "from hangup.gateway.backends.adapters.base import Adapter, Seen\n"
         "class Newcomer(Adapter):\n"
         "    name = 'newcomer'\n"
         "    title = 'A new engine'\n"

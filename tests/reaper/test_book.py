@@ -8,38 +8,38 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hangup.core.reaper import Book, Fate, Leftover, Slot, Status
+from hangup.core.reaper import EngineStatus, PendingStop, PendingStops, Slot, StopState
 
 GRACE, LAG = 2.0, 3.0
 
 
-def left(book: Book, id: str, at: float, slot: int | None = None, tokens: int = 0) -> Leftover:
-    leftover = Leftover(id, at, slot=slot, tokens=tokens)
+def left(book: PendingStops, id: str, at: float, slot: int | None = None, tokens: int = 0) -> PendingStop:
+    leftover = PendingStop(id, at, slot=slot, tokens=tokens)
     book.left(leftover)
     return leftover
 
 
-def slots(*busy: tuple[int, str, int]) -> Status:
+def slots(*busy: tuple[int, str, int]) -> EngineStatus:
     known = {id: Slot(id, True, task, tokens) for id, task, tokens in busy}
     rows = tuple(known.get(id, Slot(id, False)) for id in range(4))
-    return Status(len(busy), slots=rows)
+    return EngineStatus(len(busy), slots=rows)
 
 
 def test_a_leftover_begins_with_nothing_against_it() -> None:
-    left = Leftover("x", 5.0)
+    left = PendingStop("x", 5.0)
     assert not left.silent and not left.abort_sent and left.aborts == left.booked == 0 and left.saved == (0, 0.0)
-    assert left.fate is Fate.PENDING and left.due == 5.0 and left.tokens_after is None and left.key == "x"
+    assert left.fate is StopState.PENDING and left.due == 5.0 and left.tokens_after is None and left.key == "x"
 
 
 def test_a_free_slot_is_a_release_but_only_if_asked_after_the_end() -> None:
-    book = Book(GRACE)
+    book = PendingStops(GRACE)
     mine = left(book, "a", at=10.0, slot=2)
     assert book.observe(slots(), asked_at=9.9, now=10.1, live=0, peak=1) == []
     assert book.observe(slots(), asked_at=10.1, now=10.2, live=0, peak=0) == [mine]
 
 
 def test_a_busy_slot_is_a_zombie_after_the_grace_with_what_it_computed_since() -> None:
-    book = Book(GRACE)
+    book = PendingStops(GRACE)
     mine = left(book, "a", at=0.0, slot=1, tokens=5)
     book.observe(slots((1, "7", 6)), 0.5, 0.5, 0, 0)
     assert not book.zombies
@@ -50,7 +50,7 @@ def test_a_busy_slot_is_a_zombie_after_the_grace_with_what_it_computed_since() -
 
 def test_another_task_in_the_slot_is_no_zombie() -> None:
     """Something else got the slot: it has fewer tokens than were delivered, or another task id."""
-    book = Book(GRACE)
+    book = PendingStops(GRACE)
     fewer = left(book, "a", at=0.0, slot=1, tokens=5)
     assert book.observe(slots((1, "8", 2)), 1.0, 1.0, 0, 0) == [fewer]
     other = left(book, "b", at=2.0, slot=1)
@@ -59,110 +59,110 @@ def test_another_task_in_the_slot_is_no_zombie() -> None:
 
 
 def test_calls_without_a_slot_of_their_own_put_a_conviction_off() -> None:
-    book = Book(GRACE)
+    book = PendingStops(GRACE)
     left(book, "a", at=0.0, slot=1)
     book.observe(slots((1, "1", 1)), 2.5, 2.5, 1, 1, pinned=False)
     assert not book.zombies and book.held
 
 
 def test_counts_convict_what_is_beyond_our_own_calls_for_longer_than_grace_and_lag() -> None:
-    book = Book(GRACE, LAG)
+    book = PendingStops(GRACE, LAG)
     mine = left(book, "a", at=0.0)
     for now in (1.0, 3.0, 4.9):
-        assert book.observe(Status(4), now, now, live=3, peak=3) == []
+        assert book.observe(EngineStatus(4), now, now, live=3, peak=3) == []
         assert not book.zombies
-    book.observe(Status(4), 5.1, 5.1, live=3, peak=3)
+    book.observe(EngineStatus(4), 5.1, 5.1, live=3, peak=3)
     assert book.zombies == [mine] and not book.orphans
 
 
 def test_a_call_that_may_not_be_in_the_counts_yet_is_not_released_by_them() -> None:
     """A prefill of seconds: until its first step is over, vLLM says that nothing runs."""
-    book = Book(GRACE, LAG)
-    mine = Leftover("a", 0.0)
+    book = PendingStops(GRACE, LAG)
+    mine = PendingStop("a", 0.0)
     book.left(mine, first_token=False)
     for now in (0.1, 1.0, LAG - 0.1):
-        assert book.observe(Status(0, tokens=7), now, now, live=0, peak=0) == []
-    assert book.observe(Status(0, tokens=7), LAG, LAG, live=0, peak=0) == [mine]  # no figures are older than that
+        assert book.observe(EngineStatus(0, tokens=7), now, now, live=0, peak=0) == []
+    assert book.observe(EngineStatus(0, tokens=7), LAG, LAG, live=0, peak=0) == [mine]  # no figures are older than that
 
 
 def test_a_prompt_that_is_read_quickly_is_soon_out_of_figures_that_do_not_move() -> None:
     """An engine that is idle has figures that stand still: its places must not be held for as long as the longest prompt."""
-    book = Book(GRACE, LAG)
-    quick, slow = Leftover("quick", 0.0), Leftover("slow", 0.0)
+    book = PendingStops(GRACE, LAG)
+    quick, slow = PendingStop("quick", 0.0), PendingStop("slow", 0.0)
     quick.reading_s, slow.reading_s = 0.05, 1.0
     for leftover in (quick, slow):
         book.left(leftover, first_token=False)
-    assert book.observe(Status(0, tokens=9), 0.1, 0.1, live=0, peak=2) == []
-    assert book.observe(Status(0, tokens=9), 0.4, 0.4, live=0, peak=0) == [quick]
-    assert book.observe(Status(0, tokens=9), 2.3, 2.3, live=0, peak=0) == [slow]
+    assert book.observe(EngineStatus(0, tokens=9), 0.1, 0.1, live=0, peak=2) == []
+    assert book.observe(EngineStatus(0, tokens=9), 0.4, 0.4, live=0, peak=0) == [quick]
+    assert book.observe(EngineStatus(0, tokens=9), 2.3, 2.3, live=0, peak=0) == [slow]
 
 
 def test_figures_that_have_moved_tell_of_every_call_that_ended_before() -> None:
-    book = Book(GRACE, LAG)
-    mine = Leftover("a", 0.0)
+    book = PendingStops(GRACE, LAG)
+    mine = PendingStop("a", 0.0)
     book.left(mine, first_token=False)
-    assert book.observe(Status(1, tokens=7), 0.1, 0.1, live=1, peak=1) == []
-    assert book.observe(Status(1, tokens=8), 0.4, 0.4, live=1, peak=1) == [mine]
+    assert book.observe(EngineStatus(1, tokens=7), 0.1, 0.1, live=1, peak=1) == []
+    assert book.observe(EngineStatus(1, tokens=8), 0.4, 0.4, live=1, peak=1) == [mine]
 
 
 def test_a_call_that_was_begun_while_the_engine_was_asked_excuses_nobody() -> None:
     """The engine counts one: that is what was left, since our new call came after it had counted."""
-    book = Book(GRACE)
+    book = PendingStops(GRACE)
     mine = left(book, "a", at=0.0)
-    assert book.observe(Status(1), asked_at=0.5, now=0.51, live=1, peak=1, unseen=1) == []
-    assert book.observe(Status(1), asked_at=1.0, now=1.01, live=1, peak=1) == [mine]
+    assert book.observe(EngineStatus(1), asked_at=0.5, now=0.51, live=1, peak=1, unseen=1) == []
+    assert book.observe(EngineStatus(1), asked_at=1.0, now=1.01, live=1, peak=1) == [mine]
 
 
 def test_what_may_be_the_work_that_still_runs_is_not_let_go_for_want_of_proof() -> None:
     """Three run and none of ours is left, but the figures may be from when two were: nobody can be convicted yet."""
-    book = Book(GRACE, LAG)
+    book = PendingStops(GRACE, LAG)
     first = left(book, "a", at=0.0)
-    assert book.observe(Status(3), 0.5, 0.5, live=2, peak=3) == []
+    assert book.observe(EngineStatus(3), 0.5, 0.5, live=2, peak=3) == []
     second, third = left(book, "b", at=1.0), left(book, "c", at=2.0)
-    book.observe(Status(3), GRACE + LAG + 0.1, GRACE + LAG + 0.1, live=0, peak=2)
+    book.observe(EngineStatus(3), GRACE + LAG + 0.1, GRACE + LAG + 0.1, live=0, peak=2)
     assert not book.zombies and book.passed(GRACE + LAG + 0.1) == [], "in doubt it is held"
-    book.observe(Status(3), 12.0, 12.0, live=0, peak=0)
+    book.observe(EngineStatus(3), 12.0, 12.0, live=0, peak=0)
     assert book.zombies == [first, second, third]
-    assert book.observe(Status(0), 13.0, 13.0, live=0, peak=0) == [first, second, third]
+    assert book.observe(EngineStatus(0), 13.0, 13.0, live=0, peak=0) == [first, second, third]
 
 
 def test_doubt_has_an_end() -> None:
-    book = Book(GRACE, LAG)
+    book = PendingStops(GRACE, LAG)
     mine = left(book, "a", at=0.0)
-    book.observe(Status(1), 9.0, 9.0, live=0, peak=1)
+    book.observe(EngineStatus(1), 9.0, 9.0, live=0, peak=1)
     assert book.passed(9.0) == []
     assert book.passed(GRACE + 2 * (GRACE + LAG) + 0.1) == [mine]
 
 
 def test_figures_that_come_late_convict_nobody() -> None:
     """The engine stopped at once; what it tells is LAG seconds old."""
-    book = Book(GRACE, LAG)
+    book = PendingStops(GRACE, LAG)
     left(book, "a", at=0.0)
     for tenth in range(1, 100):
         now = tenth / 10
-        book.observe(Status(1 if now - LAG < 0 else 0), now, now, live=0, peak=0)
+        book.observe(EngineStatus(1 if now - LAG < 0 else 0), now, now, live=0, peak=0)
         assert not book.zombies and not book.orphans
 
 
 def test_work_of_others_is_an_orphan_and_with_shared_it_is_nothing() -> None:
-    book = Book(GRACE)
-    book.observe(Status(2), 1.0, 1.0, live=0, peak=0)
+    book = PendingStops(GRACE)
+    book.observe(EngineStatus(2), 1.0, 1.0, live=0, peak=0)
     assert book.orphans == 2 and not book.zombies
-    shared = Book(GRACE, shared=True)
+    shared = PendingStops(GRACE, shared=True)
     left(shared, "a", at=0.0)
-    shared.observe(Status(5), 9.0, 9.0, live=0, peak=0)
+    shared.observe(EngineStatus(5), 9.0, 9.0, live=0, peak=0)
     assert not shared.orphans and not shared.zombies
     assert [gone.call_id for gone in shared.passed(9.0)] == ["a"]
 
 
 def test_several_answers_of_one_call_count_as_such() -> None:
-    book = Book(GRACE)
-    book.observe(Status(4), 1.0, 1.0, live=4, peak=4)
+    book = PendingStops(GRACE)
+    book.observe(EngineStatus(4), 1.0, 1.0, live=4, peak=4)
     assert not book.orphans
 
 
 def test_an_engine_that_does_not_answer_keeps_the_place_and_is_convicted_late() -> None:
-    book = Book(GRACE, prefill_grace_s=10.0)
+    book = PendingStops(GRACE, prefill_grace_s=10.0)
     left(book, "a", at=0.0)
     book.unanswered(2.1, 4.1)
     assert not book.zombies and book.overdue(4.1)
@@ -171,11 +171,11 @@ def test_an_engine_that_does_not_answer_keeps_the_place_and_is_convicted_late() 
 
 
 def test_a_busy_engine_without_progress_is_frozen() -> None:
-    book = Book(GRACE)
+    book = PendingStops(GRACE)
     for now, tokens in ((0.0, 1), (1.0, 2), (2.0, 2), (9.0, 2)):
-        book.observe(Status(1, tokens=tokens), now, now, live=1, peak=1)
+        book.observe(EngineStatus(1, tokens=tokens), now, now, live=1, peak=1)
     assert book.frozen_s(9.0) == 7.0
-    book.observe(Status(0, tokens=2), 10.0, 10.0, live=0, peak=1)
+    book.observe(EngineStatus(0, tokens=2), 10.0, 10.0, live=0, peak=1)
     assert book.frozen_s(10.0) < 0
 
 
@@ -192,7 +192,7 @@ class HealthyEngine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
-        self.book = Book(GRACE, LAG)
+        self.book = PendingStops(GRACE, LAG)
         self.live: dict[str, Work] = {}
         self.stopping: list[Work] = []
         self.history: list[tuple[float, int]] = [(0.0, 0)]
@@ -242,7 +242,7 @@ class HealthyEngine(RuleBasedStateMachine):
     def look(self, age: float) -> None:
         shown = [count for at, count in self.history if at <= self.now - age][-1]
         peak, self.peak = self.peak, len(self.live)
-        self.book.observe(Status(shown), self.now, self.now, len(self.live), peak)
+        self.book.observe(EngineStatus(shown), self.now, self.now, len(self.live), peak)
         self.book.passed(self.now)
 
     @invariant()
@@ -260,7 +260,7 @@ TestHealthyEngine.settings = settings(max_examples=150, stateful_step_count=40, 
 
 
 def test_a_frozen_slot_beside_a_moving_one_is_seen_by_itself() -> None:
-    book = Book(GRACE)
+    book = PendingStops(GRACE)
     for second in range(10):
         book.observe(slots((0, "1", 7), (1, "2", second)), second, second, 2, 2)
     assert book.frozen_slot(9.0) == (0, 9.0) and book.frozen_s(9.0) < 0
@@ -269,37 +269,37 @@ def test_a_frozen_slot_beside_a_moving_one_is_seen_by_itself() -> None:
 
 
 def test_work_that_was_there_before_us_is_an_orphan_that_may_be_acted_upon() -> None:
-    book = Book(GRACE)
+    book = PendingStops(GRACE)
     for second in range(20):  # with calls of ours that come and go beside it
         live = second % 3
-        book.observe(Status(2 + live), second, second, live, 2)
+        book.observe(EngineStatus(2 + live), second, second, live, 2)
     assert book.orphaned_s(20.0) > 10
-    book.observe(Status(0), 21.0, 21.0, 0, 0)
+    book.observe(EngineStatus(0), 21.0, 21.0, 0, 0)
     assert book.orphaned_s(21.0) < 0
 
 
 def test_work_that_comes_while_we_look_is_another_clients() -> None:
-    book = Book(GRACE)
-    book.observe(Status(0), 0.0, 0.0, 0, 0)
+    book = PendingStops(GRACE)
+    book.observe(EngineStatus(0), 0.0, 0.0, 0, 0)
     for second in range(1, 60):
-        book.observe(Status(2), second, second, 0, 0)
+        book.observe(EngineStatus(2), second, second, 0, 0)
     assert book.orphans == 2 and book.orphaned_s(60.0) < 0
 
 
 def test_work_that_becomes_more_is_another_clients() -> None:
-    book = Book(GRACE)
+    book = PendingStops(GRACE)
     for second in range(60):
-        book.observe(Status(2 if second < 10 else 3), second, second, 0, 0)
+        book.observe(EngineStatus(2 if second < 10 else 3), second, second, 0, 0)
     assert book.orphans == 3 and book.orphaned_s(60.0) < 0
 
 
-def named(*calls: tuple[str, int], waiting: int = 0) -> Status:
-    return Status(len(calls) - waiting, waiting, tokens=sum(tokens for _, tokens in calls), calls=dict(calls))
+def named(*calls: tuple[str, int], waiting: int = 0) -> EngineStatus:
+    return EngineStatus(len(calls) - waiting, waiting, tokens=sum(tokens for _, tokens in calls), calls=dict(calls))
 
 
 def test_an_engine_that_names_its_calls_is_believed_to_the_letter() -> None:
     """However many others come and go, and whoever else uses it."""
-    book = Book(GRACE, shared=True)
+    book = PendingStops(GRACE, shared=True)
     stays, goes = left(book, "stays", at=0.0, tokens=5), left(book, "goes", at=0.0)
     assert book.observe(named(("stays", 6), ("goes", 1), ("x", 1)), 0.0, 0.1, 1, 9) == []  # asked before its end
     assert book.observe(named(("stays", 8), ("x", 1)), 0.5, 0.6, 1, 9) == [goes]
@@ -310,7 +310,7 @@ def test_an_engine_that_names_its_calls_is_believed_to_the_letter() -> None:
 
 def test_work_of_others_on_an_engine_that_names_its_calls_is_counted() -> None:
     """Of four one is live and one has ended; of the other two, one may be a call that was there when the figures were made."""
-    book = Book(GRACE)
+    book = PendingStops(GRACE)
     left(book, "ended", at=0.0)
     book.observe(named(("ended", 1), ("a", 1), ("b", 1), ("c", 1)), 1.0, 1.0, live=1, peak=2)
     assert (book.unexplained, book.orphans) == (2, 1)
@@ -318,25 +318,25 @@ def test_work_of_others_on_an_engine_that_names_its_calls_is_counted() -> None:
     assert (book.unexplained, book.orphans) == (0, 0)
     book.observe(named(("b", 2)), 1.6, 1.6, live=0, peak=0)
     assert (book.unexplained, book.orphans, book.held) == (1, 1, [])
-    shared = Book(GRACE, shared=True)
+    shared = PendingStops(GRACE, shared=True)
     shared.observe(named(("a", 1), ("b", 1)), 1.0, 1.0, live=0, peak=0)
     assert (shared.unexplained, shared.orphans) == (0, 0)
 
 
 def test_a_release_that_later_figures_belie_is_taken_back() -> None:
     """It was let go on figures that were too good; nothing else can be the work that is still there."""
-    book = Book(GRACE, LAG)
+    book = PendingStops(GRACE, LAG)
     mine = left(book, "a", at=0.0)
-    assert book.observe(Status(0), 1.0, 1.0, live=0, peak=0) == [mine]
-    book.observe(Status(1), GRACE + LAG, GRACE + LAG, live=0, peak=0)
+    assert book.observe(EngineStatus(0), 1.0, 1.0, live=0, peak=0) == [mine]
+    book.observe(EngineStatus(1), GRACE + LAG, GRACE + LAG, live=0, peak=0)
     assert not book.zombies and not book.orphans, "these may still be figures from before its end"
-    book.observe(Status(1), GRACE + LAG + 0.1, GRACE + LAG + 0.1, live=0, peak=0)
+    book.observe(EngineStatus(1), GRACE + LAG + 0.1, GRACE + LAG + 0.1, live=0, peak=0)
     assert book.zombies == [mine] and mine.released is None and mine.released_at is None and not book.orphans
 
 
 def test_a_release_of_long_ago_stays_one() -> None:
-    book = Book(GRACE, LAG)
+    book = PendingStops(GRACE, LAG)
     mine, late = left(book, "a", at=0.0), GRACE + 2 * (GRACE + LAG) + 0.1
-    assert book.observe(Status(0), 1.0, 1.0, live=0, peak=0) == [mine]
-    book.observe(Status(1), late, late, live=0, peak=0)
+    assert book.observe(EngineStatus(0), 1.0, 1.0, live=0, peak=0) == [mine]
+    book.observe(EngineStatus(1), late, late, live=0, peak=0)
     assert not book.zombies and book.orphans == 1

@@ -10,16 +10,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hangup.core.reaper import Ladder, Leftover, Rung, Terms
+from hangup.core.reaper import Ladder, LadderTerms, PendingStop, Rung
 
-TERMS = Terms(aborts_max=3, abort_backoff_s=1.0, restart=True, restarts_per_hour=2)
-
-
-def zombie(id: str = "z") -> Leftover:
-    return Leftover(id, 0.0, slot=0)
+TERMS = LadderTerms(aborts_max=3, abort_backoff_s=1.0, restart=True, restarts_per_hour=2)
 
 
-def climb(ladder: Ladder, zombies: list[Leftover], seconds: float, live: int = 0, start: float = 0.0) -> list[str]:
+def zombie(id: str = "z") -> PendingStop:
+    return PendingStop(id, 0.0, slot=0)
+
+
+def climb(ladder: Ladder, zombies: list[PendingStop], seconds: float, live: int = 0, start: float = 0.0) -> list[str]:
     """What happens in that time, looked at ten times a second."""
     said = []
     for tenth in range(int(seconds * 10)):
@@ -36,8 +36,8 @@ def test_the_whole_way_up_and_back() -> None:
 
 def test_the_oldest_zombie_is_named_and_the_others_are_counted() -> None:
     for others, said in ((0, "old in slot 0 still runs"), (1, "old in slot 0 and 1 more still runs")):
-        stuck = [Leftover(f"new{at}", 5.0) for at in range(others)]
-        first = Ladder(TERMS).advance(10.0, [*stuck, Leftover("old", 1.0, slot=0)], "", 0)[0]
+        stuck = [PendingStop(f"new{at}", 5.0) for at in range(others)]
+        first = Ladder(TERMS).advance(10.0, [*stuck, PendingStop("old", 1.0, slot=0)], "", 0)[0]
         assert said in first.reason
 
 
@@ -100,7 +100,7 @@ class Climb(RuleBasedStateMachine):
         super().__init__()
         self.ladder = Ladder(TERMS)
         self.now = 0.0
-        self.zombies: list[Leftover] = []
+        self.zombies: list[PendingStop] = []
         self.made = 0
         self.trouble = ""
         self.live = 0

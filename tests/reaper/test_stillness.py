@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from hangup.core.reaper import Slot, Stillness, Waiting, reading_s
-from hangup.engines.slots import SlotPool
+from hangup.gateway.backends.slots import SlotPool
 
 
 def test_nobody_waits_nobody_is_kept_waiting() -> None:

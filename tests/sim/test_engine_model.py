@@ -6,28 +6,28 @@ import random
 
 import pytest
 
-from hangup.sim.clock import Clock
-from hangup.sim.engine import Engine, EngineModel, Work
+from hangup.sim.clock import VirtualClock
+from hangup.sim.engine import EngineModel, SimEngine, SimWork
 
 MODEL = EngineModel(slots=2, prefill_tokens_s=1000, chunk_tokens=100, step_s=0.1, step_per_call_s=0.01)
 
 
 class Bench:
     def __init__(self, model: EngineModel) -> None:
-        self.clock = Clock()
-        self.engine = Engine(model, self.clock)
+        self.clock = VirtualClock()
+        self.engine = SimEngine(model, self.clock)
         self.firsts: dict[object, float] = {}
         self.ends: dict[object, float] = {}
 
-    def submit(self, name: str, prompt: int, output: int) -> Work:
-        work = Work(name, prompt, output, self.first, self.end)
+    def submit(self, name: str, prompt: int, output: int) -> SimWork:
+        work = SimWork(name, prompt, output, self.first, self.end)
         self.engine.submit(work)
         return work
 
-    def first(self, work: Work) -> None:
+    def first(self, work: SimWork) -> None:
         self.firsts[work.owner] = self.clock.now
 
-    def end(self, work: Work) -> None:
+    def end(self, work: SimWork) -> None:
         self.ends[work.owner] = self.clock.now
 
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from hangup.config import Limits, Settings
+from hangup.config import LimitSettings, Settings
 from hangup.sim import policies, traces, world
 from hangup.sim.engine import EngineModel
-from hangup.sim.load import Arrivals, Crowd, Load, Request
+from hangup.sim.load import Arrivals, ClientHabits, Load, TraceRequest
 from hangup.sim.study import Plan, Row, study
 
 MODEL = EngineModel(slots=16)
@@ -47,7 +47,7 @@ def test_below_capacity_nobody_is_refused() -> None:
 
 
 def test_one_tenant_cannot_starve_the_others() -> None:
-    load = replace(LOAD, crowd=Crowd(heavy_tenant=0.8))
+    load = replace(LOAD, crowd=ClientHabits(heavy_tenant=0.8))
     capacity = world.capacity(load, MODEL)
     served = {}
     for name, make in {"hangup": policies.hangup(Settings()), "bounded": policies.BASELINES["bounded"][1]}.items():
@@ -73,14 +73,14 @@ def test_a_burst_is_over_when_it_is_over() -> None:
 
 
 def test_tight_deadlines_that_are_told_are_kept() -> None:
-    load = replace(LOAD, crowd=Crowd(first_token_s=3, whole_s=20, spread=0, told_share=1))
+    load = replace(LOAD, crowd=ClientHabits(first_token_s=3, whole_s=20, spread=0, told_share=1))
     [row] = rows(load=load, loads=[5.0])
     assert row.goodput_ratio > 0.95 and row.waste_share < 0.02
 
 
 def test_a_dead_engine_gets_little_and_a_deaf_one_is_seen_in_the_waste() -> None:
-    [deaf] = rows(model=replace(MODEL, deaf=True), load=replace(LOAD, crowd=Crowd(hang_up_share=0.5)))
-    [well] = rows(load=replace(LOAD, crowd=Crowd(hang_up_share=0.5)))
+    [deaf] = rows(model=replace(MODEL, deaf=True), load=replace(LOAD, crowd=ClientHabits(hang_up_share=0.5)))
+    [well] = rows(load=replace(LOAD, crowd=ClientHabits(hang_up_share=0.5)))
     assert deaf.waste_share > 0.05
     assert well.waste_share < 0.02
     [dead] = rows(model=replace(MODEL, dead_from_s=30.0))
@@ -105,14 +105,14 @@ def test_memory_does_not_grow_with_the_number_of_calls() -> None:
         tracemalloc.stop()
         return most
 
-    load = replace(LOAD, crowd=Crowd(first_token_s=5, whole_s=10, spread=0))
+    load = replace(LOAD, crowd=ClientHabits(first_token_s=5, whole_s=10, spread=0))
     peak(200)
     assert peak(3000) < 1.2 * peak(1000)
 
 
 @pytest.mark.parametrize("name", ["queue_s", "queue_depth_max", "lifo_after_s"])
 def test_the_real_configuration_decides(name: str) -> None:
-    limits = replace(Limits(), **{name: 0})
+    limits = replace(LimitSettings(), **{name: 0})
     [plain], [changed] = rows(), rows(settings=Settings(limits=limits))
     assert facts(plain) != facts(changed)
 
@@ -120,7 +120,7 @@ def test_the_real_configuration_decides(name: str) -> None:
 @pytest.mark.parametrize("slots", [16, 0])
 def test_jobs_fill_what_is_idle_and_clients_do_not_feel_it(slots: int) -> None:
     """The first token comes as soon as without jobs, but for a tenth, at the median and in the tail."""
-    load = replace(LOAD, crowd=Crowd(stream_share=1.0))
+    load = replace(LOAD, crowd=ClientHabits(stream_share=1.0))
     for share in (0.3, 0.6, 0.9):
         settings = Settings(slots=slots)
         without, beside = rows(load=load, settings=settings, policies=["hangup", "jobs"], loads=[share], calls=6000)
@@ -139,14 +139,14 @@ def test_jobs_alone_fill_an_engine_whose_slots_nobody_has_told() -> None:
 def test_an_engine_that_reads_prompts_in_parallel_gets_every_call_from_a_cold_start() -> None:
     """Unknown is not full, in virtual time: nobody waits and nobody is refused."""
     model = EngineModel(slots=100_000, kv_tokens=10**9, prefill_tokens_s=1000.0, parallel=True, step_per_call_s=0.0)
-    load = Load([Request(0.0, 1000, 50)], Crowd(stream_share=1.0))
+    load = Load([TraceRequest(0.0, 1000, 50)], ClientHabits(stream_share=1.0))
     made = world.run(load, model, policies.hangup(Settings()), rate=40, seconds=25, warm_s=0, seed=1)
     assert made.tally.refused == made.tally.given_up == made.waiting_peak == 0
     assert made.tally.ttft.at(0.99) < 1.1
 
 
 def test_slow_readers_do_not_make_an_engine_look_slow() -> None:
-    load = Load([Request(0.0, 500, 100)], Crowd(slow_readers=0.3, stream_share=1.0))
+    load = Load([TraceRequest(0.0, 500, 100)], ClientHabits(slow_readers=0.3, stream_share=1.0))
     made = world.run(load, EngineModel(), policies.hangup(Settings()), rate=5, seconds=120, warm_s=20, seed=1)
     assert made.tally.refused == made.tally.given_up == 0
 
@@ -154,7 +154,7 @@ def test_slow_readers_do_not_make_an_engine_look_slow() -> None:
 def test_images_are_no_evidence_that_an_engine_queues() -> None:
     """Half of the calls take seconds longer than their text explains: to an engine with room for all, nobody is refused."""
     model = EngineModel(slots=100_000, kv_tokens=10**9, prefill_tokens_s=1200.0, parallel=True, step_per_call_s=0.0)
-    load = replace(LOAD, crowd=Crowd(images=0.5, first_token_s=60, whole_s=200))
+    load = replace(LOAD, crowd=ClientHabits(images=0.5, first_token_s=60, whole_s=200))
     for seed in range(1, 9):
         made = world.run(load, model, policies.hangup(Settings()), rate=5, seconds=60, warm_s=0, seed=seed)
         assert made.tally.offered_by["image"] > 100
@@ -162,7 +162,7 @@ def test_images_are_no_evidence_that_an_engine_queues() -> None:
 
 
 def test_images_count_in_what_an_engine_can_do_and_are_served_as_often_as_text() -> None:
-    load = replace(LOAD, crowd=Crowd(images=0.3))
+    load = replace(LOAD, crowd=ClientHabits(images=0.3))
     assert world.capacity(load, MODEL).output_s < 0.9 * world.capacity(LOAD, MODEL).output_s
     rate = 3 * world.capacity(load, MODEL).output_s / load.mean_output
     tally = world.run(load, MODEL, policies.hangup(Settings()), rate=rate, seconds=400, warm_s=60, seed=1).tally

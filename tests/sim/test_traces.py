@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hangup.sim import traces
-from hangup.sim.load import Arrivals, Load, Request
+from hangup.sim.load import Arrivals, Load, TraceRequest
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
 
@@ -29,7 +29,7 @@ def test_mooncake(tmp_path: Path) -> None:
         {"timestamp": 0, "input_length": 7, "output_length": 5},
     ]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    assert traces.read(path) == [Request(0.0, 7, 5), Request(3.0, 12, 1)]
+    assert traces.read(path) == [TraceRequest(0.0, 7, 5), TraceRequest(3.0, 12, 1)]
 
 
 def test_servegen(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_folder_without_traces(tmp_path: Path) -> None:
 
 
 def test_a_traces_own_times_are_scaled_and_repeated() -> None:
-    requests = [Request(at, 1, 1) for at in (0.0, 1.0, 9.0)]
+    requests = [TraceRequest(at, 1, 1) for at in (0.0, 1.0, 9.0)]
     samples = Load(requests, arrivals=Arrivals("trace")).samples(rate=1.0, seed=1)
     times = [next(samples).at_s for _ in range(7)]
     assert times == sorted(times) and times[:3] == pytest.approx([0, 3 / 13.5, 27 / 13.5])

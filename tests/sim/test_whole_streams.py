@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from hangup.config import Limits
-from hangup.core.admission import Action, Admission, Seat, Ticket
+from hangup.config import LimitSettings
+from hangup.core.admission import Action, Admission, BackendLoad, Ticket
 
 SLOTS, TOKENS, TOKEN_S, PREFILL_S = 8, 200, 0.02, 0.02
 ANSWER_S = PREFILL_S + TOKENS * TOKEN_S
@@ -89,7 +89,7 @@ class Run:
 def test_hardly_anything_is_begun_that_its_client_does_not_wait_for() -> None:
     cold, warm = [], []
     for seed in range(8):
-        admission: Admission[Any] = Admission(Limits(), [Seat("engine")], random.Random(seed).random)
+        admission: Admission[Any] = Admission(LimitSettings(), [BackendLoad("engine")], random.Random(seed).random)
         cold.append(Run(admission, seed, 0.0))
         warm.append(Run(admission, 100 + seed, cold[-1].now + 5.0))
     for runs, least, left_most in ((cold, 0.9, 7), (warm, 0.9, 6)):

@@ -20,7 +20,7 @@ from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Reason
 from hangup.errors import HangupError
-from hangup.store.ledger import LedgerStore
+from hangup.gateway.store.ledger import LedgerStore
 from support.waiting import wait_until
 
 
@@ -177,7 +177,7 @@ from hangup.core import reasons
 from hangup.core.account import FREE
 from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
-from hangup.store.ledger import LedgerStore
+from hangup.gateway.store.ledger import LedgerStore
 call = Call("id", 0.0)
 call.end(reasons.COMPLETED, 1.0)
 store = LedgerStore(sys.argv[1], flush_s=0.05, days=1, accounts_max=10**6)

@@ -8,16 +8,16 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from hangup.apis.routes import Router
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.account import Account, Entry
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
-from hangup.jobs.board import Board
-from hangup.jobs.desk import Desk
-from hangup.jobs.errand import Errand
-from hangup.store.jobs import JobStore
+from hangup.gateway.apis.routes import Router
+from hangup.gateway.jobs.api import JobApi
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.store.jobs import JobStore
 
 ENTRY = Entry("ann", "m", "engine", "completed", Account())
 
@@ -25,7 +25,7 @@ ENTRY = Entry("ann", "m", "engine", "completed", Account())
 class FakeExchange:
     """A call under way for as long as nobody ends it."""
 
-    def __init__(self, errand: Errand, id: str) -> None:
+    def __init__(self, errand: ItemClient, id: str) -> None:
         self.call = Call(id, time.monotonic(), "job")
         self.call.sent_at = time.monotonic()
         self._errand = errand
@@ -43,16 +43,16 @@ class FakeExchange:
 class FakeGateway:
     """Has room for `room` items that wait, and runs what it is given until it is told how that ended."""
 
-    def __init__(self, room: int = 1000, limits: Limits | None = None) -> None:
+    def __init__(self, room: int = 1000, limits: LimitSettings | None = None) -> None:
         self.room = room
-        self.limits = limits or Limits()
+        self.limits = limits or LimitSettings()
         self.events: list[str] = []
         self.faults: list[Exception] = []
         self.booked: list[Entry] = []
-        self.undertaken: list[Errand] = []
+        self.undertaken: list[ItemClient] = []
         self.headers: list[dict[str, str]] = []
 
-    def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
+    def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
         errand.exchange = FakeExchange(errand, id)
         self.undertaken.append(errand)
         self.headers.append(headers)
@@ -60,7 +60,7 @@ class FakeGateway:
     def jobs_waiting(self, tenant: str) -> int:
         return 0 if len(self.undertaken) < self.room else 1000
 
-    def limits_of_tenant(self, tenant: str) -> Limits:
+    def limits_of_tenant(self, tenant: str) -> LimitSettings:
         return self.limits
 
     def book(self, entry: Entry) -> None:
@@ -73,7 +73,7 @@ class FakeGateway:
         self.faults.append(error)
 
 
-def answered(errand: Errand, body: bytes = b'{"id":"x"}', status: int = 200, reason: Reason = reasons.COMPLETED) -> None:
+def answered(errand: ItemClient, body: bytes = b'{"id":"x"}', status: int = 200, reason: Reason = reasons.COMPLETED) -> None:
     """An engine's answer, all at once."""
     exchange = errand.exchange
     assert exchange is not None
@@ -84,10 +84,12 @@ def answered(errand: Errand, body: bytes = b'{"id":"x"}', status: int = 200, rea
 
 
 @contextlib.asynccontextmanager
-async def open_board(store: JobStore, host: FakeGateway, keep_days: float = 1, *, ticks: bool = True) -> AsyncIterator[Board]:
+async def open_board(
+    store: JobStore, host: FakeGateway, keep_days: float = 1, *, ticks: bool = True
+) -> AsyncIterator[JobRegistry]:
     """Without `ticks` it looks at the store, and shows that it lives, only when it is told to."""
-    board = Board(store, host, asyncio.get_running_loop(), keep_days)
-    Desk(board, lambda: Router(()))
+    board = JobRegistry(store, host, asyncio.get_running_loop(), keep_days)
+    JobApi(board, lambda: Router(()))
     await board.open()
     if not ticks:
         board._watches.cancel()

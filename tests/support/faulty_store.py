@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from hangup.store.database import Database, _open
-from hangup.store.jobs import JobStore
-from hangup.store.jobs.clock import ClockTable
-from hangup.store.jobs.files import FileTable
-from hangup.store.jobs.schema import MIGRATIONS
-from hangup.store.jobs.table import JobTable
-from hangup.store.jobs.workers import WorkerTable
+from hangup.gateway.store.database import Database, _open
+from hangup.gateway.store.jobs import JobStore
+from hangup.gateway.store.jobs.clock import ClockTable
+from hangup.gateway.store.jobs.files import FileTable
+from hangup.gateway.store.jobs.schema import MIGRATIONS
+from hangup.gateway.store.jobs.table import JobTable
+from hangup.gateway.store.jobs.workers import WorkerTable
 from support.virtual import Loop, Process
 
 ERRORS: dict[str, Callable[[], Exception]] = {

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from typing import Any
 
-from hangup.app.gateway import Gateway
-from hangup.app.log import Log
-from hangup.config import BackendSettings, Limits, Settings
+from hangup.config import BackendSettings, LimitSettings, Settings
 from hangup.core import reasons
-from hangup.edge.connection import ClientConnection
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.gateway import Gateway
+from hangup.gateway.log import Log
 from support.raw_engine import DONE, HEAD, LAST, chunk, event
 from support.waiting import PATIENCE_S, soon
 
@@ -64,7 +64,7 @@ class House:
         loop = asyncio.get_running_loop()
         self.engine = Engine()
         url = await self.engine.start()
-        limits = Limits(health_interval_s=600, first_token_s=30, total_s=30, linger_s=0.2)
+        limits = LimitSettings(health_interval_s=600, first_token_s=30, total_s=30, linger_s=0.2)
         settings = Settings(backend=(BackendSettings(url=url, engine="openai"),), limits=limits, slots=1, jobs="none")
         self.gateway = Gateway(settings, loop, Log("none", 100))
         self.listener = await loop.create_server(lambda: ClientConnection(self.gateway.intake, loop), "127.0.0.1", 0)

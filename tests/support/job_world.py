@@ -21,29 +21,29 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from hangup.apis.routes import Router
-from hangup.config import Limits
+from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.account import Account, Entry
 from hangup.core.call import Call
-from hangup.core.jobs import Cause, Item, Kind, Status
-from hangup.core.reaper import Fate, Leftover
+from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
+from hangup.core.reaper import PendingStop, StopState
 from hangup.core.reasons import Reason
-from hangup.duties import Duties
 from hangup.errors import Refusal
-from hangup.jobs import batches, board, keeper, presence, runner
-from hangup.jobs.board import Board
-from hangup.jobs.desk import Desk
-from hangup.jobs.errand import Errand
-from hangup.jobs.http import Asked
-from hangup.store.database import StoreFailed
-from hangup.store.jobs import Asked as AskedItem
+from hangup.gateway.apis.routes import Router
+from hangup.gateway.jobs import batches, registry, result_writer, runner, workers
+from hangup.gateway.jobs.api import JobApi
+from hangup.gateway.jobs.http_messages import JobHttpRequest
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.store.database import StoreFailed
+from hangup.gateway.store.jobs import NewItem as AskedItem
+from hangup.tasks import LongTasks
 from support.faulty_store import Faults, SimStore
 from support.virtual import Died, Loop, Process, this_process
 
 PATH = "/v1/chat/completions"
 TENANT = "ann"
-LIMITS = Limits(job_failures_max=1000, job_worker_silence_s=6, job_cancel_wait_s=2)
+LIMITS = LimitSettings(job_failures_max=1000, job_worker_silence_s=6, job_cancel_wait_s=2)
 _STARTS_AGAIN_S = 1.0
 
 
@@ -52,7 +52,7 @@ class SimExchange:
 
     answer_bytes_max = 1 << 20
 
-    def __init__(self, host: SimGateway, errand: Errand, id: str) -> None:
+    def __init__(self, host: SimGateway, errand: ItemClient, id: str) -> None:
         self.call = Call(id, host.world.loop.time(), "job")
         self.errand = errand
         self._host = host
@@ -84,7 +84,7 @@ class SimExchange:
         host.ended(self)
         leftover = None
         if self.call.sent_at is not None and reason is not reasons.COMPLETED and host.world.chance.random() < 0.5:
-            leftover = Leftover(self.call.id, host.world.loop.time())
+            leftover = PendingStop(self.call.id, host.world.loop.time())
             host.world.loop.call_later(host.world.chance.choice([0.0, 0.3, 5.0]), host.gone, leftover)
         account = Account(calls=1)
         self.errand.over(self.call, leftover, Entry(TENANT, f"{claim.job}.{claim.n}", "engine", reason.outcome.value, account))
@@ -101,7 +101,7 @@ class SimGateway:
         self._running: list[SimExchange] = []
         self._waiting: list[SimExchange] = []
 
-    def undertake(self, errand: Errand, id: str, headers: dict[str, str]) -> None:
+    def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
         exchange = SimExchange(self, errand, id)
         errand.exchange = exchange
         self._waiting.append(exchange)
@@ -119,10 +119,10 @@ class SimGateway:
                 line.remove(exchange)
         self.world.loop.call_soon(self._next)
 
-    def gone(self, leftover: Leftover) -> None:
-        leftover.released = self.world.chance.choice([Fate.VERIFIED, Fate.UNVERIFIED])
-        if leftover.when_gone is not None:
-            leftover.when_gone()
+    def gone(self, leftover: PendingStop) -> None:
+        leftover.released = self.world.chance.choice([StopState.VERIFIED, StopState.UNVERIFIED])
+        if leftover.on_confirmed is not None:
+            leftover.on_confirmed()
 
     def end_all(self) -> None:
         for exchange in [*self._waiting, *self._running]:
@@ -131,7 +131,7 @@ class SimGateway:
     def jobs_waiting(self, tenant: str) -> int:
         return len(self._waiting)
 
-    def limits_of_tenant(self, tenant: str) -> Limits:
+    def limits_of_tenant(self, tenant: str) -> LimitSettings:
         return self.limits
 
     def book(self, entry: Entry) -> None:
@@ -154,7 +154,7 @@ class Promise:
     id: str
     items: int
     may_be_cancelled: bool
-    ended: Status | None = None  # as somebody was told
+    ended: JobStatus | None = None  # as somebody was told
 
 
 class Life:
@@ -165,8 +165,8 @@ class Life:
         self.world, self.number = world, number
         self.process = Process(world.loop, f"{number}-{world.lives}")
         self.host = SimGateway(world)
-        self.board: Board | None = None
-        self.desk: Desk | None = None
+        self.board: JobRegistry | None = None
+        self.desk: JobApi | None = None
         self.store: SimStore | None = None
         self.process.start(self._open())
 
@@ -174,31 +174,31 @@ class Life:
         """As `app.server` does it: a store that fails is tried again."""
         while self.board is None:
             store = self.store = SimStore(str(self.world.path), self.world, self.process)
-            board = Board(store, self.host, self.world.loop, keep_days=1)
-            desk = Desk(board, Router)
+            registry = JobRegistry(store, self.host, self.world.loop, keep_days=1)
+            desk = JobApi(registry, Router)
             try:
-                await board.open()
+                await registry.open()
             except StoreFailed:
                 store.close()
                 await asyncio.sleep(_STARTS_AGAIN_S)
             else:
-                self.board, self.desk = board, desk
+                self.board, self.desk = registry, desk
 
-    def opened(self) -> Board:
+    def opened(self) -> JobRegistry:
         if self.board is None:
             raise Died
         return self.board
 
     async def drain(self) -> None:
         """Stops as a gateway does: what runs may finish for a while, then everything is closed."""
-        board = self.opened()
-        board.stop()
+        registry = self.opened()
+        registry.stop()
         for _ in range(40):
             if self.host.empty:
                 break
             await asyncio.sleep(0.05)
         self.host.end_all()
-        await board.close()
+        await registry.close()
 
     # What clients do
 
@@ -231,31 +231,34 @@ class Life:
 
         await store.do(upload)
         body = {"endpoint": PATH, "input_file_id": f"file-{n}", "completion_window": "24h"}
-        asked = Asked("POST", "/v1/batches", {}, {}, TENANT, LIMITS, "", json.dumps(body).encode())
+        asked = JobHttpRequest("POST", "/v1/batches", {}, {}, TENANT, LIMITS, "", json.dumps(body).encode())
         return Promise(json.loads((await desk.answer(asked)).body)["id"], items, False)
 
     async def cancel(self, id: str) -> None:
-        board = self.opened()
-        await board.cancel(await board.find(id, TENANT, None), Cause.ASKED, 2.0)
+        registry = self.opened()
+        await registry.cancel(await registry.find(id, TENANT, None), Cause.ASKED, 2.0)
 
-    async def look(self, id: str) -> Status:
+    async def look(self, id: str) -> JobStatus:
         return (await self.opened().find(id, TENANT, None)).status
 
     def left(self) -> list[str]:
         """What is held when there is nothing to do."""
-        board = self.board
-        if board is None:
+        registry = self.board
+        if registry is None:
             return [f"{self.process.name} has not opened its store"]
-        runner, keeper = board.runner, board.runner.keeper
+        runner, result_writer = registry.runner, registry.runner.keeper
         held = {
-            "jobs": len(board.cares()),
+            "jobs": len(registry.cares()),
             "calls": not self.host.empty,
             "errands": len(runner._all()),
             "pauses": len(runner._pausing),
             "sent": sum(line.sent for line in runner._lines.values()),
             "in hand": sum(len(line) for line in runner._lines.values()),
-            "results": len(keeper._ended) + len(keeper._given_back) + len(keeper._cancels) + len(keeper._waiting),
-            "failing": keeper.failing,
+            "results": len(result_writer._ended)
+            + len(result_writer._given_back)
+            + len(result_writer._cancels)
+            + len(result_writer._waiting),
+            "failing": result_writer.failing,
         }
         return [f"{self.process.name} is left with {name}: {count}" for name, count in held.items() if count]
 
@@ -327,14 +330,16 @@ class World:
         time = SimpleNamespace(time=lambda: 1.7e9 + self.loop.time() + self.set_by)
         name = lambda: process.name if (process := this_process()) is not None else "nobody"  # noqa: E731
         with (
-            mock.patch.object(board, "time", time),
-            mock.patch.object(keeper, "time", time),
+            mock.patch.object(registry, "time", time),
+            mock.patch.object(result_writer, "time", time),
             mock.patch.object(runner, "time", time),
             mock.patch.object(batches, "time", time),
             mock.patch.object(runner, "random", self.chance),
-            mock.patch.object(keeper, "DUTIES", Duties(lambda name, error: self.wrong.append(f"{name} failed: {error!r}"))),
-            mock.patch.object(presence, "this_process", name),
-            mock.patch.object(presence, "_is_dead_here", lambda worker: self._seen_dead and worker.process in self._dead),
+            mock.patch.object(
+                result_writer, "DUTIES", LongTasks(lambda name, error: self.wrong.append(f"{name} failed: {error!r}"))
+            ),
+            mock.patch.object(workers, "this_process", name),
+            mock.patch.object(workers, "_is_dead_here", lambda worker: self._seen_dead and worker.process in self._dead),
         ):
             yield
 
@@ -433,12 +438,14 @@ class World:
         if status not in allowed or (len(rows) != promise.items and status == "completed"):
             self.wrong.append(f"{promise.id} is {status} with {len(rows)} of {promise.items} items")
         for n, state, custom_id, answer, asked in rows:
-            self._check_item(promise, n, Item(state), custom_id, answer, asked)
+            self._check_item(promise, n, ItemState(state), custom_id, answer, asked)
 
-    def _check_item(self, promise: Promise, n: int, state: Item, custom_id: str, answer: bytes | None, asked: bytes) -> None:
+    def _check_item(
+        self, promise: Promise, n: int, state: ItemState, custom_id: str, answer: bytes | None, asked: bytes
+    ) -> None:
         name = f"{promise.id}.{n}"
-        if state is not Item.SUCCEEDED:
-            if not (promise.may_be_cancelled and state is Item.CANCELLED):
+        if state is not ItemState.SUCCEEDED:
+            if not (promise.may_be_cancelled and state is ItemState.CANCELLED):
                 self.wrong.append(f"{name} ended as {state.name}")
             return
         row = json.loads(answer or b"{}")

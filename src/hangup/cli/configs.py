@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hangup.cli.settings import add_flags, check_engines, configuration
-from hangup.config import Limits, Settings
+from hangup.config import LimitSettings, Settings
 from hangup.config.load import Configuration, load
 from hangup.config.schema import LISTS, scalar_fields
 
@@ -61,4 +61,4 @@ def effective(made: Configuration) -> list[tuple[str, Any, str]]:
     """Every plain setting: (name, value, origin)."""
     rows = [(f.name, getattr(made.settings, f.name), made.origin(f.name)) for f in scalar_fields(Settings)]
     limits = made.settings.limits
-    return rows + [(f"limits.{f.name}", getattr(limits, f.name), made.origin(f.name)) for f in scalar_fields(Limits)]
+    return rows + [(f"limits.{f.name}", getattr(limits, f.name), made.origin(f.name)) for f in scalar_fields(LimitSettings)]

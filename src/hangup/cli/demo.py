@@ -11,7 +11,7 @@ from typing import Any
 
 import uvloop
 
-from hangup.demo.play import Outcome, play, table
+from hangup.cli.demo_parts.phases import PhaseResult, play, table
 
 _EXAMPLES = """\
 examples:
@@ -55,7 +55,7 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-async def _play(arguments: argparse.Namespace, shown: _Screen, admin_port: int) -> list[Outcome]:
+async def _play(arguments: argparse.Namespace, shown: _Screen, admin_port: int) -> list[PhaseResult]:
     """Ends its processes when it is told to stop, too."""
     task = asyncio.current_task()
     assert task is not None
@@ -69,7 +69,7 @@ class _Screen:
     def __init__(self) -> None:
         self._lines = 0
 
-    def draw(self, outcomes: list[Outcome]) -> None:
+    def draw(self, outcomes: list[PhaseResult]) -> None:
         if sys.stderr.isatty():
             self.clear()
             lines = table(outcomes)

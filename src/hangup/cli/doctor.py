@@ -8,11 +8,11 @@ from typing import Any
 
 from hangup.config import BackendLimits, BackendSettings
 from hangup.config.load import url_problem
-from hangup.core.reaper import Status
-from hangup.engines.adapters import ADAPTERS, AUTO
-from hangup.engines.backend import Backend
-from hangup.engines.health import ask_models, check, learn, see
+from hangup.core.reaper import EngineStatus
 from hangup.errors import HangupError
+from hangup.gateway.backends.adapters import ADAPTERS, AUTO
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.health import ask_models, check, learn, see
 
 _MODELS_SHOWN = 5
 _EXAMPLES = """\
@@ -62,7 +62,7 @@ async def _examine(settings: BackendSettings, limits: BackendLimits) -> int:
         backend.pool.close()
 
 
-def _findings(backend: Backend, status: Status | None) -> list[tuple[str, str]]:
+def _findings(backend: Backend, status: EngineStatus | None) -> list[tuple[str, str]]:
     adapter, facts = backend.adapter, backend.facts
     size = [(facts.slots, "slots"), (facts.context, "tokens of context"), (facts.kv_tokens, "tokens of cache")]
     if status is None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import uvloop
 
-from hangup.cli.until_stopped import until_stopped
-from hangup.embedded.options import Options
+from hangup.cli.wait_for_signal import until_stopped
+from hangup.engine.options import EngineOptions
 
 _EXAMPLES = """\
 examples:
@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
-    for field in fields(Options):
+    for field in fields(EngineOptions):
         doc, default = field.metadata["doc"], field.default
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
@@ -51,14 +51,14 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options = Options(**{field.name: getattr(arguments, field.name) for field in fields(Options)})
+    options = EngineOptions(**{field.name: getattr(arguments, field.name) for field in fields(EngineOptions)})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(options, arguments.host, arguments.port))
     return 0
 
 
-async def _serve(options: Options, host: str, port: int) -> None:
-    from hangup.engineserver.server import start  # noqa: PLC0415 (numpy is not for the other commands)
+async def _serve(options: EngineOptions, host: str, port: int) -> None:
+    from hangup.engine.serving.server import start  # noqa: PLC0415 (numpy is not for the other commands)
 
     serving = await start(options, host, port)
     model = serving.server.runner.model

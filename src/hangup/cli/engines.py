@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hangup.engines.adapters import ADAPTERS, Adapter
+from hangup.gateway.backends.adapters import ADAPTERS, EngineAdapter
 
 HEAD = ("name", "engine", "a call is stopped by", "verified by", "grace")
 
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def row(adapter: Adapter) -> tuple[str, ...]:
+def row(adapter: EngineAdapter) -> tuple[str, ...]:
     how = "nothing" if not adapter.status_path else "slots" if adapter.pins_slots else "counts"
     where = f"{how} ({adapter.status_path.partition('?')[0]})" if adapter.status_path else how
     grace = f"{adapter.grace_s + adapter.lag_s:g} s" if adapter.status_path else "-"

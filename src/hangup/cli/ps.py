@@ -6,9 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from hangup.admin.calls import SORTS
 from hangup.cli import client
 from hangup.cli.table import seconds, shown, table
+from hangup.gateway.admin.calls import SORTS
 
 _EXAMPLES = """\
 examples:

@@ -11,11 +11,11 @@ from typing import Any
 
 import uvloop
 
-from hangup.app.server import Server
 from hangup.cli.settings import add_flags, configuration
 from hangup.config import BackendSettings
 from hangup.config.load import Configuration
-from hangup.embedded.options import Options
+from hangup.engine.options import EngineOptions
+from hangup.gateway.server import Server
 
 _EXAMPLES = """\
 examples:
@@ -56,9 +56,9 @@ async def _serve(made: Configuration, load: Callable[[], Configuration]) -> None
     if made.settings.backend:
         await Server(made, load).run(_announce(", ".join(backend.url for backend in made.settings.backend)))
         return
-    from hangup.engineserver.server import embed  # noqa: PLC0415 (numpy is not for those who have an engine)
+    from hangup.engine.serving.server import embed  # noqa: PLC0415 (numpy is not for those who have an engine)
 
-    options = Options(slots=made.settings.slots) if made.settings.slots else Options()
+    options = EngineOptions(slots=made.settings.slots) if made.settings.slots else EngineOptions()
     engine = embed(options, made.settings.limits)
     backend = BackendSettings(url="http://embedded", name="embedded", engine="hangup", slots=options.slots)
 

@@ -11,12 +11,12 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from hangup.config import BackendSettings, Limits, Settings
+from hangup.config import BackendSettings, LimitSettings, Settings
 from hangup.config.check import backend_problems
 from hangup.config.load import Configuration, describe, load
 from hangup.config.schema import scalar_fields
-from hangup.engines.adapters import ADAPTERS, AUTO
 from hangup.errors import ConfigError
+from hangup.gateway.backends.adapters import ADAPTERS, AUTO
 
 _SHORT = {"queue_depth_max": ["queue_depth"]}
 
@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for field in scalar_fields(Settings):
         _add_flag(parser, field)
     group = parser.add_argument_group("limits", "docs/configuration.md describes each")
-    for field in scalar_fields(Limits):
+    for field in scalar_fields(LimitSettings):
         _add_flag(group, field)
 
 

@@ -14,7 +14,7 @@ from hangup.config.load import load
 from hangup.errors import HangupError
 from hangup.sim import report, traces
 from hangup.sim.engine import EngineModel
-from hangup.sim.load import Arrivals, Crowd, Load
+from hangup.sim.load import Arrivals, ClientHabits, Load
 from hangup.sim.policies import BASELINES, HANGUP, JOBS
 from hangup.sim.study import Plan, Row, study
 
@@ -62,8 +62,8 @@ def add_parser(commands: Any) -> None:
     say("--calls", type=int, default=5000, metavar="N", help="calls counted per run at a load of 1 (default: 5000)")
     say("--seed", type=_counts, default=[1], metavar="N,…", help="several give means (default: 1)")
     crowd = parser.add_argument_group("clients")
-    defaults = Crowd()
-    for field in dataclasses.fields(Crowd):
+    defaults = ClientHabits()
+    for field in dataclasses.fields(ClientHabits):
         default = getattr(defaults, field.name)
         flag = "--" + _FLAGS.get(field.name, field.name.replace("_", "-"))
         crowd.add_argument(flag, dest=field.name, type=type(default), default=default, metavar="X", help=_CROWD[field.name])
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         report.check_plot(arguments.plot)
     plans = list(_plans(arguments))
-    bar = _Bar(sum(len(plan.loads) * len(plan.policies) * len(plan.seeds) for _, plan in plans), arguments.quiet)
+    bar = _StudyProgress(sum(len(plan.loads) * len(plan.policies) * len(plan.seeds) for _, plan in plans), arguments.quiet)
     rows: list[Row] = []
     for label, plan in plans:
         found = study(plan, bar.show)
@@ -128,7 +128,7 @@ def _plans(arguments: argparse.Namespace) -> Any:
     if unknown:
         raise HangupError(f"there is no policy named {unknown[0]}; there are {', '.join(known)}")
     requests = traces.read(arguments.trace, arguments.seed[0]) if arguments.trace else traces.synthetic(arguments.seed[0])
-    crowd = Crowd(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Crowd)})
+    crowd = ClientHabits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(ClientHabits)})
     simulated = Load(requests, crowd, Arrivals(arguments.arrivals, arguments.cv))
     settings = load(arguments.config, os.environ, {}).settings
     base = Plan(
@@ -176,7 +176,7 @@ def _engine(pairs: list[str]) -> EngineModel:
     return EngineModel(**values)
 
 
-class _Bar:
+class _StudyProgress:
     """Progress on stderr, if someone looks at it."""
 
     def __init__(self, runs: int, quiet: bool) -> None:

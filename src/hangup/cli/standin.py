@@ -10,9 +10,9 @@ from typing import Any
 
 import uvloop
 
-from hangup.cli.until_stopped import until_stopped
-from hangup.standin.engine import Behaviour
-from hangup.standin.server import start
+from hangup.cli.wait_for_signal import until_stopped
+from hangup.fake_engine.engine import Behaviour
+from hangup.fake_engine.server import start
 
 _EXAMPLES = """\
 examples:

@@ -61,7 +61,7 @@ def add_parser(what: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     path: Path = arguments.file
     endpoint = _endpoint(path)
-    gateway = _Gateway(arguments.url or os.environ.get("HANGUP_URL") or DEFAULT_URL)
+    gateway = _GatewayClient(arguments.url or os.environ.get("HANGUP_URL") or DEFAULT_URL)
     file = gateway.upload(path)
     asked = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": arguments.window}
     batch = gateway.ask("POST", "/v1/batches", asked)
@@ -95,9 +95,9 @@ def _endpoint(path: Path) -> str:
         raise HangupError(f'{path}: the first line is no request with a "url"; see `hangup jobs submit --help`') from None
 
 
-def _wait(gateway: _Gateway, batch: dict[str, Any]) -> dict[str, Any]:
+def _wait(gateway: _GatewayClient, batch: dict[str, Any]) -> dict[str, Any]:
     began, pause = time.monotonic(), _POLL_S[0]
-    with _Bar() as bar:
+    with _SubmitProgress() as bar:
         while batch["status"] not in _ENDED:
             time.sleep(pause)
             pause = min(pause * 1.5, _POLL_S[1])
@@ -106,7 +106,7 @@ def _wait(gateway: _Gateway, batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 
 
-def _fetch(gateway: _Gateway, batch: dict[str, Any], output: Path) -> int:
+def _fetch(gateway: _GatewayClient, batch: dict[str, Any], output: Path) -> int:
     """Answers and errors in one file, answers first."""
     ids = [batch[name] for name in ("output_file_id", "error_file_id") if batch[name]]
     if not ids:
@@ -130,14 +130,14 @@ def _tell(batch: dict[str, Any], output: Path, count: int) -> None:
         print(f"{count} results in {output}")
 
 
-class _Bar:
+class _SubmitProgress:
     """How far it is, on one line of a terminal; elsewhere nothing."""
 
     def __init__(self) -> None:
         self._out = sys.stderr
         self._on = self._out.isatty()
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> _SubmitProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,7 +157,7 @@ class _Bar:
         self._out.flush()
 
 
-class _Gateway:
+class _GatewayClient:
     """The data port, as any client sees it."""
 
     def __init__(self, url: str) -> None:

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hangup.admin.calls import SORTS
 from hangup.cli import client, kill, ps
 from hangup.cli.table import seconds
 from hangup.errors import HangupError
+from hangup.gateway.admin.calls import SORTS
 
 _EXAMPLES = """\
 keys:
@@ -41,7 +41,7 @@ _ARROWS = {b"\x1b[A": "k", b"\x1b[B": "j", b"\x1bOA": "k", b"\x1bOB": "j"}
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TopState:
     """What the user has chosen."""
 
     sort: str = "age"
@@ -53,7 +53,7 @@ class State:
     over: bool = False
 
 
-def press(state: State, key: str, ids: list[str]) -> State:
+def press(state: TopState, key: str, ids: list[str]) -> TopState:
     """What a key does, the calls on the screen being `ids`."""
     if state.typing:
         return _type(state, key)
@@ -78,7 +78,7 @@ def press(state: State, key: str, ids: list[str]) -> State:
     return state
 
 
-def _type(state: State, key: str) -> State:
+def _type(state: TopState, key: str) -> TopState:
     if key in ("\r", "\n", "\x1b"):
         return replace(state, typing=False, at=0)
     if key in ("\x7f", "\b"):
@@ -86,7 +86,7 @@ def _type(state: State, key: str) -> State:
     return replace(state, tenant=state.tenant + key) if key.isprintable() else state
 
 
-def screen(listing: dict[str, Any], overview: dict[str, Any], state: State, said: str, width: int, height: int) -> list[str]:
+def screen(listing: dict[str, Any], overview: dict[str, Any], state: TopState, said: str, width: int, height: int) -> list[str]:
     """The lines of the screen, none longer than `width`."""
     ready = overview["not_ready"] or "ready"
     tokens = overview["tokens"]
@@ -107,7 +107,7 @@ def screen(listing: dict[str, Any], overview: dict[str, Any], state: State, said
     return lines
 
 
-def _prompt(state: State, said: str) -> str:
+def _prompt(state: TopState, said: str) -> str:
     if state.typing:
         return f"tenant: {state.tenant}_"
     if state.doomed:
@@ -138,11 +138,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise HangupError("top needs a terminal\n  hint: `hangup ps` or `hangup top --json` do not")
     with _terminal():
-        _loop(admin, State(sort=arguments.sort), max(seconds(arguments.every), 0.1))
+        _loop(admin, TopState(sort=arguments.sort), max(seconds(arguments.every), 0.1))
     return 0
 
 
-def _loop(admin: client.Admin, state: State, every_s: float) -> None:
+def _loop(admin: client.Admin, state: TopState, every_s: float) -> None:
     said = ""
     while not state.over:
         listing = admin.get("/api/calls", sort=state.sort, tenant="" if state.typing else state.tenant)

@@ -1,4 +1,4 @@
-"""Every limit, grouped by the component that keeps it; `Limits` is all of them under flat names, as users write them.
+"""Every limit, grouped by the component that keeps it; `LimitSettings` is all of them under flat names, as users write them.
 
 A component takes the group that it uses, so that its signature says which limits it keeps. This file and `schema` are the
 only places where a setting is defined.
@@ -338,7 +338,7 @@ class ProcessLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits(
+class LimitSettings(
     ProcessLimits, ReportLimits, BackendLimits, ProviderLimits, JobLimits, AdmissionLimits, FailoverLimits, TrafficLimits
 ):
     """Hard limits. Those marked per call can be set anew for a route and for a tenant; the tenant's wins."""

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hangup.config import check, keys, locate
-from hangup.config.limits import Limits
+from hangup.config.limits import LimitSettings
 from hangup.config.schema import (
     APIS,
     LISTS,
@@ -107,7 +107,7 @@ def load(
     place = _Places(path, lines)
 
     scalars = {f.name: f for f in scalar_fields(Settings)}
-    limits = {f.name: f for f in scalar_fields(Limits)}
+    limits = {f.name: f for f in scalar_fields(LimitSettings)}
     given: dict[str, _Given] = {}
     tables = document.pop("limits", {})
     _take_file(document, scalars, (), given, place, problems, {"limits", *LISTS})
@@ -120,7 +120,10 @@ def load(
         given[name] = _Given(value, "--" + name.replace("_", "-"))
 
     origins: dict[str, str] = {}
-    values = {**_checked(scalars, given, problems, origins), "limits": Limits(**_checked(limits, given, problems, origins))}
+    values = {
+        **_checked(scalars, given, problems, origins),
+        "limits": LimitSettings(**_checked(limits, given, problems, origins)),
+    }
     backends = _backends(document.get("backend", []), place, problems)
     chosen = _upstreams(env, upstreams, engine, problems, origins)
     tenants = _tenants(document.get("tenant", []), place, problems)
@@ -185,7 +188,7 @@ def _take_file(
         if key in fields:
             given[key] = _Given(value, place((*at, key)))
         elif key not in others:
-            section = "limits" if key in {f.name for f in scalar_fields(Limits)} else ""
+            section = "limits" if key in {f.name for f in scalar_fields(LimitSettings)} else ""
             if section and not at:
                 problems.add(place((*at, key)), f"{key} belongs in [limits]")
             else:
@@ -333,7 +336,7 @@ def _rows(cls: type, name: str, tables: Any, place: _Places, problems: _Problems
 
 
 def _own_limits(table: dict[str, Any], at: locate.Path, place: _Places, problems: _Problems) -> dict[str, Any]:
-    fields = {f.name: f for f in scalar_fields(Limits)}
+    fields = {f.name: f for f in scalar_fields(LimitSettings)}
     allowed = per_call_limits()
     values = {}
     for key, value in table.items():

@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from hangup.config.limits import Limits
+from hangup.config.limits import LimitSettings
 from hangup.config.setting import setting
 
 
@@ -160,14 +160,14 @@ class Settings:
         "Environment variable with headers for the collector (name=value,name=value), such as a key.",
     )
     alarm_webhook: str = setting("", "URL that gets a POST with JSON when a divergence alarm starts and when it ends.")
-    limits: Limits = field(default_factory=Limits, metadata={"doc": "Hard limits."})
+    limits: LimitSettings = field(default_factory=LimitSettings, metadata={"doc": "Hard limits."})
     backend: tuple[BackendSettings, ...] = field(default=(), metadata={"doc": "The backends."})
     tenant: tuple[TenantSettings, ...] = field(default=(), metadata={"doc": "The tenants; with none, no key is asked for."})
     route: tuple[RouteSettings, ...] = field(default=(), metadata={"doc": "Limits and permissions by path."})
     alias: tuple[AliasSettings, ...] = field(default=(), metadata={"doc": "Other names for models."})
 
 
-SECTIONS = {"limits": Limits}
+SECTIONS = {"limits": LimitSettings}
 LISTS = {"backend": BackendSettings, "tenant": TenantSettings, "route": RouteSettings, "alias": AliasSettings}
 # The APIs by the names that stand before the dot in logs and metrics.
 APIS = ("openai", "anthropic", "ollama", "llamacpp", "tgi", "sglang")
@@ -180,4 +180,4 @@ def scalar_fields(cls: type) -> list[dataclasses.Field[Any]]:
 
 def per_call_limits() -> frozenset[str]:
     """Names of the limits that a route or a tenant may set."""
-    return frozenset(f.name for f in dataclasses.fields(Limits) if f.metadata["per_call"])
+    return frozenset(f.name for f in dataclasses.fields(LimitSettings) if f.metadata["per_call"])

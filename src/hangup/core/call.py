@@ -17,7 +17,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from hangup.core import reasons
-from hangup.core.reaper.book import Fate, Leftover
+from hangup.core.reaper.pending_stops import PendingStop, StopState
 from hangup.core.reasons import Outcome, Reason
 
 
@@ -38,7 +38,7 @@ class Tell(Enum):
     FINISH = auto()  # the answer ends as it should
 
 
-class Engine(Enum):
+class EngineAction(Enum):
     """What is done with the engine's work when the call ends."""
 
     NONE = auto()  # it has none of ours
@@ -50,10 +50,10 @@ class Ending(NamedTuple):
     reason: Reason
     detail: str
     tell: Tell
-    engine: Engine
+    engine: EngineAction
 
 
-class Clock(NamedTuple):
+class CallTimeLimits(NamedTuple):
     """The time limits of one call, in seconds; `inf` means none.
 
     `client_*` come from the client itself, and are told apart from our caps only in the reason of the end.
@@ -67,15 +67,15 @@ class Clock(NamedTuple):
     client_read_s: float = math.inf
 
 
-UNLIMITED = Clock()
-_FATES = list(Fate)
+UNLIMITED = CallTimeLimits()
+_FATES = list(StopState)
 _LET_GO = {
     None: True,
-    Fate.VERIFIED: True,
-    Fate.RESTARTED: True,
-    Fate.UNVERIFIED: None,
-    Fate.PENDING: None,
-    Fate.ZOMBIE: False,
+    StopState.VERIFIED: True,
+    StopState.RESTARTED: True,
+    StopState.UNVERIFIED: None,
+    StopState.PENDING: None,
+    StopState.ZOMBIE: False,
 }
 
 
@@ -146,7 +146,7 @@ class Call:
         self.client_has_all = False  # a whole answer was written, whatever the reason of the end
         self.reason: Reason | None = None
         self.detail = ""
-        self.leftovers: tuple[Leftover, ...] = ()  # what engines were told to stop, attempt by attempt
+        self.leftovers: tuple[PendingStop, ...] = ()  # what engines were told to stop, attempt by attempt
         self.started_at = now
         self.received_at: float | None = None
         self.waiting_since = now
@@ -181,7 +181,7 @@ class Call:
         return self.answered_at if self.engine_finished else None
 
     @property
-    def fate(self) -> Fate | None:
+    def fate(self) -> StopState | None:
         """The worst that is known of what it left behind; None when there is nothing: its engine finished, or never had it."""
         return max((left.fate for left in self.leftovers), key=_FATES.index, default=None)
 
@@ -282,9 +282,9 @@ class Call:
         """Ends the call, once: the first caller gets what is to be done, any later one gets None."""
         if self.ended:
             return None
-        engine = Engine.NONE
+        engine = EngineAction.NONE
         if self.phase in (Phase.SENT, Phase.ANSWERING):
-            engine = Engine.KEEP if self.engine_finished else Engine.ABORT
+            engine = EngineAction.KEEP if self.engine_finished else EngineAction.ABORT
         tell = self._tell(reason)
         if tell is Tell.STATUS or (not self.status and tell is Tell.NOTHING):
             self.status = reason.status

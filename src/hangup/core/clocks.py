@@ -28,7 +28,7 @@ class SteadyClock:
         return min(self._time, of_day)
 
 
-class Pauses:
+class Backoff:
     """How long to wait before what failed is tried again: twice as long each time, until it has worked for a while."""
 
     def __init__(self, least_s: float, most_s: float) -> None:

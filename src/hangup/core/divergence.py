@@ -32,14 +32,14 @@ _BUSY_MIN = 0.5  # share of the window in which an engine must have been busy to
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AlarmTerms:
     window_s: float = 20.0  # what is looked at
     hold_s: float = 20.0  # how long it must last, and how long it must be gone
     share_max: float = 0.25  # tokens for nobody, as a share of those computed
     yield_min: float = 0.4  # tokens per busy second, as a share of the baseline
 
 
-class Sample(NamedTuple):
+class CounterSample(NamedTuple):
     computed: int | None  # the engine's own count of tokens, if it has one
     busy: float | None  # how busy it is just now, 0 to 1, if anybody knows
     seen: int  # tokens that we saw come from it, so far
@@ -51,7 +51,7 @@ class Sample(NamedTuple):
     textless: bool = False  # for calls that give no tokens
 
 
-class Finding(NamedTuple):
+class DivergenceFinding(NamedTuple):
     signal: str  # exact | statistical | zombies | alone
     # exact: tokens for nobody in the window; statistical: the missing share of the usual yield; zombies: how many; alone: the
     # share of the window in which it ran something and had no call of ours
@@ -71,12 +71,12 @@ class _Tick(NamedTuple):
     textless: bool
 
 
-class Divergence:
+class DivergenceAlarm:
     """One backend's alarm. `observe` answers True when it has just gone off, False when it has just ended."""
 
-    def __init__(self, terms: Terms | None = None) -> None:
-        self.terms = terms or Terms()
-        self.finding: Finding | None = None  # the alarm, while it lasts
+    def __init__(self, terms: AlarmTerms | None = None) -> None:
+        self.terms = terms or AlarmTerms()
+        self.finding: DivergenceFinding | None = None  # the alarm, while it lasts
         self._baseline: dict[int, tuple[float, float]] = {}  # tokens per busy second, busy seconds learned from
         self._suspected_since: float | None = None
         self._well_since: float | None = None
@@ -88,7 +88,7 @@ class Divergence:
         self._high = -math.inf  # the highest lead that is older than the window
         self._quiet_until = now + _WARM_UP_S
 
-    def observe(self, sample: Sample, now: float) -> bool | None:
+    def observe(self, sample: CounterSample, now: float) -> bool | None:
         if self._ticks and not _follows(sample.computed, self._ticks[-1].computed):
             self.restarted(now)
         self._take(sample, now)
@@ -96,18 +96,18 @@ class Divergence:
         found = found or self._haunted() or (self._statistical(now) if sample.computed is None else None)
         return self._settle(found, now)
 
-    def _haunted(self) -> Finding | None:
+    def _haunted(self) -> DivergenceFinding | None:
         """By what it runs, in every look of a whole window."""
         first, last = self._ticks[0], self._ticks[-1]
         span_s = last.at - first.at
         if span_s < self.terms.window_s:
             return None
         if all(tick.zombies for tick in self._ticks):
-            return Finding("zombies", float(last.zombies))
+            return DivergenceFinding("zombies", float(last.zombies))
         alone = 1 - (last.served_s - first.served_s) / span_s
-        return Finding("alone", alone) if alone >= _ALONE_SURE and all(tick.runs for tick in self._ticks) else None
+        return DivergenceFinding("alone", alone) if alone >= _ALONE_SURE and all(tick.runs for tick in self._ticks) else None
 
-    def _take(self, sample: Sample, now: float) -> None:
+    def _take(self, sample: CounterSample, now: float) -> None:
         ticks = self._ticks
         busy_s = (sample.busy or 0.0) * (now - ticks[-1].at) if ticks else 0.0
         lead = (sample.computed or 0) - sample.seen
@@ -116,15 +116,15 @@ class Divergence:
         while len(ticks) > 2 and ticks[1].at <= now - self.terms.window_s:
             self._high = max(self._high, ticks.popleft().lead)
 
-    def _exact(self, sample: Sample) -> Finding | None:
+    def _exact(self, sample: CounterSample) -> DivergenceFinding | None:
         if self._high == -math.inf:
             return None
         first, last = self._ticks[0], self._ticks[-1]
         excess = last.lead - sample.unseen - max(self._high, first.lead)
         allowed = max(_TOKENS_MIN, self.terms.share_max * ((last.computed or 0) - (first.computed or 0)))
-        return Finding("exact", float(excess)) if excess > allowed else None
+        return DivergenceFinding("exact", float(excess)) if excess > allowed else None
 
-    def _statistical(self, now: float) -> Finding | None:
+    def _statistical(self, now: float) -> DivergenceFinding | None:
         first, last = self._ticks[0], self._ticks[-1]
         span_s = last.at - first.at
         if span_s < self.terms.window_s or now < self._quiet_until:
@@ -132,14 +132,14 @@ class Divergence:
         busy_s = sum(tick.busy_s for tick in self._ticks) - first.busy_s
         alone_s = busy_s - (last.served_s - first.served_s)
         if alone_s > _ALONE_MAX * span_s and self._baseline:
-            return Finding("statistical", alone_s / span_s)
+            return DivergenceFinding("statistical", alone_s / span_s)
         if busy_s < _BUSY_MIN * span_s or any(tick.textless for tick in self._ticks):
             return None
         rate = (last.seen - first.seen) / busy_s
         level = round(2 * math.log2(1 + (last.call_s - first.call_s) / span_s))
         usual = self._usual(level)
         if usual and rate < self.terms.yield_min * usual:
-            return Finding("statistical", 1 - rate / usual)
+            return DivergenceFinding("statistical", 1 - rate / usual)
         if self.finding is None:
             self._learn(level, rate, last.busy_s)
         return None
@@ -155,7 +155,7 @@ class Divergence:
         gain = busy_s / min(learned_s, _MEMORY_S) if learned_s else 0.0
         self._baseline[level] = (usual + (rate - usual) * gain, learned_s)
 
-    def _settle(self, found: Finding | None, now: float) -> bool | None:
+    def _settle(self, found: DivergenceFinding | None, now: float) -> bool | None:
         """Hysteresis: a finding must last, and so must its absence."""
         if found is None:
             self._suspected_since = None

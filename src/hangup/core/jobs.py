@@ -32,7 +32,7 @@ class Kind(StrEnum):
         return self in (Kind.CALL, Kind.RESPONSE)
 
 
-class Item(IntEnum):
+class ItemState(IntEnum):
     QUEUED = 0
     CLAIMED = 1
     SUCCEEDED = 2
@@ -42,10 +42,10 @@ class Item(IntEnum):
 
     @property
     def ended(self) -> bool:
-        return self > Item.CLAIMED
+        return self > ItemState.CLAIMED
 
 
-class Status(StrEnum):
+class JobStatus(StrEnum):
     VALIDATING = "validating"
     RUNNING = "running"
     CANCELLING = "cancelling"
@@ -56,7 +56,7 @@ class Status(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self not in (Status.VALIDATING, Status.RUNNING, Status.CANCELLING)
+        return self not in (JobStatus.VALIDATING, JobStatus.RUNNING, JobStatus.CANCELLING)
 
 
 class Cause(StrEnum):
@@ -70,14 +70,14 @@ class Cause(StrEnum):
     UNHEARD = "client_gone"  # its client left before it was told the job's id
 
     @property
-    def of_items(self) -> Item:
+    def of_items(self) -> ItemState:
         """What becomes of the items that have not ended."""
-        return Item.EXPIRED if self is Cause.WINDOW else Item.CANCELLED
+        return ItemState.EXPIRED if self is Cause.WINDOW else ItemState.CANCELLED
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """How many of a job's items are in which state; the order is that of `Item`."""
+class ItemCounts:
+    """How many of a job's items are in which state; the order is that of `ItemState`."""
 
     queued: int = 0
     claimed: int = 0
@@ -95,52 +95,52 @@ class Tally:
         return self.succeeded + self.errored + self.cancelled + self.expired
 
 
-def outcome(kind: Kind, status: Status, cause: Cause, tally: Tally) -> Status | None:
+def outcome(kind: Kind, status: JobStatus, cause: Cause, tally: ItemCounts) -> JobStatus | None:
     """The status in which a job ends, if it has come to its end."""
-    if status.ended or status is Status.VALIDATING or tally.queued or tally.claimed:
+    if status.ended or status is JobStatus.VALIDATING or tally.queued or tally.claimed:
         return None
-    stopped = status is Status.CANCELLING or kind.single  # of a batch that is not, single items may have been killed
+    stopped = status is JobStatus.CANCELLING or kind.single  # of a batch that is not, single items may have been killed
     if (stopped and (tally.expired or tally.cancelled)) or not tally.total:  # none at all: cancelled before they were known
-        return Status.EXPIRED if cause is Cause.WINDOW else Status.CANCELLED
-    return Status.FAILED if kind.single and tally.errored else Status.COMPLETED
+        return JobStatus.EXPIRED if cause is Cause.WINDOW else JobStatus.CANCELLED
+    return JobStatus.FAILED if kind.single and tally.errored else JobStatus.COMPLETED
 
 
 TOO_MANY = 429  # Too Many Requests
 
 
-class After(IntEnum):
+class AfterEffects(IntEnum):
     """What follows from the end of an item's call."""
 
-    SUCCEEDED = Item.SUCCEEDED
-    ERRORED = Item.ERRORED
-    CANCELLED = Item.CANCELLED  # when the engine has let go of it
+    SUCCEEDED = ItemState.SUCCEEDED
+    ERRORED = ItemState.ERRORED
+    CANCELLED = ItemState.CANCELLED  # when the engine has let go of it
     AGAIN = -1
     GIVEN_BACK = -2  # somebody else may run it, or we, another day
 
 
-def after(reason: Reason, status: int, *, stopping: bool, failures: int, failures_max: int) -> After:
+def after(reason: Reason, status: int, *, stopping: bool, failures: int, failures_max: int) -> AfterEffects:
     """`status` is that of the answer, if there was one; `stopping` that its job is being cancelled; `failures` of engines."""
     if reason is reasons.TAKEN_OVER:
-        return After.GIVEN_BACK
+        return AfterEffects.GIVEN_BACK
     if reason is reasons.YIELDED:
-        return After.CANCELLED if stopping else After.AGAIN
+        return AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN
     match reason.outcome:
         case Outcome.COMPLETED if status == TOO_MANY:  # it has no room now, which says nothing of the item
-            return After.CANCELLED if stopping else After.AGAIN
+            return AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN
         case Outcome.COMPLETED:
-            return After.SUCCEEDED if 200 <= status < 300 else After.ERRORED
+            return AfterEffects.SUCCEEDED if 200 <= status < 300 else AfterEffects.ERRORED
         case Outcome.CLIENT_GONE:
-            return After.CANCELLED
+            return AfterEffects.CANCELLED
         case Outcome.KILLED:
-            return After.ERRORED if reason is reasons.INTERNAL else After.CANCELLED
+            return AfterEffects.ERRORED if reason is reasons.INTERNAL else AfterEffects.CANCELLED
         case Outcome.DRAINED:
-            return After.GIVEN_BACK
+            return AfterEffects.GIVEN_BACK
         case Outcome.SHED:
-            return After.CANCELLED if stopping else After.AGAIN
+            return AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN
         case Outcome.ENGINE_FAILED if failures < failures_max:
-            return After.CANCELLED if stopping else After.AGAIN
+            return AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN
         case _:
-            return After.SUCCEEDED if reason is reasons.OUTPUT_TOKENS else After.ERRORED
+            return AfterEffects.SUCCEEDED if reason is reasons.OUTPUT_TOKENS else AfterEffects.ERRORED
 
 
 class Lease:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hangup.core.call import Call
-from hangup.core.reaper.book import Fate
+from hangup.core.reaper.pending_stops import StopState
 from hangup.core.reasons import Outcome
 
 _SERVER, _INTERNAL = 2, 1
@@ -29,7 +29,7 @@ _OPERATIONS = {
 
 def settled(call: Call) -> bool:
     """Whether all is known that a trace tells of an ended call: its engine let go, or will not tell."""
-    return call.fate not in (Fate.PENDING, Fate.ZOMBIE)
+    return call.fate not in (StopState.PENDING, StopState.ZOMBIE)
 
 
 def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], str]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hangup.config.limits import AdmissionLimits
 from hangup.core import reasons
-from hangup.core.admission import Action, Admission, Seat, Ticket
+from hangup.core.admission import Action, Admission, BackendLoad, Ticket
 from hangup.core.call import Call
 from hangup.core.reasons import Outcome, Reason
 from hangup.library.encode import error_body
@@ -34,11 +34,11 @@ _numbers = itertools.count(1)
 _Go = asyncio.Future[Reason | None]  # done when a call may start, with a reason if it may not
 
 
-class _Line:
+class _GateAdmission:
     """The gate's decisions: the gateway's own admission, with one backend that has all the slots."""
 
     def __init__(self, slots: int, queue: int, max_wait_s: float) -> None:
-        self._seat = Seat("gate", slots=slots)
+        self._seat = BackendLoad("gate", slots=slots)
         self._max_wait_s = max_wait_s
         limits = AdmissionLimits(queue_depth_max=queue, queue_s=max_wait_s)
         self._admission: Admission[_Go] = Admission(limits, [self._seat], random.random)
@@ -71,7 +71,7 @@ class Gate:
             raise ValueError("a Gate needs slots >= 1, queue >= 0 and max_wait_s > 0")
         self.max_wait_s = max_wait_s
         self.refused: Counter[str] = Counter()  # by cause
-        self._line = _Line(slots, queue, max_wait_s)
+        self._line = _GateAdmission(slots, queue, max_wait_s)
 
     def __repr__(self) -> str:
         return f"<Gate running={self.running} waiting={self.waiting} refused={self.refused.total()}>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hangup.core.call import Clock
+from hangup.core.call import CallTimeLimits
 
 GRACE_S = 5.0  # how long an engine may take to let go before it is named in the log
 CLIENT_SILENCE_S = 30.0  # a host that acknowledges nothing for so long is gone
@@ -29,8 +29,8 @@ class Limits:
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be above 0, or None for no limit; got {value!r}")
 
-    def clock(self) -> Clock:
-        return Clock(_or_none(self.total_s), _or_none(self.first_token_s), _or_none(self.gap_s))
+    def clock(self) -> CallTimeLimits:
+        return CallTimeLimits(_or_none(self.total_s), _or_none(self.first_token_s), _or_none(self.gap_s))
 
 
 def _or_none(seconds: float | None) -> float:

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from types import ModuleType
 from typing import Any
 
-from hangup.duties import DUTIES
 from hangup.library.deadline import remaining_s
 from hangup.library.ended import log
 from hangup.library.sources import close
+from hangup.tasks import DUTIES
 
 DEADLINE_HEADER = "X-Request-Timeout"  # what the gateway, too, takes for the client's deadline
 

@@ -15,12 +15,12 @@ from hangup.library.limits import CLIENT_SILENCE_S, GRACE_S, MAX_TOKENS, WRITE_S
 from hangup.library.sources import discard, opened
 from hangup.library.tether import Abort, Tether
 from hangup.library.token import CancelToken
-from hangup.library.watch import Watch
+from hangup.library.watch import ClientWatch
 
 Headers = list[tuple[str, str]]
 
 
-class Client(Protocol):
+class StreamClient(Protocol):
     """The framework's side of an answer."""
 
     async def start(self, status: int, headers: Headers) -> None: ...
@@ -65,7 +65,7 @@ class StreamCall:
         if not self._ran:
             discard(self._source)
 
-    async def run(self, watch: Watch, client: Client) -> Ended:
+    async def run(self, watch: ClientWatch, client: StreamClient) -> Ended:
         assert not self._ran, "a stream is sent once"
         self._ran = True
         tether = Tether(self.limits, self._abort, self._token, self._on_end)
@@ -80,7 +80,7 @@ class StreamCall:
             await client.break_off()
         return tether.ended
 
-    async def _pump(self, tether: Tether, client: Client) -> None:
+    async def _pump(self, tether: Tether, client: StreamClient) -> None:
         """Engine to client, one chunk at a time; nothing is read ahead of what the client takes."""
         async with opened(self._source, tether.token, lambda name: setattr(tether, "engine_name", name)) as chunks:
             async for chunk in chunks:
@@ -95,13 +95,13 @@ class StreamCall:
                 if not self._last:
                     self._last = closing_event(chunk)
 
-    async def _send(self, tether: Tether, client: Client, data: bytes) -> None:
+    async def _send(self, tether: Tether, client: StreamClient, data: bytes) -> None:
         if not self._begun:
             await self._begin(tether, client)
         if data:
             await client.write(data)
 
-    async def _begin(self, tether: Tether, client: Client) -> None:
+    async def _begin(self, tether: Tether, client: StreamClient) -> None:
         """The head waits for the first chunk: until then a failure can still have a status."""
         self._begun = True
         tether.call.client_answer_began(self.status)
@@ -110,7 +110,7 @@ class StreamCall:
         headers = [(name, value) for name, value in defaults.items() if name not in given]
         await client.start(self.status, [*headers, *((k.lower(), v) for k, v in self.headers.items())])
 
-    async def _close(self, tether: Tether, client: Client) -> None:
+    async def _close(self, tether: Tether, client: StreamClient) -> None:
         """Tells the client how it ended."""
         reason = tether.call.reason
         assert reason is not None

@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from hangup.core import reasons
-from hangup.core.call import Call, Engine, Tell
+from hangup.core.call import Call, EngineAction, Tell
 from hangup.core.reasons import Reason
-from hangup.duties import DUTIES
 from hangup.library.deadline import deadline
 from hangup.library.ended import Ended, OnEnd, describe, log, tell
 from hangup.library.limits import Limits
 from hangup.library.token import CancelToken
-from hangup.library.watch import Watch
+from hangup.library.watch import ClientWatch
+from hangup.tasks import DUTIES
 
 Abort = Callable[[], object]
 
@@ -54,7 +54,7 @@ class Tether:
         self._over = self.loop.create_future()
         self.engine_name = ""  # what is named if it does not let go
 
-    async def hold(self, watch: Watch, work: Coroutine[Any, Any, Any]) -> Any:
+    async def hold(self, watch: ClientWatch, work: Coroutine[Any, Any, Any]) -> Any:
         """Runs the work until it, the client or the time ends; returns what the work returned, or None."""
         now = self.loop.time()
         self.call.received(now)
@@ -152,7 +152,7 @@ class Tether:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if ending.engine is Engine.ABORT:
+        if ending.engine is EngineAction.ABORT:
             self.token.cancel()
             self._call_abort()
             if self._work is not None and self._work is not asyncio.current_task():
@@ -170,13 +170,13 @@ class Tether:
             label = f"hangup aborts {self.call.id}"
             self._aborting = DUTIES.start("library abort", _wait_for(result), handled=_ANY, label=label)
 
-    def _settling(self, watch: Watch) -> asyncio.Task[None]:
+    def _settling(self, watch: ClientWatch) -> asyncio.Task[None]:
         """In a task of its own: a server that cancels the call, once more perhaps, does not cancel its end."""
         task = DUTIES.start("library call", self._settle(watch), label=f"hangup settles {self.call.id}")
         _keep(task)
         return task
 
-    async def _settle(self, watch: Watch) -> None:
+    async def _settle(self, watch: ClientWatch) -> None:
         """Waits, no longer than the grace, until all that the call started is over; then tells its end."""
         await watch.stop()
         tasks = {task for task in (self._work, self._aborting) if task is not None}

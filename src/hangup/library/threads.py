@@ -8,8 +8,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from hangup.duties import DUTIES
 from hangup.library.token import Cancelled, CancelToken
+from hangup.tasks import DUTIES
 
 _numbers = itertools.count(1)
 

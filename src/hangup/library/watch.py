@@ -9,8 +9,8 @@ from typing import Any
 
 from hangup.core import reasons
 from hangup.core.reasons import Reason
-from hangup.duties import DUTIES
 from hangup.library.sockets import SocketWatch, of_asgi, of_transport
+from hangup.tasks import DUTIES
 
 Receive = Callable[[], Awaitable[Any]]
 OnGone = Callable[[Reason], object]
@@ -19,7 +19,7 @@ OnGone = Callable[[Reason], object]
 _ANY = (Exception,)  # `receive` is the server's; the socket is watched, too
 
 
-class Watch:
+class ClientWatch:
     """Watches one client; `on_gone` may come more than once, from whoever notices first."""
 
     def __init__(self, receive: Receive | None, descriptor: int | None, client_silence_s: float | None) -> None:
@@ -28,11 +28,11 @@ class Watch:
         self._listener: asyncio.Task[None] | None = None
 
     @classmethod
-    def over_asgi(cls, scope: Any, receive: Receive, client_silence_s: float | None) -> Watch:
+    def over_asgi(cls, scope: Any, receive: Receive, client_silence_s: float | None) -> ClientWatch:
         return cls(receive, of_asgi(scope, receive), client_silence_s)
 
     @classmethod
-    def over_transport(cls, transport: Any, client_silence_s: float | None) -> Watch:
+    def over_transport(cls, transport: Any, client_silence_s: float | None) -> ClientWatch:
         return cls(None, of_transport(transport), client_silence_s)
 
     def start(self, on_gone: OnGone) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from hangup.errors import ConfigError
 from hangup.lint.check import lint_file
 from hangup.lint.finding import Finding
-from hangup.lint.settings import EXCLUDED, Settings
+from hangup.lint.settings import EXCLUDED, LintSettings
 
 PARALLEL_FROM_FILES = 64  # fewer are done before a second process has started
 FILES_PER_TASK = 32
@@ -25,7 +25,7 @@ class Report:
     files: int
 
 
-def lint_paths(paths: Sequence[Path], settings: Settings) -> Report:
+def lint_paths(paths: Sequence[Path], settings: LintSettings) -> Report:
     files = sorted(set(find_files(paths, settings)))
     work = [(path, settings.codes_for(path)) for path in files]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -47,7 +47,7 @@ def _lint_some(work: Iterable[tuple[Path, frozenset[str]]]) -> list[Finding]:
             gc.enable()
 
 
-def find_files(paths: Sequence[Path], settings: Settings) -> Iterator[Path]:
+def find_files(paths: Sequence[Path], settings: LintSettings) -> Iterator[Path]:
     """The Python files at and below `paths`; a file that is named itself is always taken."""
     for path in paths:
         if path.is_file():
@@ -58,7 +58,7 @@ def find_files(paths: Sequence[Path], settings: Settings) -> Iterator[Path]:
             raise ConfigError([f"{path}: no such file or directory"])
 
 
-def _walk(folder: Path, settings: Settings) -> Iterator[Path]:
+def _walk(folder: Path, settings: LintSettings) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(f for f in folders if f not in EXCLUDED and not settings.excludes(Path(place, f)))
         for name in names:

@@ -29,7 +29,7 @@ EXCLUDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LintSettings:
     """Which rules, which files. `select` replaces the default rules, `extend_select` adds to them, `ignore` takes away."""
 
     select: tuple[str, ...] = ()
@@ -72,17 +72,17 @@ def expand(names: Iterable[str]) -> frozenset[str]:
     return frozenset(codes)
 
 
-def find_settings(start: Path) -> Settings:
+def find_settings(start: Path) -> LintSettings:
     """The settings of the nearest pyproject.toml upwards that has any."""
     here = start.resolve()
     for folder in [here, *here.parents]:
         path = folder / "pyproject.toml"
         if path.is_file():
             return read_settings(path)
-    return Settings()
+    return LintSettings()
 
 
-def read_settings(path: Path) -> Settings:
+def read_settings(path: Path) -> LintSettings:
     try:
         values = tomllib.loads(path.read_text()).get("tool", {}).get("hangup", {}).get("lint", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -90,7 +90,7 @@ def read_settings(path: Path) -> Settings:
     return _settings(path, values)
 
 
-def _settings(path: Path, values: dict[str, Any]) -> Settings:
+def _settings(path: Path, values: dict[str, Any]) -> LintSettings:
     lists = ("select", "extend-select", "ignore", "exclude")
     problems = [f"{path}: [tool.hangup.lint] has no setting {k!r}" for k in values if k not in (*lists, "per-file-ignores")]
     problems += [
@@ -102,7 +102,7 @@ def _settings(path: Path, values: dict[str, Any]) -> Settings:
     if problems:
         raise ConfigError(problems)
     chosen = {k.replace("-", "_"): tuple(values.get(k, ())) for k in lists}
-    settings = Settings(**chosen, per_file_ignores={k: tuple(v) for k, v in per_file.items()}, root=path.parent)
+    settings = LintSettings(**chosen, per_file_ignores={k: tuple(v) for k, v in per_file.items()}, root=path.parent)
     settings.codes()
     for ignored in settings.per_file_ignores.values():
         expand(ignored)

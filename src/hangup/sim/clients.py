@@ -7,43 +7,43 @@ import random
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from hangup.sim.clock import Clock
-from hangup.sim.engine import RUNNING, Engine, Work
-from hangup.sim.load import Sample
-from hangup.sim.tally import Tally
+from hangup.sim.clock import VirtualClock
+from hangup.sim.engine import RUNNING, SimEngine, SimWork
+from hangup.sim.load import SimCall
+from hangup.sim.tally import RunTally
 
 _BACKOFF_S = 0.5  # of the OpenAI and Anthropic SDKs: doubled at each retry, up to
 _BACKOFF_S_MAX = 8.0
 _RETRY_AFTER_S_MAX = 60.0  # beyond it they go by their own backoff
 
 
-class Client:
+class SimClient:
     """One call of one client, through all its attempts."""
 
     __slots__ = ("engine", "gateway", "place", "sample", "sent_at", "tries", "turn", "work")
 
-    def __init__(self, sample: Sample) -> None:
+    def __init__(self, sample: SimCall) -> None:
         self.sample = sample
         self.tries = 0
         self.turn = 0  # what was planned in an earlier one passes
         self.sent_at = 0.0
-        self.gateway: Gateway | None = None  # where its attempt is
+        self.gateway: SimPolicy | None = None  # where its attempt is
         self.place: Any = None  # the gateway's own
-        self.work: Work | None = None
-        self.engine: Engine | None = None
+        self.work: SimWork | None = None
+        self.engine: SimEngine | None = None
 
 
-class Gateway(Protocol):
+class SimPolicy(Protocol):
     """What a policy has to do. `client.place` is its to use."""
 
-    def arrive(self, client: Client) -> None: ...
+    def arrive(self, client: SimClient) -> None: ...
 
-    def left(self, client: Client) -> None:
+    def left(self, client: SimClient) -> None:
         """The client is gone: drop it wherever it is."""
 
-    def first_token(self, client: Client) -> None: ...
+    def first_token(self, client: SimClient) -> None: ...
 
-    def ended(self, client: Client) -> None:
+    def ended(self, client: SimClient) -> None:
         """The answer is complete."""
 
 
@@ -52,9 +52,9 @@ class People:
 
     def __init__(
         self,
-        clock: Clock,
-        tally: Tally,
-        gateway_for: Callable[[], Gateway],
+        clock: VirtualClock,
+        tally: RunTally,
+        gateway_for: Callable[[], SimPolicy],
         retries: int,
         rng: random.Random,
         quartiles: tuple[int, int, int],
@@ -66,15 +66,15 @@ class People:
         self._random = rng
         self._quartiles = quartiles
 
-    def come(self, sample: Sample) -> None:
+    def come(self, sample: SimCall) -> None:
         tally = self.tally
         if tally.open(self.clock.now):
             tally.calls += 1
             tally.offered_tokens += sample.output
             self._count(tally.offered_by, sample)
-        self._try(Client(sample), 0)
+        self._try(SimClient(sample), 0)
 
-    def _try(self, client: Client, _: int) -> None:
+    def _try(self, client: SimClient, _: int) -> None:
         clock = self.clock
         now = clock.now
         client.tries += 1
@@ -88,22 +88,22 @@ class People:
 
     # What the client sees
 
-    def started(self, client: Client, engine: Engine) -> None:
+    def started(self, client: SimClient, engine: SimEngine) -> None:
         """The gateway sends the call to an engine."""
         sample = client.sample
         client.engine = engine
-        client.work = Work(client, sample.prompt, sample.output, self._first_token, self._ended, sample.slow_by)
+        client.work = SimWork(client, sample.prompt, sample.output, self._first_token, self._ended, sample.slow_by)
         engine.submit(client.work)
 
-    def refused(self, client: Client, retry_after_s: float | None = None, may_retry: bool = True) -> None:
+    def refused(self, client: SimClient, retry_after_s: float | None = None, may_retry: bool = True) -> None:
         tally, now = self.tally, self.clock.now
         if tally.open(now):
             tally.refused += 1
             tally.refusal_s.observe(now - client.sent_at)
         self._again(client, retry_after_s, may_retry)
 
-    def _first_token(self, work: Work) -> None:
-        client: Client = work.owner
+    def _first_token(self, work: SimWork) -> None:
+        client: SimClient = work.owner
         now, sample = self.clock.now, client.sample
         if sample.stream:
             if self.tally.open(now):
@@ -113,8 +113,8 @@ class People:
         assert client.gateway is not None
         client.gateway.first_token(client)
 
-    def _ended(self, work: Work) -> None:
-        client: Client = work.owner
+    def _ended(self, work: SimWork) -> None:
+        client: SimClient = work.owner
         self._served(client.sample, work.output, self.clock.now - client.sent_at)
         client.turn += 1
         gateway, client.gateway = client.gateway, None
@@ -124,7 +124,7 @@ class People:
 
     # Impatience
 
-    def _out_of_patience(self, client: Client, turn: int) -> None:
+    def _out_of_patience(self, client: SimClient, turn: int) -> None:
         if turn != client.turn:
             return
         work = client.work
@@ -135,21 +135,21 @@ class People:
         self._leave(client)
         self._again(client, None, True)
 
-    def _had_enough(self, client: Client, turn: int) -> None:
+    def _had_enough(self, client: SimClient, turn: int) -> None:
         """The reader of a stream closes the window: what it got was delivered, and it does not come back."""
         if turn == client.turn:
             assert client.engine is not None and client.work is not None
             self._served(client.sample, client.engine.computed(client.work), 0.0)
             self._leave(client)
 
-    def _leave(self, client: Client) -> None:
+    def _leave(self, client: SimClient) -> None:
         client.turn += 1
         gateway, client.gateway = client.gateway, None
         assert gateway is not None
         gateway.left(client)
         client.work = None
 
-    def _again(self, client: Client, retry_after_s: float | None, may_retry: bool) -> None:
+    def _again(self, client: SimClient, retry_after_s: float | None, may_retry: bool) -> None:
         client.turn += 1
         client.gateway = None
         now = self.clock.now
@@ -164,7 +164,7 @@ class People:
 
     # Books
 
-    def _served(self, sample: Sample, tokens: float, total_s: float) -> None:
+    def _served(self, sample: SimCall, tokens: float, total_s: float) -> None:
         tally, now = self.tally, self.clock.now
         if tally.open(now):
             tally.served += 1
@@ -173,7 +173,7 @@ class People:
             if not sample.stream:
                 tally.ttft.observe(total_s)
 
-    def _count(self, by: dict[str, int], sample: Sample) -> None:
+    def _count(self, by: dict[str, int], sample: SimCall) -> None:
         low, middle, high = self._quartiles
         prompt = sample.prompt
         quartile = "q1" if prompt <= low else "q2" if prompt <= middle else "q3" if prompt <= high else "q4"

@@ -17,7 +17,7 @@ class HasTurn(Protocol):
     turn: int
 
 
-class Clock:
+class VirtualClock:
     __slots__ = ("_due", "_made", "_second", "_timeouts", "now")
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from hangup.sim.clock import Clock
+from hangup.sim.clock import VirtualClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class EngineModel:
     dead_from_s: float = float("inf")  # from then on nothing comes any more
 
 
-class Work:
+class SimWork:
     """A call in an engine."""
 
     __slots__ = (
@@ -56,8 +56,8 @@ class Work:
         owner: Any,
         prompt: int,
         output: int,
-        on_first: Callable[[Work], None],
-        on_end: Callable[[Work], None],
+        on_first: Callable[[SimWork], None],
+        on_end: Callable[[SimWork], None],
         slow_by: float = 1.0,
     ) -> None:
         self.owner = owner
@@ -83,7 +83,7 @@ def _step_times(model: EngineModel) -> list[float]:
     return [model.step_s + model.step_per_call_s * n for n in range(model.slots + 1)]
 
 
-class Engine:
+class SimEngine:
     __slots__ = (
         "_chunk_s",
         "_clock",
@@ -110,16 +110,16 @@ class Engine:
         "written",
     )
 
-    def __init__(self, model: EngineModel, clock: Clock) -> None:
+    def __init__(self, model: EngineModel, clock: VirtualClock) -> None:
         self.model = model
         self._clock = clock
         self._steps = _step_times(model)
         self._chunk_s = model.chunk_tokens / model.prefill_tokens_s
         self._speed = 1.0
-        self._waiting: deque[Work] = deque()
-        self._reading: deque[Work] = deque()
+        self._waiting: deque[SimWork] = deque()
+        self._reading: deque[SimWork] = deque()
         self._left = 0.0  # prompt tokens of the first of those, still to be read
-        self._running: list[tuple[float, int, Work]] = []
+        self._running: list[tuple[float, int, SimWork]] = []
         self._tokens = 0.0  # the token clock
         self._then = 0.0  # when it was last set
         self._decode_rate = self._prefill_rate = 0.0
@@ -137,7 +137,7 @@ class Engine:
             if moment < float("inf"):
                 clock.at(moment, self._turn, None)
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: SimWork) -> None:
         self._advance()
         self._waiting.append(work)
         self.waiting += 1
@@ -146,7 +146,7 @@ class Engine:
             self.waiting_peak = self.waiting
         self._plan()
 
-    def abort(self, work: Work) -> float:
+    def abort(self, work: SimWork) -> float:
         """Its client is gone; tells the output tokens computed for it so far. A deaf engine goes on."""
         self._advance()
         computed = self.computed(work)
@@ -168,7 +168,7 @@ class Engine:
         self._plan()
         return computed
 
-    def computed(self, work: Work) -> float:
+    def computed(self, work: SimWork) -> float:
         """Output tokens so far."""
         if work.state == OVER:
             return work.output
@@ -201,7 +201,7 @@ class Engine:
             if len(self._reading) == 1:
                 self._left = float(work.prompt)
 
-    def _leave(self, work: Work) -> None:
+    def _leave(self, work: SimWork) -> None:
         self.taken -= 1
         self.kv_used -= work.prompt + work.output
 
@@ -275,7 +275,7 @@ class Engine:
         if ended is not None and not ended.gone:
             ended.on_end(ended)
 
-    def _begin(self, work: Work) -> None:
+    def _begin(self, work: SimWork) -> None:
         """Its prompt is read: from here on it writes."""
         self.read += work.prompt
         work.state = RUNNING
@@ -285,7 +285,7 @@ class Engine:
         self.running += 1
         heapq.heappush(self._running, (work.ends_at, self._number, work))
 
-    def _read_alone(self, work: Work, _: int) -> None:
+    def _read_alone(self, work: SimWork, _: int) -> None:
         if work.state != READING:
             return
         self._advance()

@@ -7,10 +7,10 @@ from itertools import cycle
 from typing import Any
 
 from hangup.core.admission import Action, Admission, AnyTicket, Ticket
-from hangup.sim.clock import Clock
-from hangup.sim.engine import Engine, Work
-from hangup.sim.load import Request
-from hangup.sim.tally import Tally
+from hangup.sim.clock import VirtualClock
+from hangup.sim.engine import SimEngine, SimWork
+from hangup.sim.load import TraceRequest
+from hangup.sim.tally import RunTally
 
 _AHEAD = 4  # items in line
 _TICK_S = 1.0  # as the gateway does it
@@ -20,26 +20,26 @@ _BACKOFF_S_MAX = 60.0
 _TENANT = "jobs"
 
 
-class Item:
+class SimItem:
     """One item, through all its attempts."""
 
     __slots__ = ("engine", "request", "ticket", "work", "yielded")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: TraceRequest) -> None:
         self.request = request
         self.yielded = 0  # times that it had to make way
-        self.ticket: Ticket[Item] | None = None
-        self.work: Work | None = None
-        self.engine: Engine | None = None
+        self.ticket: Ticket[SimItem] | None = None
+        self.work: SimWork | None = None
+        self.engine: SimEngine | None = None
 
 
 class Supply:
     def __init__(
         self,
-        clock: Clock,
-        tally: Tally,
+        clock: VirtualClock,
+        tally: RunTally,
         admission: Admission[Any],
-        items: Sequence[Request],
+        items: Sequence[TraceRequest],
         carry_out: Callable[[list[Action[Any]]], None],
     ) -> None:
         self._clock = clock
@@ -53,21 +53,21 @@ class Supply:
         self._clock.at(self._clock.now + _TICK_S, self._tick, None)
         self._carry_out(self._admission.dispatch(self._clock.now))
         for _turn in range(_AHEAD - self._admission.jobs.count):
-            self._put_in_line(Item(next(self._requests)))
+            self._put_in_line(SimItem(next(self._requests)))
 
-    def _put_in_line(self, item: Item) -> None:
+    def _put_in_line(self, item: SimItem) -> None:
         request = item.request
         item.ticket = Ticket(item, prompt=request.prompt, output_max=_OUTPUT_MAX, job=True)
         self._carry_out(self._admission.arrive(item.ticket, _TENANT, self._clock.now))
 
-    def act(self, ticket: AnyTicket, engine: Engine | None) -> None:
+    def act(self, ticket: AnyTicket, engine: SimEngine | None) -> None:
         """It starts on the engine, or has to make way on the one that it is on."""
-        item: Item = ticket.key
+        item: SimItem = ticket.key
         if engine is not None:
             item.engine = engine
-            item.work = Work(item, item.request.prompt, item.request.output, self._first_token, self._ended)
+            item.work = SimWork(item, item.request.prompt, item.request.output, self._first_token, self._ended)
             engine.submit(item.work)
-            self._put_in_line(Item(next(self._requests)))
+            self._put_in_line(SimItem(next(self._requests)))
             return
         assert item.engine is not None and item.work is not None
         if self._tally.open(self._clock.now):
@@ -78,14 +78,14 @@ class Supply:
         item.yielded += 1
         self._clock.at(self._clock.now + pause_s, self._again, item)
 
-    def _again(self, item: Item, _: int) -> None:
+    def _again(self, item: SimItem, _: int) -> None:
         self._put_in_line(item)
 
-    def _first_token(self, work: Work) -> None:
+    def _first_token(self, work: SimWork) -> None:
         self._carry_out(self._admission.first_token(work.owner.ticket, self._clock.now))
 
-    def _ended(self, work: Work) -> None:
-        item: Item = work.owner
+    def _ended(self, work: SimWork) -> None:
+        item: SimItem = work.owner
         request, ticket, item.ticket = item.request, item.ticket, None
         assert ticket is not None
         if self._tally.open(self._clock.now):

@@ -12,10 +12,10 @@ _OUTPUT_MAX = 4096  # what clients ask for at most: it says nothing about how lo
 _SLOW_BY = 5.0
 _READING_S = 0.03  # per token, of those who leave in the midst of a stream
 _IMAGE_TOKENS, _IMAGE_SPREAD = 3000.0, 0.6  # what an image takes to be read: median, and sigma of the logarithm
-IMAGE_GUESS = 1500  # tokens, for which the gateway takes each: `FILE_TOKENS` of apis/media.py
+IMAGE_GUESS = 1500  # tokens, for which the gateway takes each: `FILE_TOKENS` of gateway/apis/media.py
 
 
-class Request(NamedTuple):
+class TraceRequest(NamedTuple):
     """One line of a trace."""
 
     at_s: float
@@ -24,7 +24,7 @@ class Request(NamedTuple):
     tenant: str = "default"
 
 
-class Sample(NamedTuple):
+class SimCall(NamedTuple):
     """A client's call: what it asks for, and how long it waits."""
 
     at_s: float
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class ClientHabits:
     """How clients behave."""
 
     stream_share: float = 0.7
@@ -72,15 +72,15 @@ class Arrivals:
 class Load:
     """`requests` over and over, at `rate` calls a second."""
 
-    requests: Sequence[Request]
-    crowd: Crowd = field(default_factory=Crowd)
+    requests: Sequence[TraceRequest]
+    crowd: ClientHabits = field(default_factory=ClientHabits)
     arrivals: Arrivals = field(default_factory=Arrivals)
 
     @property
     def mean_output(self) -> float:
         return sum(r.output for r in self.requests) / len(self.requests)
 
-    def samples(self, rate: float, seed: int) -> Iterator[Sample]:
+    def samples(self, rate: float, seed: int) -> Iterator[SimCall]:
         """Without end; made one at a time, so that memory stays flat."""
         rng = random.Random(seed)  # noqa: S311 (a seed must give one result)
         crowd, requests = self.crowd, self.requests
@@ -99,14 +99,14 @@ class Load:
             leaves = crowd.hang_up_share > 0 and stream and uniform() < crowd.hang_up_share
             reads = uniform() * output * _READING_S if leaves else math.inf
             if crowd.embeddings and uniform() < crowd.embeddings:
-                yield Sample(at_s, prompt, 1, 1, tenant, False, patience, told, math.inf, whole=True)
+                yield SimCall(at_s, prompt, 1, 1, tenant, False, patience, told, math.inf, whole=True)
                 continue
             slow_by = _SLOW_BY if crowd.slow_readers and stream and uniform() < crowd.slow_readers else 1.0
             image = unseen = 0
             if crowd.images and uniform() < crowd.images:
                 image = int(_IMAGE_TOKENS * math.exp(gauss(0.0, _IMAGE_SPREAD)))
                 unseen = image - IMAGE_GUESS
-            asked = Sample(
+            asked = SimCall(
                 at_s, prompt + image, output, max(output, _OUTPUT_MAX), tenant, stream, patience, told, reads, slow_by
             )
             yield asked._replace(image=True, unseen=unseen) if image else asked

@@ -12,13 +12,13 @@ from typing import Any
 
 from hangup.config import BackendSettings, Settings
 from hangup.core import reasons
-from hangup.core.admission import Action, Admission, Seat, Terms, Ticket
+from hangup.core.admission import Action, Admission, BackendLoad, TenantTerms, Ticket
 from hangup.core.reasons import Reason
-from hangup.sim.clients import Client, Gateway, People
-from hangup.sim.clock import Clock
-from hangup.sim.engine import Engine
+from hangup.sim.clients import People, SimClient, SimPolicy
+from hangup.sim.clock import VirtualClock
+from hangup.sim.engine import SimEngine
 from hangup.sim.jobs import Supply
-from hangup.sim.load import Request
+from hangup.sim.load import TraceRequest
 
 
 class HangupGateway:
@@ -26,27 +26,29 @@ class HangupGateway:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: VirtualClock,
         people: People,
-        engines: Sequence[Engine],
+        engines: Sequence[SimEngine],
         rng: random.Random,
         settings: Settings,
-        items: Sequence[Request] = (),
+        items: Sequence[TraceRequest] = (),
     ) -> None:
         self._clock = clock
         self._people = people
         self._queue_s = settings.limits.queue_s
         backends = cycle(settings.backend or (BackendSettings(),))
         seats = [
-            Seat(str(at), b.slots or settings.slots, b.weight, kv_tokens=b.kv_tokens, step_slo_s=settings.limits.step_slo_s)
+            BackendLoad(
+                str(at), b.slots or settings.slots, b.weight, kv_tokens=b.kv_tokens, step_slo_s=settings.limits.step_slo_s
+            )
             for at, b in zip(range(len(engines)), backends, strict=False)
         ]
         self._engines = dict(zip(seats, engines, strict=True))
         self.admission: Admission[Any] = Admission(settings.limits, seats, rng.random)
-        self.admission.configure(settings.limits, {tenant.name: Terms.of(tenant) for tenant in settings.tenant})
+        self.admission.configure(settings.limits, {tenant.name: TenantTerms.of(tenant) for tenant in settings.tenant})
         self._supply = Supply(clock, people.tally, self.admission, items, self._act) if items else None
 
-    def arrive(self, client: Client) -> None:
+    def arrive(self, client: SimClient) -> None:
         now, sample = self._clock.now, client.sample
         due = now + sample.patience_s if sample.told else math.inf
         ticket = client.place = Ticket(
@@ -64,13 +66,13 @@ class HangupGateway:
         if ticket.queued:
             self._clock.timeout(ticket.queue_by, self._waited, client)
 
-    def _waited(self, client: Client, turn: int) -> None:
+    def _waited(self, client: SimClient, turn: int) -> None:
         ticket = client.place
         if turn == client.turn and ticket.queued:
             self._act(self.admission.leave(ticket, self._clock.now))
             self._refuse(client, reasons.QUEUE_TIME)
 
-    def left(self, client: Client) -> None:
+    def left(self, client: SimClient) -> None:
         computed = 0.0
         if client.work is not None:
             assert client.engine is not None
@@ -78,10 +80,10 @@ class HangupGateway:
         ticket, client.place = client.place, None
         self._act(self.admission.end(ticket, self._clock.now, int(computed), left=True))
 
-    def first_token(self, client: Client) -> None:
+    def first_token(self, client: SimClient) -> None:
         self._act(self.admission.first_token(client.place, self._clock.now))
 
-    def ended(self, client: Client) -> None:
+    def ended(self, client: SimClient) -> None:
         sample = client.sample
         ticket, client.place = client.place, None
         steady = sample.slow_by == 1.0
@@ -97,7 +99,7 @@ class HangupGateway:
             elif reason is not None:
                 self._refuse(ticket.key, reason)
 
-    def _refuse(self, client: Client, reason: Reason) -> None:
+    def _refuse(self, client: SimClient, reason: Reason) -> None:
         admission = self.admission
         client.place = None  # no circles: what is over is gone without the collector
         after_s = math.ceil(admission.retry_after_s(client.sample.tenant, reason, self._clock.now))
@@ -110,32 +112,32 @@ class HangupGateway:
 class DirectGateway:
     """No gateway to speak of: every call goes to an engine at once. `aborts`: it stops work for those who left."""
 
-    def __init__(self, people: People, engines: Sequence[Engine], aborts: bool) -> None:
+    def __init__(self, people: People, engines: Sequence[SimEngine], aborts: bool) -> None:
         self._people = people
         self._engines = engines
         self._aborts = aborts
         self._turn = 0
 
-    def arrive(self, client: Client) -> None:
+    def arrive(self, client: SimClient) -> None:
         self._turn += 1
         self._people.started(client, self._engines[self._turn % len(self._engines)])
 
-    def left(self, client: Client) -> None:
+    def left(self, client: SimClient) -> None:
         assert client.engine is not None and client.work is not None
         if self._aborts:
             client.engine.abort(client.work)
         else:
             client.work.gone = True
 
-    def first_token(self, client: Client) -> None:
+    def first_token(self, client: SimClient) -> None:
         pass
 
-    def ended(self, client: Client) -> None:
+    def ended(self, client: SimClient) -> None:
         pass
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FifoQueue:
     """A plain queue before the slots of the engines."""
 
     depth_max: int
@@ -147,17 +149,17 @@ class Line:
 _CODEL_INTERVAL_S = 0.5
 
 
-class LineGateway:
-    def __init__(self, clock: Clock, people: People, engines: Sequence[Engine], line: Line) -> None:
+class FifoGateway:
+    def __init__(self, clock: VirtualClock, people: People, engines: Sequence[SimEngine], line: FifoQueue) -> None:
         self._clock = clock
         self._people = people
         self._line = line
         # Free slots, handed out in turn over the engines.
         self._free = deque(engine for _ in range(max(e.model.slots for e in engines)) for engine in engines)
-        self._waiting: OrderedDict[Client, float] = OrderedDict()
+        self._waiting: OrderedDict[SimClient, float] = OrderedDict()
         self._empty_at = 0.0
 
-    def arrive(self, client: Client) -> None:
+    def arrive(self, client: SimClient) -> None:
         if self._free and not self._waiting:
             self._start(client)
         elif len(self._waiting) >= self._line.depth_max:
@@ -169,16 +171,16 @@ class LineGateway:
             if self._line.wait_s_max < math.inf:
                 self._clock.timeout(now + self._line.wait_s_max, self._waited, client)
 
-    def _start(self, client: Client) -> None:
+    def _start(self, client: SimClient) -> None:
         client.place = engine = self._free.popleft()
         self._people.started(client, engine)
 
-    def _waited(self, client: Client, turn: int) -> None:
+    def _waited(self, client: SimClient, turn: int) -> None:
         if turn == client.turn and client in self._waiting:
             del self._waiting[client]
             self._people.refused(client)
 
-    def left(self, client: Client) -> None:
+    def left(self, client: SimClient) -> None:
         if client.work is None:
             self._waiting.pop(client, None)
             return
@@ -186,13 +188,13 @@ class LineGateway:
         client.engine.abort(client.work)
         self._release(client)
 
-    def first_token(self, client: Client) -> None:
+    def first_token(self, client: SimClient) -> None:
         pass
 
-    def ended(self, client: Client) -> None:
+    def ended(self, client: SimClient) -> None:
         self._release(client)
 
-    def _release(self, client: Client) -> None:
+    def _release(self, client: SimClient) -> None:
         self._free.append(client.place)
         now, line = self._clock.now, self._line
         while self._waiting and self._free:
@@ -211,10 +213,10 @@ class LineGateway:
             self._empty_at = now
 
 
-GatewayMaker = Callable[[Clock, People, Sequence[Engine], random.Random], Gateway]
+GatewayMaker = Callable[[VirtualClock, People, Sequence[SimEngine], random.Random], SimPolicy]
 
 
-def hangup(settings: Settings, items: Sequence[Request] = ()) -> GatewayMaker:
+def hangup(settings: Settings, items: Sequence[TraceRequest] = ()) -> GatewayMaker:
     return lambda clock, people, engines, rng: HangupGateway(clock, people, engines, rng, settings, items)
 
 
@@ -222,8 +224,8 @@ def _direct(aborts: bool) -> GatewayMaker:
     return lambda _clock, people, engines, _rng: DirectGateway(people, engines, aborts)
 
 
-def _line(line: Line) -> GatewayMaker:
-    return lambda clock, people, engines, _rng: LineGateway(clock, people, engines, line)
+def _line(line: FifoQueue) -> GatewayMaker:
+    return lambda clock, people, engines, _rng: FifoGateway(clock, people, engines, line)
 
 
 HANGUP = "hangup"
@@ -231,7 +233,7 @@ JOBS = "jobs"  # hangup, with jobs beside the clients
 BASELINES: dict[str, tuple[str, GatewayMaker]] = {
     "direct": ("straight to the engine; nothing is stopped when a client leaves", _direct(aborts=False)),
     "abort": ("straight to the engine, whose queue has no bound; stopped when a client leaves", _direct(aborts=True)),
-    "router": ("a queue of 5,000 calls and 60 s, as some routers have it by default", _line(Line(5000, 60.0))),
-    "bounded": ("first come first served, a queue of 32 calls", _line(Line(32))),
-    "codel": ("CoDel with adaptive LIFO", _line(Line(5000, 60.0, codel_s=0.1, lifo=True))),
+    "router": ("a queue of 5,000 calls and 60 s, as some routers have it by default", _line(FifoQueue(5000, 60.0))),
+    "bounded": ("first come first served, a queue of 32 calls", _line(FifoQueue(32))),
+    "codel": ("CoDel with adaptive LIFO", _line(FifoQueue(5000, 60.0, codel_s=0.1, lifo=True))),
 }

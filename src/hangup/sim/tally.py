@@ -33,7 +33,7 @@ class Quantiles:
         return float(_LOWEST * 2 ** ((index + 0.5) / _PER_DOUBLING))
 
 
-class Tally:
+class RunTally:
     """Counts of one run, within its window."""
 
     def __init__(self, from_s: float, until_s: float) -> None:

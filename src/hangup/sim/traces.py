@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hangup.errors import HangupError
-from hangup.sim.load import Request
+from hangup.sim.load import TraceRequest
 
 _HOUR_S = 3600.0
 
@@ -24,7 +24,7 @@ class TraceError(HangupError):
     """A trace that cannot be read, with the place and what was expected."""
 
 
-def read(path: Path, seed: int = 0) -> list[Request]:
+def read(path: Path, seed: int = 0) -> list[TraceRequest]:
     """By what it looks like: a folder is ServeGen's, the files are told apart by their first line."""
     if path.is_dir():
         return _servegen(path, seed)
@@ -39,7 +39,7 @@ def read(path: Path, seed: int = 0) -> list[Request]:
     return requests
 
 
-def _azure(file: Any, path: Path) -> Iterator[Request]:
+def _azure(file: Any, path: Path) -> Iterator[TraceRequest]:
     """TIMESTAMP,ContextTokens,GeneratedTokens"""
     rows = csv.DictReader(file)
     expected = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
@@ -55,7 +55,7 @@ def _timestamp(text: str) -> float:
     return datetime.fromisoformat(text[:26]).timestamp()
 
 
-def _mooncake(file: Any, path: Path) -> Iterator[Request]:
+def _mooncake(file: Any, path: Path) -> Iterator[TraceRequest]:
     """{"timestamp": ms, "input_length": …, "output_length": …}"""
     for number, text in enumerate(file, 1):
         if text.strip():
@@ -65,8 +65,8 @@ def _mooncake(file: Any, path: Path) -> Iterator[Request]:
                 yield _request(at_s, row["input_length"], row["output_length"], tenant)
 
 
-def _request(at_s: float, prompt: Any, output: Any, tenant: str = "default") -> Request:
-    return Request(at_s, max(int(prompt), 1), max(int(output), 1), tenant)
+def _request(at_s: float, prompt: Any, output: Any, tenant: str = "default") -> TraceRequest:
+    return TraceRequest(at_s, max(int(prompt), 1), max(int(output), 1), tenant)
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def _line(path: Path, number: int) -> Iterator[None]:
         raise TraceError(f"{path}:{number}: not a request: {type(error).__name__} {error}") from None
 
 
-def _servegen(folder: Path, seed: int) -> list[Request]:
+def _servegen(folder: Path, seed: int) -> list[TraceRequest]:
     """Two files per client, fitted to real ones: …-trace.csv (start, rate, cv, … of windows) and …-dataset.json (how long
     its prompts and answers are). Taken is the hour in which most is asked."""
     clients = [_ServeGenClient(path) for path in sorted(folder.rglob("*trace.csv"))]
@@ -108,7 +108,7 @@ class _ServeGenClient:
         except (OSError, ValueError, IndexError) as error:
             raise TraceError(f"{path}: {error}") from None
 
-    def requests(self, hour: float, rng: random.Random) -> Iterator[Request]:
+    def requests(self, hour: float, rng: random.Random) -> Iterator[TraceRequest]:
         length = self.windows[1][0] - self.windows[0][0] if len(self.windows) > 1 else _HOUR_S
         for start, rate, cv in self.windows:
             if rate > 0 and hour <= start < hour + _HOUR_S:
@@ -135,7 +135,7 @@ def _draw(table: dict[int, float], rng: random.Random) -> int:
     return rng.choices(list(table), list(table.values()))[0]
 
 
-def synthetic(seed: int, count: int = 20_000) -> list[Request]:
+def synthetic(seed: int, count: int = 20_000) -> list[TraceRequest]:
     """Lengths as in a busy chat service: log-normal, prompts around 600 tokens, answers around 160."""
     rng = random.Random(seed)  # noqa: S311 (a seed must give one result)
     return [

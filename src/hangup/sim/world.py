@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hangup.sim.clients import Gateway, People
-from hangup.sim.clock import Clock
-from hangup.sim.engine import Engine, EngineModel, Work
-from hangup.sim.load import Load, Sample
+from hangup.sim.clients import People, SimPolicy
+from hangup.sim.clock import VirtualClock
+from hangup.sim.engine import EngineModel, SimEngine, SimWork
+from hangup.sim.load import Load, SimCall
 from hangup.sim.policies import GatewayMaker
-from hangup.sim.tally import Tally
+from hangup.sim.tally import RunTally
 
 _PROGRESS_STEPS = 50
 
@@ -25,8 +25,8 @@ _PROGRESS_STEPS = 50
 class Run:
     """What came out."""
 
-    tally: Tally
-    engines: list[Engine]
+    tally: RunTally
+    engines: list[SimEngine]
     read: float  # prompt tokens computed within the window,
     written: float  # and output tokens
     busy_s: float  # engine seconds within the window
@@ -46,12 +46,12 @@ def run(
     progress: Callable[[float], None] | None = None,
 ) -> Run:
     """Clients come at `rate` a second for `warm_s + seconds`; what ends after `warm_s` counts."""
-    clock = Clock()
+    clock = VirtualClock()
     models = [model] if isinstance(model, EngineModel) else model
-    engines = [Engine(m, clock) for m in models]
+    engines = [SimEngine(m, clock) for m in models]
     rng = random.Random(seed)  # noqa: S311 (a seed must give one result)
-    tally = Tally(warm_s, warm_s + seconds)
-    entrances: list[Gateway] = []
+    tally = RunTally(warm_s, warm_s + seconds)
+    entrances: list[SimPolicy] = []
     pick = (lambda: entrances[0]) if gateways == 1 else (lambda: entrances[int(rng.random() * gateways)])
     prompts = sorted(request.prompt for request in load.requests)
     low, middle, high = (prompts[len(prompts) * part // 4] for part in (1, 2, 3))
@@ -59,7 +59,7 @@ def run(
     entrances += [make(clock, people, engines, rng) for _ in range(gateways)]
     samples = load.samples(rate, seed)
 
-    def come(sample: Sample, _: int) -> None:
+    def come(sample: SimCall, _: int) -> None:
         people.come(sample)
         following = next(samples)
         clock.at(following.at_s, come, following)
@@ -89,7 +89,7 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _totals(engines: list[Engine]) -> tuple[float, float, float]:
+def _totals(engines: list[SimEngine]) -> tuple[float, float, float]:
     return sum(e.read for e in engines), sum(e.written for e in engines), sum(e.busy_s for e in engines)
 
 
@@ -112,20 +112,20 @@ def capacity(load: Load, model: EngineModel, step_slo_s: float = math.inf) -> Ca
 
 
 def _closed_loop(load: Load, model: EngineModel, in_flight: int) -> tuple[Capacity, float]:
-    clock = Clock()
-    engine = Engine(model, clock)
+    clock = VirtualClock()
+    engine = SimEngine(model, clock)
     requests = _in_order(load)
     steps: list[float] = []
     began: dict[int, float] = {}
 
-    def first(work: Work) -> None:
+    def first(work: SimWork) -> None:
         began[id(work)] = clock.now
 
-    def again(work: Work | None = None) -> None:
+    def again(work: SimWork | None = None) -> None:
         if work is not None and work.output > 1:
             steps.append((clock.now - began.pop(id(work))) / (work.output - 1))
         prompt, output = next(requests)
-        engine.submit(Work(None, prompt, output, first, again))
+        engine.submit(SimWork(None, prompt, output, first, again))
 
     for _ in range(in_flight):
         again()

@@ -6,10 +6,10 @@ work that no client waits for. `seat.py` is one backend, and `limiter.py` learns
 """
 
 from hangup.core.admission.admission import Action, Admission
+from hangup.core.admission.backend_load import NO_LIMIT, BackendLoad
 from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.limiter import Evidence
-from hangup.core.admission.seat import NO_LIMIT, Seat
-from hangup.core.admission.tenants import Band, Terms
+from hangup.core.admission.tenants import Band, TenantTerms
 from hangup.core.admission.ticket import AnyTicket, Ticket
 
-__all__ = ["NO_LIMIT", "Action", "Admission", "AnyTicket", "Band", "Evidence", "Fleet", "Seat", "Terms", "Ticket"]
+__all__ = ["NO_LIMIT", "Action", "Admission", "AnyTicket", "BackendLoad", "Band", "Evidence", "Fleet", "TenantTerms", "Ticket"]

@@ -19,13 +19,13 @@ from typing import Any, Generic, NamedTuple
 
 from hangup.config import AdmissionLimits
 from hangup.core import reasons
-from hangup.core.admission.drains import Drains
+from hangup.core.admission.backend_load import BackendLoad
+from hangup.core.admission.drain_rate import DrainRates
 from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.foresight import Foresight
-from hangup.core.admission.jobs import JobLine
+from hangup.core.admission.job_queue import JobQueue
 from hangup.core.admission.queue import Queue
-from hangup.core.admission.seat import Seat
-from hangup.core.admission.tenants import Band, Tenant, Terms
+from hangup.core.admission.tenants import Band, Tenant, TenantTerms
 from hangup.core.admission.ticket import ANYWHERE, NOBODY, AnyTicket, K, Ticket, Where
 from hangup.core.reasons import Reason
 
@@ -42,7 +42,7 @@ class Action(NamedTuple, Generic[K]):
     """`ticket` starts on `seat`, or is refused for `reason`; a job that runs is to be ended for it."""
 
     ticket: Ticket[K]
-    seat: Seat | None
+    seat: BackendLoad | None
     reason: Reason | None
 
 
@@ -56,15 +56,15 @@ def _yielded(jobs: list[AnyTicket]) -> list[Action[Any]]:
 class Admission(Generic[K]):
     """Decides about tickets, whose keys it hands back and never looks at."""
 
-    def __init__(self, limits: AdmissionLimits, seats: Iterable[Seat], jitter: Callable[[], float]) -> None:
+    def __init__(self, limits: AdmissionLimits, seats: Iterable[BackendLoad], jitter: Callable[[], float]) -> None:
         self.fleet = Fleet(seats)
         self.queue = Queue(limits.lifo_after_s)
-        self.jobs = JobLine(self.fleet, limits)
+        self.jobs = JobQueue(self.fleet, limits)
         self._foresight = Foresight(self.fleet, limits.queue_s)
         self.live = 0  # calls in flight, without jobs
         self._live_peak = self.jobs.live_peak
         self.tenants: dict[str, Tenant] = {}
-        self._drain = Drains()  # calls per second that leave a standing queue
+        self._drain = DrainRates()  # calls per second that leave a standing queue
         self._at = 0.0
         self._waited_at = -math.inf  # when somebody was last in line, or refused for its length
         self._jitter = jitter  # between 0 and 1
@@ -73,7 +73,7 @@ class Admission(Generic[K]):
 
     # Configuration
 
-    def configure(self, limits: AdmissionLimits, terms: dict[str, Terms]) -> None:
+    def configure(self, limits: AdmissionLimits, terms: dict[str, TenantTerms]) -> None:
         """New limits, and what each tenant is granted; others get the default terms."""
         self.limits = limits
         self.queue.lifo_after_s = limits.lifo_after_s
@@ -83,7 +83,7 @@ class Admission(Generic[K]):
         bands = {granted.band for granted in terms.values()}
         self._held_back = [limits.hold_back_share * sum(band < own for band in bands) for own in Band]
         for name, tenant in self.tenants.items():
-            granted = terms.get(name, Terms())
+            granted = terms.get(name, TenantTerms())
             if tenant.terms != granted:
                 self.queue.change_terms(tenant, granted)
                 self.jobs.follow(tenant)
@@ -91,7 +91,7 @@ class Admission(Generic[K]):
     def tenant(self, name: str) -> Tenant:
         found = self.tenants.get(name)
         if found is None:
-            found = self.tenants[name] = Tenant(name, self._terms.get(name, Terms()))
+            found = self.tenants[name] = Tenant(name, self._terms.get(name, TenantTerms()))
         return found
 
     @property
@@ -217,7 +217,7 @@ class Admission(Generic[K]):
             self.fleet.nobody_waits(seat)
         return actions
 
-    def step(self, seat: Seat, seconds: float, now: float) -> list[Action[K]]:
+    def step(self, seat: BackendLoad, seconds: float, now: float) -> list[Action[K]]:
         """How long a token takes on this seat just now."""
         return self.dispatch(now) if self.fleet.step(seat, seconds, now) and self.queue.count else _NOTHING
 
@@ -257,7 +257,7 @@ class Admission(Generic[K]):
 
     # What an engine says
 
-    def engine_told(self, seat: Seat, waiting: int, now: float) -> list[Action[K]]:
+    def engine_told(self, seat: BackendLoad, waiting: int, now: float) -> list[Action[K]]:
         """By its own figures so many calls wait in it."""
         self.fleet.engine_told(seat, waiting)
         actions = self.dispatch(now) if self.queue.count else _NOTHING
@@ -271,7 +271,7 @@ class Admission(Generic[K]):
         self.fleet.refused(ticket.seat, now)
         return self.fell_back(ticket, now)
 
-    def pause(self, seat: Seat, paused: bool, now: float) -> list[Action[K]]:
+    def pause(self, seat: BackendLoad, paused: bool, now: float) -> list[Action[K]]:
         """The engine wants no calls for a while, or does again."""
         if seat.paused == paused:
             return _NOTHING
@@ -279,7 +279,7 @@ class Admission(Generic[K]):
         self.fleet.refresh()
         return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 
-    def let_go(self, seat: Seat, kv: int, now: float) -> list[Action[K]]:
+    def let_go(self, seat: BackendLoad, kv: int, now: float) -> list[Action[K]]:
         """The engine has let go of a call whose place was held."""
         self.fleet.let_go(seat, kv)
         return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
@@ -376,7 +376,7 @@ class Admission(Generic[K]):
                 full.add(ticket.where)
         return actions
 
-    def _leave_job_line(self, ticket: Ticket[K], seat: Seat, now: float, actions: list[Action[K]]) -> None:
+    def _leave_job_line(self, ticket: Ticket[K], seat: BackendLoad, now: float, actions: list[Action[K]]) -> None:
         assert ticket.tenant is not None
         self.jobs.remove(ticket)
         if ticket.tenant.spent(now):
@@ -384,7 +384,7 @@ class Admission(Generic[K]):
         else:
             actions.append(self._start(ticket, seat, now))
 
-    def _leave_line(self, ticket: Ticket[K], seat: Seat, now: float, actions: list[Action[K]]) -> None:
+    def _leave_line(self, ticket: Ticket[K], seat: BackendLoad, now: float, actions: list[Action[K]]) -> None:
         """Its turn: it starts, unless it would come too late."""
         self.queue.remove(ticket)
         if now >= ticket.queue_by or self._foresight.too_late(ticket, seat, 0.0, now):
@@ -396,7 +396,7 @@ class Admission(Generic[K]):
             if seat.jobs:
                 actions += _yielded(self.jobs.make_way_on(seat))
 
-    def _start(self, ticket: Ticket[K], seat: Seat, now: float) -> Action[K]:
+    def _start(self, ticket: Ticket[K], seat: BackendLoad, now: float) -> Action[K]:
         tenant = ticket.tenant
         assert tenant is not None
         ticket.charge = ticket.prompt + _OUTPUT_WEIGHT * tenant.predict(ticket.output_max) * ticket.choices
@@ -415,7 +415,7 @@ class Admission(Generic[K]):
                 self._live_peak.note(self.live, now)
         return Action(ticket, seat, None)
 
-    def _stop(self, ticket: Ticket[K], seat: Seat, tenant: Tenant, now: float, hold: bool = False) -> None:
+    def _stop(self, ticket: Ticket[K], seat: BackendLoad, tenant: Tenant, now: float, hold: bool = False) -> None:
         if ticket.job:
             self.jobs.off(seat, ticket)
         else:

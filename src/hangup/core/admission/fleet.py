@@ -10,9 +10,9 @@ import heapq
 import math
 from collections.abc import Iterable
 
+from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.limiter import SPARE, Evidence
-from hangup.core.admission.seat import Seat
 from hangup.core.admission.ticket import NOBODY, AnyTicket
 
 _LOOK_PAST = 4  # seats without enough cache that are looked past
@@ -22,19 +22,19 @@ _FEW = 16  # seats or more
 
 
 class Fleet:
-    def __init__(self, seats: Iterable[Seat] = ()) -> None:
-        self.seats: list[Seat] = []
-        self._by_name: dict[str, Seat] = {}
+    def __init__(self, seats: Iterable[BackendLoad] = ()) -> None:
+        self.seats: list[BackendLoad] = []
+        self._by_name: dict[str, BackendLoad] = {}
         self.in_flight = 0
         self.limit = 0  # of all seats together
         self.now = 0.0  # as the admission was last told
-        self._heap: list[tuple[float, int, int, Seat]] = []
+        self._heap: list[tuple[float, int, int, BackendLoad]] = []
         self._entries = 0
         self._turn = 0
         self._any_up = False
         self._any_paused = False
-        self._odd: list[Seat] = []  # their limit is not what jobs go by: learned, or out of use
-        self._only: Seat | None = None
+        self._odd: list[BackendLoad] = []  # their limit is not what jobs go by: learned, or out of use
+        self._only: BackendLoad | None = None
         self._together = Estimates()
         self.estimates = self._together  # over all seats
         self.has_kv = False  # whether the size of any cache is known,
@@ -43,7 +43,7 @@ class Fleet:
         self._capacity_at = -math.inf
         self.set(seats)
 
-    def set(self, seats: Iterable[Seat]) -> None:
+    def set(self, seats: Iterable[BackendLoad]) -> None:
         """The configured seats; one that is retired still releases its calls."""
         self.seats = list(seats)
         self._by_name = {seat.name: seat for seat in self.seats}
@@ -65,7 +65,7 @@ class Fleet:
             seat.counted = 0
             self.changed(seat)
 
-    def changed(self, seat: Seat) -> None:
+    def changed(self, seat: BackendLoad) -> None:
         """Its load or its limit is not what it was."""
         # Those that are down are taken only when nothing else is left, so that a wrong verdict costs a failed attempt
         # and never an outage.
@@ -84,7 +84,7 @@ class Fleet:
                 self._heap = [item for item in self._heap if item[2] == item[3].entry]
                 heapq.heapify(self._heap)
 
-    def best(self, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None) -> Seat | None:
+    def best(self, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None) -> BackendLoad | None:
         """The seat for the next call: none of `tried`, and one of `seats` unless any will do."""
         if tried or seats is not None:
             return self._best_of(kv, tried, seats)
@@ -105,9 +105,9 @@ class Fleet:
                 return self._look_past(kv)
         return None
 
-    def _look_past(self, kv: int, alone: bool | None = None) -> Seat | None:
+    def _look_past(self, kv: int, alone: bool | None = None) -> BackendLoad | None:
         """The least loaded has no cache left for it, or is not quiet; one of the next may be better."""
-        passed: list[tuple[float, int, int, Seat]] = []
+        passed: list[tuple[float, int, int, BackendLoad]] = []
         found = None
         while self._heap and found is None and len(passed) < _LOOK_PAST:
             item = heapq.heappop(self._heap)
@@ -119,12 +119,12 @@ class Fleet:
             heapq.heappush(self._heap, item)
         return found
 
-    def _among(self, tried: frozenset[str], seats: frozenset[str] | None) -> list[Seat]:
+    def _among(self, tried: frozenset[str], seats: frozenset[str] | None) -> list[BackendLoad]:
         if seats is None:
             return [seat for seat in self.seats if seat.name not in tried]
         return [seat for name in seats if name not in tried and (seat := self._by_name.get(name)) is not None]
 
-    def _best_of(self, kv: int, tried: frozenset[str], seats: frozenset[str] | None) -> Seat | None:
+    def _best_of(self, kv: int, tried: frozenset[str], seats: frozenset[str] | None) -> BackendLoad | None:
         """For a call that failed elsewhere, or that only some can answer: few, so it may look at all of them."""
         left = self._among(tried, seats)
         left = [seat for seat in left if seat.well] or left
@@ -135,7 +135,7 @@ class Fleet:
 
     def quiet(
         self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None
-    ) -> Seat | None:
+    ) -> BackendLoad | None:
         """The seat for the next item of a job; `alone` when there are no live calls."""
         if tried or seats is not None:
             left = [seat for seat in self._among(tried, seats) if seat.has_room and seat.fits(kv)]
@@ -190,7 +190,7 @@ class Fleet:
         known = None if None in parts else sum(part for part in parts if part is not None)
         return sum(seat.in_flight for seat in among), known
 
-    def takes(self, seat: Seat, tried: frozenset[str], seats: frozenset[str] | None = None) -> bool:
+    def takes(self, seat: BackendLoad, tried: frozenset[str], seats: frozenset[str] | None = None) -> bool:
         """Whether such a call would be sent there if there were room."""
         if seat.retired or seat.name in tried or (seats is not None and seat.name not in seats):
             return False
@@ -209,7 +209,7 @@ class Fleet:
         one = min(self._among(NOBODY, seats), key=lambda seat: seat.name, default=None)
         return one.estimates if one is not None else self.estimates
 
-    def take(self, seat: Seat, ticket: AnyTicket, now: float) -> None:
+    def take(self, seat: BackendLoad, ticket: AnyTicket, now: float) -> None:
         self._turn += 1
         seat.turn = self._turn
         seat.in_flight += 1
@@ -226,7 +226,7 @@ class Fleet:
             self._read(seat, ticket, now)
         self.changed(seat)
 
-    def _read(self, seat: Seat, ticket: AnyTicket, now: float) -> None:
+    def _read(self, seat: BackendLoad, ticket: AnyTicket, now: float) -> None:
         """Its first token is waited for from here on."""
         limiter, ahead = seat.limiter, seat.unstarted
         ticket.reading = True
@@ -241,7 +241,7 @@ class Fleet:
             ticket.late_at = now + limiter.late_after_s(ticket.prompt, not ticket.whole)
             seat.waits[ticket] = None
 
-    def look_for_overdue(self, seat: Seat) -> bool:
+    def look_for_overdue(self, seat: BackendLoad) -> bool:
         """A call that is overdue shows that the engine queues before its first token does; whether that changed anything."""
         waits, limiter, found = seat.waits, seat.limiter, False
         while waits:
@@ -277,7 +277,7 @@ class Fleet:
         seat.limiter.accepted(seat.in_flight, now)
         self.changed(seat)
 
-    def _learn_from(self, seat: Seat, ticket: AnyTicket, now: float) -> None:
+    def _learn_from(self, seat: BackendLoad, ticket: AnyTicket, now: float) -> None:
         limiter, waited = seat.limiter, now - ticket.sent_at
         seat.waits.pop(ticket, None)
         late = ticket.late or now > ticket.late_at
@@ -299,13 +299,13 @@ class Fleet:
             visible=not ticket.whole,
         )
 
-    def engine_told(self, seat: Seat, waiting: int) -> None:
+    def engine_told(self, seat: BackendLoad, waiting: int) -> None:
         """By its own figures so many calls wait in it."""
         if not seat.slots:
             seat.limiter.told(waiting)
             self.changed(seat)
 
-    def nobody_waits(self, seat: Seat) -> None:
+    def nobody_waits(self, seat: BackendLoad) -> None:
         """What is learned of it holds nobody back."""
         if seat.limiter.queues is not Evidence.NONE:
             seat.limiter.open_if_on_time()
@@ -315,12 +315,12 @@ class Fleet:
         """Whether a call that was refused could go to another seat now."""
         return any(seat.well and not seat.paused for seat in self._among(tried, seats))
 
-    def refused(self, seat: Seat, now: float) -> None:
+    def refused(self, seat: BackendLoad, now: float) -> None:
         """It refused a call that is still counted among those in flight."""
         seat.limiter.refused(seat.in_flight - 1, now)
         self.changed(seat)
 
-    def step(self, seat: Seat, seconds: float, now: float) -> bool:
+    def step(self, seat: BackendLoad, seconds: float, now: float) -> bool:
         """How long a token takes on this seat just now; whether that changes what it may have."""
         seat.estimates.step.observe(seconds, now)
         if self._only is None:
@@ -334,7 +334,7 @@ class Fleet:
         self.changed(seat)
         return True
 
-    def release(self, ticket: AnyTicket, now: float, hold: bool = False) -> Seat:
+    def release(self, ticket: AnyTicket, now: float, hold: bool = False) -> BackendLoad:
         """Its call is over. With `hold` its place stays taken, and its cache, until `let_go`."""
         seat = ticket.seat
         assert seat is not None and seat.in_flight > 0, f"{ticket} was released more often than taken"
@@ -356,7 +356,7 @@ class Fleet:
         self.changed(seat)
         return seat
 
-    def let_go(self, seat: Seat, kv: int) -> None:
+    def let_go(self, seat: BackendLoad, kv: int) -> None:
         """A place that was held is free."""
         assert seat.held > 0, f"{seat} holds nothing"
         seat.held -= 1
@@ -366,6 +366,6 @@ class Fleet:
         self.changed(seat)
 
 
-def _order(seat: Seat) -> float:
+def _order(seat: BackendLoad) -> float:
     """Which seat is taken first."""
     return seat.in_flight / seat.weight + (_LAST if seat.suspected else 0.0)

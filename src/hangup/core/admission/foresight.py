@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 
+from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.fleet import Fleet
-from hangup.core.admission.seat import Seat
 from hangup.core.admission.tenants import Tenant
 from hangup.core.admission.ticket import AnyTicket
 
@@ -47,7 +47,7 @@ class Foresight:
             ticket.all_by if all_by <= now else min(ticket.all_by, all_by),
         )
 
-    def too_late(self, ticket: AnyTicket, seat: Seat | None, wait_s: float, now: float) -> bool:
+    def too_late(self, ticket: AnyTicket, seat: BackendLoad | None, wait_s: float, now: float) -> bool:
         """Whether the answer would not reach its client in time, as far as can be known."""
         tenant = ticket.tenant
         assert tenant is not None

@@ -26,7 +26,7 @@ import math
 from enum import StrEnum
 
 from hangup.core.admission.estimates import Peak
-from hangup.core.admission.usual import UsualTime
+from hangup.core.admission.first_token_time import FirstTokenTimes
 
 SPARE = 2
 COLD_MAX = 1024  # calls at a time for an engine that has not shown a single first token
@@ -129,7 +129,10 @@ class LearnedLimit:
         self.unlimited = False  # it gets every call: the common case, which must cost next to nothing
         self.refused_max = math.inf  # calls at a time, by its refusals,
         self.slow_max = math.inf  # and by the time that steps take
-        self._usual = {True: UsualTime(), False: UsualTime()}  # of calls whose first token is seen, and of whole answers
+        self._usual = {
+            True: FirstTokenTimes(),
+            False: FirstTokenTimes(),
+        }  # of calls whose first token is seen, and of whole answers
         self._reads_s = 0.0  # usual first-token time of the calls that come
         self._late = 0.0  # share of first tokens that were late, of late
         self._has_word = False  # by the engine's own word

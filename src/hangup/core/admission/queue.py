@@ -15,8 +15,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterator
 
-from hangup.core.admission.drains import overlap
-from hangup.core.admission.tenants import Band, Tenant, Terms
+from hangup.core.admission.drain_rate import overlap
+from hangup.core.admission.tenants import Band, Tenant, TenantTerms
 from hangup.core.admission.ticket import ANYWHERE, NOBODY, AnyTicket, Where
 
 _PATIENCE_SHARE = 0.25  # of what a call may wait, that it waits in order
@@ -113,7 +113,7 @@ class Queue:
             lane.tenants -= 1
             lane.weight -= tenant.terms.weight
 
-    def change_terms(self, tenant: Tenant, terms: Terms) -> None:
+    def change_terms(self, tenant: Tenant, terms: TenantTerms) -> None:
         """Takes those who wait along into the new band and weight."""
         waiting = sorted(tenant.line, key=lambda ticket: ticket.order)
         for ticket in waiting:

@@ -7,9 +7,9 @@ from enum import IntEnum
 
 from hangup.config import TenantSettings
 from hangup.core.admission.estimates import Lengths
-from hangup.core.admission.line import Line
 from hangup.core.admission.patience import PatienceBook
 from hangup.core.admission.retries import RetryBudget
+from hangup.core.admission.tenant_queue import TenantQueue
 
 
 class Band(IntEnum):
@@ -24,7 +24,7 @@ _PREDICTED_UNKNOWN = 256  # output tokens expected of a call before anything is 
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class TenantTerms:
     """What an operator grants a tenant."""
 
     weight: float = 1.0
@@ -33,7 +33,7 @@ class Terms:
     tokens_per_minute: int = 0  # 0: none
 
     @classmethod
-    def of(cls, settings: TenantSettings) -> Terms:
+    def of(cls, settings: TenantSettings) -> TenantTerms:
         return cls(settings.weight, Band[settings.priority.upper()], settings.concurrency_max, settings.tokens_per_minute)
 
 
@@ -77,9 +77,9 @@ class Tenant:
         "waiting",
     )
 
-    def __init__(self, name: str, terms: Terms) -> None:
+    def __init__(self, name: str, terms: TenantTerms) -> None:
         self.name = name
-        self.line = Line()  # who waits
+        self.line = TenantQueue()  # who waits
         self.served = 0.0  # weighted tokens: the virtual counter that fairness goes by
         self.waiting = 0  # in line, or set aside
         self.in_flight = 0
@@ -90,7 +90,7 @@ class Tenant:
         self._lengths: dict[int, Lengths] = {}
         self.set(terms)
 
-    def set(self, terms: Terms) -> None:
+    def set(self, terms: TenantTerms) -> None:
         self.terms = terms
         self.allowance = Allowance(terms.tokens_per_minute) if terms.tokens_per_minute else None
 

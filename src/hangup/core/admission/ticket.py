@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from hangup.core.admission.backend_load import BackendLoad
     from hangup.core.admission.patience import Patience
-    from hangup.core.admission.seat import Seat
     from hangup.core.admission.tenants import Tenant
 
 K = TypeVar("K")
@@ -111,7 +111,7 @@ class Ticket(Generic[K]):
         self.order = 0  # its number in line
         self.queued = False
         self.queued_at = 0.0
-        self.seat: Seat | None = None
+        self.seat: BackendLoad | None = None
         self.sent_at = 0.0
         self.engine_mark = 0.0  # for its share of its seat's time
         self.engine_s = 0.0  # its share so far, of all seats it was on

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from hangup.core.reaper.book import Leftover
+from hangup.core.reaper.pending_stops import PendingStop
 
 _HOUR_S = 3600.0
 _CANARIES_MAX = 2  # that failed in a row, before a restart
@@ -35,7 +35,7 @@ class Rung(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class LadderTerms:
     """How far the ladder may go on a backend."""
 
     aborts_max: int = 3  # after the first one, per call
@@ -50,16 +50,16 @@ class Terms:
     wedge_s: float = 30.0
 
 
-class Step(NamedTuple):
+class LadderStep(NamedTuple):
     """One thing to do or to tell: `what` is abort, wait where there is no abort, or the rung that was reached."""
 
     what: str
     reason: str
-    leftover: Leftover | None = None
+    leftover: PendingStop | None = None
 
 
 class Ladder:
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: LadderTerms) -> None:
         self.terms = terms
         self.can_abort = True
         self.rung = Rung.WELL
@@ -73,7 +73,7 @@ class Ladder:
     def __repr__(self) -> str:
         return f"<ladder {self.rung.value} {self.reason}>"
 
-    def advance(self, now: float, zombies: Sequence[Leftover], trouble: str, live: int) -> list[Step]:
+    def advance(self, now: float, zombies: Sequence[PendingStop], trouble: str, live: int) -> list[LadderStep]:
         """What is to be done now. `trouble` is anything wrong besides zombies, or ""."""
         match self.rung:
             case Rung.WELL:
@@ -88,11 +88,11 @@ class Ladder:
             case _:
                 return []
 
-    def _doubted(self, now: float, zombies: Sequence[Leftover], trouble: str) -> list[Step]:
+    def _doubted(self, now: float, zombies: Sequence[PendingStop], trouble: str) -> list[LadderStep]:
         if not zombies and not trouble:
             self._next.clear()
             return [self._go(Rung.WELL, now, "the engine has let go")]
-        terms, steps, used_up = self.terms, list[Step](), bool(trouble)
+        terms, steps, used_up = self.terms, list[LadderStep](), bool(trouble)
         self._next = {z.key: self._next.get(z.key, now) for z in zombies}
         for zombie in zombies:
             if now < self._next[zombie.key]:
@@ -103,12 +103,12 @@ class Ladder:
             self._next[zombie.key] = now + terms.abort_backoff_s * 2**zombie.aborts
             zombie.aborts += 1
             what = "abort" if self.can_abort else "wait"
-            steps.append(Step(what, f"{what} {zombie.aborts} of {terms.aborts_max}", zombie))
+            steps.append(LadderStep(what, f"{what} {zombie.aborts} of {terms.aborts_max}", zombie))
         if used_up and terms.quarantine:
             steps.append(self._go(Rung.QUARANTINED, now, trouble or _named(zombies)))
         return steps
 
-    def _quarantined(self, now: float, zombies: Sequence[Leftover], trouble: str, live: int) -> list[Step]:
+    def _quarantined(self, now: float, zombies: Sequence[PendingStop], trouble: str, live: int) -> list[LadderStep]:
         if now < self._not_before:
             return []
         if not trouble and self._tries >= _CANARIES_MAX and self._may_restart(now):
@@ -126,13 +126,13 @@ class Ladder:
             self._restarts.popleft()
         return self.terms.restart and len(self._restarts) < self.terms.restarts_per_hour
 
-    def restarted(self, ok: bool, now: float, why: str = "") -> list[Step]:
+    def restarted(self, ok: bool, now: float, why: str = "") -> list[LadderStep]:
         assert self.rung is Rung.RESTARTING, self
         if ok:
             return [self._to_canary(now, "restarted")]
         return [self._back_off(now, f"the restart failed: {why}")]
 
-    def canary(self, ok: bool, now: float, why: str = "") -> list[Step]:
+    def canary(self, ok: bool, now: float, why: str = "") -> list[LadderStep]:
         """How a call of our own fared; it decides whether clients' calls go there again."""
         assert self.rung is Rung.CANARY, self
         if not ok:
@@ -140,21 +140,21 @@ class Ladder:
         self._tries = 0
         return [self._go(Rung.WELL, now, "the canary was answered" if self.terms.canary else "taken back")]
 
-    def _to_canary(self, now: float, reason: str) -> Step:
+    def _to_canary(self, now: float, reason: str) -> LadderStep:
         self._next.clear()
         return self._go(Rung.CANARY, now, reason)
 
-    def _back_off(self, now: float, reason: str) -> Step:
+    def _back_off(self, now: float, reason: str) -> LadderStep:
         self._not_before = now + min(self.terms.canary_backoff_s * 2**self._tries, 60.0)
         self._tries = min(self._tries + 1, 10)
         return self._go(Rung.QUARANTINED, now, reason)
 
-    def _go(self, rung: Rung, now: float, reason: str) -> Step:
+    def _go(self, rung: Rung, now: float, reason: str) -> LadderStep:
         self.rung, self.since, self.reason = rung, now, reason
-        return Step(rung.value, reason)
+        return LadderStep(rung.value, reason)
 
 
-def _named(zombies: Sequence[Leftover]) -> str:
+def _named(zombies: Sequence[PendingStop]) -> str:
     first = min(zombies, key=lambda zombie: zombie.at)
     more = f" and {len(zombies) - 1} more" if len(zombies) > 1 else ""
     return f"{first.call_id}{'' if first.slot is None else f' in slot {first.slot}'}{more} still runs"

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from hangup.library.ended import CallEnded
     from hangup.library.limits import Limits
     from hangup.library.stream import StreamCall
-    from hangup.library.watch import Watch
+    from hangup.library.watch import ClientWatch
 
 _ADAPTERS = {"starlette": "starlette", "fastapi": "starlette", "litestar": "litestar", "aiohttp": "aiohttp"}
 
 
-class Adapter(Protocol):
-    def watch(self, request: Any, limits: Limits) -> Watch: ...
+class FrameworkAdapter(Protocol):
+    def watch(self, request: Any, limits: Limits) -> ClientWatch: ...
     def descriptor(self, request: Any) -> int | None:
         """The client's socket, if it can be found."""
 
@@ -27,14 +27,14 @@ class Adapter(Protocol):
     def error(self, ended: CallEnded, reason: Reason) -> Exception: ...
 
 
-def adapter_for(request: Any) -> Adapter:
+def adapter_for(request: Any) -> FrameworkAdapter:
     name = _adapter_name(request)
     if name is None:
         raise TypeError(
             f"hangup does not know requests of type {type(request).__qualname__}; it takes those of Starlette, FastAPI, "
             "Litestar and aiohttp, and (scope, receive) of plain ASGI"
         )
-    adapter: Adapter = import_module(f"hangup.library.frameworks.{name}").ADAPTER
+    adapter: FrameworkAdapter = import_module(f"hangup.library.frameworks.{name}").ADAPTER
     return adapter
 
 

@@ -12,10 +12,10 @@ from hangup.library.ended import CallEnded
 from hangup.library.limits import Limits
 from hangup.library.sockets import of_transport
 from hangup.library.stream import Headers, StreamCall
-from hangup.library.watch import Watch
+from hangup.library.watch import ClientWatch
 
 
-class StreamResponse(web.StreamResponse):
+class AiohttpStreamResponse(web.StreamResponse):
     """A response whose body is a call: preparing it sends it."""
 
     def __init__(self, call: StreamCall) -> None:
@@ -24,13 +24,13 @@ class StreamResponse(web.StreamResponse):
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         if not self.prepared:
-            watch = Watch.over_transport(request.transport, self.call.limits.client_silence_s)
-            await self.call.run(watch, _Client(self, request))
+            watch = ClientWatch.over_transport(request.transport, self.call.limits.client_silence_s)
+            await self.call.run(watch, _AiohttpClient(self, request))
         return await super().prepare(request)
 
 
-class _Client:
-    def __init__(self, response: StreamResponse, request: web.BaseRequest) -> None:
+class _AiohttpClient:
+    def __init__(self, response: AiohttpStreamResponse, request: web.BaseRequest) -> None:
         self._response = response
         self._request = request
 
@@ -60,14 +60,14 @@ class AiohttpCallEnded(web.HTTPException, CallEnded):
 
 
 class Aiohttp:
-    def watch(self, request: Any, limits: Limits) -> Watch:
-        return Watch.over_transport(request.transport, limits.client_silence_s)
+    def watch(self, request: Any, limits: Limits) -> ClientWatch:
+        return ClientWatch.over_transport(request.transport, limits.client_silence_s)
 
     def descriptor(self, request: Any) -> int | None:
         return of_transport(request.transport)
 
-    def response(self, request: Any, call: StreamCall) -> StreamResponse:
-        return StreamResponse(call)
+    def response(self, request: Any, call: StreamCall) -> AiohttpStreamResponse:
+        return AiohttpStreamResponse(call)
 
     def error(self, ended: CallEnded, reason: Reason) -> Exception:
         return AiohttpCallEnded(ended, reason)

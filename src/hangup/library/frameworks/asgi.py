@@ -10,7 +10,7 @@ from hangup.library.ended import CallEnded
 from hangup.library.limits import Limits
 from hangup.library.sockets import of_asgi
 from hangup.library.stream import Headers, StreamCall
-from hangup.library.watch import Receive, Watch
+from hangup.library.watch import ClientWatch, Receive
 
 Send = Callable[[Any], Awaitable[None]]
 
@@ -36,7 +36,7 @@ class AsgiClient:
 
 
 async def send_stream(call: StreamCall, scope: Any, receive: Receive, send: Send) -> None:
-    watch = Watch.over_asgi(scope, receive, call.limits.client_silence_s)
+    watch = ClientWatch.over_asgi(scope, receive, call.limits.client_silence_s)
     await call.run(watch, AsgiClient(send))
 
 
@@ -53,17 +53,17 @@ class StreamApp:
 class OverAsgi:
     """What the adapters share whose requests hold ASGI's own two."""
 
-    def watch(self, request: Any, limits: Limits) -> Watch:
-        return Watch.over_asgi(request.scope, request.receive, limits.client_silence_s)
+    def watch(self, request: Any, limits: Limits) -> ClientWatch:
+        return ClientWatch.over_asgi(request.scope, request.receive, limits.client_silence_s)
 
     def descriptor(self, request: Any) -> int | None:
         return of_asgi(request.scope, request.receive)
 
 
 class Asgi:
-    def watch(self, request: Any, limits: Limits) -> Watch:
+    def watch(self, request: Any, limits: Limits) -> ClientWatch:
         scope, receive = request
-        return Watch.over_asgi(scope, receive, limits.client_silence_s)
+        return ClientWatch.over_asgi(scope, receive, limits.client_silence_s)
 
     def descriptor(self, request: Any) -> int | None:
         return of_asgi(*request)

@@ -13,7 +13,7 @@ from hangup.library.frameworks.asgi import OverAsgi, StreamApp
 from hangup.library.stream import StreamCall
 
 
-class StreamResponse(Response[None]):
+class LitestarStreamResponse(Response[None]):
     """A response whose body is a call; annotate the handler with `litestar.Response`."""
 
     def __init__(self, call: StreamCall) -> None:
@@ -31,8 +31,8 @@ class LitestarCallEnded(CallEnded, HTTPException):  # in this order: Litestar ha
 
 
 class Litestar(OverAsgi):
-    def response(self, request: Any, call: StreamCall) -> StreamResponse:
-        return StreamResponse(call)
+    def response(self, request: Any, call: StreamCall) -> LitestarStreamResponse:
+        return LitestarStreamResponse(call)
 
     def error(self, ended: CallEnded, reason: Reason) -> Exception:
         return LitestarCallEnded(ended, reason)

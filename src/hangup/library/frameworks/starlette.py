@@ -14,7 +14,7 @@ from hangup.library.stream import StreamCall
 from hangup.library.watch import Receive
 
 
-class StreamResponse(Response):
+class StarletteStreamResponse(Response):
     """A response whose body is a call. Its `background` runs as that of any response does; nothing of the call is left then."""
 
     def __init__(self, call: StreamCall) -> None:
@@ -38,8 +38,8 @@ class StarletteCallEnded(HTTPException, CallEnded):
 
 
 class Starlette(OverAsgi):
-    def response(self, request: Any, call: StreamCall) -> StreamResponse:
-        return StreamResponse(call)
+    def response(self, request: Any, call: StreamCall) -> StarletteStreamResponse:
+        return StarletteStreamResponse(call)
 
     def error(self, ended: CallEnded, reason: Reason) -> Exception:
         return StarletteCallEnded(ended, reason)

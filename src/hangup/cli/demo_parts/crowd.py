@@ -1,0 +1,118 @@
+"""Simulated clients: some stay, some hang up, some refresh, some lose patience and try again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from dataclasses import dataclass, field
+
+import orjson
+
+from hangup.tasks import Tasks
+
+_TOKEN = b'"finish_reason":null'  # once in each event of an answer
+RETRIES_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """A kind of client: how many of the crowd, and how it behaves."""
+
+    name: str
+    share: float
+    patience_s: float  # for the first token
+    leaves_after: float = 1.0  # of its answer
+    again: int = 0  # how often it asks once more, having left
+
+
+HABITS = (
+    Habit("stay", 0.45, 8.0),
+    Habit("hang up", 0.25, 8.0, leaves_after=0.15),
+    Habit("refresh", 0.15, 8.0, leaves_after=0.05, again=1),
+    Habit("time out", 0.15, 1.0, again=RETRIES_MAX),
+)
+
+
+@dataclass(slots=True)
+class CrowdTally:
+    asked: int = 0
+    completed: int = 0
+    left: int = 0
+    refused: int = 0
+    tokens: int = 0  # that reached a client who was there
+    first_token_s: list[float] = field(default_factory=list)
+
+    def first_token(self, share: float) -> float:
+        """A percentile of the time to the first token, with those who left before it counted by their patience."""
+        ranked = sorted(self.first_token_s) or [0.0]
+        return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
+
+
+class DemoCrowd:
+    """Arrivals at a steady rate, the same ones for the same seed."""
+
+    def __init__(self, port: int, rate: float, answer_tokens: int, seed: int) -> None:
+        self.tally = CrowdTally()
+        self._port = port
+        self._rate = rate
+        self._answer_tokens = answer_tokens
+        self._chance = random.Random(seed)  # noqa: S311 (a simulation)
+        self._clients = Tasks("crowd")
+
+    async def come(self, seconds: float) -> None:
+        """Clients come for that long; then whoever is left leaves."""
+        end = time.monotonic() + seconds
+        try:
+            while time.monotonic() < end:
+                habit = self._chance.choices(HABITS, [h.share for h in HABITS])[0]
+                self._clients.start(self._live(habit))
+                await asyncio.sleep(min(self._chance.expovariate(self._rate), max(0.0, end - time.monotonic())))
+        finally:
+            await self._clients.close()
+
+    async def _live(self, habit: Habit) -> None:
+        for attempt in range(1 + habit.again):
+            last = attempt == habit.again
+            leaves_after = 1.0 if last and habit.leaves_after < 1 and habit.again else habit.leaves_after
+            self.tally.asked += 1
+            if await self._ask(habit.patience_s, int(self._answer_tokens * leaves_after)):
+                return
+
+    async def _ask(self, patience_s: float, tokens_wanted: int) -> bool:
+        """One request; True if its answer came to its end."""
+        tally, began = self.tally, time.monotonic()
+        body = orjson.dumps({"prompt": "MENENIUS:\n", "max_tokens": self._answer_tokens, "ignore_eos": True, "stream": True})
+        writer, tokens = None, 0
+        try:
+            async with asyncio.timeout(patience_s) as deadline:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                head = b"POST /v1/completions HTTP/1.1\r\nHost: demo\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+                writer.write(head % len(body) + body)
+                while data := await reader.read(65536):
+                    found = data.count(_TOKEN)
+                    if found and not tokens:
+                        tally.first_token_s.append(time.monotonic() - began)
+                        deadline.reschedule(None)
+                    tokens += found
+                    tally.tokens += found
+                    if b"data: [DONE]" in data:
+                        tally.completed += 1
+                        return True
+                    if tokens >= tokens_wanted:
+                        break
+        except TimeoutError:
+            tally.first_token_s.append(patience_s)
+        except OSError:
+            pass
+        finally:
+            if writer is not None:
+                with contextlib.suppress(Exception):
+                    writer.transport.abort()
+        if tokens or time.monotonic() - began >= patience_s:
+            tally.left += 1
+        else:
+            tally.refused += 1
+            await asyncio.sleep(0.2)
+        return False

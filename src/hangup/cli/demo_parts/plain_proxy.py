@@ -1,0 +1,44 @@
+"""A plain proxy, as many are: it reads the engine's answer to its end, whoever is still there to hear it.
+
+usage: python -m hangup.cli.demo_parts.plain_proxy ENGINE_PORT      (prints the port it listens on)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+import uvloop
+
+from hangup.tasks import Tasks
+
+
+async def serve(engine_port: int) -> None:
+    # The loop holds its tasks weakly, and a lost connection lets go of its own: without this the garbage collector ends a call
+    # that nobody listens to now and then, and the engine hears of it.
+    reading = Tasks("naive proxy")
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reading.start(handle(reader, writer))
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+            body = await reader.readexactly(length)
+            engine_reader, engine_writer = await asyncio.open_connection("127.0.0.1", engine_port)
+            engine_writer.write(head + body)
+            while data := await engine_reader.read(65536):
+                if not writer.is_closing():
+                    writer.write(data)
+            engine_writer.close()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=4096)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1])))

@@ -1,0 +1,84 @@
+"""How long an engine usually takes to the first token of a call that nobody is ahead of, by the size of its prompt.
+
+Calls are compared with calls of their own size, octave by octave, since a prompt of 50 tokens and one of 50,000 have
+nothing to say about each other. A low quantile of recent samples is taken: one cold start does not raise it, and an
+engine whose first-token times scatter has most of them above it without being late.
+"""
+
+from __future__ import annotations
+
+import math
+
+_SAMPLES = 32  # remembered for each size, and looked at anew
+_LOOK = 4  # at each so-manieth once there are enough
+_LOW = 0.25  # the quantile that counts as usual,
+_SOME = 16  # from so many on: the first tokens to come are the quickest, so before that it is the median
+_RISE_MAX = 1.5  # against its best: a load that grows slowly must not pass for what is usual,
+_FORGET = 1.002  # which fades with each look
+
+
+class FirstTokenTimes:
+    __slots__ = ("_by_size",)
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, _Samples] = {}
+
+    def get(self, prompt: int) -> float | None:
+        """None before anything is known. A size never seen is scaled up from a smaller one: time grows at most with size."""
+        size = prompt.bit_length()
+        known = self._by_size.get(size)
+        if known is not None:
+            return known.usual
+        if not self._by_size:
+            return None
+        smaller = [other for other in self._by_size if other < size]
+        if smaller:
+            nearest = max(smaller)
+            return self._by_size[nearest].usual * 2.0 ** (size - nearest)
+        return self._by_size[min(self._by_size)].usual
+
+    def observe(self, prompt: int, seconds: float) -> None:
+        size = prompt.bit_length()
+        known = self._by_size.get(size)
+        if known is None:
+            self._by_size[size] = _Samples(seconds)
+        else:
+            known.add(seconds)
+
+    def observe_lower(self, prompt: int, seconds: float) -> None:
+        """While the engine queues, only what is quicker than is known says something, and only as long as that is little."""
+        known = self._by_size.get(prompt.bit_length())
+        if known is None or (seconds < known.usual and known.few):
+            self.observe(prompt, seconds)
+
+    def is_now(self, prompt: int, seconds: float) -> None:
+        """The engine itself takes longer than it used to: what was known of this size is of no use."""
+        self._by_size[prompt.bit_length()] = _Samples(seconds)
+
+
+class _Samples:
+    __slots__ = ("_best", "_new", "_recent", "usual")
+
+    def __init__(self, seconds: float) -> None:
+        self._recent = [seconds]
+        self._best = math.inf
+        self._new = 0
+        self.usual = seconds
+
+    @property
+    def few(self) -> bool:
+        return len(self._recent) < _SOME
+
+    def add(self, seconds: float) -> None:
+        recent = self._recent
+        if len(recent) >= _SAMPLES:
+            recent.pop(0)
+        recent.append(seconds)
+        self._new += 1
+        if len(recent) == _SAMPLES and self._new < _LOOK:
+            return
+        self._new = 0
+        usual = sorted(recent)[int((_LOW if len(recent) >= _SOME else 0.5) * len(recent))]
+        if len(recent) == _SAMPLES:
+            self._best = min(self._best * _FORGET, usual)
+        self.usual = min(usual, _RISE_MAX * self._best)

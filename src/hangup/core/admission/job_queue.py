@@ -1,0 +1,138 @@
+"""The second line: items of jobs, which nobody waits for at the other end of a connection.
+
+They are fair among each other as calls are, and seen from the first line they are not there: what is counted of jobs is
+counted here. They get what is idle, and leave room for live calls that may come; when more come than that, jobs make way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from hangup.config import AdmissionLimits
+from hangup.core.admission.backend_load import BackendLoad
+from hangup.core.admission.estimates import Peak
+from hangup.core.admission.fleet import Fleet
+from hangup.core.admission.queue import Queue
+from hangup.core.admission.tenants import Tenant
+from hangup.core.admission.ticket import NOBODY, AnyTicket
+
+
+class JobQueue(Queue):
+    """Who waits in it, who of it runs, and who of those has been told to make way."""
+
+    def __init__(self, fleet: Fleet, limits: AdmissionLimits) -> None:
+        super().__init__(lifo_after_s=math.inf)  # nobody loses patience: always in order
+        self.tenants: dict[str, Tenant] = {}
+        self.running: dict[AnyTicket, None] = {}  # as they started
+        self.yielding: set[AnyTicket] = set()  # told, and not yet ended
+        self.live_peak = Peak(limits.jobs_calm_s)  # of live calls in flight
+        self._fleet = fleet
+        self.configure(limits)
+
+    def configure(self, limits: AdmissionLimits) -> None:
+        self._limits = limits
+        self.live_peak.period_s = limits.jobs_calm_s
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.running) + len(self.yielding)
+
+    # Whose they are
+
+    def tenant(self, live: Tenant) -> Tenant:
+        """Where the jobs of a tenant are counted."""
+        found = self.tenants.get(live.name)
+        if found is None:
+            found = self.tenants[live.name] = live.for_its_jobs()
+        return found
+
+    def follow(self, live: Tenant) -> None:
+        """The tenant has been given new terms."""
+        found = self.tenants.get(live.name)
+        if found is not None:
+            self.change_terms(found, live.terms)
+            found.allowance = live.allowance
+
+    # Coming and going
+
+    def on(self, seat: BackendLoad, ticket: AnyTicket) -> None:
+        self.running[ticket] = None
+        seat.jobs += 1
+
+    def off(self, seat: BackendLoad, ticket: AnyTicket) -> None:
+        self.running.pop(ticket, None)
+        self.yielding.discard(ticket)
+        seat.jobs -= 1
+
+    # What they leave to others
+
+    def idle_seat(
+        self, live: int, now: float, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None
+    ) -> BackendLoad | None:
+        """Where an item may start, if enough stays free for live calls, of which `live` are in flight."""
+        peak = self.live_peak.get(live, now)
+        seat = self._fleet.quiet(not peak, kv, tried, seats)
+        if seat is None:
+            return None
+        if not seat.slots and not peak:  # jobs alone show what the engine can do; for a live call that comes one makes way
+            return seat if seat.in_flight < seat.known or seat.limiter.one_more(seat.in_flight, now) else None
+        most, taken = self._fleet.places(seats)
+        # Where the peak was is not known: some backends keep free no more than their share, and jobs there make way.
+        headroom = max(self._kept_free(most, peak), peak - live if seats is None else 0)
+        return seat if seat.in_flight < seat.known and most - taken - 1 >= headroom else None
+
+    def _kept_free(self, most: int, peak: int) -> int:
+        share = self._limits.jobs_hold_back_share if peak else self._limits.hold_back_share
+        return min(max(1, math.ceil(share * most)), most - 1)
+
+    # Making way
+
+    def make_way(self, queue: Queue) -> list[AnyTicket]:
+        """One job for each live call that stays in line, unless a place is about to get free for it anyway."""
+        fleet = self._fleet
+        coming = Counter({seat: seat.held for seat in fleet.seats if seat.well and seat.held})
+        coming.update(job.seat for job in self.yielding if job.seat is not None)
+        if queue.count <= coming.total() and queue.waited_for() == {None}:
+            return []
+        # Those whose end makes room; the one that started last has the least to lose.
+        could = [(job, job.seat) for job in self._may_yield() if job.seat is not None and job.seat.has_room_without(job)]
+        told: list[AnyTicket] = []
+        for waiting in queue if could else ():
+            seats, tried = waiting.seats, waiting.tried
+            soon = next((seat for seat in coming if fleet.takes(seat, tried, seats)), None)
+            if soon is not None:
+                coming[soon] -= 1
+                if not coming[soon]:
+                    del coming[soon]
+                continue
+            at = next((at for at in reversed(range(len(could))) if fleet.takes(could[at][1], tried, seats)), None)
+            if at is not None:
+                told.append(could.pop(at)[0])
+            if not could:
+                break
+        return self._tell(told)
+
+    def make_way_on(self, seat: BackendLoad) -> list[AnyTicket]:
+        """A live call was sent where prompts of jobs are being read, which it would have to wait for; or where there may be
+        no slot left, as far as has been seen."""
+        full = not seat.slots and seat.in_flight - sum(job.seat is seat for job in self.yielding) > seat.limiter.ran
+        here = [job for job in reversed(self._may_yield()) if job.seat is seat]
+        return self._tell([job for job in here if job.reading] or here[:full])
+
+    def _may_yield(self) -> list[AnyTicket]:
+        """All that run, but for one on each seat that has made way often enough: work must come to an end."""
+        often, stays = self._limits.job_yields_max, set[BackendLoad]()
+        may = []
+        for job in self.running:
+            if job.yields >= often and job.seat is not None and job.seat not in stays and job.seat.known > 1:
+                stays.add(job.seat)
+            else:
+                may.append(job)
+        return may
+
+    def _tell(self, jobs: list[AnyTicket]) -> list[AnyTicket]:
+        for job in jobs:
+            del self.running[job]
+            self.yielding.add(job)
+        return jobs

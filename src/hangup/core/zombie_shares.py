@@ -1,0 +1,71 @@
+"""Whose the tokens are that an engine computed and that never came: shared out among the calls that it did not let go of.
+
+An engine's counter tells how many there are, and the reaper whose they can be. Where the engine tells of single slots, the
+shares are exact; else they go by the time that each call ran on, and are estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hangup.core.account import ZOMBIE, Account, Entry, Price
+from hangup.core.reaper import PendingStop
+
+
+class ZombieShare(NamedTuple):
+    left: PendingStop
+    tokens: int
+    engine_s: float
+    exact: bool  # the tokens are this call's, and not a share by time
+
+
+def share(owners: Sequence[PendingStop], tokens: int | None, alone_s: float, since: float, now: float) -> list[ZombieShare]:
+    """What each had since the last time. `tokens` is None where nobody counts them: then only slots tell.
+
+    `alone_s` is how long the engine had no live call meanwhile: what it used beside one is in that call's share already.
+    """
+    if not owners:
+        return []
+    known = [max((left.tokens_since or 0) - left.booked, 0) for left in owners]
+    lived = [max(min(now, left.released_at or now) - max(since, left.at), 1e-6) for left in owners]
+    if tokens is None:
+        counts = known
+    else:
+        weights: list[float] = [float(count) for count in known] if sum(known) else lived
+        counts = _whole_parts(tokens, weights)
+    exact = tokens is None or sum(known) > 0 or len(owners) == 1
+    all_lived = sum(lived)
+    parts = zip(owners, counts, lived, strict=True)
+    return [ZombieShare(left, count, alone_s * time_s / all_lived, exact) for left, count, time_s in parts]
+
+
+def _whole_parts(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole numbers that add up to `total`, by weight."""
+    parts, given, passed, sum_of_all = list[int](), 0, 0.0, sum(weights)
+    for weight in weights:
+        passed += weight
+        upto = round(total * passed / sum_of_all)
+        parts.append(upto - given)
+        given = upto
+    return parts
+
+
+def entry(backend: str, part: ZombieShare, price: Price) -> Entry:
+    left, money = part.left, price.of(part.engine_s, part.tokens)
+    account = Account(
+        tokens_wasted=part.tokens,
+        tokens_estimated=0 if part.exact else part.tokens,
+        engine_s=part.engine_s,
+        engine_wasted_s=part.engine_s,
+        money=money,
+        money_wasted=money,
+    )
+    return Entry(left.tenant, left.model, backend, ZOMBIE, account)
+
+
+def not_saved(backend: str, left: PendingStop) -> Entry:
+    """What its call was thought to have spared the engine, which did not stop."""
+    tokens, money = left.saved
+    left.saved = (0, 0.0)
+    return Entry(left.tenant, left.model, backend, left.cause, Account(tokens_saved=-tokens, money_saved=-money))

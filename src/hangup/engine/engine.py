@@ -1,0 +1,356 @@
+"""The engine: schedule → run → postprocess, over slots, with the mailbox drained before every forward."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hangup.engine.drafters import Drafter, make_drafter
+from hangup.engine.mailbox import Mailbox
+from hangup.engine.model import Batch, Ints, Luck, Model, Scores, place_seeds
+from hangup.engine.options import EngineOptions
+from hangup.engine.request import Busy, Choice, EndReason, Event, GenerationEnded, Progress, SubmittedRequest, Unfit, Vector
+from hangup.engine.scheduler import BlockPool, Decode, Prefill, Scheduler, Sequence
+from hangup.engine.text import Writer
+
+OnEvent = Callable[[Event], None]
+Outbox = list[tuple[OnEvent, Event]]
+
+_CUT_REMEMBERED_MAX = 128  # calls that were cancelled
+
+
+@dataclass(slots=True)
+class EngineCounters:
+    """What was computed, and for whom. Written by the engine's thread, read by anyone."""
+
+    refused: int = 0  # the engine was full
+    submitted: int = 0
+    started: int = 0  # got a slot
+    finished: int = 0
+    cancels: int = 0  # messages; a call sends one at most
+    cancelled_running: int = 0
+    cancelled_waiting: int = 0  # left before they got a slot: nothing was computed for them
+    failed: int = 0
+    steps: int = 0
+    forwards: int = 0  # of any model
+    prompt_tokens: int = 0  # read by prefill
+    tokens: int = 0  # of answers, for calls that were there
+    tokens_dropped: int = 0  # found for a call that was cancelled during the forward, or behind its last token
+    drafted: int = 0
+    accepted: int = 0
+    busy_seconds: float = 0.0  # time in steps
+
+
+class ModelGate:
+    """The one door to the models. Two forwards without a drain between them are a bug, not a slow path."""
+
+    def __init__(self, counters: EngineCounters) -> None:
+        self._counters = counters
+        self._drained = False
+
+    def drained(self) -> None:
+        self._drained = True
+
+    def enter(self) -> None:
+        assert self._drained, "a forward without draining the mailbox first"
+        self._drained = False
+        self._counters.forwards += 1
+
+
+class Gated:
+    """A model behind the gate."""
+
+    def __init__(self, model: Model, gate: ModelGate) -> None:
+        self._model = model
+        self._gate = gate
+        self.name, self.vocab, self.context = model.name, model.vocab, model.context
+        self.eos, self.has_mtp, self.tokenizer = model.eos, model.has_mtp, model.tokenizer
+        self.make_cache, self.keep_states = model.make_cache, model.keep_states
+
+    def forward(self, batch: Batch) -> Scores:
+        self._gate.enter()
+        return self._model.forward(batch)
+
+    def mtp(self, slots: Ints, tokens: Ints, luck: Luck) -> Ints:
+        self._gate.enter()
+        return self._model.mtp(slots, tokens, luck)
+
+
+class Submission:
+    """A submitted call."""
+
+    __slots__ = ("_mailbox", "cancelled", "on_event", "sequence", "writer")
+
+    def __init__(self, mailbox: Mailbox[Submission], request: SubmittedRequest, on_event: OnEvent, writer: Writer) -> None:
+        self._mailbox = mailbox
+        self.sequence = Sequence(request)
+        self.on_event = on_event
+        self.writer = writer
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """From any thread, at any time, any number of times: one message, no waiting."""
+        if not self.cancelled and self.sequence.reason is None:
+            self.cancelled = True
+            self._mailbox.post_cancel(self)
+
+    def pause(self) -> None:
+        """Its reader does not keep up: no more is computed for it until `resume`. Its slot and its cache stay its own."""
+        self.sequence.paused = True
+
+    def resume(self) -> None:
+        if self.sequence.paused:
+            self.sequence.paused = False
+            self._mailbox.wake()
+
+
+class Engine:
+    """`submit` and `Submission.cancel` are for any thread; the rest is for one, which calls `step` again and again."""
+
+    def __init__(
+        self, model: Model, options: EngineOptions, post: Callable[[Outbox], None], draft_model: Model | None = None
+    ) -> None:
+        """`post` gets all events of a step at once."""
+        self.counters = EngineCounters()
+        self.mailbox: Mailbox[Submission] = Mailbox()
+        self._gate = ModelGate(self.counters)
+        blocks = options.blocks or options.slots * -(-model.context // options.block_tokens)
+        for each in (model, draft_model):
+            if each is not None:
+                each.make_cache(options.slots, blocks, options.block_tokens)
+        self.model: Model = Gated(model, self._gate)
+        self.drafter = make_drafter(options, self.model, Gated(draft_model, self._gate) if draft_model else None)
+        self.scheduler = Scheduler(
+            options.slots, BlockPool(blocks, options.block_tokens), model.context, options.prefill_tokens_max
+        )
+        self._options = options
+        self._post = post
+        self._outbox: Outbox = []
+        self._tickets: dict[Sequence, Submission] = {}
+        self._door = threading.Lock()
+        self._ended = 0
+        self.cut: dict[str, int] = {}  # the last calls that were cancelled, by name, with the tokens of their answers
+
+    # Any thread
+
+    def submit(self, request: SubmittedRequest, on_event: OnEvent) -> Submission:
+        """Raises Busy or Unfit; otherwise `on_event` will get exactly one Ended."""
+        context, pool = self.model.context, self.scheduler.pool
+        if not request.prompt or len(request.prompt) >= context or request.tokens_max < 1:
+            raise Unfit(f"The prompt has {len(request.prompt)} tokens; with its answer it must fit into {context}.")
+        if pool.needed(min(context, len(request.prompt) + request.tokens_max)) > pool.count:
+            raise Unfit(f"Prompt and answer must fit into the cache of {pool.count * pool.block_tokens} tokens.")
+        with self._door:
+            if self.counters.submitted - self._ended >= self._options.slots + self._options.waiting_max:
+                self.counters.refused += 1
+                raise Busy("The queue is full; retry later.")
+            self.counters.submitted += 1
+        ticket = Submission(self.mailbox, request, on_event, Writer(self.model.tokenizer.decoder(), request.stop))
+        if not self.mailbox.post_call(ticket):
+            raise Busy("The engine has stopped.")
+        return ticket
+
+    # The engine's thread
+
+    def step(self) -> bool:
+        """One turn; False when nobody wants anything."""
+        began = time.perf_counter()
+        self._drain()
+        match self.scheduler.schedule():
+            case Prefill(chunks):
+                self._prefill(chunks)
+            case Decode(sequences):
+                self._decode(sequences)
+            case None:
+                self._deliver()
+                return False
+        self._deliver()
+        self.counters.steps += 1
+        self.counters.busy_seconds += time.perf_counter() - began
+        return True
+
+    def end_all(self, reason: EndReason) -> None:
+        """Lets go of everyone: at the end, or when the model failed."""
+        self._drain()
+        for ticket in list(self._tickets.values()):
+            self._end(ticket, reason)
+        self._deliver()
+
+    def _drain(self) -> None:
+        """The input that comes before all others: who left is gone, and his slot taken, before anything is computed."""
+        calls, cancels = self.mailbox.drain()
+        for ticket in calls:
+            self._tickets[ticket.sequence] = ticket
+            self.scheduler.add(ticket.sequence)
+        for ticket in cancels:
+            self.counters.cancels += 1
+            self._end(ticket, "cancelled")
+        self.counters.started += self.scheduler.admit()
+        if cancels:
+            self._deliver()  # who waits for the release need not wait for the forward
+        self._gate.drained()
+
+    # Run
+
+    def _prefill(self, chunks: list[tuple[Sequence, int]]) -> None:
+        sequences = [sequence for sequence, _ in chunks]
+        rows = [(s, s.cached, s.tokens[s.cached : s.cached + count]) for s, count in chunks]
+        scores = self.model.forward(Batch.of(rows, self._options.block_tokens, every=False))
+        for sequence, count in chunks:
+            sequence.cached += count
+            self.counters.prompt_tokens += count
+        if any(s.request.embed for s in sequences):
+            self._embed(scores, sequences)
+        read = [s.cached == len(s.tokens) and not s.request.embed for s in sequences]
+        if any(read):
+            chosen = scores.choose(self._luck(sequences, 1)).tolist()
+            self._extend(scores, sequences, [row if whole else [] for row, whole in zip(chosen, read, strict=True)])
+        if self.drafter is not None and self.drafter.reads:
+            self._drain()
+            still = [s for s in sequences if s.running and not s.request.embed]
+            if still:
+                self.drafter.read(still)
+
+    def _embed(self, scores: Scores, sequences: list[Sequence]) -> None:
+        """Adds up the states of what was read; a prompt that is read to its end is told, and its slot is free."""
+        for sequence, row in zip(sequences, scores.sums(), strict=True):
+            if not sequence.request.embed:
+                continue
+            sequence.states = row if sequence.states is None else sequence.states + row
+            if sequence.cached == len(sequence.tokens):
+                ticket, size = self._tickets[sequence], float(np.linalg.norm(sequence.states))
+                if not ticket.cancelled:
+                    self._outbox.append((ticket.on_event, Vector(sequence.states / np.float32(size or 1.0))))
+                self._end(ticket, "cancelled" if ticket.cancelled else "stop")
+
+    def _decode(self, sequences: list[Sequence]) -> None:
+        if self.drafter is not None:
+            sequences = self._draft(self.drafter, sequences)
+        if not sequences:
+            return  # all of them left while we guessed
+        rows = [(s, s.cached, [s.tokens[-1], *s.draft]) for s in sequences]
+        scores = self.model.forward(Batch.of(rows, self._options.block_tokens, every=True))
+        drafts = [s.draft for s in sequences]
+        for sequence in sequences:
+            sequence.draft = []
+        chosen = scores.choose(self._luck(sequences, 1 + max(map(len, drafts)))).tolist()
+        agreed = [_agreed(row, draft) for row, draft in zip(chosen, drafts, strict=True)]
+        for sequence, draft, tokens in zip(sequences, drafts, agreed, strict=True):
+            sequence.drafted += len(draft)
+            sequence.accepted += len(tokens) - 1
+        self.counters.drafted += sum(map(len, drafts))
+        self.counters.accepted += sum(len(tokens) - 1 for tokens in agreed)
+        self._extend(scores, sequences, agreed)
+
+    def _draft(self, drafter: Drafter, sequences: list[Sequence]) -> list[Sequence]:
+        """Lets the drafter guess, in a bounded loop; whoever leaves in between is out at once."""
+        for _ in range(drafter.steps):
+            guessing = [s for s in sequences if s.running and len(s.draft) < s.limit - len(s.tokens) - 1]
+            if not guessing:
+                break
+            drafter.step(guessing, lambda some: self._luck(some, 1))
+            self._drain()
+        still = [s for s in sequences if s.running]
+        for sequence in still:
+            del sequence.draft[max(0, sequence.limit - len(sequence.tokens) - 1) :]
+        return still
+
+    def _luck(self, sequences: list[Sequence], places: int) -> Luck:
+        """How to choose at the places behind each sequence's tokens and guesses."""
+        asked = [sequence.request for sequence in sequences]
+        seeds = np.array([[request.seed] for request in asked], np.uint64)
+        behind = [range(s.answered + len(s.draft), s.answered + len(s.draft) + places) for s in sequences]
+        return Luck(
+            np.array([request.temperature for request in asked], np.float32),
+            np.array([request.top_p for request in asked], np.float32),
+            place_seeds(seeds, np.array(behind, np.uint64)),
+        )
+
+    # Postprocess
+
+    def _extend(self, scores: Scores, sequences: list[Sequence], tokens: list[list[int]]) -> None:
+        """Each sequence grows by its new tokens, whose last one is not in the cache yet."""
+        for sequence, new in zip(sequences, tokens, strict=True):
+            if new:
+                sequence.tokens += new
+                sequence.cached = len(sequence.tokens) - 1
+        if self.drafter is not None:
+            self.drafter.verified(scores, sequences, np.array([max(0, len(new) - 1) for new in tokens], np.int32))
+        for row, (sequence, new) in enumerate(zip(sequences, tokens, strict=True)):
+            if new:
+                self._tell(self._tickets[sequence], new, scores, row)
+
+    def _tell(self, ticket: Submission, new: list[int], scores: Scores, row: int) -> None:
+        """Hands the tokens on, up to the end of the answer if that is among them."""
+        sequence, request, writer = ticket.sequence, ticket.sequence.request, ticket.writer
+        if ticket.cancelled:
+            self.counters.tokens_dropped += len(new)
+            return  # its cancel is in the mailbox
+        text, told, reason, choices = "", 0, None, []
+        for place, token in enumerate(new):
+            if token in self.model.eos and not request.ignore_eos:
+                reason = "stop"
+                break
+            text += writer.push(token)
+            told += 1
+            if request.logprobs is not None:
+                logprob, top = scores.logprobs(row, place, token, request.logprobs)
+                choices.append(Choice(token, logprob, tuple(top)))
+            if writer.stop:
+                reason = "stop"
+                break
+        if reason is None and len(sequence.tokens) >= sequence.limit:
+            reason = "length"
+        if reason is not None:
+            text += writer.rest()
+        self.counters.tokens += told
+        self.counters.tokens_dropped += len(new) - told
+        if told or text:
+            self._outbox.append((ticket.on_event, Progress(text, told, tuple(choices))))
+        if reason is not None:
+            del sequence.tokens[len(sequence.tokens) - len(new) + told :]
+            self._end(ticket, "length" if reason == "length" else "stop")
+
+    def _end(self, ticket: Submission, reason: EndReason) -> None:
+        sequence = ticket.sequence
+        started = sequence.running
+        if not self.scheduler.end(sequence, reason):
+            return  # it ended by itself while its cancel was on the way
+        match reason:
+            case "cancelled" if started:
+                self.counters.cancelled_running += 1
+                self._remember_cut(sequence.request.name, sequence.answered)
+            case "cancelled":
+                self.counters.cancelled_waiting += 1
+            case "failed":
+                self.counters.failed += 1
+            case _:
+                self.counters.finished += 1
+        self._ended += 1
+        del self._tickets[sequence]
+        told = sequence.answered, sequence.drafted, sequence.accepted, ticket.writer.stop
+        ended = GenerationEnded(reason, len(sequence.request.prompt), *told)
+        self._outbox.append((ticket.on_event, ended))
+
+    def _remember_cut(self, name: str, tokens: int) -> None:
+        """Those of a forward that was under way count as well: what was computed for nobody is told to the last token."""
+        self.cut[name] = self.cut.pop(name, 0) + tokens
+        if len(self.cut) > _CUT_REMEMBERED_MAX:
+            del self.cut[next(iter(self.cut))]
+
+    def _deliver(self) -> None:
+        if self._outbox:
+            outbox, self._outbox = self._outbox, []
+            self._post(outbox)
+
+
+def _agreed(chosen: list[int], draft: list[int]) -> list[int]:
+    """What was chosen, up to and with the first choice that the draft did not foresee: behind it, nothing is valid."""
+    right = 0
+    while right < len(draft) and chosen[right] == draft[right]:
+        right += 1
+    return chosen[: right + 1]

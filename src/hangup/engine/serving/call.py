@@ -1,0 +1,173 @@
+"""One HTTP request to the engine: read, submitted, told, and cancelled in the turn in which its client is seen to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from hangup.core import reasons
+from hangup.core.reasons import Reason
+from hangup.engine.engine import Submission
+from hangup.engine.request import Busy, SubmittedRequest, Unfit
+from hangup.engine.serving.answers import AnswerShape
+from hangup.errors import Refusal
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.http import jsonbody
+from hangup.gateway.http.answer import encode_head
+from hangup.gateway.http.head import Headers
+
+if TYPE_CHECKING:
+    from hangup.engine.serving.server import EngineServer
+
+_JSON = b"application/json"
+
+
+class EngineCall:
+    """What a connection carries. Once the answer is complete, or the client gone, it holds nothing.
+
+    Subclasses say what is submitted and how it is told.
+    """
+
+    shape: type[AnswerShape] = AnswerShape
+
+    def __init__(self, server: EngineServer, client: ClientConnection, id: str, deadline_s: float = math.inf) -> None:
+        """`deadline_s` is how long whoever asks will wait for all of it."""
+        self.id = id
+        self._deadline_at = time.monotonic() + deadline_s
+        self._timer: asyncio.TimerHandle | None = None
+        self.body_bytes_max = server.limits.body_bytes_max
+        self.body_s = server.limits.body_s
+        self._server = server
+        self._client = client
+        self._over = False
+        self._streaming = False
+        self._tickets: list[Submission] = []
+        self._structure: jsonbody.Structure | None = None
+
+    # The connection tells us
+
+    def body_piece(self, piece: bytes) -> bool:
+        try:
+            self._structure = self._structure or jsonbody.Structure(self._server.limits.json_elements_max)
+            self._structure.feed(piece)
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.detail)
+        return False
+
+    def body_arrived(self, body: bytes) -> None:
+        try:
+            limits = self._server.limits
+            self._begin(jsonbody.decode(body, self._structure, limits.json_elements_max, limits.json_depth_max))
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.detail)
+        except Busy as busy:
+            self.refuse(reasons.QUEUE_FULL, str(busy))
+        except Unfit as unfit:
+            self.refuse(reasons.BAD_FIELD, str(unfit))
+
+    def client_left(self, reason: Reason) -> None:
+        self._let_go()
+
+    def refuse(self, reason: Reason, detail: str = "") -> None:
+        self._let_go()
+        body = orjson.dumps(self.shape.error(reason.status, reason.code, detail or reason.message))
+        retry: Headers = [(b"retry-after", b"1")] if reason is reasons.QUEUE_FULL else []
+        respond(self._client, reason.status, body, self.id, more=retry)
+
+    def fault(self, error: Exception) -> None:
+        self._give_up(reasons.ENGINE_ERROR, 500)
+        raise error  # to the loop's handler, which tells of it
+
+    def on_due(self) -> None:
+        raise AssertionError("a call sets no time")
+
+    def pause_engine(self) -> None:
+        """The client does not read: nothing more is computed for it until it does. Its stall is watched at the edge."""
+        for ticket in self._tickets:
+            ticket.pause()
+
+    def resume_engine(self) -> None:
+        for ticket in self._tickets:
+            ticket.resume()
+
+    def cancel(self) -> None:
+        """From `POST /v1/cancel/{id}`; the client is told by its last event."""
+        for ticket in self._tickets:
+            ticket.cancel()
+
+    # The answer
+
+    def _begin(self, body: dict[str, Any]) -> None:
+        """Raises Refusal, Busy or Unfit; otherwise it has answered, or submitted what `on_event` will be told of."""
+        raise NotImplementedError
+
+    def _check_deadline(self, requests: list[SubmittedRequest]) -> None:
+        """What cannot be done by then is not begun; what turns out not to be is ended then."""
+        if self._deadline_at == math.inf:
+            return
+        left_s = self._deadline_at - time.monotonic()
+        least_s = self._server.runner.least_s(requests)
+        if least_s > left_s:
+            detail = f"It takes {least_s:.1f} s at the least, and there are {max(left_s, 0.0):.1f} s left."
+            raise Refusal(reasons.DEADLINE_NEAR, detail)
+        self._timer = asyncio.get_running_loop().call_later(left_s, self._too_late)
+
+    def _too_late(self) -> None:
+        self._timer = None
+        if not self._over:
+            self._give_up(reasons.CLIENT_DEADLINE)
+
+    def _done(self) -> None:
+        """All that was submitted has ended; what is left is to say so."""
+        self._over = True
+        self._stop_timer()
+        self._server.closed(self)
+
+    def _give_up(self, reason: Reason, status: int = 0) -> None:
+        self._let_go()
+        told = status or reason.status, reason.code, reason.message
+        if self._streaming:
+            self._client.send(self.shape.error_event(*told))
+            self._client.break_off()
+        else:
+            respond(self._client, told[0], orjson.dumps(self.shape.error(*told)), self.id)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _let_go(self) -> None:
+        """The one place where a call that did not complete is given up: one cancel for each of its tickets."""
+        if not self._over:
+            self._over = True
+            self._stop_timer()
+            self.cancel()
+            self._server.closed(self)
+
+
+def respond(
+    client: ClientConnection, status: int, body: bytes, id: str, kind: bytes = _JSON, more: Headers | None = None
+) -> None:
+    headers: Headers = [
+        (b"content-type", kind),
+        (b"content-length", b"%d" % len(body)),
+        *(more or []),
+        *closing_headers(client, id),
+    ]
+    client.begin(encode_head(status, headers), chunked=False)
+    client.send(body)
+    client.finish()
+
+
+def closing_headers(client: ClientConnection, id: str) -> Headers:
+    headers: Headers = [(b"server", b"hangup-engine"), (b"x-request-id", id.encode("ascii"))]
+    if client.will_close:
+        headers.append((b"connection", b"close"))
+    elif not client.http11:
+        headers.append((b"connection", b"keep-alive"))
+    return headers

@@ -1,0 +1,123 @@
+"""OpenAI's embeddings: POST /v1/embeddings. A text is the mean of the model's last states over its tokens, of length 1."""
+
+from __future__ import annotations
+
+import base64
+from functools import partial
+from typing import Any
+
+import numpy as np
+import orjson
+
+from hangup.core import reasons
+from hangup.engine.model import Floats, Model
+from hangup.engine.request import Busy, Event, GenerationEnded, SubmittedRequest, Unfit, Vector
+from hangup.engine.serving.call import EngineCall, respond
+from hangup.engine.serving.requests import bad, tokens_of
+from hangup.errors import Refusal
+
+INPUTS_MAX = 2048  # as OpenAI has it
+
+
+def read_inputs(body: dict[str, Any]) -> list[Any]:
+    """The texts, or lists of tokens; what they are is found out one by one, when there is room for each."""
+    given = body.get("input")
+    if body.get("dimensions") is not None:
+        raise Refusal(reasons.BAD_FIELD, "dimensions is not supported by this engine.")
+    if body.get("encoding_format") not in (None, "float", "base64"):
+        raise bad("encoding_format", "float or base64")
+    inputs = given if isinstance(given, list) and not all(isinstance(token, int) for token in given) else [given]
+    if len(inputs) > INPUTS_MAX:
+        raise bad("input", f"made of up to {INPUTS_MAX} texts")
+    return inputs
+
+
+def read_input(text: Any, model: Model, name: str) -> SubmittedRequest:
+    prompt = tokens_of(text, model, "input")
+    if not 0 < len(prompt) < model.context:
+        detail = f"input: a text has {len(prompt)} tokens; 1 to {model.context - 1} fit the context."
+        raise Refusal(reasons.BAD_FIELD, detail)
+    return SubmittedRequest(prompt=tuple(prompt), tokens_max=1, embed=True, name=name)
+
+
+class EmbeddingsCall(EngineCall):
+    """Its texts are read, and go into the engine, as there is room: as many at a time as it has slots.
+
+    So thousands of them neither fill the waiting list nor keep the event loop from its other calls.
+    """
+
+    def _begin(self, body: dict[str, Any]) -> None:
+        self._inputs = read_inputs(body)
+        self._base64 = body.get("encoding_format") == "base64"
+        self._next = 0
+        self._waits: SubmittedRequest | None = None  # the next one, for which there was no room
+        self._in_engine = 0
+        self._tokens = 0
+        self._vectors: dict[int, Floats] = {}
+        self._check_deadline([self._read_next()])
+        self._server.opened(self)
+        try:
+            self._submit()
+        except (Busy, Unfit, Refusal):
+            self._let_go()
+            raise
+
+    def _read_next(self) -> SubmittedRequest:
+        if self._waits is None:
+            self._waits = read_input(self._inputs[self._next], self._server.runner.model, self.id)
+        return self._waits
+
+    def _submit(self) -> None:
+        """Raises Busy if there is no room and none of ours is in the engine, whose end would make some."""
+        while self._next < len(self._inputs) and self._in_engine < self._server.options.slots:
+            request = self._read_next()
+            try:
+                self._tickets.append(self._server.runner.submit(request, partial(self._on_event, self._next)))
+            except Busy:
+                if self._in_engine:
+                    return
+                raise
+            self._waits = None
+            self._next += 1
+            self._in_engine += 1
+            self._tokens += len(request.prompt)
+
+    def _on_event(self, index: int, event: Event) -> None:
+        if self._over:
+            return  # what was on its way when the client left
+        if isinstance(event, Vector):
+            self._vectors[index] = event.values
+            return
+        assert isinstance(event, GenerationEnded)
+        self._in_engine -= 1
+        if event.reason != "stop":
+            failed = event.reason == "failed"
+            self._give_up(reasons.ENGINE_ERROR if failed else reasons.ENGINE_GAVE_UP, 500 if failed else 0)
+            return
+        try:
+            self._submit()
+        except Busy as busy:
+            self.refuse(reasons.QUEUE_FULL, str(busy))
+        except Unfit as unfit:
+            self.refuse(reasons.BAD_FIELD, str(unfit))
+        except Refusal as refusal:
+            self.refuse(refusal.reason, refusal.detail)
+        if len(self._vectors) == len(self._inputs) and not self._over:
+            self._complete()
+
+    def _complete(self) -> None:
+        self._done()
+        rows = [
+            {"object": "embedding", "index": index, "embedding": self._written(self._vectors[index])}
+            for index in range(len(self._inputs))
+        ]
+        answer = {
+            "object": "list",
+            "data": rows,
+            "model": self._server.runner.model.name,
+            "usage": {"prompt_tokens": self._tokens, "total_tokens": self._tokens},
+        }
+        respond(self._client, 200, orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), self.id)
+
+    def _written(self, values: Floats) -> str | Floats:
+        return base64.b64encode(values.astype(np.dtype("<f4")).tobytes()).decode() if self._base64 else values

@@ -1,0 +1,326 @@
+"""The stand-in's HTTP side: one connection, one call at a time, pipelining refused; control under /standin/."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import asdict
+from typing import Any, cast
+from urllib.parse import unquote
+
+import httptools
+import orjson
+
+from hangup.fake_engine.engine import USAGE_MORE, Behaviour, FakeEngine, FakeWork
+from hangup.fake_engine.plain_responses import PATHS, FakePlain, about_text, read_form
+from hangup.fake_engine.profiles import LIKENESSES, EngineProfile
+from hangup.fake_engine.responses import FakeResponse, FakeResponses, shape_for
+from hangup.tasks import DUTIES
+
+MODEL = "standin"
+SEEN_MAX = 20_000  # requests whose ids are remembered, for tests that ask what reached the engine
+SEEN_BODY_BYTES_MAX = 1024 * 1024
+RESPONSES_MAX = 1000  # kept, as vLLM does with VLLM_ENABLE_RESPONSES_API_STORE
+
+
+class FakeEngineServer:
+    """An engine and what its HTTP side remembers."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.engine = FakeEngine(behaviour, crash=lambda: os.kill(os.getpid(), signal.SIGKILL))
+        self.seen: list[dict[str, Any]] = []
+        self.responses: dict[str, Any] = {}
+        self.connections = 0
+        self.calls = 0
+
+    def remember(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
+        if len(self.seen) < SEEN_MAX:
+            text = body[:SEEN_BODY_BYTES_MAX].decode("utf-8", "replace")
+            self.seen.append({"method": method, "path": path, "headers": headers, "body": text, "bytes": len(body)})
+
+    def keep(self, response: Any) -> None:
+        if len(self.responses) >= RESPONSES_MAX:
+            del self.responses[next(iter(self.responses))]
+        self.responses[response["id"]] = response
+
+
+class FakeEngineConnection(asyncio.Protocol):
+    transport: asyncio.Transport
+
+    def __init__(self, standin: FakeEngineServer) -> None:
+        self._standin = standin
+        self._engine = standin.engine
+        self._work: FakeWork | None = None
+        self._shape: FakeResponse | None = None
+        self._embedding: asyncio.TimerHandle | None = None
+        self._inputs = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._standin.connections += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._standin.connections -= 1
+        if self._embedding is not None and not self._engine.behaviour.deaf:
+            self._embedding.cancel()
+            self._embedded(None)
+        if self._work is not None:
+            work, self._work = self._work, None
+            self._like.client_left(self._engine, work, self._shape is not None and self._shape.stream)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._answer(400, {"error": {"message": str(error)}})
+            self.transport.close()
+
+    @property
+    def _like(self) -> EngineProfile:
+        return LIKENESSES[self._engine.behaviour.like]
+
+    # llhttp's callbacks
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        method = self._parser.get_method().decode("ascii")
+        path = self._target.partition(b"?")[0].decode("latin-1")
+        headers, body = self._headers, b"".join(self._body)
+        self._reset()
+        if not path.startswith("/standin/") and path not in ("/health", "/metrics"):
+            self._standin.remember(method, path, headers, body)
+        try:
+            self._handle(method, path, headers, body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self._answer(400, {"error": {"message": f"bad request: {error}", "type": "invalid_request_error"}})
+
+    # Paths
+
+    def _handle(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
+        if path.startswith("/standin/"):
+            self._control(path, body)
+        elif method == "OPTIONS" and self._engine.behaviour.cors and "access-control-request-method" in headers:
+            self._send(200, b"text/plain", b"OK")
+        elif path == "/health":
+            self._answer(200, {"status": "ok"})
+        elif path == "/v1/models" or path.startswith("/v1/models/"):
+            self._tell_models(path)
+        elif method == "GET" and (page := self._like.page(path, self._engine)) is not None:
+            if not self._engine.behaviour.status_hangs:
+                self._send(*page)
+        elif method == "POST" and "abort" in path and (page := self._like.abort(path, orjson.loads(body), self._engine)):
+            self._send(*page)
+        elif method == "POST" and (missing := self._missing_model(headers, body)):
+            message = f"The model `{missing}` does not exist."
+            self._answer(404, {"error": {"message": message, "type": "NotFoundError", "param": "model", "code": 404}})
+        elif method == "POST" and path == "/v1/embeddings":
+            self._embed(_embeddings(orjson.loads(body)))
+        elif method == "POST" and path == "/v1/messages/count_tokens":
+            self._answer(200, {"input_tokens": len(body.split())})
+        elif path.startswith("/v1/responses/"):
+            self._stored(method, path)
+        elif method == "POST":
+            is_form = headers.get("content-type", "").startswith("multipart/form-data")
+            value = read_form(body) if is_form else orjson.loads(body)
+            if (answer := about_text(path, value)) is not None:
+                self._answer(200, answer)
+            else:
+                self._generate(path, headers, value)
+        else:
+            self._answer(404, {"error": {"message": "not found", "type": "not_found_error"}})
+
+    @property
+    def _models(self) -> list[str]:
+        """Those that it has and no others; none if it answers to any name."""
+        return [name for name in self._engine.behaviour.models.split(",") if name]
+
+    def _tell_models(self, path: str) -> None:
+        rows = {
+            name: {"id": name, "object": "model", "created": 0, "owned_by": self._like.owner}
+            for name in self._models or [MODEL]
+        }
+        if self._models:
+            rows = {name: row | {"root": name, "parent": None} for name, row in rows.items()}
+        name = unquote(path.removeprefix("/v1/models").removeprefix("/"))
+        if name and self._models and name not in rows:
+            self._answer(404, {"error": {"message": f"The model `{name}` does not exist.", "type": "NotFoundError"}})
+        else:
+            row = rows.get(name) or next(iter(rows.values()))
+            self._answer(200, row if name else {"object": "list", "data": list(rows.values())})
+
+    def _missing_model(self, headers: dict[str, str], body: bytes) -> str:
+        """The name of a model that is asked for and that it does not have."""
+        if not self._models or not headers.get("content-type", "").startswith("application/json"):
+            return ""
+        value = orjson.loads(body)
+        name = value.get("model") if isinstance(value, dict) else None
+        return name if isinstance(name, str) and name not in self._models else ""
+
+    def _control(self, path: str, body: bytes) -> None:
+        standin = self._standin
+        match path.removeprefix("/standin/"):
+            case "stats":
+                self._answer(200, {**standin.engine.stats(), "connections": standin.connections})
+            case "seen":
+                self._answer(200, {"seen": standin.seen})
+            case "past":
+                self._answer(200, {"past": [asdict(past) for past in standin.engine.past]})
+            case "behave":
+                standin.engine.behaviour.change(orjson.loads(body or b"{}"))
+                self._answer(200, asdict(standin.engine.behaviour))
+            case "forget_peaks":
+                standin.engine.forget_peaks()
+                self._answer(200, {})
+            case "abort":
+                self._answer(200, {"tokens": standin.engine.abort(orjson.loads(body)["id"])})
+            case _:
+                self._answer(404, {"error": {"message": "no such control"}})
+
+    def _stored(self, method: str, path: str) -> None:
+        id, _, action = path.removeprefix("/v1/responses/").partition("/")
+        response = self._standin.responses.get(id)
+        if response is None or (method, action) not in (("GET", ""), ("POST", "cancel")):
+            self._answer(404, {"error": {"message": f"no response {id}", "type": "not_found_error"}})
+        else:
+            self._answer(200, response)
+
+    def _generate(self, path: str, headers: dict[str, str], request: dict[str, Any]) -> None:
+        behaviour = self._engine.behaviour
+        if behaviour.fail_status:
+            self._answer(behaviour.fail_status, {"error": {"message": "told to fail", "type": "server_error"}})
+            return
+        kind = FakePlain if path in PATHS and "messages" not in request else shape_for(path, request)
+        if kind is None:
+            self._answer(404, {"error": {"message": "not found", "type": "not_found_error"}})
+            return
+        self._standin.calls += 1
+        id = str(request.get(self._like.id_field) or headers.get("x-request-id") or f"call-{self._standin.calls}")
+        shape = kind(request, id, MODEL)
+        if shape.stream and behaviour.refuse_stream:
+            self._answer(400, {"error": {"message": "streaming is not supported", "type": "invalid_request_error"}})
+            return
+        shape.stream = shape.stream and not behaviour.ignore_stream
+        shape.settle(behaviour.answer_tokens, behaviour.ignore_cap)
+        shape.usage_more = USAGE_MORE if self._engine.lies("usage") else 0
+        self._shape = shape
+        work = FakeWork(id, shape.prompt_tokens, shape.length, shape.choices, self._on_token, self._on_end)
+        work.wanted_slot = request.get("id_slot") if self._like.name == "llamacpp" else None
+        self._work = work
+        if not self._engine.submit(work):
+            self._work = None
+            self._refuse()
+        elif shape.stream:
+            head = b"HTTP/1.1 200 OK\r\nserver: %b\r\n%bcontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
+            self.transport.write(head % (self._like.server.encode(), self._cors(), shape.content_type))
+
+    def _refuse(self) -> None:
+        status, retry_after_s = self._engine.behaviour.full_status, self._engine.behaviour.retry_after_s
+        kind = "rate_limit_error" if status == 429 else "server_error"
+        after = b"retry-after: %d\r\n" % max(round(retry_after_s), 1) if retry_after_s else b""
+        body = orjson.dumps({"error": {"message": "the queue is full", "type": kind}})
+        self._send(status, b"application/json", body, after)
+
+    def _embed(self, answer: dict[str, Any]) -> None:
+        """An embeddings call takes its time and no slot; a client that leaves ends it."""
+        if not self._engine.behaviour.embed_s:
+            self._answer(200, answer)
+            return
+        self._inputs = len(answer["data"])
+        self._engine.embedding += self._inputs
+        loop = asyncio.get_running_loop()
+        self._embedding = loop.call_later(self._engine.behaviour.embed_s, self._embedded, answer)
+
+    def _embedded(self, answer: dict[str, Any] | None) -> None:
+        self._engine.embedding -= self._inputs
+        self._embedding = None
+        if answer is not None and not self.transport.is_closing():
+            self._answer(200, answer)
+
+    # The engine's callbacks
+
+    def _on_token(self, index: int) -> None:
+        shape = self._shape
+        assert shape is not None
+        if shape.stream:
+            events = shape.opening() if index == 0 else []
+            events += [shape.token(choice, index) for choice in range(shape.choices)]
+            self.transport.write(b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events]))
+
+    def _on_end(self) -> None:
+        shape, work = self._shape, self._work
+        self._shape = self._work = None
+        assert shape is not None and work is not None
+        if work.computed < shape.length and self._engine.behaviour.cut_after:
+            self.transport.write(b"0\r\n\r\n")  # a truncated answer that looks complete to HTTP
+        elif work.computed < shape.length:
+            self.transport.close()  # aborted by id
+        elif shape.stream:
+            self._keep(shape, work.computed)
+            events = shape.closing(work.computed)
+            self.transport.write(b"".join([b"%x\r\n%b\r\n" % (len(e), e) for e in events]) + b"0\r\n\r\n")
+        else:
+            self._keep(shape, work.computed)
+            self._answer(200, shape.whole(work.computed))
+
+    def _keep(self, shape: FakeResponse, count: int) -> None:
+        if isinstance(shape, FakeResponses) and shape.request.get("store", True):
+            self._standin.keep(shape.whole(count))
+
+    def _answer(self, status: int, value: Any) -> None:
+        self._send(status, b"application/json", orjson.dumps(value))
+
+    def _send(self, status: int, kind: bytes, body: bytes, more: bytes = b"") -> None:
+        head = b"HTTP/1.1 %d X\r\nserver: %b\r\n%bcontent-type: %b\r\n%bcontent-length: %d\r\n\r\n"
+        self.transport.write(head % (status, self._like.server.encode(), self._cors(), kind, more, len(body)) + body)
+
+    def _cors(self) -> bytes:
+        """As vLLM and SGLang have it unless they are told otherwise."""
+        if not self._engine.behaviour.cors:
+            return b""
+        return b"access-control-allow-origin: *\r\naccess-control-allow-methods: GET, POST\r\naccess-control-max-age: 600\r\n"
+
+
+def _embeddings(request: dict[str, Any]) -> dict[str, Any]:
+    given = request.get("input", "")
+    texts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    rows = [{"object": "embedding", "index": i, "embedding": [0.5, -0.5, float(len(str(t)))]} for i, t in enumerate(texts)]
+    usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
+    return {"object": "list", "data": rows, "model": request.get("model") or MODEL, "usage": usage}
+
+
+class Running:
+    """A stand-in that serves until it is closed."""
+
+    def __init__(self, standin: FakeEngineServer, server: asyncio.Server, task: asyncio.Task[None]) -> None:
+        self.standin = standin
+        self.port: int = server.sockets[0].getsockname()[1]
+        self._server = server
+        self._task = task
+
+    async def close(self) -> None:
+        self._server.close()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def start(behaviour: Behaviour, host: str = "127.0.0.1", port: int = 0) -> Running:
+    loop = asyncio.get_running_loop()
+    standin = FakeEngineServer(behaviour)
+    server = await loop.create_server(lambda: FakeEngineConnection(standin), host, port, backlog=4096)
+    return Running(standin, server, DUTIES.start("standin", standin.engine.run()))

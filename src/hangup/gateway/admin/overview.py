@@ -1,0 +1,143 @@
+"""The gateway at a glance, and the stream of such glances that the dashboard lives on.
+
+A glance is made once for all who watch, and only while somebody watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from hangup import __version__
+from hangup.core.account import ZOMBIE
+from hangup.core.call import Call
+from hangup.core.reasons import Outcome
+from hangup.gateway.admin import calls
+from hangup.gateway.admin.view import GatewayView
+
+PERIOD_S = 1.0
+WATCHERS_MAX = 50
+_ENDED_SHOWN = 8
+_ZOMBIES_SHOWN = 8
+_JOBS_SHOWN = 20
+_LOOKED_THROUGH = 200
+_REFUSING = frozenset([Outcome.SHED.value, Outcome.REFUSED.value])
+
+
+def overview(view: GatewayView) -> dict[str, Any]:
+    ledger = view.ledger
+    causes: Counter[str] = Counter()
+    refusals: Counter[str] = Counter()
+    for (_, outcome, cause), count in ledger.calls.items():
+        causes[str(outcome)] += count
+        if outcome in _REFUSING:
+            refusals[cause] += count
+    fates: Counter[str] = Counter()
+    for (_, _, fate), count in ledger.tokens.items():
+        fates["wasted" if fate == ZOMBIE else fate] += count
+    phases = Counter(phase.value for phase in view.phases())
+    return {
+        "version": __version__,
+        "not_ready": view.ready(),
+        "live": sum(phases.values()),
+        "phases": phases,
+        "waiting": view.queue_depth(),
+        "connections": view.connections(),
+        "outcomes": causes,
+        "refusals": refusals,
+        "tokens": fates,
+        "tokens_streaming": sum(
+            call.tokens_out for call in view.calls() if call.stream
+        ),  # their calls are not in the books yet
+        "backends": view.backends(),
+        "alarms": view.alarms(),
+        "zombies": view.zombies()[:_ZOMBIES_SHOWN],
+        "jobs": _jobs(view),
+        "left": [_story(view, call) for call in _left(view)],
+        "history": _rates(view.history()),
+    }
+
+
+def _jobs(view: GatewayView) -> dict[str, Any]:
+    jobs = view.jobs()
+    total, rows = jobs.active(_JOBS_SHOWN) if jobs is not None else (0, [])
+    return {"total": total, "rows": rows}
+
+
+def _left(view: GatewayView) -> list[Call]:
+    """Who ended lately while an engine was at work for them: the zombies there may be, and those there are not."""
+    ended = [call for call in view.ended(_LOOKED_THROUGH) if call.sent_at is not None and not call.engine_finished]
+    return ended[:_ENDED_SHOWN]
+
+
+def _story(view: GatewayView, call: Call) -> dict[str, Any]:
+    assert call.ended_at is not None
+    row = calls.describe(call, "", call.ended_at)
+    kept = {name: row[name] for name in ("id", "tenant", "model", "backend", "tokens_out", "age_s")}
+    return {
+        **kept,
+        "cause": call.reason.code if call.reason else "",
+        "ended_s_ago": round(view.now() - call.ended_at, 1),
+        "release": calls.release(call),
+    }
+
+
+def _rates(history: list[dict[str, float]]) -> list[list[float | None]]:
+    """At, busy, tokens per second that engines computed, tokens per second that came, live, waiting."""
+    rows: list[list[float | None]] = []
+    for before, after in pairwise(history):
+        seconds = after["monotonic"] - before["monotonic"]
+        if seconds <= 0:
+            continue
+        known = before["computed"] >= 0 and after["computed"] >= before["computed"]
+        rows.append(
+            [
+                after["at"],
+                round(after["busy"], 3) if after["busy"] >= 0 else None,
+                round((after["computed"] - before["computed"]) / seconds, 1) if known else None,
+                round(max(after["seen"] - before["seen"], 0.0) / seconds, 1),
+                after["live"],
+                after["waiting"],
+            ]
+        )
+    return rows
+
+
+class Watchers:
+    """`GET /api/events`: a glance each second, as server-sent events."""
+
+    def __init__(self, view: GatewayView) -> None:
+        self._view = view
+        self._count = 0
+        self._glance = b""
+        self._made_at = 0.0
+
+    async def events(self, request: Request) -> Response:
+        if self._count >= WATCHERS_MAX:
+            return Response(b'{"error":"too many watch already"}', 503, media_type="application/json")
+        return StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def overview(self, request: Request) -> Response:
+        return Response(self._now(), media_type="application/json")
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        self._count += 1
+        try:
+            while True:
+                yield b"data: " + self._now() + b"\n\n"
+                await asyncio.sleep(PERIOD_S)
+        finally:
+            self._count -= 1
+
+    def _now(self) -> bytes:
+        now = self._view.now()
+        if now - self._made_at >= PERIOD_S / 2 or not self._glance:
+            self._glance, self._made_at = orjson.dumps(overview(self._view)), now
+        return self._glance

@@ -1,0 +1,94 @@
+"""The admin port's pages and the server under them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from functools import partial
+from importlib.resources import files
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from hangup.config import ClientLimits
+from hangup.gateway.admin import api, metrics
+from hangup.gateway.admin.connection import bounded
+from hangup.gateway.admin.guard import Guard, Policy
+from hangup.gateway.admin.view import GatewayView
+
+_FILES = files("hangup.gateway.admin") / "page"
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+
+
+async def page(file: str, kind: str, request: Request) -> Response:
+    """The dashboard: three files, nothing from elsewhere."""
+    return Response((_FILES / file).read_bytes(), media_type=kind)
+
+
+def make_app(view: GatewayView, policy: Policy) -> Starlette:
+    made = metrics.registry(view)
+
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        why_not = view.ready()
+        lines = ["ready" if why_not is None else why_not, *(f"not running: {each}" for each in view.not_running())]
+        return PlainTextResponse("\n".join(lines) + "\n", 200 if why_not is None else 503)
+
+    async def metrics_page(request: Request) -> Response:
+        return Response(metrics.render(made), media_type=CONTENT_TYPE_LATEST)
+
+    async def fault(request: Request, error: Exception) -> Response:
+        view.fault(error)
+        return JSONResponse({"error": "internal gateway error; see the gateway log"}, 500)
+
+    return Starlette(
+        routes=[
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/metrics", metrics_page),
+            *api.routes(view),
+            *(Route(path, partial(page, file, kind)) for path, (file, kind) in _PAGE.items()),
+        ],
+        middleware=[Middleware(Guard, policy)],
+        exception_handlers={Exception: fault},
+    )
+
+
+class AdminServer(uvicorn.Server):
+    """uvicorn on a socket of ours, leaving the signals to the gateway."""
+
+    def __init__(self, view: GatewayView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
+        super().__init__(
+            uvicorn.Config(
+                make_app(view, policy),
+                http=bounded(limits),
+                ws="none",
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._sock = sock
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def run_until_stopped(self) -> None:
+        await self.serve(sockets=[self._sock])
+
+    def stop(self) -> None:
+        self.should_exit = True

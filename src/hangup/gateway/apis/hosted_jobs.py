@@ -1,0 +1,187 @@
+"""Jobs as hosted providers have them: their paths, and what their objects say in our words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+from typing import NamedTuple
+
+import orjson
+
+from hangup.core.jobs import ItemCounts, JobStatus, Kind
+from hangup.gateway.apis.base import Json
+from hangup.gateway.http.sse import SSE, Splitter
+
+_BASES = {Kind.BATCH: "/v1/batches", Kind.RESPONSE: "/v1/responses", Kind.MESSAGES: "/v1/messages/batches"}
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_UPLOADS = ("/v1/files", "/v1/messages/batches")
+# Where an object's own words differ from ours, or there are more of them.
+_STATUS = {
+    "queued": JobStatus.RUNNING,
+    "in_progress": JobStatus.RUNNING,
+    "finalizing": JobStatus.RUNNING,
+    "incomplete": JobStatus.COMPLETED,
+    "canceling": JobStatus.CANCELLING,
+    **{status.value: status for status in JobStatus},
+}
+
+
+class ProviderRequestKind(Enum):
+    CREATE = auto()
+    LOOK = auto()
+    CANCEL = auto()
+    DELETE = auto()
+    OTHER = auto()  # lists, results, files: nothing that changes what is known of a job
+
+
+class Target(NamedTuple):
+    """What a request is about."""
+
+    what: ProviderRequestKind
+    kind: Kind | None = None
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderAnswer:
+    """What an object of the provider's says of itself."""
+
+    id: str
+    status: JobStatus
+    tally: ItemCounts
+    model: str | None = None
+    expires: float | None = None  # by the clock of day
+    detached: bool = True  # it needs no connection; a response that its client waits for is no job
+
+
+def is_upload(method: str, path: str) -> bool:
+    """Whether the body is as large as a file."""
+    return method == "POST" and path in _UPLOADS
+
+
+def target_of(method: str, path: str) -> Target:
+    for kind, base in _BASES.items():
+        if path == base:
+            return Target(ProviderRequestKind.CREATE if method == "POST" else ProviderRequestKind.OTHER, kind)
+        id, _, rest = path.removeprefix(f"{base}/").partition("/")
+        if path.startswith(f"{base}/") and _ID.fullmatch(id):
+            what = {
+                ("GET", ""): ProviderRequestKind.LOOK,
+                ("DELETE", ""): ProviderRequestKind.DELETE,
+                ("POST", "cancel"): ProviderRequestKind.CANCEL,
+            }.get((method, rest))
+            return Target(what or ProviderRequestKind.OTHER, kind, id)
+    return Target(ProviderRequestKind.OTHER)
+
+
+def look_path(kind: Kind, id: str) -> str:
+    return f"{_BASES[kind]}/{id}"
+
+
+def cancel_path(kind: Kind, id: str) -> str:
+    return f"{_BASES[kind]}/{id}/cancel"
+
+
+def heard(kind: Kind, body: bytes) -> ProviderAnswer | None:
+    """What an answer says, be it an object or a stream of events that has begun."""
+    if not body.startswith((b"event:", b"data:", b":")):
+        return read(kind, _parsed(body))
+    told = (heard_event(event) for event in Splitter(SSE, len(body)).feed(body))
+    return next(filter(None, told), None)
+
+
+def heard_event(event: bytes) -> ProviderAnswer | None:
+    """What an event in the stream of a response says of it."""
+    value = _parsed(SSE.data(event) or b"")
+    return read(Kind.RESPONSE, value.get("response")) if type(value) is dict else None
+
+
+def _parsed(data: bytes) -> object:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def read(kind: Kind, value: object) -> ProviderAnswer | None:
+    """None if that is no such object."""
+    if type(value) is not dict or type(value.get("id")) is not str or not _ID.fullmatch(value["id"]):
+        return None
+    match kind:
+        case Kind.BATCH:
+            return _batch(value)
+        case Kind.MESSAGES:
+            return _message_batch(value)
+        case _:
+            return _response(value)
+
+
+def _batch(value: Json) -> ProviderAnswer | None:
+    status = _STATUS.get(str(value.get("status")))
+    if status is None:
+        return None
+    counts = value.get("request_counts")
+    total, succeeded, errored = _numbers(counts, "total", "completed", "failed")
+    rest = max(total - succeeded - errored, 0)
+    tally = ItemCounts(succeeded=succeeded, errored=errored)
+    match status:
+        case JobStatus.CANCELLED:
+            tally = ItemCounts(succeeded=succeeded, errored=errored, cancelled=rest)
+        case JobStatus.EXPIRED:
+            tally = ItemCounts(succeeded=succeeded, errored=errored, expired=rest)
+        case JobStatus.RUNNING | JobStatus.CANCELLING | JobStatus.VALIDATING:
+            tally = ItemCounts(queued=rest, succeeded=succeeded, errored=errored)
+    expires = value.get("expires_at")
+    model = value.get("model")
+    return ProviderAnswer(
+        value["id"],
+        status,
+        tally,
+        model if type(model) is str else None,
+        float(expires) if isinstance(expires, int) else None,
+    )
+
+
+def _message_batch(value: Json) -> ProviderAnswer | None:
+    processing, succeeded, errored, cancelled, expired = _numbers(
+        value.get("request_counts"), "processing", "succeeded", "errored", "canceled", "expired"
+    )
+    tally = ItemCounts(0, processing, succeeded, errored, cancelled, expired)
+    said = value.get("processing_status")
+    if said == "ended":
+        status = JobStatus.CANCELLED if cancelled else JobStatus.EXPIRED if expired else JobStatus.COMPLETED
+    elif said in ("in_progress", "canceling"):
+        status = _STATUS[said]
+    else:
+        return None
+    return ProviderAnswer(value["id"], status, tally, expires=_moment(value.get("expires_at")))
+
+
+def _response(value: Json) -> ProviderAnswer | None:
+    said = str(value.get("status"))
+    status = _STATUS.get(said)
+    if status is None:
+        return None
+    tally = {
+        JobStatus.COMPLETED: ItemCounts(succeeded=1),
+        JobStatus.FAILED: ItemCounts(errored=1),
+        JobStatus.CANCELLED: ItemCounts(cancelled=1),
+    }.get(status) or (ItemCounts(queued=1) if said == "queued" else ItemCounts(claimed=1))
+    model = value.get("model")
+    return ProviderAnswer(
+        value["id"], status, tally, model if type(model) is str else None, detached=value.get("background") is True
+    )
+
+
+def _numbers(counts: object, *names: str) -> list[int]:
+    given = counts if type(counts) is dict else {}
+    return [count if type(count := given.get(name)) is int and count >= 0 else 0 for name in names]
+
+
+def _moment(text: object) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp() if type(text) is str else None
+    except (ValueError, OverflowError):
+        return None

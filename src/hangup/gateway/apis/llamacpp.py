@@ -1,0 +1,91 @@
+"""llama.cpp's own completion: POST /completion."""
+
+from __future__ import annotations
+
+import orjson
+
+from hangup.config import CallLimits
+from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks
+
+# It makes one token even of a maximum of 0, and goes on to the end of a character.
+LATE_TOKENS = 4
+
+
+class LlamaCppCompletion(Api):
+    name = "llamacpp.completion"
+    generates = True
+    caps = Caps(("n_predict", "max_tokens"), endless=-1)
+    fields = {"prompt": (str, list, dict), "stream": (bool,), "model": (str,)}
+    usage_mark = b"tokens_predicted"
+    text_marks = marks("content")
+    open_marks = (b'"stop":false', b'"stop": false')
+
+    def error(self, status: int, code: str, message: str) -> Json:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return {"error": {"code": status, "message": message, "type": kind}}
+
+    def count_choices(self, value: Json, limits: CallLimits) -> int:
+        return count_answers(value, ("n", "n_cmpl"), _count_prompts(value.get("prompt")), limits)
+
+    def read(self, path: str, value: Json, limits: CallLimits, assemble: bool) -> Ask:
+        ask = super().read(path, value, limits, assemble)
+        if ask.cap.named:
+            ask.ends_late(LATE_TOKENS)
+        return ask
+
+    def set_assembly(self, ask: Ask, value: Json) -> None:
+        # Several answers come as a list whose parts a stream does not tell apart.
+        if ask.choices == 1:
+            ask.assembler, ask.to_stream = LlamaCppAssembler(bool(value.get("return_tokens"))), {"stream": True}
+
+    def weigh(self, event: Json) -> int:
+        return 1 if event.get("content") or event.get("tokens") else 0
+
+    def usage(self, event: Json) -> Usage | None:
+        if event.get("stop") is True or "tokens_predicted" in event:
+            return Usage(event.get("tokens_evaluated"), event.get("tokens_predicted"))
+        return None
+
+    def is_last(self, event: Json) -> bool:
+        return event.get("stop") is True
+
+    def moves(self, event: Json) -> bool:
+        return event.get("stop") is True
+
+    def closing(self, cut: Cut) -> bytes:
+        end = {**cut.over, "content": "", "tokens": [], "tokens_predicted": cut.tokens}
+        end |= {"stop": True, "stop_type": "limit", "stopping_word": "", "truncated": False}
+        return self.format.encode(orjson.dumps(end))
+
+
+def _count_prompts(prompt: object) -> int:
+    """A list of texts and token ids is one prompt; a list that holds lists or objects is several."""
+    several = type(prompt) is list and any(type(part) not in (int, str) for part in prompt)
+    return len(prompt) if several and type(prompt) is list else 1
+
+
+class LlamaCppAssembler(Assembler):
+    """The last event has all but the text."""
+
+    def __init__(self, with_tokens: bool) -> None:
+        self._kept = ("tokens", "completion_probabilities") if with_tokens else ("completion_probabilities",)
+        self._text: list[str] = []
+        self._lists: dict[str, list[object]] = {}
+        self._last: Json = {}
+
+    def add(self, event: Json) -> None:
+        self._text.append(event.get("content") or "")
+        for key in self._kept:
+            if type(event.get(key)) is list:
+                self._lists.setdefault(key, []).extend(event[key])
+        self._last = event
+        self.finished = event.get("stop") is True
+
+    def result(self, capped: bool) -> Json:
+        answer = {**self._last, "content": "".join(self._text)}
+        answer.update({key: self._lists[key] for key in self._lists if self._lists[key] or key in self._last})
+        if type(answer.get("generation_settings")) is dict:
+            answer["generation_settings"]["stream"] = False  # as the client asked
+        if capped:
+            answer.update(stop=True, stop_type="limit", stopping_word="")
+        return answer

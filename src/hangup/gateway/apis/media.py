@@ -1,0 +1,55 @@
+"""Files inside a JSON request: images, audio and documents, as base64 whose bytes tell nothing of their tokens, or as a
+link, of which there is nothing to be seen at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hangup.gateway.apis.base import Json
+
+FILE_TOKENS = 1500  # about what an image takes; an engine's own count corrects it
+_LEAST_BYTES = 1024  # what is smaller may as well be text
+_DEPTH_MAX = 6  # request · messages · message · content · part · image_url · url
+_MAY_HOLD_FILES = 16 * 1024  # bytes of a body, from which on it is looked through in any case
+_LINKS = (b'_url"', b'file_id"', b'"source"')  # what a body with a link to a file has in it
+_FILE_PARTS = frozenset(
+    [
+        *("image_url", "video_url", "audio_url", "input_audio", "file"),  # OpenAI's chat and vLLM's additions to it
+        *("input_image", "input_file"),  # OpenAI's responses
+        *("image", "document"),  # Anthropic's
+    ]
+)
+
+
+def may_hold_files(body: bytes) -> bool:
+    """Whether to look for them; costs next to nothing for the small text that most calls are."""
+    return len(body) >= _MAY_HOLD_FILES or any(mark in body for mark in _LINKS)
+
+
+def embedded(value: Json) -> tuple[int, int]:
+    """Bytes of a request that are files, and how many files belong to it."""
+    size = count = 0
+    messages = value.get("messages") or value.get("input")
+    todo: list[tuple[Any, int, bool]] = [(messages, 1, False)] if isinstance(messages, list) else []
+    todo += [(images, 1, False) for images in (value.get("images"),) if isinstance(images, list)]
+    while todo:
+        item, depth, counted = todo.pop()
+        if isinstance(item, str):
+            if len(item) >= _LEAST_BYTES and depth > 2 and _is_file(item):
+                size, count = size + len(item), count + (not counted)
+        elif depth < _DEPTH_MAX:
+            if isinstance(item, dict) and depth > 2 and not counted and _is_file_part(item):
+                count, counted = count + 1, True
+            parts = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+            todo += [(part, depth + 1, counted) for part in parts]
+    return size, count
+
+
+def _is_file_part(item: Json) -> bool:
+    kind = item.get("type")
+    return type(kind) is str and kind in _FILE_PARTS
+
+
+def _is_file(text: str) -> bool:
+    """A data URL, or base64: one long word."""
+    return text.startswith("data:") or " " not in text[:_LEAST_BYTES]

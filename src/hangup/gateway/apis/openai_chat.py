@@ -1,0 +1,205 @@
+"""OpenAI chat completions: POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from hangup.config import CallLimits
+from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks, merge, merge_choice
+
+DONE = b"data: [DONE]\n\n"
+_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+_TOOL_CALLS_MAX = 1024
+# How engines say that somebody made them stop, or that they could not go on: vLLM and SGLang, hangup's own and others.
+_GIVEN_UP = ("abort", "aborted", "cancelled", "canceled", "error")
+
+
+class OpenAIStream(Api):
+    """What chat and text completions have in common: chunks with choices, usage at the end, then [DONE]."""
+
+    generates = True
+    open_marks = (b'"finish_reason":null', b'"finish_reason": null')
+    ends_with_last = False
+
+    def usage(self, event: Json) -> Usage | None:
+        usage: Any = event.get("usage")
+        return Usage(usage.get("prompt_tokens"), usage.get("completion_tokens")) if usage else None
+
+    def is_last(self, event: Json) -> bool:
+        # Most engines close with [DONE], some with the finish reason or the usage alone.
+        choices = event.get("choices")
+        if choices:
+            return any(c.get("finish_reason") for c in choices)
+        return choices is not None and event.get("usage") is not None
+
+    def ended(self, event: Json) -> list[int]:
+        return [c.get("index") or 0 for c in event.get("choices") or () if c.get("finish_reason")]
+
+    def given_up(self, event: Json) -> str | None:
+        reasons = [c.get("finish_reason") for c in event.get("choices") or ()]
+        return next((reason for reason in reasons if reason in _GIVEN_UP), None)
+
+    def closing(self, cut: Cut) -> bytes:
+        frame = {k: v for k, v in cut.over.items() if k not in ("choices", "usage")}
+        open_choices = [index for index in range(cut.ask.choices) if index not in cut.ended]
+        ends = [{**frame, "choices": [self.closing_choice(index)]} for index in open_choices]
+        return b"".join(self.format.encode(orjson.dumps(end)) for end in ends) + DONE
+
+    def closing_choice(self, index: int) -> Json:
+        raise NotImplementedError
+
+
+class OpenAIChat(OpenAIStream):
+    name = "openai.chat"
+    caps = Caps(("max_tokens", "max_completion_tokens"), minima=("min_tokens",))
+    fields = {"model": (str,), "messages": (list,), "stream": (bool,), "stream_options": (dict,), "tools": (list,)}
+    text_marks = marks(*_TEXTS, "arguments")
+    text_mark = b'"delta":{"content":"'
+
+    def count_choices(self, value: Json, limits: CallLimits) -> int:
+        return count_answers(value, ("n", "best_of"), 1, limits)
+
+    def set_assembly(self, ask: Ask, value: Json) -> None:
+        # What OpenAI gives of sound as a whole (WAV, MP3) it does not stream.
+        if not value.get("audio") and "audio" not in (value.get("modalities") or ()):
+            ask.assembler, ask.to_stream = ChatAssembler(), streaming_fields(value)
+
+    def weigh(self, event: Json) -> int:
+        return sum(map(_has_token, event.get("choices") or ()))
+
+    def is_all_text(self, event: Json) -> bool:
+        return adds_only_text(event, "delta") and all(
+            key in ("content", "role") or value is None for key, value in event["choices"][0]["delta"].items()
+        )
+
+    def moves(self, event: Json) -> bool:
+        """A field that is not known, sound for one, is part of the answer all the same."""
+        deltas = [c.get("delta") or {} for c in event.get("choices") or ()]
+        return any(value for delta in deltas for key, value in delta.items() if key != "role") or self.is_last(event)
+
+    def closing_choice(self, index: int) -> Json:
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": "length"}
+
+
+def _has_token(choice: Json) -> bool:
+    delta = choice.get("delta")
+    if not delta:
+        return False
+    if any(map(delta.get, _TEXTS)):
+        return True
+    calls = [c.get("function") or {} for c in delta.get("tool_calls") or ()] + [delta.get("function_call") or {}]
+    return any(call.get("name") or call.get("arguments") for call in calls)
+
+
+def adds_only_text(event: Json, where: str) -> bool:
+    """One choice that holds nothing to be collected besides: no logprobs, no token ids."""
+    choices = event["choices"]
+    return len(choices) == 1 and all(key in (where, "index") or value is None for key, value in choices[0].items())
+
+
+def streaming_fields(value: Json) -> Json:
+    """What makes an engine stream, and tell the usage at the end."""
+    return {"stream": True, "stream_options": {**(value.get("stream_options") or {}), "include_usage": True}}
+
+
+class ChoicesAssembler(Assembler):
+    """Merges the chunks choice by choice; what is in a choice, its subclass knows."""
+
+    object = ""
+
+    def __init__(self) -> None:
+        self._answer: Json = {}
+        self._choices: dict[int, Json] = {}
+
+    def add(self, event: Json) -> None:
+        choices = event.pop("choices", None) or ()
+        event.pop("obfuscation", None)  # pads the events of a stream, and says nothing
+        if not self._answer:
+            self._answer = event
+        elif event.keys() != self._answer.keys() or event.get("usage"):  # else the frame only repeats itself
+            self._answer.update({key: value for key, value in event.items() if value is not None})
+        for choice in choices:
+            index = choice.pop("index", 0) or 0
+            mine = self._choices.get(index)
+            if mine is None:
+                mine = self._choices[index] = self.new_choice()
+            self.add_choice(mine, choice)
+            if choice.get("finish_reason"):
+                self.finished = True
+
+    def new_choice(self) -> Json:
+        raise NotImplementedError
+
+    def add_choice(self, mine: Json, choice: Json) -> None:
+        raise NotImplementedError
+
+    def result(self, capped: bool) -> Json:
+        answer, choices = self._answer, []
+        for index in sorted(self._choices):
+            choice = self._choices[index]
+            if capped and not choice.get("finish_reason"):
+                choice["finish_reason"] = "length"
+            choices.append({"index": index, **choice})
+        usage = answer.pop("usage", None)
+        answer["object"] = self.object
+        answer["choices"] = choices
+        if usage is not None:
+            answer["usage"] = usage
+        return answer
+
+
+class ChatAssembler(ChoicesAssembler):
+    object = "chat.completion"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[tuple[int, int], int] = {}  # of tool calls in their message, by message and index
+
+    def new_choice(self) -> Json:
+        return {"message": {"role": "assistant", "content": None}}
+
+    def add_choice(self, mine: Json, choice: Json) -> None:
+        delta = choice.pop("delta", None)
+        if delta:
+            message = mine["message"]
+            for call in delta.pop("tool_calls", None) or ():
+                self._add_tool_call(message, call)
+            merge(message, delta)
+        merge_choice(mine, choice)
+
+    def _add_tool_call(self, message: Json, call: Json) -> None:
+        calls = message.setdefault("tool_calls", [])
+        index = call.pop("index", None)
+        if index is None:
+            place = self._place_without_index(calls, call)
+        else:
+            key = (id(message), index)
+            place = self._places.setdefault(key, index)
+            # Some engines give all of their calls one index: another name with another id is another call. The id alone says
+            # nothing, since some give every piece a new one.
+            if place < len(calls) and _name_of(call) and _name_of(calls[place]) and call.get("id") != calls[place].get("id"):
+                place = self._places[key] = len(calls)
+        while len(calls) <= place and len(calls) < _TOOL_CALLS_MAX:
+            calls.append({})
+        merge(calls[place], call)
+
+    @staticmethod
+    def _place_without_index(calls: list[Json], call: Json) -> int:
+        """A call that is named begins here; other pieces belong to the last one."""
+        same = [place for place, known in enumerate(calls) if call.get("id") and known.get("id") == call["id"]]
+        if same:
+            return same[0]
+        return len(calls) if not calls or _name_of(call) else len(calls) - 1
+
+    def result(self, capped: bool) -> Json:
+        for choice in self._choices.values():
+            message = choice["message"]
+            if message.get("tool_calls") and message.get("content") == "":
+                message["content"] = None
+        return super().result(capped)
+
+
+def _name_of(call: Json) -> object:
+    return (call.get("function") or {}).get("name")

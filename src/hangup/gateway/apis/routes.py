@@ -1,0 +1,172 @@
+"""Which path is which API. Whatever is not in these tables does not exist from outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from urllib.parse import unquote_to_bytes
+
+from hangup.config import RouteSettings
+from hangup.gateway.apis.anthropic import AnthropicCountTokens, AnthropicErrors, AnthropicMessages
+from hangup.gateway.apis.base import Api, Json
+from hangup.gateway.apis.engine_paths import PASSED, PlainApi
+from hangup.gateway.apis.llamacpp import LlamaCppCompletion
+from hangup.gateway.apis.ollama import OllamaChat, OllamaGenerate
+from hangup.gateway.apis.openai_chat import OpenAIChat
+from hangup.gateway.apis.openai_completions import OpenAICompletions
+from hangup.gateway.apis.openai_responses import OpenAIResponses
+from hangup.gateway.apis.sglang import SglangGenerate
+from hangup.gateway.apis.tgi import TgiGenerate
+
+
+class EmbeddingsApi(Api):
+    name = "openai.embeddings"
+    sized = True
+
+
+class ModelsApi(Api):
+    name = "openai.models"
+    question = True
+
+
+class AnthropicModelsApi(AnthropicErrors):
+    """The same path, asked as Anthropic's clients ask."""
+
+    name = "anthropic.models"
+
+
+class FilesApi(Api):
+    name = "openai.files"
+    about_jobs = True
+
+
+class BatchesApi(Api):
+    name = "openai.batches"
+    about_jobs = True
+
+
+class StoredResponsesApi(Api):
+    name = "openai.responses.stored"
+    about_jobs = True
+    engine_may_have = True
+
+
+class MessageBatchesApi(AnthropicErrors):
+    name = "anthropic.batches"
+    about_jobs = True
+
+
+class JobsApi(Api):
+    name = "hangup.gateway.jobs"
+    about_jobs = True
+
+
+class PassThroughApi(Api):
+    """A path that the configuration allows and that we know nothing about."""
+
+    name = "pass_through"
+
+
+class GenerateApi(TgiGenerate):
+    """/generate belongs to TGI and to SGLang; the body tells which (see `Route.api_for`)."""
+
+
+class InvocationsApi(OpenAIChat):
+    """SageMaker's one path for all that a model does; the body tells what it is (see `Route.api_for`)."""
+
+
+UNKNOWN = Api()  # for errors before the path is known: OpenAI's shape, which most clients read
+_SGLANG = SglangGenerate()
+_CHAT, _COMPLETIONS, _INVOCATION = OpenAIChat(), OpenAICompletions(), PlainApi("invocations")
+ANTHROPIC_MODELS = AnthropicModelsApi()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    path: str
+    methods: tuple[str, ...]
+    api: Api
+    websocket: bool = False  # whether one may be opened here
+
+    def api_for(self, value: Json) -> Api:
+        if type(self.api) is GenerateApi and "inputs" not in value:
+            return _SGLANG
+        if type(self.api) is InvocationsApi:
+            return _CHAT if "messages" in value else _COMPLETIONS if "prompt" in value else _INVOCATION
+        return self.api
+
+
+BUILT_IN: dict[str, Route] = {
+    route.path: route
+    for route in (
+        Route("/v1/chat/completions", ("POST",), OpenAIChat()),
+        Route("/v1/completions", ("POST",), OpenAICompletions()),
+        Route("/v1/responses", ("POST",), OpenAIResponses()),
+        Route("/v1/embeddings", ("POST",), EmbeddingsApi()),
+        Route("/v1/models", ("GET",), ModelsApi()),
+        Route("/v1/models/*", ("GET",), ModelsApi()),
+        Route("/v1/messages", ("POST",), AnthropicMessages()),
+        Route("/v1/messages/count_tokens", ("POST",), AnthropicCountTokens()),
+        Route("/completion", ("POST",), LlamaCppCompletion()),
+        Route("/generate", ("POST", "PUT"), GenerateApi()),
+        Route("/generate_stream", ("POST",), TgiGenerate()),
+        Route("/api/chat", ("POST",), OllamaChat()),
+        Route("/api/generate", ("POST",), OllamaGenerate()),
+        Route("/v1/realtime", ("GET",), PlainApi("openai.realtime", question=True), websocket=True),
+        Route("/invocations", ("POST",), InvocationsApi()),
+        Route("/v1/files", ("GET", "POST"), FilesApi()),
+        Route("/v1/files/*", ("GET", "DELETE"), FilesApi()),
+        Route("/v1/batches", ("GET", "POST"), BatchesApi()),
+        Route("/v1/batches/*", ("GET", "POST"), BatchesApi()),
+        Route("/v1/responses/*", ("GET", "POST", "DELETE"), StoredResponsesApi()),
+        Route("/v1/messages/batches", ("GET", "POST"), MessageBatchesApi()),
+        Route("/v1/messages/batches/*", ("GET", "POST", "DELETE"), MessageBatchesApi()),
+        Route("/v1/jobs", ("GET",), JobsApi()),
+        Route("/v1/jobs/*", ("GET", "DELETE"), JobsApi()),
+    )
+} | {path: Route(path, methods, api) for path, (methods, api) in PASSED.items()}
+
+# Where jobs are a hosted API's, its paths are all passed, and there are none of our own.
+AT_PROVIDER: dict[str, Route] = {
+    path: replace(route, methods=("GET", "POST", "DELETE")) if route.api.about_jobs else route
+    for path, route in BUILT_IN.items()
+    if not isinstance(route.api, JobsApi)
+}
+
+
+class Router:
+    """The built-in routes and those that the configuration adds; `provider`: those about jobs are a hosted API's."""
+
+    def __init__(self, extra: tuple[RouteSettings, ...] = (), *, provider: bool = False) -> None:
+        built_in = AT_PROVIDER if provider else BUILT_IN
+        self._exact = {path: route for path, route in built_in.items() if not path.endswith("*")}
+        self._prefixes = [route for path, route in built_in.items() if path.endswith("*")]
+        for row in extra:
+            if row.path in built_in:
+                continue
+            route = Route(row.path, tuple(m.upper() for m in row.methods), PassThroughApi(), row.websocket)
+            if row.path.endswith("*"):
+                self._prefixes.append(route)
+            else:
+                self._exact[row.path] = route
+
+    def answering(self) -> list[str]:
+        """The paths on which an engine is asked something that may be a batch's item."""
+        return [path for path, route in self._exact.items() if route.api.generates or isinstance(route.api, EmbeddingsApi)]
+
+    def find(self, path: str) -> Route | None:
+        route = self._exact.get(path)
+        if route is not None:
+            return route
+        for route in self._prefixes:
+            stem = route.path[:-1]
+            if path.startswith(stem) and len(path) > len(stem) and _is_plain(path):
+                return route
+        return None
+
+
+def _is_plain(path: str) -> bool:
+    """No segment that an engine could read as a way to another path."""
+    decoded = unquote_to_bytes(path)
+    if any(byte < 0x21 or byte > 0x7E for byte in decoded) or any(c in decoded for c in b"\\%?#;"):
+        return False
+    return all(segment not in (b"", b".", b"..") for segment in decoded.split(b"/")[1:])

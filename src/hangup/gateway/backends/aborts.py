@@ -1,0 +1,62 @@
+"""Explicit aborts, sent beside the data path. Every one is owned here, bounded in number and in time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hangup.errors import EngineFault
+from hangup.gateway.backends.adapters import Abort
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.connection import EngineConnection
+from hangup.gateway.backends.fetch import fetch
+from hangup.tasks import Tasks
+
+IN_FLIGHT_MAX = 256  # beyond this only the cut connection speaks: a flood of aborts helps nobody
+LINGER_S = 0.25  # how long an abort may keep the call's own connection open
+
+
+class Aborts:
+    def __init__(self) -> None:
+        self.sent = 0
+        self.failed = 0
+        self.skipped = 0
+        self._tasks = Tasks("abort")
+
+    def stop(self, backend: Backend, key: str, connection: EngineConnection | None) -> bool:
+        """Ends a call in its engine: its connection is cut, and it is told by id if it has ears for that (then True)."""
+        abort = backend.abort(key)
+        first = abort is not None and backend.adapter.abort_first and len(self._tasks) < IN_FLIGHT_MAX
+        if connection is not None and first:
+            connection.linger()
+        elif connection is not None:
+            connection.abort()
+        return abort is not None and self._start(backend, abort, connection if first else None)
+
+    def send(self, backend: Backend, key: str) -> bool:
+        """Tells the engine once more, if that can be done."""
+        abort = backend.abort(key)
+        return abort is not None and self._start(backend, abort, None)
+
+    def _start(self, backend: Backend, abort: Abort, connection: EngineConnection | None) -> bool:
+        if len(self._tasks) >= IN_FLIGHT_MAX:
+            self.skipped += 1
+            return False
+        self.sent += 1
+        self._tasks.start(self._send(backend, abort, connection))
+        return True
+
+    async def _send(self, backend: Backend, abort: Abort, connection: EngineConnection | None) -> None:
+        cut = None
+        if connection is not None:
+            cut = asyncio.get_running_loop().call_later(LINGER_S, connection.abort)
+        try:
+            await fetch(backend, "POST", abort.path, abort.body, timeout_s=backend.limits.health_timeout_s)
+        except EngineFault:
+            self.failed += 1
+        finally:
+            if cut is not None and connection is not None:
+                cut.cancel()
+                connection.abort()
+
+    async def close(self) -> None:
+        await self._tasks.close()

@@ -1,0 +1,49 @@
+"""One small file per kind of engine. A new engine is a new file here and its test: every module is found by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+
+from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Facts, Get, Seen
+
+
+def _found() -> Iterator[EngineAdapter]:
+    """One object for each kind of engine that a module of this package defines."""
+    for module in iter_modules(__path__):
+        for value in vars(import_module(f"{__name__}.{module.name}")).values():
+            if (
+                isinstance(value, type)
+                and issubclass(value, EngineAdapter)
+                and value.name
+                and value.__module__.endswith(module.name)
+            ):
+                yield value()
+
+
+ADAPTERS: dict[str, EngineAdapter] = {a.name: a for a in sorted(_found(), key=lambda adapter: (adapter.order, adapter.name))}
+GENERIC: EngineAdapter = ADAPTERS["openai"]
+AUTO = "auto"  # ask the backend what it is
+
+
+def hosted(host: str) -> EngineAdapter | None:
+    """Find a provider by its address."""
+    return next((adapter for adapter in ADAPTERS.values() if adapter.hosts and host.endswith(adapter.hosts)), None)
+
+
+async def recognise(host: str, get: Get) -> tuple[EngineAdapter, Facts]:
+    """What a backend is and what it can do, asked with GET alone; the generic kind if nothing fits."""
+    found = hosted(host)
+    if found is not None:
+        return found, await found.inspect(get) or Facts()
+    models = await get("/v1/models")
+    sure = [adapter for adapter in ADAPTERS.values() if adapter.recognises(models)]
+    for adapter in sure[:1] or [adapter for adapter in ADAPTERS.values() if adapter.inspect_unknown]:
+        facts = await adapter.inspect(get)
+        if facts is not None:
+            return adapter, facts
+    return GENERIC, await GENERIC.inspect(get) or Facts()
+
+
+__all__ = ["ADAPTERS", "AUTO", "GENERIC", "Abort", "EngineAdapter", "Facts", "Get", "Seen", "hosted", "recognise"]

@@ -1,0 +1,38 @@
+"""Hosted APIs. Closing the connection is all that a caller can do about a running answer; they scale by themselves, so that no
+place is kept for what may still run."""
+
+from __future__ import annotations
+
+from hangup.gateway.backends.adapters.base import EngineAdapter, Facts, Get
+
+
+class _HostedAdapter(EngineAdapter):
+    blind_hold_s = 0.0
+    models_rest_s = 300.0
+    hosted = True
+    order = 80
+
+    async def inspect(self, get: Get) -> Facts:
+        return Facts(hints=("a hosted API: what still runs after a hang-up is not told, and is billed",))
+
+
+class OpenAIHostedAdapter(_HostedAdapter):
+    name = "openai-hosted"
+    title = "api.openai.com"
+    hosts = (".openai.com",)
+    apis = frozenset(["openai"])
+    stripped_headers = EngineAdapter.stripped_headers | {b"x-api-key"}  # that is somebody else's
+
+    def key_headers(self, key: bytes, anthropic: bool) -> bytes:
+        return super().key_headers(key, anthropic=False)
+
+
+class AnthropicHostedAdapter(_HostedAdapter):
+    name = "anthropic-hosted"
+    title = "api.anthropic.com"
+    hosts = (".anthropic.com",)
+    apis = frozenset(["anthropic"])
+    models_headers = [(b"anthropic-version", b"2023-06-01")]
+
+    def key_headers(self, key: bytes, anthropic: bool) -> bytes:
+        return b"x-api-key: %b\r\n" % key  # as a bearer it would be refused

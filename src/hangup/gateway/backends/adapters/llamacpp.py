@@ -1,0 +1,65 @@
+"""llama.cpp's llama-server. It has no abort, and its slots tell everything: each call is given one (`id_slot`), so that the
+check is exact.
+
+It looks after a silent connection only when nothing has happened for a second, and every question about its slots is something
+that happens. Asked more often than that it would never notice a hang-up, so `poll_s` must stay above a second, and the first
+question comes no sooner. A call that was streaming is noticed when its next token is written; only about such calls it may
+be asked sooner.
+A conversation id makes its streams outlive their client: that header is stripped.
+"""
+
+from __future__ import annotations
+
+from hangup.core.reaper import EngineStatus, Slot
+from hangup.gateway.apis.llamacpp import LATE_TOKENS
+from hangup.gateway.backends.adapters.base import EngineAdapter, Facts, Get, Json, Seen, number
+
+
+class LlamaCppAdapter(EngineAdapter):
+    name = "llamacpp"
+    title = "llama.cpp's llama-server"
+    grace_s = 3.0
+    poll_s = 1.25
+    quick_poll_s = 0.1
+    disturbed = True
+    status_path = "/slots"
+    pins_slots = True
+    apis = frozenset(["openai", "anthropic", "llamacpp"])
+    # Without a maximum it goes on to the end of its context; `--predict` bounds whatever is asked for.
+    late_tokens = LATE_TOKENS
+    maximum_fields = {"openai.chat": "max_tokens", "openai.completions": "max_tokens", "llamacpp.completion": "n_predict"}
+
+    def recognises(self, models: Seen) -> bool:
+        return models.server.startswith("llama.cpp") or any(row.get("owned_by") == "llamacpp" for row in models.rows)
+
+    async def inspect(self, get: Get) -> Facts:
+        props, slots = (await get("/props")).table, await get("/slots")
+        status = self.read_status(slots)
+        can_tell = status is not None
+        context = max((number(row.get("n_ctx")) for row in slots.rows), default=0)
+        return Facts(
+            version=str(props.get("build_info", "")),
+            slots=len(slots.rows) if can_tell else number(props.get("total_slots")),
+            context=context,
+            can_tell=can_tell,
+            at_work=status.slots or () if status is not None else (),
+            hints=() if can_tell else ("start llama-server without --no-slots: its slots are how a hang-up is verified",),
+        )
+
+    def fields(self, key: str, slot: int | None) -> Json:
+        return {} if slot is None else {"id_slot": slot}
+
+    def read_status(self, answer: Seen) -> EngineStatus | None:
+        rows = answer.rows
+        if answer.status != 200 or not rows or not all("is_processing" in row for row in rows):
+            return None
+        slots = tuple(_slot(row) for row in rows)
+        return EngineStatus(sum(slot.busy for slot in slots), slots=slots)
+
+
+def _slot(row: Json) -> Slot:
+    told = row.get("next_token")
+    told = told[0] if isinstance(told, list) and told else told
+    decoded = number(told.get("n_decoded")) if isinstance(told, dict) else number(row.get("n_decoded"))
+    read = number(row.get("n_prompt_tokens_processed"))
+    return Slot(number(row.get("id")), bool(row["is_processing"]), str(row.get("id_task", "")), decoded, read)

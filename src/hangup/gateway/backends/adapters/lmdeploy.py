@@ -1,0 +1,48 @@
+"""LMDeploy. With `--enable-abort-handling` it is told to stop by session id, which is a number of our own making."""
+
+from __future__ import annotations
+
+import hashlib
+
+import orjson
+
+from hangup.core.reaper import EngineStatus
+from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Facts, Get, Json, Seen, counted
+
+_SESSION_BITS = 48  # what every JSON reader keeps exactly
+
+
+class LmDeployAdapter(EngineAdapter):
+    name = "lmdeploy"
+    title = "LMDeploy"
+    apis = frozenset(["openai"])
+    stops_by = "abort by session id (--enable-abort-handling), closing the connection"
+    lag_s = 2.0
+    status_path = "/metrics"
+    abort_first = True
+    keyed_by = "body"
+
+    def recognises(self, models: Seen) -> bool:
+        return any(row.get("owned_by") == "lmdeploy" for row in models.rows)
+
+    async def inspect(self, get: Get) -> Facts:
+        metrics = await get("/metrics")
+        can_tell = self.read_status(metrics) is not None
+        hints = ["start lmdeploy with --enable-abort-handling, or aborts by id are ignored"]
+        if not can_tell:
+            hints.append("start lmdeploy with --enable-metrics, so that it tells what it runs")
+        return Facts(can_abort=True, can_tell=can_tell, hints=tuple(hints))
+
+    def fields(self, key: str, slot: int | None) -> Json:
+        return {"session_id": _session(key)}
+
+    def abort(self, key: str) -> Abort:
+        return Abort("/abort_request", orjson.dumps({"session_id": _session(key)}))
+
+    def read_status(self, answer: Seen) -> EngineStatus | None:
+        return counted(answer, "lmdeploy:num_requests_running", "lmdeploy:num_requests_waiting")
+
+
+def _session(key: str) -> int:
+    """The key as a number."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[: _SESSION_BITS // 8])

@@ -1,0 +1,27 @@
+"""Ollama. Closing the connection cancels the call in its runner. What it runs it does not tell, only which models are
+loaded; unloading one would end the calls of all, so that is left to the operator."""
+
+from __future__ import annotations
+
+from hangup.gateway.backends.adapters.base import EngineAdapter, Facts, Get, Json, Seen
+
+
+class OllamaAdapter(EngineAdapter):
+    name = "ollama"
+    title = "Ollama"
+    inspect_unknown = True
+    apis = frozenset(["openai", "anthropic", "ollama"])
+
+    def recognises(self, models: Seen) -> bool:
+        return any(row.get("owned_by") == "library" for row in models.rows)
+
+    async def inspect(self, get: Get) -> Facts | None:
+        version = (await get("/api/version")).table
+        if "version" not in version or (await get("/api/ps")).status != 200:
+            return None
+        hint = "Ollama does not tell what it runs: for verified hang-ups run llama-server itself"
+        return Facts(version=str(version["version"]), hints=(hint,))
+
+    def model_names(self, row: Json) -> tuple[str, ...]:
+        name = str(row["id"])
+        return (name, name.removesuffix(":latest"))

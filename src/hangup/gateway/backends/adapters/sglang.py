@@ -1,0 +1,66 @@
+"""SGLang. It is told to stop by `rid`, and says 200 whether or not it knows the id.
+
+Ids are matched by prefix, so the key that we attach is never the client's own: fixed in length and not to be guessed, it is
+the prefix of no other. The abort must come while the connection is open, for a closed one makes SGLang forget the id.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from hangup.core.reaper import EngineStatus
+from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Facts, Get, Json, Seen, number
+
+
+def _texts_in_pieces(told: Json) -> bool | None:
+    """By its arguments, which it tells all of. The older flag is about ids alone: there each event has all the text so far."""
+    said = told.get("incremental_streaming_output")
+    if type(said) is bool:
+        return said
+    return False if type(told.get("stream_output")) is bool else None
+
+
+class SglangAdapter(EngineAdapter):
+    name = "sglang"
+    title = "SGLang"
+    stops_by = "abort by id, closing the connection"
+    grace_s = 6.0
+    poll_s = 0.5
+    status_path = "/v1/loads?include=core,queues"
+    abort_first = True
+    apis = frozenset(["openai", "anthropic", "ollama", "sglang"])
+    tagged_models = True  # base:adapter
+    keyed_by = "body"
+
+    def recognises(self, models: Seen) -> bool:
+        return any(row.get("owned_by") == "sglang" for row in models.rows)
+
+    async def inspect(self, get: Get) -> Facts:
+        info, loads = await get("/server_info"), await get(self.status_path)
+        told = info.table
+        can_tell = self.read_status(loads) is not None
+        return Facts(
+            version=str(told.get("version", "")),
+            slots=number(told.get("max_running_requests")),
+            context=number(told.get("context_length")),
+            kv_tokens=number(told.get("max_total_num_tokens")),
+            can_abort=True,
+            can_tell=can_tell,
+            texts_in_pieces=_texts_in_pieces(told),
+            hints=() if can_tell else ("this SGLang has no /v1/loads: hang-ups cannot be verified; a newer one has it",),
+        )
+
+    def fields(self, key: str, slot: int | None) -> Json:
+        return {"rid": key}
+
+    def abort(self, key: str) -> Abort:
+        assert key, "an empty id is the prefix of all"
+        return Abort("/abort_request", orjson.dumps({"rid": key}))
+
+    def read_status(self, answer: Seen) -> EngineStatus | None:
+        table = answer.table
+        rows = table.get("loads") or table.get("data") or [table]
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and "num_running_reqs" in row for row in rows):
+            return None
+        running = sum(number(row["num_running_reqs"]) for row in rows)
+        return EngineStatus(running, sum(number(row.get("num_waiting_reqs")) for row in rows))

@@ -1,0 +1,31 @@
+"""hangup's own stand-in engine (`hangup standin`), which knows calls by our key."""
+
+from __future__ import annotations
+
+import orjson
+
+from hangup.core.reaper import EngineStatus
+from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Seen, number
+
+
+class StandInAdapter(EngineAdapter):
+    name = "standin"
+    order = 10
+    title = "the built-in stand-in engine"
+    stops_by = "abort by id, closing the connection"
+    grace_s = 2.0
+    poll_s = 0.05
+    status_path = "/standin/stats"
+    keyed_by = "header"
+
+    def recognises(self, models: Seen) -> bool:
+        return models.server.startswith("hangup-standin")
+
+    def abort(self, key: str) -> Abort:
+        return Abort("/standin/abort", orjson.dumps({"id": key}))
+
+    def read_status(self, answer: Seen) -> EngineStatus | None:
+        told = answer.table
+        if "running" not in told:
+            return None
+        return EngineStatus(number(told["running"]), number(told["waiting"]), tokens=number(told["tokens"]))

@@ -1,0 +1,27 @@
+"""TensorRT-LLM's `trtllm-serve`. It looks after its connections every second, streaming or not."""
+
+from __future__ import annotations
+
+from hangup.core.reaper import EngineStatus
+from hangup.gateway.backends.adapters.base import EngineAdapter, Facts, Get, Seen, counted
+
+
+class TensorRtLlmAdapter(EngineAdapter):
+    name = "tensorrt_llm"
+    title = "TensorRT-LLM (trtllm-serve)"
+    apis = frozenset(["openai"])
+    lag_s = 2.0
+    poll_s = 0.5
+    status_path = "/prometheus/metrics"
+
+    def recognises(self, models: Seen) -> bool:
+        return any(row.get("owned_by") == "tensorrt_llm" for row in models.rows)
+
+    async def inspect(self, get: Get) -> Facts | None:
+        version, metrics = await get("/version"), await get(self.status_path)
+        can_tell = self.read_status(metrics) is not None
+        hint = "start trtllm-serve with return_perf_metrics, so that it tells how many calls it runs"
+        return Facts(version=str(version.table.get("version", "")), can_tell=can_tell, hints=() if can_tell else (hint,))
+
+    def read_status(self, answer: Seen) -> EngineStatus | None:
+        return counted(answer, "trtllm_num_requests_running", "trtllm_num_requests_waiting")

@@ -1,0 +1,30 @@
+"""Text Generation Inference. A closed connection is heard after each step; queued calls are dropped when their turn comes."""
+
+from __future__ import annotations
+
+from hangup.core.reaper import EngineStatus
+from hangup.gateway.backends.adapters.base import EngineAdapter, Facts, Get, Seen, counted, number
+
+
+class TgiAdapter(EngineAdapter):
+    name = "tgi"
+    title = "Text Generation Inference"
+    inspect_unknown = True
+    lag_s = 1.0
+    status_path = "/metrics"
+    apis = frozenset(["openai", "tgi"])
+
+    async def inspect(self, get: Get) -> Facts | None:
+        told, metrics = (await get("/info")).table, await get("/metrics")
+        if "router" not in told and "max_concurrent_requests" not in told:
+            return None
+        return Facts(
+            version=str(told.get("version", "")),
+            slots=number(told.get("max_batch_size")),
+            context=number(told.get("max_total_tokens")),
+            kv_tokens=number(told.get("max_batch_total_tokens")),
+            can_tell=self.read_status(metrics) is not None,
+        )
+
+    def read_status(self, answer: Seen) -> EngineStatus | None:
+        return counted(answer, "tgi_batch_current_size", "tgi_queue_size")

@@ -1,0 +1,38 @@
+"""What an engine says about its own queue, asked for while that matters: when calls wait for their first token, and its
+slots are not known. A burst is such a moment, an idle engine is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from hangup.core.admission import Evidence
+from hangup.errors import EngineFault
+from hangup.gateway.backends.adapters import Seen
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.fetch import fetch
+
+_SOONER = 0.5  # of the usual pause, while the engine is known to queue
+
+
+async def follow(backend: Backend, told: Callable[[Backend, int], None]) -> None:
+    """Runs until cancelled; `told` hears how many calls wait in the engine."""
+    while True:
+        limits, limited = backend.limits, backend.seat.limiter.queues is not Evidence.NONE
+        await asyncio.sleep(limits.figures_poll_s * (_SOONER if limited else 1.0))
+        if not _matters(backend):
+            continue
+        try:
+            answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=limits.status_timeout_s)
+        except EngineFault:
+            continue  # the health check and the reaper see to it
+        status = backend.adapter.read_status(Seen(answer.head.status, "", answer.body))
+        if status is not None and _matters(backend):
+            told(backend, status.waiting)
+
+
+def _matters(backend: Backend) -> bool:
+    """llama-server tells its slots, and is kept from noticing departures by questions: it is left alone."""
+    seat = backend.seat
+    waits = seat.unstarted > 0 or seat.limiter.queues is not Evidence.NONE
+    return waits and not seat.slots and backend.can_tell and not backend.adapter.disturbed and not backend.settings.shared

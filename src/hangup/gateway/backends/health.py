@@ -1,0 +1,81 @@
+"""The watch over one backend: a cheap check at intervals, the question which models it has, and at first what it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from hangup.errors import EngineFault
+from hangup.gateway.backends.adapters import AUTO, Seen, recognise
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.fetch import ANSWER_BYTES_MAX, fetch
+from hangup.gateway.http.head import Headers
+
+_MODELS_BYTES_MAX = 16 * 1024 * 1024  # some thousands of adapters
+
+
+async def watch(backend: Backend, changed: Callable[[Backend, str], None], told_models: Callable[[Backend], None]) -> None:
+    """Runs until cancelled; `changed` hears of every up, down and recognition, `told_models` of every look at its models."""
+    while True:
+        fault = await check(backend)
+        if fault is None:
+            if backend.seat.succeeded():
+                changed(backend, "up")
+            if not backend.learned:
+                await learn(backend, backend.limits.health_timeout_s)
+                if backend.settings.engine == AUTO:
+                    changed(backend, f"recognised as {backend.adapter.name}")
+                backend.models_asked_at = None  # they may be others
+            await ask_models(backend)
+            told_models(backend)
+        elif backend.seat.failed():
+            backend.learned = False  # what comes up again may be something else
+            changed(backend, f"down: {fault}")
+        await asyncio.sleep(backend.limits.health_interval_s)
+
+
+async def check(backend: Backend) -> str | None:
+    """What is wrong with the backend, or None. Any answer but a server error shows that it is alive."""
+    if not backend.settings.health_path:
+        return None
+    try:
+        answer = await fetch(backend, "GET", backend.settings.health_path, timeout_s=backend.limits.health_timeout_s)
+    except EngineFault as fault:
+        return fault.detail
+    return f"health check answered {answer.head.status}" if answer.head.status >= 500 else None
+
+
+async def learn(backend: Backend, timeout_s: float) -> None:
+    """Finds out what the backend is, unless that was said, and what it can do."""
+
+    async def get(path: str) -> Seen:
+        return await see(backend, path, timeout_s)
+
+    if backend.settings.engine == AUTO:
+        backend.use(*await recognise(backend.pool.address.host, get))
+    else:
+        facts = await backend.adapter.inspect(get)
+        if facts is not None:
+            backend.use(backend.adapter, facts)
+    backend.learned = True
+
+
+async def ask_models(backend: Backend, *, at_once: bool = False) -> None:
+    """Which models it has, unless that was asked a short while ago, or is said by the configuration."""
+    asked_at, now = backend.models_asked_at, asyncio.get_running_loop().time()
+    rest_s = 0.0 if at_once else max(backend.adapter.models_rest_s, backend.limits.models_interval_s)
+    if backend.settings.models == ("*",) or (asked_at is not None and now - asked_at < rest_s):
+        return
+    timeout_s, headers = backend.limits.health_timeout_s, backend.adapter.models_headers
+    backend.told_models(await see(backend, "/v1/models", timeout_s, headers, _MODELS_BYTES_MAX), now)
+
+
+async def see(
+    backend: Backend, path: str, timeout_s: float, headers: Headers | None = None, bytes_max: int = ANSWER_BYTES_MAX
+) -> Seen:
+    """The answer to a GET, whatever it is."""
+    try:
+        answer = await fetch(backend, "GET", path, timeout_s=timeout_s, headers=headers, bytes_max=bytes_max)
+    except EngineFault as fault:
+        return Seen(0, "", fault.detail.encode())
+    return Seen(answer.head.status, answer.head.fields.get(b"server", b"").decode("latin-1"), answer.body)

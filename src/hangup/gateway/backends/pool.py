@@ -1,0 +1,147 @@
+"""Kept-alive connections to one backend. The newest is reused first, so that the rest can age out."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from hangup.config import BackendSettings, EngineLimits
+from hangup.core import reasons
+from hangup.errors import EngineFault
+from hangup.gateway.backends.connection import EngineConnection
+
+_LAST_RESORT_S = 0.25  # to connect to an engine that counts as down
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a backend is, from its URL."""
+
+    host: str
+    port: int
+    tls: bool
+    prefix: str  # what stands before the API's own path
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        parts = urlsplit(url)
+        tls = parts.scheme == "https"
+        prefix = parts.path.rstrip("/").removesuffix("/v1")
+        assert parts.hostname is not None  # checked with the configuration
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, prefix)
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+Dial = Callable[[Callable[[], EngineConnection]], EngineConnection]  # joins a new connection to an engine in this process
+
+
+class Pool:
+    """Connects, keeps and ages connections; every open one is in `open` until it is gone."""
+
+    def __init__(
+        self, settings: BackendSettings, limits: EngineLimits, loop: asyncio.AbstractEventLoop, dial: Dial | None = None
+    ) -> None:
+        self._dial = dial
+        self.address = Address.parse(settings.url)
+        self.limits = limits
+        self.open: set[EngineConnection] = set()
+        self._loop = loop
+        self._tls = _tls_context(settings) if self.address.tls else None
+        self._idle: deque[EngineConnection] = deque()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def idle_connection(self) -> EngineConnection | None:
+        """A connection that is open and free, if there is one."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.transport.is_closing():
+                continue
+            if connection.is_quiet():
+                connection.reused = True
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self, *, last_resort: bool = False) -> EngineConnection:
+        """A new connection; EngineFault if there is none in time. An engine that counts as down gets little time: who asks for
+        it has no other, and is not kept waiting for what most probably will not come."""
+        address, limits = self.address, self.limits
+        within_s = min(limits.connect_s, _LAST_RESORT_S) if last_resort else limits.connect_s
+
+        def new() -> EngineConnection:
+            return EngineConnection(self, limits.engine_header_bytes_max, limits.engine_receive_bytes_max)
+
+        if self._dial is not None:
+            connection = self._dial(new)
+            self.open.add(connection)
+            return connection
+        try:
+            async with asyncio.timeout(within_s):
+                _, connection = await self._loop.create_connection(
+                    new,
+                    address.host,
+                    address.port,
+                    ssl=self._tls,
+                    server_hostname=address.host if address.tls else None,
+                )
+        except TimeoutError:
+            raise EngineFault(reasons.ENGINE_UNREACHABLE, f"no connection within {within_s:g} s") from None
+        except (OSError, ssl.SSLError, UnicodeError) as error:  # a name that is none is a UnicodeError
+            raise EngineFault(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
+        self.open.add(connection)
+        return connection
+
+    def put_back(self, connection: EngineConnection) -> None:
+        if self._closed or len(self._idle) >= self.limits.engine_idle_connections_max or not self.limits.engine_idle_s:
+            connection.abort()
+            return
+        connection.idle_since = self._loop.time()
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(self.limits.engine_idle_s, self._drop_aged)
+
+    def gone(self, connection: EngineConnection) -> None:
+        self.open.discard(connection)
+
+    def close(self) -> None:
+        """Cuts everything, idle or not."""
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        self._idle.clear()
+        for connection in list(self.open):
+            connection.abort()
+
+    def close_idle(self) -> None:
+        """Takes no connection back any more; those in use may finish."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().abort()
+
+    def _drop_aged(self) -> None:
+        self._sweep = None
+        oldest_allowed = self._loop.time() - self.limits.engine_idle_s
+        while self._idle and self._idle[0].idle_since <= oldest_allowed:
+            self._idle.popleft().abort()
+        if self._idle:
+            wait = self._idle[0].idle_since - oldest_allowed
+            self._sweep = self._loop.call_later(max(wait, 0.001), self._drop_aged)
+
+
+def _tls_context(settings: BackendSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=settings.ca_file or None)
+    if not settings.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["http/1.1"])
+    return context

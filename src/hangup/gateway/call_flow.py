@@ -1,0 +1,507 @@
+"""The way of a call, from its request to its one end.
+
+Read it from top to bottom; each step ends by starting the next, at once or when its wait is over:
+
+    body_arrived     reads what is asked for: model, caps, choices           may refuse
+    find_place       finds the backends that can answer, then queues         may refuse; the admission may shed
+    placed           takes a kept connection, or opens a new one ──┐         the backend failed before its first byte:
+    _send            sends the request                             ├───────▶ attempt_failed ─▶ another backend
+    engine_answered  chooses a relay for the answer ───────────────┘
+    (the relay)      passes the bytes on, counts tokens, keeps caps
+    end              exactly once, from anywhere: stops the engine, tells the client, frees the place, writes it down
+
+There is no task per call: nothing is awaited but a new connection, and every step happens in the turn of the
+event that made it possible. `core.Call` decides which step is allowed and who ends the call; this class does
+the rest.
+
+A flow calls its `FlowPorts`; none of them knows more of a flow than the few methods in its own Protocol. What
+differs between a live client's call, a job's item, a WebSocket and a request that goes past the queue is in
+`kinds/`: subclasses that override the methods under "Differs by kind".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import orjson
+
+from hangup.core import reasons
+from hangup.core.admission import Ticket
+from hangup.core.call import Call, CallTimeLimits, Phase
+from hangup.core.reaper import PendingStop
+from hangup.core.reasons import Reason
+from hangup.errors import EngineFault, Refusal, WireError
+from hangup.gateway import answers, stream_refusal
+from hangup.gateway.apis.base import Json
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.connection import EngineConnection
+from hangup.gateway.backends.rate_limits import is_refusal
+from hangup.gateway.client.client import ResponseSink
+from hangup.gateway.client_request import ClientRequest, FlowPorts
+from hangup.gateway.engine_request import (
+    FAILED_STATUSES,
+    NOTHING_ASKED,
+    EngineRequest,
+    GenerationRequest,
+    is_encoded,
+    read_request,
+)
+from hangup.gateway.http import jsonbody
+from hangup.gateway.http.head import ResponseHead
+from hangup.gateway.placement import Placed, Seats
+from hangup.gateway.relay.base import Relay
+from hangup.gateway.relay.passthrough import PassRelay
+from hangup.gateway.request_policy import IncomingRequest
+from hangup.gateway.routing import Wanted
+from hangup.gateway.stopping import Attempt
+from hangup.gateway.stream_refusal import StreamRefusal
+from hangup.tasks import DUTIES
+
+_MODEL_ASKED_MAX = 4  # backends that a call is sent to, one after the other, because they do not know its model
+
+
+class CallFlow(ClientRequest):
+    """One call in flight: a client on one side, at most one attempt at one backend on the other."""
+
+    upgrades = False  # it asks the engine to go on in another protocol
+    can_move = True  # another backend may serve it as well
+    is_job = False  # nobody waits at the other end: it makes way for those who have somebody,
+    yields = 0  # and had to do so this many times
+
+    __slots__ = ("_refusal", "_structure", "asked", "wanted")
+
+    def __init__(self, ports: FlowPorts, client: ResponseSink, call: Call, request: IncomingRequest) -> None:
+        super().__init__(ports, client, call, request)
+        self.asked: EngineRequest = NOTHING_ASKED  # until the request is read
+        self.wanted = Wanted()
+        self._structure: jsonbody.Structure | None = None
+        self._refusal: StreamRefusal | None = None  # that is being read
+
+    @property
+    def counts_tokens(self) -> bool:
+        return isinstance(self.asked, GenerationRequest)
+
+    # 1. The request
+
+    def body_piece(self, piece: bytes) -> bool:
+        """Counts a large body as it comes, so that nobody waits while it is looked at as a whole."""
+        if self.api.generates:
+            self._structure = self._structure or jsonbody.Structure(self.limits.json_elements_max)
+            try:
+                self._structure.feed(piece)
+            except Refusal as bad:
+                self.end(bad.reason, bad.detail)
+        return False
+
+    def body_arrived(self, body: bytes) -> None:
+        """Takes the whole body: the call is read, and goes on its way."""
+        self.call.bytes_in = len(body)
+        try:
+            self._read(body)
+        except Refusal as bad:
+            self.end(bad.reason, bad.detail)
+        except Exception as error:
+            self.fault(error)
+        else:
+            self.call.received(time.monotonic())
+            self._go_on()
+
+    def _read(self, body: bytes) -> None:
+        """Reads what is asked for, and how much of it is allowed; what cannot be is refused."""
+        call, settings = self.call, self.ports.policy.settings
+        asked = self.asked = read_request(self.request, body, self._structure, assemble=settings.assemble)
+        self.api, call.route = asked.api, asked.api.name
+        if isinstance(asked, GenerationRequest):
+            call.model, call.stream = asked.ask.model, asked.ask.stream
+            self.wanted = Wanted(home=self.ports.engine_responses.home(asked.api, asked.value, call.tenant))
+        call.clock = self._clock(to_client=call.stream, from_engine=asked.streams)
+
+    # 2. A place
+
+    def find_place(self, *, asked: bool = False) -> None:
+        """Finds out who can answer, and queues for them; `asked`: backends were just asked for their models."""
+        routing, request = self.ports.routing, self.asked
+        self.wanted = Wanted(self.api.family, request.model(search=routing.reads_bodies), self.wanted.home)
+        found = routing.find(self.wanted)
+        if found.alias:
+            request.renamed = self.call.model = found.model
+        if found.seats is not None and not found.seats:
+            self._find_model(asked)
+            return
+        placement = self.ports.placement
+        estimate = placement.admission.prompt_tokens
+        ticket = self.ticket = request.ticket(self, found.seats, estimate, job=self.is_job, yields=self.yields)
+        placement.place(ticket, self.call.tenant)  # which calls `placed` or `end`, now or later
+        if self.call.phase is Phase.WAITING:
+            self.reset_timer()
+
+    def _find_model(self, asked: bool) -> None:
+        """No backend is known to have the model: asks them anew, unless that was just done, before the call is refused."""
+        stale = [] if asked else self.ports.routing.stale_backends()
+        if stale:
+            self.task = DUTIES.start("models", self._ask_backends(stale))
+            self.reset_timer()
+        else:
+            why = self.ports.routing.not_found(self.wanted)
+            self.end(why.reason, why.detail)
+
+    async def _ask_backends(self, backends: list[Backend]) -> None:
+        await self.ports.routing.ask(backends)
+        self.task = None
+        try:
+            self.find_place(asked=True)
+        except Exception as error:
+            self.fault(error)
+
+    def possible_seats(self) -> Seats:
+        """Finds anew which backends can answer, while the call waits for one."""
+        return self.ports.routing.possible_seats(self.wanted)
+
+    # 3. The engine
+
+    def placed(self, backend: Backend, *, waited: bool = False) -> None:
+        """Begins an attempt at a backend. Nothing is begun for a client that left while it `waited`."""
+        if waited and self.client.left():
+            self.end(reasons.CLIENT_FIN)
+            return
+        attempt = self.attempt = Attempt(backend)
+        self.call.sent(backend.name, time.monotonic())
+        self.reset_timer()
+        attempt.connection = backend.pool.idle_connection()
+        if attempt.connection is not None:
+            self._send(attempt, attempt.connection)
+        else:
+            self.task = DUTIES.start("connect", self._connect(attempt))
+
+    async def _connect(self, attempt: Attempt) -> None:
+        """Opens a connection: the only thing that is waited for, and cancelled if the call ends meanwhile."""
+        try:
+            attempt.connection = await attempt.backend.pool.connect(last_resort=not attempt.backend.seat.up)
+            self.task = None
+            self._send(attempt, attempt.connection)
+        except EngineFault as fault:
+            self.task = None
+            self.attempt_failed(fault)
+        except Exception as error:
+            self.task = None
+            self.fault(error)
+
+    def _send(self, attempt: Attempt, connection: EngineConnection) -> None:
+        """Sends the request. The connection is ours from here on: whatever happens, the end of the call lets go of it."""
+        key = self.ports.policy.ids.new()  # never used again: an abort that comes late can reach no other call
+        try:
+            request = self._encode(attempt, key)
+        except Exception as error:
+            self.fault(error)
+            return
+        attempt.key = key
+        connection.ask(self, *request, may_switch=self.upgrades)
+        if self.client.stalled:  # it has not read what it got before: an earlier answer, or heartbeats
+            connection.pause()
+
+    def _encode(self, attempt: Attempt, key: str) -> tuple[bytes, bytes]:
+        backend, call, request = attempt.backend, self.call, self.request
+        path, body, query = self.asked.encode(attempt, key)
+        if attempt.slot is not None:
+            call.slot = attempt.slot
+        request_id = backend.request_id(call.id, key)
+        call.engine_id = key if request_id == key or backend.adapter.keyed_by == "body" else ""
+        return backend.request(
+            request.head,
+            path,
+            body,
+            request_id=request_id,
+            timeout_s=request.remaining_s(call.started_at, time.monotonic()),
+            forward_key=not request.keyed,
+            traced=f"00-{call.trace_id}-{call.span_id}-01" if call.span_id else "",
+            upgrade=self.upgrades,
+            query=query,
+        )
+
+    def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
+        """Takes the engine's first byte: relayed from here on, unless it says that it failed and another one may try."""
+        if head.status in stream_refusal.STATUSES and self.asked.streams_unasked:
+            refused = self._refusal = StreamRefusal(self, connection, head)
+            refused.feed(rest)
+            return refused.feed
+        if self._move_on_if_refused(head):
+            return _ignore
+        return self.relay_answer(head, rest)
+
+    def relay_answer(self, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
+        """Passes the answer on: nothing else is tried from here on. Returns where the rest of it goes."""
+        ports, attempt, self._refusal = self.ports, self.attempt, None
+        assert attempt is not None
+        self.call.answered(time.monotonic())
+        backend = attempt.backend
+        if head.status not in FAILED_STATUSES:
+            ports.backends.succeeded(backend)
+        if backend.adapter.hosted and not backend.shown_client_key:
+            ports.placement.pauses.answered(backend, head, self.limits.refusal_pause_s_max)
+        relay = self._relay = self._choose_relay(head)
+        if not relay.can_move():
+            self.asked.forget_body()  # nothing is replayed any more
+        relay.keep_alive = head.keep_alive and not (rest and relay.decoder.done)
+        if head.status == 200 and isinstance(relay, PassRelay):
+            self._first_token_seen()  # nothing more will be seen of it than that it comes
+        feed = self._feed_of(relay, head)
+        if relay.decoder.done:
+            relay.engine_finished()
+        elif rest:
+            feed(rest)
+        self.client.flush()
+        return feed
+
+    # 4. Another try
+
+    def _move_on_if_refused(self, head: ResponseHead) -> bool:
+        """Takes the call elsewhere if the engine's first line says that it did not take it; returns whether it did."""
+        status = head.status
+        if status in (200, 101):
+            if self.asked.streams_unasked and is_encoded(head):  # its events cannot be read
+                self._ask_without_stream()
+                self._abort_attempt()
+                self._try_again()
+                return True
+            return False
+        if 300 <= status < 400 and status != 304:
+            self.attempt_failed(EngineFault(reasons.ENGINE_REDIRECT, f"The engine answered {status}."), blame=False)
+            return True
+        if is_refusal(status, head.fields) and self._wait_for_room(head):
+            return True
+        if status in FAILED_STATUSES and self._may_fail_over():
+            self.attempt_failed(EngineFault(reasons.ENGINE_ERROR, f"The engine answered {status}."))
+            return True
+        return status == 404 and self._skip_backend()
+
+    def attempt_failed(self, fault: EngineFault, *, blame: bool = True) -> None:
+        """Tries another backend, if there is one, after this one failed before its first byte; without `blame` it is well."""
+        attempt = self.attempt
+        assert attempt is not None
+        if blame:
+            self.ports.backends.failed(attempt.backend, fault.detail)
+        if not self._may_fail_over():
+            self.end(fault.reason, fault.detail)
+            return
+        if self.ticket is not None:
+            self.ticket.tried |= {attempt.backend.name}
+        self._abort_attempt()
+        self._try_again()
+
+    def ask_plainly(self) -> None:
+        """Asks again as the client put it: the engine refuses to stream this call."""
+        self._refusal = None
+        self._ask_without_stream()
+        self._withdraw_attempt()
+        self._try_again()
+
+    def abandon(self, why: str) -> None:
+        """Leaves an engine that is stuck. A call of which the client has nothing but a stream's head goes to another backend,
+        if there is one; of any other answer a part cannot be taken back, so its client is told."""
+        if self.task is not None:  # it was still connecting
+            self.task.cancel()
+            self.task = None
+        if self.can_move and (self.call.phase is Phase.SENT or self._begin_anew()):
+            self.attempt_failed(EngineFault(reasons.ENGINE_WEDGED, why))
+        else:
+            self.end(reasons.ENGINE_WEDGED, why)
+
+    def _begin_anew(self) -> bool:
+        """Drops an answer of which the client has seen no token; returns whether that could be done."""
+        if self._relay is None or not self._relay.can_move() or not self._may_fail_over():
+            return False
+        if not self.asked.begin_anew(self.limits, self.ports.policy.settings.assemble):
+            return False
+        self._relay = None
+        return True
+
+    def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
+        """Takes the loss of the engine's connection: the end of the answer, a reason to try again, or a failure."""
+        attempt = self.attempt
+        assert attempt is not None
+        attempt.connection = None
+        refused, self._refusal = self._refusal, None
+        if refused is not None and error is None and refused.asked_again():
+            return
+        if self._relay is not None:
+            if (error is not None and not self._relay.verdict()) or not self._relay.engine_closed():
+                self._engine_failed(reasons.ENGINE_DIED, str(error or ""))
+        elif connection.closed_before() and self._repeatable():
+            self._ask_again(attempt)  # the engine closed it as it lay idle, which says nothing about the engine
+        else:
+            self.attempt_failed(EngineFault(reasons.ENGINE_DIED, "The engine closed the connection without an answer."))
+
+    def engine_garbled(self, connection: EngineConnection, error: WireError) -> None:
+        if self._relay is None and connection.reused and self._repeatable() and self.attempt is not None:
+            # What came may belong to an earlier answer on this connection. What the engine does for us is stopped with it.
+            backend = self.attempt.backend
+            self._abort_attempt()
+            self.attempt = Attempt(backend)
+            self._ask_again(self.attempt)
+        elif self._relay is None:
+            self.attempt_failed(EngineFault(reasons.ENGINE_GARBLED, f"The engine's answer is not valid HTTP: {error}."))
+        else:
+            self._engine_failed(reasons.ENGINE_GARBLED, str(error))
+
+    def _ask_again(self, attempt: Attempt) -> None:
+        """Sends the same again, on a new connection: it was the kept one that failed, not the engine."""
+        self.call.attempts += 1
+        self.task = DUTIES.start("connect", self._connect(attempt))
+
+    def _engine_failed(self, reason: Reason, detail: str) -> None:
+        if self.attempt is not None:
+            self.ports.backends.failed(self.attempt.backend, detail or reason.message)
+        self.end(reason, detail)
+
+    def _ask_without_stream(self) -> None:
+        self.asked.ask_plainly()
+        self.call.clock = self._clock(to_client=False, from_engine=False)
+
+    def _abort_attempt(self) -> None:
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            self._abort(attempt)
+
+    def _withdraw_attempt(self) -> None:
+        """Lets go of an engine that does nothing for the call: there is nothing to abort, and nothing to wait for."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            self.ports.stopping.withdraw(attempt)
+
+    def _try_again(self) -> None:
+        self.call.fell_back(time.monotonic())
+        self._place_again()
+        if self.call.phase is Phase.WAITING:
+            self.reset_timer()
+
+    # 5. What the client's connection and the relay tell
+
+    def client_left(self, reason: Reason) -> None:
+        """Ends the call: its client hung up. If it has all of the answer but for the framing, that is how the call ends."""
+        verdict = self._relay.verdict() if self._relay is not None and reason is reasons.CLIENT_FIN else None
+        if verdict is None or self.client.stalled:
+            self.end(reason)
+            return
+        self.call.client_has_all = True
+        self.call.engine_finished = verdict.reason is reasons.COMPLETED
+        self.end(*verdict)
+
+    def pause_engine(self) -> None:
+        self.stalls += 1
+        if self.attempt is not None and self.attempt.connection is not None:
+            self.attempt.connection.pause()
+
+    def resume_engine(self) -> None:
+        if self.attempt is not None and self.attempt.connection is not None:
+            self.attempt.connection.resume()
+
+    def first_token(self) -> None:
+        """Goes from the wait for the first token to the watch over gaps; nothing is replayed any more."""
+        self.asked.forget_body()
+        self.reset_timer()
+        self._first_token_seen()
+
+    def _first_token_seen(self) -> None:
+        if self.ticket is not None:
+            self.ports.placement.first_token(self.ticket)
+
+    def answer_whole(self, status: int, answer: Json, head: ResponseHead) -> None:
+        """Sends an answer that was put together here, as the engine itself would have given it."""
+        if self.attempt is not None:
+            self.attempt.backend.adapter.complete(answer)
+        try:
+            body = orjson.dumps(answer)
+        except TypeError as error:  # what can be read can be too deep to be written
+            raise WireError(f"an answer that cannot be written: {error}") from None
+        answers.whole(self, status, body, head)
+
+    # 6. The end is `ClientRequest.end`, for all kinds of requests
+
+    def _free(self, ticket: Ticket[Placed]) -> None:
+        if self.asked.files:
+            ticket.size = 0  # so that nobody learns from it how many bytes of text make a token
+        super()._free(ticket)
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._refusal = None
+        self.asked.forget_body()
+
+    def _overdue(self, reason: Reason) -> None:
+        if reason is reasons.FIRST_TOKEN_TIME or reason is reasons.GAP_TIME:
+            self._engine_failed(reason, "")
+        else:
+            self.end(reason)
+
+    # Differs by kind: which clock, may it queue, what at the first byte, what at the end
+
+    def _clock(self, *, to_client: bool, from_engine: bool) -> CallTimeLimits:
+        """Makes the time limits, once it is known where the answer streams."""
+        raise NotImplementedError
+
+    def _go_on(self) -> None:
+        """Goes on once the request is read."""
+        self.find_place()
+
+    def _wait_for_room(self, head: ResponseHead) -> bool:
+        """Takes the call back from an engine without room, if it can be served elsewhere or later; returns whether it did."""
+        ticket, attempt, placement = self.ticket, self.attempt, self.ports.placement
+        if ticket is None or attempt is None or self.call.attempts > self.limits.refusals_max:
+            return False
+        backend = attempt.backend
+        if backend.adapter.hosted and backend.shown_client_key:
+            return False  # it is about the client's own key
+        if not placement.can_wait(ticket, backend, head, self.limits.refusal_pause_s_max):
+            return False
+        self._withdraw_attempt()
+        self.call.fell_back(time.monotonic())
+        placement.refused(ticket)
+        if self.call.phase is Phase.WAITING:
+            self.reset_timer()
+        return True
+
+    def _skip_backend(self) -> bool:
+        """Leaves a backend that does not know the model or the path for one that may; returns whether there is one."""
+        ports, ticket, attempt = self.ports, self.ticket, self.attempt
+        if ticket is None or attempt is None or not self.wanted.model:
+            return False
+        seats = ports.routing.refused(attempt.backend, self.wanted, self.asked.renamed or self.wanted.model)
+        ticket.seats = seats if seats is None or seats else ticket.seats
+        if not ports.placement.skip(ticket, attempt.backend.name, _MODEL_ASKED_MAX):
+            return False
+        self._withdraw_attempt()
+        self._try_again()
+        return True
+
+    def _may_fail_over(self) -> bool:
+        """Tells whether another backend may be tried after the one at hand."""
+        ticket, failover_max = self.ticket, self.ports.policy.limits.failover_max
+        return ticket is not None and self.ports.placement.may_fail_over(ticket, self.call.backend, failover_max)
+
+    def _place_again(self) -> None:
+        """Finds another place after an attempt that failed before its first byte."""
+        ticket = self.ticket
+        assert ticket is not None
+        ticket.blind = self.asked.blind
+        self.ports.placement.fell_back(ticket)
+
+    def _repeatable(self) -> bool:
+        """Tells whether the request may be sent again when its connection turns out to have been closed before."""
+        return True
+
+    def _choose_relay(self, head: ResponseHead) -> Relay:
+        """Begins the client's answer, and chooses who passes on the rest of it."""
+        return self.asked.relay(self, head)
+
+    def _feed_of(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:
+        """Says where the engine's bytes go."""
+        return relay.feed
+
+    def _abort(self, attempt: Attempt) -> PendingStop | None:
+        """Stops the engine's work; returns what the reaper must look after, if anything."""
+        return self.ports.stopping.abort(attempt, self.call, self.ticket, self.asked.choices)
+
+
+def _ignore(data: bytes) -> None:
+    """What an engine sends behind an answer that is not relayed."""

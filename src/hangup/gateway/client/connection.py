@@ -1,0 +1,496 @@
+"""A client's connection: requests in, answers out, and its departure noticed in every phase.
+
+    IDLE ──▶ HEAD ──▶ BODY ──▶ BUSY ──▶ IDLE …          one request at a time, keep-alive in between
+                                 ├────▶ LINGER          refused: let the client read why, then cut
+                                 └────▶ TUNNEL          a WebSocket: what comes is handed on, until the end
+
+Reading is never paused: a FIN can only be seen by reading up to it. So bytes behind the running request (pipelining)
+are kept up to a limit and dropped beyond it, and the connection then closes after the current answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import cast
+
+from hangup.config import ClientLimits
+from hangup.core import reasons
+from hangup.core.reasons import Reason
+from hangup.errors import WireError
+from hangup.gateway.client import sockets
+from hangup.gateway.client.handlers import RequestHandler, RequestRouter
+from hangup.gateway.client.stall import CATCH_UP_S, LATE_S, StallWatch
+from hangup.gateway.http.body import LAST_CHUNK, BodyDecoder, Chunked, Counted, chunk
+from hangup.gateway.http.head import HEAD_END, RequestHead, has_bare_lf, without_empty_lines
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class ConnectionState(Enum):
+    IDLE = auto()
+    HEAD = auto()
+    BODY = auto()
+    BUSY = auto()
+    TUNNEL = auto()
+    LINGER = auto()
+    CLOSED = auto()
+
+
+class ClientConnection(asyncio.Protocol):
+    __slots__ = (
+        "_body",
+        "_body_began_at",
+        "_body_bytes",
+        "_bodyless",
+        "_buffer",
+        "_chunked_answer",
+        "_close_after",
+        "_decoder",
+        "_due",
+        "_keep_alive",
+        "_linger_bytes",
+        "_loop",
+        "_owner",
+        "_scanned",
+        "_stall",
+        "_timer",
+        "_timer_at",
+        "_tunnel",
+        "_unsent",
+        "handler",
+        "http11",
+        "peer",
+        "state",
+        "transport",
+        "write",
+    )
+
+    transport: asyncio.Transport
+    write: Callable[[bytes], None]
+
+    def __init__(self, owner: RequestRouter, loop: asyncio.AbstractEventLoop) -> None:
+        self._owner = owner
+        self._loop = loop
+        self.state = ConnectionState.IDLE
+        self.handler: RequestHandler | None = None
+        self.peer = ""
+        self.http11 = True
+        self._buffer = b""
+        self._scanned = 0  # so much of it has been looked through for the end of a head
+        self._decoder: BodyDecoder | None = None
+        self._body = bytearray()
+        self._body_began_at = 0.0
+        self._body_bytes = 0
+        self._keep_alive = True
+        self._close_after = False
+        self._chunked_answer = False
+        self._bodyless = False  # HEAD: whatever the answer is, its body stays here
+        self._unsent = b""
+        self._linger_bytes = 0
+        self._due = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._stall: StallWatch | None = None
+        self._tunnel: Callable[[bytes], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<client {self.peer} {self.state.name.lower()}>"
+
+    # The transport tells us
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.write = self.transport.write
+        # No slack: as soon as the kernel takes no more, the engine is no longer read. (With TLS, 0 would mean "always".)
+        self.transport.set_write_buffer_limits(high=1, low=0)
+        peer = transport.get_extra_info("peername")
+        self.peer = peer[0] if peer else ""
+        if self._owner.connected(self):
+            self._set_due_in(self._owner.limits.header_s)
+        elif self._owner.may_refuse(self):
+            self.state = ConnectionState.HEAD
+            self._refuse_unreadable(reasons.CONNECTIONS)
+        else:
+            self.state = ConnectionState.CLOSED
+            self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._take(data)
+        except Exception as error:
+            self._fault(error)
+
+    def _take(self, data: bytes) -> None:
+        if self.state is ConnectionState.BUSY:
+            self._keep_pipelined(data)
+        elif self.state is ConnectionState.BODY:
+            self._take_body(data)
+        elif self.state is ConnectionState.TUNNEL:
+            assert self._tunnel is not None
+            self._tunnel(data)
+        elif self.state is ConnectionState.LINGER:
+            self._linger_bytes += len(data)
+            if self._linger_bytes > self._owner.limits.body_bytes_max:
+                self.transport.abort()
+        elif self.stalled:
+            self._keep_pipelined(data)
+        elif self.state is not ConnectionState.CLOSED:
+            self._buffer += data
+            self._take_head()
+
+    def _fault(self, error: Exception) -> None:
+        """A bug of ours. Where the request ends is not known any more, so the connection ends with its call."""
+        self._keep_alive = False
+        if self.handler is None:
+            self.transport.abort()
+            raise error  # to the loop's handler, which tells of it
+        self.handler.fault(error)
+
+    def eof_received(self) -> bool:
+        if self.handler is not None:
+            if self.state is ConnectionState.BUSY and not self._owner.half_close_is_hangup:
+                self._close_after = True
+                return True
+            self.handler.client_left(reasons.CLIENT_FIN)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.state = ConnectionState.CLOSED
+        for watch in (self._timer, self._stall):
+            if watch is not None:
+                watch.cancel()
+        self._timer = self._stall = None
+        self._drop_body()
+        if self.handler is not None:
+            self.handler.client_left(_why_lost(exc))
+            self.handler = None
+        self._tunnel = None
+        self._owner.disconnected(self)
+
+    def pause_writing(self) -> None:
+        self._stall = StallWatch(self._loop, self.transport, self._owner.limits, self._give_up)
+        if self.handler is not None:
+            self.handler.pause_engine()
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it has not read what was written."""
+        return self._stall is not None
+
+    def resume_writing(self) -> None:
+        if self._stall is not None:
+            self._stall.end()
+            self._stall = None
+        if self.handler is not None:
+            self.handler.resume_engine()
+        elif self._close_after and self.state is ConnectionState.IDLE:
+            self.transport.close()
+        elif self._buffer:
+            self._loop.call_soon(self._take_next_head)
+
+    # Requests
+
+    def _take_next_head(self) -> None:
+        """Of a request that was here before the answer to the one before it had been read."""
+        try:
+            self._take_head()
+        except Exception as error:
+            self._fault(error)
+
+    def _take_head(self) -> None:
+        if self.stalled:
+            return  # nothing is begun for a client that does not read what it was answered
+        if self.state not in (ConnectionState.IDLE, ConnectionState.HEAD):
+            return
+        limits = self._owner.limits
+        if self._buffer.startswith(b"\r\n"):  # some send an empty line behind a body
+            self._buffer = without_empty_lines(self._buffer)
+            self._scanned = 0
+        if not self._buffer:
+            return
+        # From where the last look ended: a head that comes byte by byte must not be read anew with each of them.
+        end = self._buffer.find(HEAD_END, max(self._scanned - 3, 0), limits.header_bytes_max)
+        if end < 0:
+            self._wait_for_head(limits)
+            return
+        head_bytes, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
+        self._scanned = 0
+        try:
+            head = RequestHead(head_bytes, count_max=limits.header_count_max, url_bytes_max=limits.url_bytes_max)
+        except WireError as error:
+            self._refuse_unreadable(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
+            return
+        self.http11 = head.http11
+        self._bodyless = head.method == "HEAD"
+        self._keep_alive = head.keep_alive
+        self.state = ConnectionState.BODY if head.chunked or head.content_length else ConnectionState.BUSY
+        self._due = math.inf
+        handler = self._owner.open(self, head)
+        if handler is not None:
+            self.handler = handler
+            self._expect_body(head)
+
+    def _wait_for_head(self, limits: ClientLimits) -> None:
+        scanned, self._scanned = self._scanned, len(self._buffer)
+        if has_bare_lf(self._buffer, scanned):
+            self._refuse_unreadable(reasons.MALFORMED, "a line ends in a bare LF")
+        elif len(self._buffer) >= limits.header_bytes_max:
+            in_url = b"\r\n" not in self._buffer[: limits.url_bytes_max + 32]
+            self._refuse_unreadable(reasons.URL_TOO_LONG if in_url else reasons.HEADERS_TOO_LARGE)
+        elif self.state is ConnectionState.IDLE:
+            self.state = ConnectionState.HEAD
+            self._set_due_in(limits.header_s)
+
+    def _refuse_unreadable(self, reason: Reason, detail: str = "") -> None:
+        """A request so broken that nothing of it is trusted, nor anything behind it."""
+        self._keep_alive = self._bodyless = False
+        self._buffer = b""
+        self._owner.refuse_unreadable(self, reason, detail)
+
+    def _expect_body(self, head: RequestHead) -> None:
+        assert self.handler is not None
+        length = head.content_length
+        if length is not None and length > self.handler.body_bytes_max:
+            self._refuse_body(reasons.BODY_TOO_LARGE)
+            return
+        expect = head.fields.get(b"expect")
+        if expect is not None and self.http11 and expect.lower() != b"100-continue":
+            self._refuse_body(reasons.EXPECTATION)
+            return
+        if self.state is ConnectionState.BUSY:
+            self._body_complete(b"")
+            return
+        if length is not None and len(self._buffer) >= length:  # all of it came with the head, as most do
+            body, self._buffer = self._buffer[:length], self._buffer[length:]
+            self._body_complete(body)
+            return
+        self._decoder = Chunked() if head.chunked else Counted(length or 0)
+        if expect is not None and not self._buffer and self.http11:
+            self.write(_CONTINUE)
+        self._body_began_at = self._loop.time()
+        self._body_bytes = 0
+        data, self._buffer = self._buffer, b""
+        if data:
+            self._take_body(data)
+        else:
+            self._set_body_due()
+
+    def _take_body(self, data: bytes) -> None:
+        assert self._decoder is not None and self.handler is not None
+        try:
+            payload = self._decoder.feed(data)
+        except WireError as error:
+            self._refuse_body(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
+            return
+        self._body_bytes += len(payload)
+        if self._body_bytes > self.handler.body_bytes_max:
+            self._refuse_body(reasons.BODY_TOO_LARGE)
+            return
+        if self.handler.body_piece(payload):
+            payload = b""
+        if self.state is not ConnectionState.BODY:
+            return  # refused
+        if self._decoder.done:
+            self._buffer = self._decoder.rest
+            self._body_complete(b"".join((self._body, payload)) if self._body else payload)  # one copy: it may be large
+        elif self._owner.body_bytes + len(payload) > self._owner.limits.bodies_bytes_max:
+            self._refuse_body(reasons.BODIES_FULL)
+        else:
+            self._body += payload
+            self._owner.body_bytes += len(payload)
+            self._set_body_due()
+
+    def _body_complete(self, body: bytes) -> None:
+        assert self.handler is not None
+        self._drop_body()
+        self.state = ConnectionState.BUSY
+        self._due = math.inf
+        if len(self._buffer) > self._owner.limits.pipelined_bytes_max:
+            self._buffer, self._close_after = b"", True
+        self.handler.body_arrived(body)
+
+    def _refuse_body(self, reason: Reason, detail: str = "") -> None:
+        """The rest of the body will not be read, so this connection can carry no further request."""
+        assert self.handler is not None
+        self._keep_alive = False
+        self._buffer = b""
+        self._drop_body()
+        self.handler.refuse(reason, detail)
+
+    def _drop_body(self) -> None:
+        """It is complete, or will never be: others have room for theirs."""
+        self._decoder = None
+        if self._body:
+            self._owner.body_bytes -= len(self._body)
+            self._body = bytearray()
+
+    def _keep_pipelined(self, data: bytes) -> None:
+        if self._close_after:
+            return
+        self._buffer += data
+        if len(self._buffer) > self._owner.limits.pipelined_bytes_max:
+            self._buffer, self._close_after = b"", True
+
+    # Answers
+
+    @property
+    def will_close(self) -> bool:
+        """Whether this answer is the last on its connection; its head must say so."""
+        return self._close_after or not self._keep_alive or self.state is not ConnectionState.BUSY
+
+    def close_after_this(self) -> None:
+        self._close_after = True
+        if self.state in (ConnectionState.IDLE, ConnectionState.HEAD):
+            self.transport.close()
+
+    def switch(self, take: Callable[[bytes], None]) -> bytes:
+        """The answer's head was the last of HTTP: what comes is for `take`, and so is what came early, which is returned."""
+        self.flush()
+        self.state = ConnectionState.TUNNEL
+        self._tunnel = take
+        early, self._buffer = self._buffer, b""
+        return early
+
+    def begin(self, head: bytes, *, chunked: bool) -> None:
+        """The head of an answer whose body follows by `send`; from the second read on also by `write`, framed already."""
+        self._chunked_answer = chunked
+        self._unsent = head  # goes out with what follows it in this turn, see `flush`
+
+    def send(self, payload: bytes) -> None:
+        if self._bodyless:
+            self.flush()
+            return
+        if self._chunked_answer:
+            payload = chunk(payload)
+        if self._unsent:
+            payload, self._unsent = self._unsent + payload, b""
+        self.write(payload)
+
+    def flush(self) -> None:
+        """Sends a head that nothing followed."""
+        if self._unsent:
+            unsent, self._unsent = self._unsent, b""
+            self.write(unsent)
+
+    def left(self) -> bool:
+        """A last look before work is started for this client."""
+        return sockets.peer_left(self.transport.get_extra_info("socket"), self._owner.half_close_is_hangup)
+
+    def finish(self) -> None:
+        """The answer is complete: on to the next request."""
+        if self._chunked_answer and not self._bodyless:
+            self._chunked_answer = False
+            self.send(LAST_CHUNK)
+        elif self._unsent:
+            self.flush()
+        self.handler = None
+        if self.state is ConnectionState.CLOSED:
+            return
+        if self.state is not ConnectionState.BUSY:
+            self._linger()
+        elif self.will_close:
+            self.state = ConnectionState.CLOSED
+            self._due = math.inf  # the call's time is no longer ours: whoever reads slowly may, the stall watch bounds it
+            self.transport.close()
+        else:
+            self.state = ConnectionState.IDLE
+            self._set_due_in(self._owner.limits.idle_s)
+            if self._buffer:
+                # In a later turn: a row of pipelined requests must neither recurse nor hold up the others.
+                self._loop.call_soon(self._take_next_head)
+
+    def break_off(self) -> None:
+        """Ends a begun answer so that nobody can take it for a complete one."""
+        self.flush()
+        self.handler = None
+        if self.state is ConnectionState.CLOSED:
+            return
+        self.state = ConnectionState.CLOSED
+        if not self.http11:
+            sockets.reset_on_close(self.transport.get_extra_info("socket"))
+        self._set_due_in(self._owner.limits.linger_s)
+        self.transport.close()  # what is written still goes out, within the bound set above
+
+    def drop(self) -> None:
+        """The client is gone: nothing more is written."""
+        self.handler = None
+        self.state = ConnectionState.CLOSED
+        self.transport.abort()
+
+    def _linger(self) -> None:
+        """Closing now, with unread bytes of the request, would reset the connection and destroy the refusal."""
+        self.state = ConnectionState.LINGER
+        self._linger_bytes = 0
+        self._set_due_in(self._owner.limits.linger_s)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    # Time
+
+    def set_due(self, due: float) -> None:
+        """When to look next. One timer per connection, moved only if it would come too late: most calls never touch it."""
+        self._due = due
+        if self._timer_at > due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(due, self._on_timer)
+            self._timer_at = due
+
+    def _set_due_in(self, seconds: float) -> None:
+        self.set_due(self._loop.time() + seconds)
+
+    def _set_body_due(self) -> None:
+        assert self.handler is not None
+        self.set_due(min(self._loop.time() + self._owner.limits.body_idle_s, self._body_began_at + self.handler.body_s))
+
+    def _on_timer(self) -> None:
+        late = self._loop.time() - self._timer_at
+        self._timer, self._timer_at = None, math.inf
+        if late > LATE_S:
+            self._timer_at = self._loop.time() + CATCH_UP_S
+            self._timer = self._loop.call_at(self._timer_at, self._on_timer)
+            return
+        try:
+            self._time_has_come()
+        except Exception as error:
+            self._fault(error)
+
+    def _time_has_come(self) -> None:
+        if self._due > self._loop.time():
+            self.set_due(self._due)
+        elif self.state in (ConnectionState.BUSY, ConnectionState.TUNNEL) and self.handler is not None:
+            self.handler.on_due()
+        elif self.state is ConnectionState.BODY:
+            self._refuse_body(reasons.BODY_TIME)
+        elif self.state is ConnectionState.HEAD:
+            self._refuse_unreadable(reasons.HEADER_TIME)
+        elif self.state is ConnectionState.IDLE:
+            self.transport.close()
+        else:
+            self.transport.abort()  # it had its time to read the last words
+
+    def _give_up(self, reason: Reason) -> None:
+        if self.handler is not None:
+            self.handler.client_left(reason)
+        self.drop()
+
+
+_REASON_BY_STATUS = {
+    414: reasons.URL_TOO_LONG,
+    431: reasons.HEADERS_TOO_LARGE,
+    501: reasons.UNSUPPORTED,
+    505: reasons.HTTP_VERSION,
+}
+
+
+def _why_lost(exc: Exception | None) -> Reason:
+    if exc is None:
+        return reasons.CLIENT_FIN
+    if isinstance(exc, TimeoutError):
+        return reasons.CLIENT_SILENT
+    return reasons.CLIENT_RESET

@@ -1,0 +1,104 @@
+"""TLS: a connection counts and has `header_s` from the moment it is accepted, not from the end of its handshake.
+
+asyncio's own TLS servers tell nobody of a connection before its handshake is over, and give that a time of its own. So
+sockets are accepted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from typing import Protocol
+
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.client.handlers import RequestRouter
+from hangup.tasks import Tasks
+
+_ACCEPTED_PER_TURN = 64  # then others have their turn
+_RETRY_S = 0.5  # after an accept that failed, as it does when there are no file descriptors left
+
+
+class TlsOwner(RequestRouter, Protocol):
+    tls: ssl.SSLContext | None  # that of new connections: a renewed certificate is a new context
+    handshakes: int  # how many are under way
+
+    def has_room(self) -> bool:
+        """Whether there is room for one more connection; counts those that it says no to."""
+
+
+class TlsListener:
+    """Accepts connections until it is closed; owns the handshakes, each a task."""
+
+    def __init__(self, owner: TlsOwner, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        self._owner = owner
+        self._loop = loop
+        self._sock = sock
+        self._handshakes = Tasks("handshake")
+        self._retry: asyncio.TimerHandle | None = None
+        self._listen()
+
+    def close(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        self._handshakes.cancel()
+
+    def _listen(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_PER_TURN):
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:
+                self._loop.remove_reader(self._sock.fileno())
+                self._retry = self._loop.call_later(_RETRY_S, self._listen)
+                return
+            sock.setblocking(False)
+            if not self._owner.has_room():
+                sock.close()  # whom TLS has not introduced cannot be told why
+                continue
+            self._owner.handshakes += 1
+            self._handshakes.start(self._shake_hands(sock))
+
+    async def _shake_hands(self, sock: socket.socket) -> None:
+        owner, context = self._owner, self._owner.tls
+        assert context is not None
+        connection = SecuredConnection(owner, self._loop)
+        try:
+            with contextlib.suppress(OSError):  # not TLS, not in time, or gone
+                await self._loop.connect_accepted_socket(
+                    lambda: connection, sock, ssl=context, ssl_handshake_timeout=owner.limits.header_s
+                )
+        finally:
+            connection.handshake_is_over()
+            if not connection.began:
+                sock.close()
+
+
+class SecuredConnection(ClientConnection):
+    """A client's connection that counts as a handshake until it is one."""
+
+    __slots__ = ("_counted", "_tls_owner", "began")
+
+    def __init__(self, owner: TlsOwner, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(owner, loop)
+        self._tls_owner = owner
+        self._counted = True
+        self.began = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.began = True
+        self.handshake_is_over()
+        super().connection_made(transport)
+
+    def handshake_is_over(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._tls_owner.handshakes -= 1

@@ -1,0 +1,238 @@
+"""The look at the engines from outside: their own counters beside what came to clients, and the alarm when these part.
+
+Once per `counters_interval_s` and per backend; nothing of it is on the data path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from typing import Any
+
+import orjson
+
+from hangup.config import ReportLimits
+from hangup.core.account import ZOMBIE
+from hangup.core.call import Call
+from hangup.core.divergence import AlarmTerms, CounterSample, DivergenceAlarm, DivergenceFinding
+from hangup.core.engine_count import EngineCount
+from hangup.core.reasons import Outcome
+from hangup.gateway.backends import counters
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.busy import busy
+from hangup.gateway.gateway import Gateway
+from hangup.gateway.log import Log
+from hangup.gateway.zombies import ZombieLedger
+from hangup.tasks import DUTIES
+
+_SUSPECTS_MAX = 5  # tenants and calls named by an alarm
+_ASK_AGAIN = 12  # looks before an engine without counters is asked again
+_LEFT = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED])
+
+
+@dataclass(slots=True)
+class Watched:
+    """What is known of one backend."""
+
+    alarm: DivergenceAlarm
+    count: EngineCount = field(default_factory=EngineCount)
+    counters: counters.ReportedCounters | None = None
+    busy: float | None = None
+    ask_in: int = 0  # looks to be left out
+    afterlives: ZombieLedger | None = None
+    alone_since: float = -1.0  # the call-seconds of a backend without a call, when it was last asked; -1 with calls
+
+    @property
+    def computed(self) -> int | None:
+        """Tokens it says it has computed since we know it; None while it does not say."""
+        return self.count.computed if self.counters is not None and self.counters.tokens is not None else None
+
+
+@dataclass
+class DivergenceMonitor:
+    gateway: Gateway
+    log: Log
+    watched: dict[str, Watched] = field(default_factory=dict)
+    history: deque[dict[str, float]] = field(init=False)  # the looks that the dashboard's picture is made of
+    alarms_raised: int = 0
+    _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _webhooks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.history = deque(maxlen=self.gateway.limits.history_looks_max)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.look()
+                self._remember()
+            except Exception as error:  # one odd answer must not end the watch
+                self.log.fault(error)
+            await asyncio.sleep(self.gateway.limits.counters_interval_s)
+
+    async def look(self) -> None:
+        """One look at every backend; one at a time, since answers that overtake each other look like engines that restart."""
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
+        backends = list(self.gateway.backends.by_name.values())
+        for gone in self.watched.keys() - {backend.name for backend in backends}:
+            del self.watched[gone]
+        for failed in await asyncio.gather(*(self._ask(backend) for backend in backends), return_exceptions=True):
+            if isinstance(failed, Exception):
+                self.log.fault(failed)
+        now = time.monotonic()
+        seen, unseen = self._tokens()
+        for backend in backends:
+            self._judge(backend, seen[backend.name], unseen[backend.name], now)
+            self._settle(backend, seen[backend.name], unseen[backend.name], now)
+
+    async def _ask(self, backend: Backend) -> None:
+        limits = self.gateway.limits
+        watched = self.watched.setdefault(backend.name, Watched(DivergenceAlarm(_terms(limits))))
+        time_of = backend.seat.time
+        watched.alone_since = -1.0 if time_of.count else time_of.call_s
+        if watched.ask_in and watched.counters is None:
+            watched.ask_in -= 1
+        else:
+            found = await counters.ask(backend, limits)
+            watched.ask_in = 0 if found is not None else _ASK_AGAIN
+            if (found is None or found.running is None) and (told := self.gateway.stopping.reaper.told(backend)) is not None:
+                # What it told the reaper will do, where it has no page of metrics.
+                found = counters.ReportedCounters(found.tokens if found is not None else told.tokens, float(told.running))
+                watched.ask_in = 0
+            self._note(backend.name, watched, found, shared=backend.settings.shared)
+        watched.busy = await busy(backend, watched.counters, limits.health_timeout_s)
+
+    def _note(self, name: str, watched: Watched, found: counters.ReportedCounters | None, *, shared: bool) -> None:
+        watched.counters = found
+        if found is None or found.tokens is None:
+            watched.count.lost_sight()
+            return
+        before = watched.count.computed
+        if watched.count.note(found.tokens):
+            watched.alarm.restarted(time.monotonic())
+        if self.gateway.accounting.store is not None and before is not None and not shared:
+            self.gateway.accounting.store.computed(name, (watched.count.computed or 0) - before)
+
+    def _tokens(self) -> tuple[Counter[str], Counter[str]]:
+        """Tokens that came, per backend; and those that live calls may have had without our seeing them."""
+        seen: Counter[str] = Counter()
+        unseen: Counter[str] = Counter()
+        for (_, backend, fate), count in self.gateway.accounting.ledger.tokens.items():
+            seen[backend] += count if fate != ZOMBIE else 0
+        for flow in self.gateway.registry.live.values():
+            seen[flow.call.backend] += flow.call.tokens_out
+            ticket = flow.ticket
+            if ticket is not None and ticket.blind and ticket.seat is not None:
+                unseen[flow.call.backend] += ticket.output_max * ticket.choices
+        return seen, unseen
+
+    def _judge(self, backend: Backend, seen: int, unseen: int, now: float) -> None:
+        watched = self.watched.get(backend.name)
+        if watched is None:
+            return
+        if not backend.seat.up:
+            watched.alarm.restarted(now)
+        time_of = backend.seat.time
+        time_of.pass_until(now)
+        sample = CounterSample(watched.computed, watched.busy, seen, unseen, time_of.call_s, time_of.busy_s)
+        if backend.settings.shared:  # what others make it do says nothing about us
+            sample = sample._replace(computed=None, busy=None)
+        else:
+            zombies = len(self.gateway.stopping.reaper.haunting(backend, now))
+            by_itself = watched.busy is not None and backend.settings.busy_from == "engine"
+            sample = sample._replace(zombies=zombies, runs=bool(by_itself and watched.busy), textless=self._textless(backend))
+        change = watched.alarm.observe(sample, now)
+        if change is not None:
+            self._tell(backend.name, watched.alarm.finding)
+
+    def _textless(self, backend: Backend) -> bool:
+        """Whether it has calls that give no tokens, such as embeddings: then tokens per second say nothing."""
+        live = (flow for flow in self.gateway.registry.live.values() if flow.backend is backend)
+        return not all(flow.counts_tokens for flow in live)
+
+    def _settle(self, backend: Backend, seen: int, unseen: int, now: float) -> None:
+        """What the engine's count and the books differ by gets its name: as soon as it is known whose it can be, or when
+        neither side has anything at work. Of what an engine computes that others use as well, nothing can be said."""
+        watched = self.watched.get(backend.name)
+        if watched is None or backend.settings.shared:
+            return
+        afterlives = watched.afterlives = watched.afterlives or ZombieLedger(now, backend.seat.time.busy_s)
+        count = watched.count if watched.computed is not None else None
+        afterlives.look(self.gateway, backend, count, seen + unseen, now)
+        if count is None or watched.counters is None or watched.counters.running != 0:
+            return
+        if not backend.seat.time.count and backend.seat.time.call_s == watched.alone_since:  # else a call came and went
+            afterlives.rest(self.gateway, backend, count, seen, now)
+
+    def _tell(self, backend: str, finding: DivergenceFinding | None) -> None:
+        told: dict[str, Any] = {"backend": backend, "state": "raised" if finding else "ended"}
+        if finding is not None:
+            self.alarms_raised += 1
+            told |= {"signal": finding.signal, "excess": round(finding.excess, 3), "suspects": self.suspects(backend)}
+        self.log.event("divergence", **told)
+        url = self.gateway.settings.alarm_webhook
+        if url:
+            task = DUTIES.start("webhook", self._send(url, {"event": "divergence", **told}))
+            self._webhooks.add(task)
+            task.add_done_callback(self._webhooks.discard)
+
+    async def _send(self, url: str, told: dict[str, Any]) -> None:
+        try:
+            await asyncio.to_thread(_post, url, orjson.dumps(told), self.gateway.limits.webhook_s)
+        except (OSError, ValueError, HTTPException) as error:
+            self.log.event("webhook_failed", error=type(error).__name__)
+
+    def suspects(self, backend: str) -> dict[str, Any]:
+        """Whose work may still be running: calls that ended while the engine had them, and nobody saw it let go."""
+        left = [call for call in self.gateway.registry.ended if call.backend == backend and _may_be_zombie(call)]
+        tenants = Counter(call.tenant for call in left)
+        now = time.monotonic()
+        oldest = [
+            {"id": c.id, "tenant": c.tenant, "ended_s_ago": round(now - (c.ended_at or now), 1)} for c in left[:_SUSPECTS_MAX]
+        ]
+        return {"tenants": [name for name, _ in tenants.most_common(_SUSPECTS_MAX)], "calls": oldest}
+
+    def _remember(self) -> None:
+        known = [watched.busy for watched in self.watched.values() if watched.busy is not None]
+        computed = [watched.computed for watched in self.watched.values() if watched.computed is not None]
+        self.history.append(
+            {
+                "at": round(time.time(), 1),
+                "monotonic": time.monotonic(),
+                "busy": sum(known) / len(known) if known else -1.0,
+                "computed": float(sum(computed)) if computed else -1.0,
+                "seen": float(self._tokens()[0].total()),
+                "live": float(len(self.gateway.registry.live)),
+                "waiting": float(self.gateway.placement.admission.queue.count),
+                "calls": float(self.gateway.accounting.ledger.calls.total()),
+            }
+        )
+
+    async def close(self) -> None:
+        for task in self._webhooks:
+            task.cancel()
+        await asyncio.gather(*self._webhooks, return_exceptions=True)
+
+
+def _terms(limits: ReportLimits) -> AlarmTerms:
+    return AlarmTerms(
+        limits.divergence_window_s, limits.divergence_hold_s, limits.divergence_share_max, limits.divergence_yield_min
+    )
+
+
+def _may_be_zombie(call: Call) -> bool:
+    return call.outcome in _LEFT and not call.engine_let_go
+
+
+def _post(url: str, body: bytes, timeout_s: float) -> None:
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})  # noqa: S310 - from the configuration
+    with urllib.request.urlopen(request, timeout=timeout_s):  # noqa: S310
+        pass

@@ -1,0 +1,264 @@
+"""What is asked of an engine: a body that is passed on as it is, or a generation, which is read, capped and counted.
+
+It knows what the admission must know of it (`prompt_tokens`, `choices` and so on), how an engine is asked for it (`encode`) and
+which relay its answer needs (`relay`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from hangup.config import LimitSettings
+from hangup.core import reasons
+from hangup.core.admission import Ticket
+from hangup.gateway import answers
+from hangup.gateway.apis import media, model_field
+from hangup.gateway.apis.base import Api, Ask, Json
+from hangup.gateway.apis.inputs import count as count_inputs
+from hangup.gateway.apis.routes import UNKNOWN
+from hangup.gateway.backends.connection import body_decoder
+from hangup.gateway.http import jsonbody
+from hangup.gateway.http.body import BodyDecoder, Counted
+from hangup.gateway.http.head import RequestHead, ResponseHead
+from hangup.gateway.placement import Placed, Seats
+from hangup.gateway.relay.assemble import AssembleRelay
+from hangup.gateway.relay.base import Relay, RelaySink
+from hangup.gateway.relay.passthrough import ErrorRelay, PassRelay
+from hangup.gateway.relay.stream import StreamRelay
+from hangup.gateway.request_policy import IncomingRequest, check_model_name, client_kind
+from hangup.gateway.stopping import Attempt
+
+# Another backend may do better; 501 and 505 are about the request.
+FAILED_STATUSES = frozenset([500, 502, 503, 504])
+_NO_VALUE: Json = {}
+
+
+class AnsweredSink(RelaySink, answers.Answered, Protocol):
+    """A call that an engine has answered."""
+
+
+class EngineRequest:
+    """A request whose body means nothing to us: embeddings, audio, whatever is passed on."""
+
+    __slots__ = (
+        "_body",
+        "_head",
+        "api",
+        "blind",
+        "choices",
+        "files",
+        "output_max",
+        "renamed",
+        "streams",
+        "streams_unasked",
+        "whole",
+    )
+
+    def __init__(self, api: Api, head: RequestHead, body: bytes) -> None:
+        self.api = api
+        self.renamed = ""  # the model's own name, where the client used an alias
+        self.files = 0  # images and the like that belong to the prompt
+        self.choices = 1  # answers that are asked for,
+        self.output_max = 0  # and tokens of each of them, at most
+        self.blind = not api.sized  # nothing is seen of the answer before its end, and nothing tells when that should come
+        self.whole = api.sized  # the answer comes as one, in a time that depends on what is sent
+        self.streams = False  # the engine is asked to stream,
+        self.streams_unasked = False  # though the client wants a whole answer
+        self._head = head
+        self._body = body
+
+    # For the admission
+
+    def prompt_tokens(self, estimate: Callable[[int], int]) -> int:
+        """Tells about how many tokens the prompt has; the bytes of files say nothing about that."""
+        if self.api.media:
+            self.files = 1
+            return estimate(0)
+        return estimate(len(self._body))
+
+    def ticket(self, flow: Placed, seats: Seats, estimate: Callable[[int], int], *, job: bool, yields: int) -> Ticket[Placed]:
+        """Makes the ticket that stands for a call in the queue and on a backend."""
+        call, fields = flow.call, self._head.fields
+        clock, start = call.clock, call.started_at
+        return Ticket(
+            flow,
+            prompt=self.prompt_tokens(estimate),
+            output_max=self.output_max,
+            choices=self.choices,
+            stream=call.stream,
+            first_by=start + clock.client_read_s,
+            all_by=start + min(clock.total_s, clock.client_total_s),
+            queue_by=time.monotonic() + clock.queue_s,
+            size=call.bytes_in,
+            retry=fields.get(b"x-stainless-retry-count", b"0") != b"0",
+            blind=self.blind,
+            whole=self.whole,
+            job=job,
+            yields=yields,
+            seats=seats,
+            client=client_kind(self._head),
+        )
+
+    # For the engine
+
+    def model(self, *, search: bool) -> str:
+        """Finds the model that is asked for; a body that is not read otherwise is searched only where it matters."""
+        if not search:
+            return ""
+        return model_field.find(self._body, self._head.fields.get(b"content-type", b""), self._head.query)
+
+    def encode(self, attempt: Attempt, key: str) -> tuple[str, bytes, bytes | None]:
+        """Makes path, body and query as this engine gets them; no query means the client's own."""
+        head, body = self._head, self._body
+        if not self.renamed:
+            return head.path, body, None
+        if body:
+            return head.path, model_field.replace(body, head.fields.get(b"content-type", b""), self.renamed), None
+        return head.path, body, model_field.in_query(head.query, self.renamed)
+
+    def forget_body(self) -> None:
+        """Frees the body: nothing is replayed any more."""
+        self._body = b""
+
+    def ask_plainly(self) -> None:
+        """Asks the engine as the client did, without a stream."""
+
+    def begin_anew(self, limits: LimitSettings, assemble: bool) -> bool:
+        """Forgets what has come of an answer; False if that cannot be taken back."""
+        return False
+
+    # For the answer
+
+    def relay(self, sink: AnsweredSink, head: ResponseHead) -> Relay:
+        """Begins the client's answer, and chooses the relay for the rest of it."""
+        return self._pass(sink, head, self.decoder(head), has_events=False, api=None)
+
+    def decoder(self, head: ResponseHead) -> BodyDecoder:
+        return Counted(0) if self._head.method == "HEAD" else body_decoder(head)
+
+    def _pass(
+        self, sink: AnsweredSink, head: ResponseHead, decoder: BodyDecoder, *, has_events: bool, api: Api | None
+    ) -> Relay:
+        status, final = head.status, reasons.COMPLETED
+        if status in FAILED_STATUSES:
+            status, final = 503 if status == 503 else 502, reasons.ENGINE_ERROR
+        answers.begin(sink, status, head, has_events)
+        is_json = _content_type(head).startswith(b"application/json") and not is_encoded(head)
+        return PassRelay(sink, decoder, final, api, is_json=is_json)
+
+
+class GenerationRequest(EngineRequest):
+    """A request for tokens: chat, completions, responses, messages."""
+
+    __slots__ = ("ask", "value")
+
+    def __init__(self, api: Api, head: RequestHead, body: bytes, ask: Ask, value: Json) -> None:
+        self.api = api
+        self.ask = ask
+        self.value = value  # the body, read
+        self.renamed = ""
+        self.files = 0
+        self.choices = ask.choices
+        self.output_max = ask.cap.planned
+        self.whole = False
+        self.streams_unasked = ask.assembler is not None
+        self.streams = ask.stream or self.streams_unasked
+        self.blind = not self.streams
+        self._head = head
+        self._body = body
+
+    @property
+    def body(self) -> bytes:
+        return self._body
+
+    # For the admission
+
+    def prompt_tokens(self, estimate: Callable[[int], int]) -> int:
+        size = len(self._body)
+        if not media.may_hold_files(self._body):
+            return estimate(size)
+        file_bytes, self.files = media.embedded(self.value)
+        return estimate(size - file_bytes) + self.files * media.FILE_TOKENS
+
+    # For the engine
+
+    def model(self, *, search: bool) -> str:
+        return self.ask.model
+
+    def encode(self, attempt: Attempt, key: str) -> tuple[str, bytes, bytes | None]:
+        ask, backend = self.ask, attempt.backend
+        if attempt.slot is None:
+            attempt.slot = backend.pin(ask.choices)
+        more = backend.adapter.fields(key, attempt.slot)
+        told = {} if ask.cap.named else backend.adapter.maximum(self.api.name, ask.cap.tokens)
+        if told or ask.cap.named:
+            ask.ends_late(backend.adapter.late_tokens)
+        if ask.assembler is not None:
+            ask.assembler.texts_in_pieces = backend.facts.texts_in_pieces
+        more |= told
+        if self.renamed:
+            more |= {"model": self.renamed}
+        return ask.path, ask.body(self._body, self.value, more), None
+
+    def forget_body(self) -> None:
+        self._body, self.value = b"", _NO_VALUE
+
+    def ask_plainly(self) -> None:
+        self.ask.ask_plainly(self._head.path)
+        self.streams_unasked = False
+        self.streams = self.ask.stream
+        self.blind = not self.streams
+
+    def begin_anew(self, limits: LimitSettings, assemble: bool) -> bool:
+        if self.ask.assembler is not None:  # it may have taken something in
+            self.ask = self.api.read(self._head.path, self.value, limits, assemble)
+        return True
+
+    # For the answer
+
+    def relay(self, sink: AnsweredSink, head: ResponseHead) -> Relay:
+        ask, api, decoder = self.ask, self.api, self.decoder(head)
+        has_events = head.status == 200 and _content_type(head).startswith(api.format.content_type)
+        is_stream = has_events and not is_encoded(head)
+        if is_stream and ask.assembler is not None:
+            return AssembleRelay(sink, decoder, api, ask, ask.assembler, head)
+        if sink.call.answering_client and not is_stream:  # a heartbeat was quicker
+            return ErrorRelay(sink, decoder, api, head.status)
+        if is_stream and ask.stream:
+            answers.begin(sink, head.status, head, True)
+            return StreamRelay(sink, decoder, api, ask)
+        return self._pass(sink, head, decoder, has_events=has_events, api=api if head.status == 200 else None)
+
+
+NOTHING_ASKED = EngineRequest(UNKNOWN, RequestHead(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", count_max=1, url_bytes_max=1), b"")
+
+
+def read_request(
+    request: IncomingRequest, body: bytes, structure: jsonbody.Structure | None, *, assemble: bool
+) -> EngineRequest:
+    """Reads what a client asks for, and how much of it is allowed; what cannot be is refused.
+
+    `structure` has counted a large body as it came."""
+    api, head, route, limits = request.api, request.head, request.route, request.limits
+    if not api.generates or route is None:
+        plain = EngineRequest(api, head, body)
+        plain.choices = count_inputs(body)  # texts that each get an answer
+        return plain
+    value = jsonbody.decode(body, structure, limits.json_elements_max, limits.json_depth_max)
+    api = route.api_for(value)
+    if not api.generates:
+        return EngineRequest(api, head, body)
+    ask = api.read(head.path, value, limits, assemble)
+    check_model_name(ask.model, limits)
+    return GenerationRequest(api, head, body, ask, value)
+
+
+def is_encoded(head: ResponseHead) -> bool:
+    """Tells whether the engine compressed its answer, though it was asked not to."""
+    return head.fields.get(b"content-encoding", b"identity").lower() not in (b"identity", b"")
+
+
+def _content_type(head: ResponseHead) -> bytes:
+    return head.fields.get(b"content-type", b"").lower()

@@ -1,0 +1,143 @@
+"""The gateway: its parts, put together. What each of them does is in its own module; here is only who gets whom.
+
+Intake ──▶ kinds/ (CallFlow) ──▶ Routing, Placement ──▶ core.admission
+                    │   └──────▶ Stopping ──▶ Reaper
+                    └──────────▶ Accounting ──▶ ledger, log, traces
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hangup.config import LimitSettings, Settings
+from hangup.core import reasons
+from hangup.core.admission import TenantTerms
+from hangup.core.reasons import Reason
+from hangup.gateway.accounting import Accounting
+from hangup.gateway.backend_set import BackendEvents, Backends
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.pool import Dial
+from hangup.gateway.call_lines import CallLines
+from hangup.gateway.client_request import ClientRequest, FlowPorts
+from hangup.gateway.cors import Origins
+from hangup.gateway.engine_responses import EngineResponses
+from hangup.gateway.intake import Intake
+from hangup.gateway.job_services import JobServices
+from hangup.gateway.jobs.provider import Provider
+from hangup.gateway.jobs_port import JobsPort
+from hangup.gateway.log import Log
+from hangup.gateway.pace_watch import PaceWatch
+from hangup.gateway.placement import Placement
+from hangup.gateway.registry import CallRegistry
+from hangup.gateway.request_policy import RequestPolicy
+from hangup.gateway.routing import Routing
+from hangup.gateway.stopping import Stopping
+from hangup.gateway.store.ledger import LedgerStore
+from hangup.gateway.tracing import Tracer
+from hangup.gateway.uploads import Uploads
+
+
+class Gateway:
+    def __init__(
+        self,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
+        dials: Mapping[str, Dial] = MappingProxyType({}),
+        store: LedgerStore | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        limits, provider = settings.limits, settings.jobs == "provider"
+        self.loop = loop
+        self.log = log
+        self.registry: CallRegistry[ClientRequest] = CallRegistry(limits.ended_calls_max)
+        self.policy = RequestPolicy(settings, provider=provider)
+        self.backends = Backends(loop, log, dials)
+        self.placement = Placement(limits, self.backends, loop)
+        lines = CallLines(log, loop, lambda: self.limits.log_wait_s)
+        self.accounting = Accounting(lines, store, tracer)
+        self.stopping = Stopping(self.registry.live, self.placement, log, lines, limits.zombie_stories_max)
+        self.routing = Routing(self.backends, loop, log, self.placement.regroup)
+        self.uploads = Uploads()
+        self.jobs = JobServices()
+        self.ports = FlowPorts(
+            loop=loop,
+            log=log,
+            registry=self.registry,
+            policy=self.policy,
+            backends=self.backends,
+            routing=self.routing,
+            placement=self.placement,
+            stopping=self.stopping,
+            accounting=self.accounting,
+            engine_responses=EngineResponses(),
+            origins=Origins(),
+            uploads=self.uploads,
+            jobs=self.jobs,
+        )
+        self.jobs_port = JobsPort(self.ports)
+        if provider:
+            self.jobs.provider = Provider(self.jobs_port, loop)
+        self.intake = Intake(self.ports)
+        self._paces = PaceWatch(self.registry.live, self.placement, loop)
+        self.configure(settings)
+
+    @property
+    def settings(self) -> Settings:
+        return self.policy.settings
+
+    @property
+    def limits(self) -> LimitSettings:
+        return self.policy.limits
+
+    def configure(self, settings: Settings) -> None:
+        """Takes new settings into use, all or none; calls that run keep what they started with."""
+        backends = self.backends.prepare(settings)  # what can fail comes first: nothing may be half in effect
+        self.policy.configure(settings)
+        self.intake.configure(settings)
+        self.placement.configure(settings.limits, {tenant.name: TenantTerms.of(tenant) for tenant in settings.tenant})
+        self.backends.use(settings, backends, self._backend_events())
+        self.placement.use(backends)
+        self.accounting.take_prices(backends)
+        self.routing.configure(settings)
+
+    def _backend_events(self) -> BackendEvents:
+        return BackendEvents(
+            configured=self.stopping.reaper.watch,
+            changed=self._backend_changed,
+            models_told=self.routing.models_told,
+            queue_told=self.placement.queue_told,
+            gone=self.stopping.reaper.forget,
+        )
+
+    def _backend_changed(self, backend: Backend) -> None:
+        self.stopping.reaper.look(backend)  # what it runs already may take the room that calls would get
+        self.placement.backend_changed(backend)
+
+    # The process ends
+
+    def start_drain(self) -> None:
+        """Takes no new calls; idle connections close, busy ones after their answer."""
+        self.intake.draining = True
+        if self.jobs.desk is not None:
+            self.jobs.desk.board.stop()
+        self.registry.end_all(reasons.DRAINED, self.log.guard, lambda flow: flow.ends_on_drain)
+        self.intake.close_after_answers()
+
+    def end_all(self, reason: Reason) -> None:
+        """Ends all live calls."""
+        self.registry.end_all(reason, self.log.guard)
+
+    async def close(self) -> None:
+        """Lets go of everything; no call is live any more."""
+        self._paces.close()
+        self.placement.close()
+        if self.jobs.provider is not None:
+            await self.jobs.provider.close()
+        await self.routing.close()
+        await self.backends.stop_watching()
+        await self.stopping.close()
+        self.intake.close_after_answers()
+        await self.backends.close()

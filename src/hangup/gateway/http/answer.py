@@ -1,0 +1,33 @@
+"""Response heads as we write them."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from functools import cache, lru_cache
+from http import HTTPStatus
+
+from hangup.gateway.http.head import Headers
+
+
+@cache
+def status_line(status: int) -> bytes:
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode("ascii")
+
+
+def date() -> tuple[bytes, bytes]:
+    """RFC 9110, 6.6.1: an answer says when it was made."""
+    return b"date", _date(int(time.time()))
+
+
+@lru_cache(2)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode("ascii")
+
+
+def encode_head(status: int, headers: Headers) -> bytes:
+    return status_line(status) + b"".join([b"%b: %b\r\n" % pair for pair in headers]) + b"\r\n"

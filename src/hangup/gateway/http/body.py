@@ -1,0 +1,182 @@
+"""Message bodies by their framing: chunked, counted, or until the connection closes.
+
+A decoder takes what a socket gave and returns the payload in it; `done` says that the message is over and `rest`
+holds what came behind it. The same strict chunk decoder reads clients and engines.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from hangup.errors import WireError
+
+# A size line with its extensions, or one trailer line; both are dropped, so there is no use for long ones.
+LINE_BYTES_MAX = 1024
+TRAILER_BYTES_MAX = 8 * 1024
+LAST_CHUNK = b"0\r\n\r\n"
+
+_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+# By the letter of RFC 9112, but for blanks within, which it would forgive: readers differ about those.
+_EXTENSION = re.compile(rb'[ \t]*(?:;%b(?:=(?:%b|"[\t\x20\x21\x23-\x5b\x5d-\x7e]*"))?)+' % (_TOKEN, _TOKEN))
+_TRAILER = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
+
+# Size lines that need no parsing, so that the pump takes them by a look-up. Fixed: no peer can fill or spoil it.
+_KNOWN_SIZES_MAX = 4096
+KNOWN_SIZES: dict[bytes, int] = {form % size: size for form in (b"%x", b"%X") for size in range(_KNOWN_SIZES_MAX)}
+
+
+class BodyDecoder(Protocol):
+    done: bool
+    rest: bytes
+
+    def feed(self, data: bytes) -> bytes: ...
+
+
+def chunk(payload: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+def chunk_size(line: bytes) -> int:
+    """The number in a chunk's size line; hex digits alone, then at most an extension."""
+    size = KNOWN_SIZES.get(line)
+    if size is None:
+        digits = _SIZE.match(line)
+        if digits is None or (digits.end() != len(line) and not _EXTENSION.fullmatch(line, digits.end())):
+            raise WireError("bad chunk size")
+        size = int(digits[0], 16)
+    return size
+
+
+def _take_whole_chunks(data: bytes, payload: list[bytes]) -> int:
+    """Moves the payload of the complete chunks that `data` begins with; the common case, without a state machine."""
+    at, end = 0, len(data)
+    while True:
+        line_end = data.find(b"\r\n", at, at + 18)
+        size = KNOWN_SIZES.get(data[at:line_end]) if line_end >= 0 else None
+        if not size:
+            return at
+        start, behind = line_end + 2, line_end + 2 + size
+        if behind + 2 > end or not data.startswith(b"\r\n", behind):
+            return at
+        payload.append(data[start:behind])
+        at = behind + 2
+
+
+def is_whole_chunks(data: bytes) -> bool:
+    """Whether `data` is nothing but complete chunks of usual sizes; False is no verdict, only the slow way.
+
+    The caller has seen that it ends in CRLF.
+    """
+    at, end = 0, len(data)
+    while True:
+        line_end = data.find(b"\r\n", at, at + 18)
+        size = KNOWN_SIZES.get(data[at:line_end])
+        if not size:
+            return False
+        at = line_end + size + 4
+        if at >= end:
+            return at == end
+        if not data.startswith(b"\r\n", at - 2):
+            return False
+
+
+class Chunked:
+    """The chunked coding. Extensions and trailers are bounded and dropped."""
+
+    __slots__ = ("_kept", "_left", "_state", "_trailer_bytes", "done", "rest")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.rest = b""
+        self._state = "size"
+        self._left = 0
+        self._kept = b""  # the beginning of a line whose end has not come
+        self._trailer_bytes = 0
+
+    @property
+    def between_chunks(self) -> bool:
+        """Nothing of a chunk has been read yet: raw bytes from here on are whole chunks, if they parse as such."""
+        return self._state == "size" and not self._kept
+
+    def feed(self, data: bytes) -> bytes:
+        if self._kept:
+            data, self._kept = self._kept + data, b""
+        payload: list[bytes] = []
+        at, end = 0, len(data)
+        if self._state == "size":
+            at = _take_whole_chunks(data, payload)
+        while at < end and not self.done:
+            if self._state == "data":
+                piece = data[at : at + self._left]
+                payload.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                if not self._left:
+                    self._state = "after"
+                continue
+            line, at = self._line(data, at)
+            if line is not None:
+                self._take_line(line)
+        if self.done:
+            self.rest = data[at:]
+        return payload[0] if len(payload) == 1 else b"".join(payload)
+
+    def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
+        end = data.find(b"\r\n", at, at + LINE_BYTES_MAX + 2)
+        if end < 0:
+            kept = data[at:]
+            if len(kept) > LINE_BYTES_MAX or b"\n" in kept or b"\r" in kept[:-1]:
+                raise WireError("bad or overlong line in a chunked body")
+            self._kept = kept
+            return None, len(data)
+        return data[at:end], end + 2
+
+    def _take_line(self, line: bytes) -> None:
+        if self._state == "after":
+            if line:
+                raise WireError("a chunk is longer than its size says")
+            self._state = "size"
+        elif self._state == "size":
+            self._left = chunk_size(line)
+            self._state = "data" if self._left else "trailer"
+        elif line:
+            self._trailer_bytes += len(line)
+            if self._trailer_bytes > TRAILER_BYTES_MAX:
+                raise WireError("too many trailers", 431)
+            if not _TRAILER.fullmatch(line):
+                raise WireError("bad trailer")
+        else:
+            self.done = True
+
+
+class Counted:
+    """A body of Content-Length bytes."""
+
+    __slots__ = ("_left", "done", "rest")
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+        self.done = length == 0
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        if len(data) > self._left:
+            data, self.rest = data[: self._left], data[self._left :]
+        self._left -= len(data)
+        self.done = not self._left
+        return data
+
+
+class UntilClose:
+    """A body that ends with the connection: the owner sets `done` when it does."""
+
+    __slots__ = ("done", "rest")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        return data

@@ -1,0 +1,223 @@
+"""Request and response heads: split off, their fields parsed by llhttp (httptools), then checked for what llhttp lets through.
+
+A head is handed to llhttp whole and alone; bodies are read by `hangup.gateway.http.body`. Everything ambiguous is refused:
+two readers that disagree about a request are how requests get smuggled. The request line is read here, by the letter of
+RFC 9112, since llhttp takes a method that it does not know, or a later HTTP/1.x, for broken HTTP.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+import httptools
+
+from hangup.errors import WireError
+
+HEAD_END = b"\r\n\r\n"
+
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])\r\n")
+_HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)([/?][^#]*)?", re.IGNORECASE)
+_ENCODED = re.compile(rb"%([0-9A-Fa-f]{2})")
+_UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+_EMPTY_LINES = re.compile(rb"(?:\r\n)*+")
+_BARE_LF = re.compile(rb"(?:^|[^\r])\n")
+# llhttp reads fields alone, so it is given a line that it knows.
+_ANY_REQUEST_LINE = b"POST / HTTP/1.1\r\n"
+# Headers of which two would be two opinions on who asks for what.
+_SINGLE_IN_REQUESTS = frozenset(
+    [b"host", b"content-length", b"authorization", b"x-api-key", b"content-type", b"x-request-id", b"x-request-timeout"]
+)
+_SINGLE_IN_RESPONSES = frozenset([b"content-length"])
+HOP_BY_HOP = frozenset(
+    [
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    ]
+)
+
+Headers = list[tuple[bytes, bytes]]  # names in lower case, in the order they came
+
+
+class _Head:
+    """What requests and responses have in common; llhttp calls the `on_…` methods."""
+
+    __slots__ = ("_complete", "_twice", "chunked", "content_length", "fields", "headers", "keep_alive")
+
+    single: frozenset[bytes]
+
+    def __init__(self) -> None:
+        self.headers: Headers = []
+        self.fields: dict[bytes, bytes] = {}  # what came on several lines is one list, as RFC 9110 has it
+        self.content_length: int | None = None
+        self.chunked = False
+        self.keep_alive = False
+        self._complete = False
+        self._twice = b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name, value = name.lower(), value.strip(b" \t")
+        self.headers.append((name, value))
+        if name in self.fields:
+            if name in self.single:
+                self._twice = name
+            value = b"%b, %b" % (self.fields[name], value)
+        self.fields[name] = value
+
+    def on_headers_complete(self) -> None:
+        self._complete = True
+
+    def _feed(self, parser: Any, *parts: bytes) -> None:
+        try:
+            for part in parts:
+                parser.feed_data(part)
+        except httptools.HttpParserUpgrade:
+            pass  # an Upgrade is a wish, and we do not grant it
+        except httptools.HttpParserError as error:
+            raise WireError(str(error)) from None
+        if not self._complete:
+            raise WireError("incomplete head")
+        if self._twice:
+            raise WireError(f"two {self._twice.decode('ascii')} headers")
+        # How the body is delimited; llhttp has checked most of it already.
+        length = self.fields.get(b"content-length")
+        if length is not None:
+            if not (length.isdigit() and len(length) < 19):
+                raise WireError("bad Content-Length")
+            self.content_length = int(length)
+        coding = self.fields.get(b"transfer-encoding")
+        if coding is not None:
+            if length is not None:
+                raise WireError("Transfer-Encoding and Content-Length")
+            _check_codings(coding)
+            self.chunked = True
+
+    def connection_options(self) -> frozenset[bytes]:
+        """What `Connection` asks for, and the headers that it names."""
+        return _options(self.fields.get(b"connection", b""))
+
+
+class RequestHead(_Head):
+    __slots__ = ("http11", "method", "path", "query", "target")
+
+    single = _SINGLE_IN_REQUESTS
+    method: str
+    path: str
+    query: bytes  # with its question mark, or empty
+
+    def __init__(self, head: bytes, *, count_max: int, url_bytes_max: int) -> None:
+        """Reads a head, blank line included; WireError carries the status to refuse it with."""
+        super().__init__()
+        line = _REQUEST_LINE.match(head)
+        if line is None:
+            too_long = len(head) > url_bytes_max and head.find(b"\r\n", 0, url_bytes_max + 32) < 0
+            raise WireError("request line too long", 414) if too_long else WireError("malformed request line")
+        method, self.target, major, minor = line.groups()
+        if len(self.target) > url_bytes_max:
+            raise WireError("URL too long", 414)
+        if major != b"1":
+            raise WireError(f"HTTP/{major.decode()}.{minor.decode()} is not supported", 505)
+        self.http11 = minor != b"0"  # a later minor version is read as the latest that we know
+        self._feed(httptools.HttpRequestParser(self), _ANY_REQUEST_LINE, head[line.end() :])
+        if len(self.headers) > count_max:
+            raise WireError("too many headers", 431)
+        if self.chunked and not self.http11:
+            raise WireError("Transfer-Encoding in HTTP/1.0")
+        host = self.fields.get(b"host")
+        if host is None:
+            if self.http11:
+                raise WireError("no Host header")
+        elif not _is_host(host):
+            raise WireError("bad Host header")
+        self.method = method.decode("ascii")
+        options = self.connection_options()
+        self.keep_alive = b"close" not in options and (self.http11 or b"keep-alive" in options)
+        self.path, self.query, authority = _split_target(self.method, self.target)
+        if authority:
+            self.fields[b"host"] = authority  # the target has the last word
+
+
+class ResponseHead(_Head):
+    __slots__ = ("status",)
+
+    single = _SINGLE_IN_RESPONSES
+
+    def __init__(self, head: bytes) -> None:
+        """Reads a head, blank line included."""
+        super().__init__()
+        parser = httptools.HttpResponseParser(self)
+        self._feed(parser, head)
+        self.status: int = parser.get_status_code()
+        # llhttp looks at the message's end too; a body that only the close delimits leaves nothing to keep.
+        delimited = self.chunked or self.content_length is not None
+        self.keep_alive = delimited and b"close" not in self.connection_options() and parser.get_http_version() == "1.1"
+
+    def without_body(self) -> bool:
+        return self.status in (204, 304)
+
+
+@lru_cache(1024)
+def _options(value: bytes) -> frozenset[bytes]:
+    return frozenset(option.strip(b" \t") for option in value.lower().split(b",")) if value else frozenset()
+
+
+def _check_codings(value: bytes) -> None:
+    """`chunked` alone is read here; RFC 9112 has a status for everything else."""
+    codings = [coding.strip(b" \t").lower() for coding in value.split(b",")]
+    if codings == [b"chunked"]:
+        return
+    if codings[-1] == b"chunked" and codings.count(b"chunked") == 1 and all(codings):
+        raise WireError("the only Transfer-Encoding is chunked", 501)
+    raise WireError("the body's length cannot be told: chunked must come last, and once")
+
+
+@lru_cache(1024)
+def _is_host(host: bytes) -> bool:
+    return _HOST.fullmatch(host) is not None
+
+
+@lru_cache(1024)
+def _split_target(method: str, target: bytes) -> tuple[str, bytes, bytes]:
+    """The path, the query with its question mark, and the authority if the target has one."""
+    if method == "CONNECT":
+        raise WireError("CONNECT is not supported", 501)
+    authority = b""
+    if not target.startswith(b"/"):
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is not None and _is_host(absolute[1]):
+            authority, target = absolute[1], absolute[2] or (b"*" if method == "OPTIONS" else b"/")
+            target = target if target[:1] != b"?" else b"/" + target
+        elif target != b"*" or method != "OPTIONS":
+            raise WireError("the request target must be a path")
+    if b"#" in target:
+        raise WireError("a request target has no fragment")
+    path, mark, query = target.partition(b"?")
+    if b"%" in path:
+        path = _ENCODED.sub(_decoded, path)
+    return path.decode("ascii"), mark + query, authority
+
+
+def _decoded(octet: re.Match[bytes]) -> bytes:
+    """RFC 3986, 2.3: a letter means the same encoded or not, so nobody gets past a rule about paths by encoding it."""
+    byte = bytes([int(octet[1], 16)])
+    return byte if byte in _UNRESERVED else octet[0]
+
+
+def has_bare_lf(data: bytes, start: int = 0) -> bool:
+    """A line that ends in LF alone; told before the head is complete, since such a head may never become so."""
+    return _BARE_LF.search(data, max(start - 1, 0)) is not None
+
+
+def without_empty_lines(data: bytes) -> bytes:
+    """Empty lines before a request line mean nothing (RFC 9112, 2.2)."""
+    lines = _EMPTY_LINES.match(data)
+    return data[lines.end() :] if lines is not None else data

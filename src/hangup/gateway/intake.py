@@ -1,0 +1,131 @@
+"""Takes requests in: each head becomes a call of its kind, or is refused. Nothing of the body is read before this."""
+
+from __future__ import annotations
+
+import ssl
+import time
+
+from hangup.config import Settings
+from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.reasons import Reason
+from hangup.errors import Refusal
+from hangup.gateway.apis.engine_paths import HEALTH
+from hangup.gateway.apis.routes import PassThroughApi
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.client_request import ClientRequest, FlowPorts
+from hangup.gateway.cors import is_preflight
+from hangup.gateway.http.head import RequestHead
+from hangup.gateway.http.websocket import is_handshake
+from hangup.gateway.kinds.live import LiveCall
+from hangup.gateway.kinds.local import LocalRequest, ServerOptions
+from hangup.gateway.kinds.provider import ProviderRequest, target_of
+from hangup.gateway.kinds.question import EngineQuestion, Preflight, ResponseQuestion
+from hangup.gateway.kinds.websocket import WebSocketCall, check_origin
+from hangup.gateway.probe import Probe
+from hangup.gateway.registry import ClientConnections
+from hangup.gateway.request_policy import IncomingRequest, allowed_methods
+from hangup.gateway.tracing import TRACEPARENT
+
+_UNREADABLE = RequestHead(b"GET / HTTP/1.1\r\nhost: unknown\r\n\r\n", count_max=1, url_bytes_max=1)
+
+
+class Intake(ClientConnections):
+    """Owns the clients' connections, and opens a call for each request that they bring."""
+
+    def __init__(self, ports: FlowPorts) -> None:
+        super().__init__(ports.policy.limits)
+        self.tls: ssl.SSLContext | None = None  # of the data port
+        self.half_close_is_hangup = True
+        self.draining = False
+        self._ports = ports
+        self.configure(ports.policy.settings)
+
+    def configure(self, settings: Settings) -> None:
+        self.limits = settings.limits
+        self.half_close_is_hangup = settings.half_close == "hangup"
+
+    def why_not_ready(self) -> Reason | None:
+        """Tells why a call that came now could not be served, as far as is known; None if it could."""
+        if self.draining:
+            return reasons.DRAINING
+        return None if self._ports.backends.any_ready() else reasons.NO_BACKEND
+
+    def open(self, connection: ClientConnection, head: RequestHead) -> ClientRequest | Probe | None:
+        """Opens the call that a request asks for; None when it was refused."""
+        ports = self._ports
+        route = ports.policy.router.find(head.path)
+        if route is not None and route.api is HEALTH and head.method in allowed_methods(route):
+            return Probe(connection, self.limits, ports.log, self.why_not_ready)
+        request = IncomingRequest(head, ports.policy.limits, route)
+        call = Call(ports.policy.ids.of(head, ports.registry.live), time.monotonic(), connection.peer)
+        if ports.accounting.tracer is not None or b"traceparent" in head.fields:
+            self._trace(call, head.fields.get(b"traceparent"))
+        try:
+            if route is not None:
+                call.route = route.api.name
+            flow = self._choose_kind(connection, call, request)
+        except Refusal as refusal:
+            self._refuse(connection, call, request, refusal)
+            return None
+        except Exception as error:  # nobody else would end it
+            LiveCall(ports, connection, call, request).fault(error)
+            return None
+        ports.registry.add(flow)
+        return flow
+
+    def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None:
+        """Refuses a request that could not be read, and closes its connection."""
+        ports = self._ports
+        call = Call(ports.policy.ids.new(), time.monotonic(), connection.peer)
+        self._trace(call, None)
+        self._refuse(connection, call, IncomingRequest(_UNREADABLE, ports.policy.limits, None), Refusal(reason, detail))
+
+    def _trace(self, call: Call, traceparent: bytes | None) -> None:
+        """Joins the client's trace, or begins one."""
+        if traceparent is not None and (match := TRACEPARENT.fullmatch(traceparent)):
+            call.trace_id = match["trace"].decode("ascii")
+        if self._ports.accounting.tracer is not None:
+            self._ports.accounting.tracer.begin(call, traceparent)
+
+    def _refuse(self, connection: ClientConnection, call: Call, request: IncomingRequest, refusal: Refusal) -> None:
+        if refusal.reason is reasons.DRAINING:
+            connection.close_after_this()  # whoever keeps the connection finds no one here later
+        LiveCall(self._ports, connection, call, request).refuse(refusal.reason, refusal.detail)
+
+    def _choose_kind(self, connection: ClientConnection, call: Call, request: IncomingRequest) -> ClientRequest:
+        """Decides what a request is, if it is allowed."""
+        ports, head = self._ports, request.head
+        if head.path == "*":
+            return ServerOptions(ports, connection, call, request)
+        if self.draining:
+            raise Refusal(reasons.DRAINING)
+        route = ports.policy.admit(request, call)
+        api = route.api
+        if head.method == "OPTIONS" and is_preflight(head):
+            return Preflight(ports, connection, call, request)
+        if route.websocket and is_handshake(head):
+            check_origin(head, ports.policy.settings.websocket_origins)
+            return WebSocketCall(ports, connection, call, request)
+        if api.about_jobs:
+            return self._about_jobs(connection, call, request)
+        # What is no inference takes no place.
+        is_question = api.question or (isinstance(api, PassThroughApi) and head.method in ("GET", "HEAD"))
+        flow = (EngineQuestion if is_question else LiveCall)(ports, connection, call, request)
+        if api.media:
+            flow.held_bytes = ports.uploads.hold(head, flow.body_bytes_max, self.limits.media_held_bytes_max)
+        return flow
+
+    def _about_jobs(self, connection: ClientConnection, call: Call, request: IncomingRequest) -> ClientRequest:
+        """Decides who answers a request about jobs: the provider that has them, an engine, or we."""
+        ports, jobs = self._ports, self._ports.jobs
+        if jobs.provider is not None:
+            target, stream = target_of(request.head)
+            return ProviderRequest(ports, connection, call, request, jobs.provider, target, stream=stream)
+        if jobs.desk is None and request.api.engine_may_have:
+            return ResponseQuestion(ports, connection, call, request)
+        if jobs.desk is None:
+            raise Refusal(reasons.NO_JOBS)
+        local = LocalRequest(ports, connection, call, request, jobs.desk)
+        local.start()
+        return local

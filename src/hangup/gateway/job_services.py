@@ -1,0 +1,14 @@
+"""Who has the jobs: this gateway, once its store is open, or a hosted provider."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hangup.gateway.jobs.api import JobApi
+from hangup.gateway.jobs.provider import Provider
+
+
+@dataclass(slots=True)
+class JobServices:
+    desk: JobApi | None = None
+    provider: Provider | None = None

@@ -1,0 +1,38 @@
+"""What this process knows of a job that has not ended: who cares for it, when its time is up, what is heard of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hangup.core.jobs import Cause, Lease
+from hangup.gateway.jobs.event_log import EventLog
+from hangup.gateway.store.jobs import Job
+
+
+class ActiveJob:
+    __slots__ = ("changed", "ends_at", "feed", "fresh", "job", "lease", "touched")
+
+    def __init__(self, job: Job, now: float, now_of_day: float) -> None:
+        self.job = job
+        self.lease = Lease(job.lease_s, now) if job.lease_s is not None else None
+        self.ends_at = now + job.expires - now_of_day if job.expires is not None else None
+        self.feed: EventLog | None = None
+        self.fresh = False  # submitted to this process: nobody has heard of an earlier attempt
+        self.touched = False  # and the store does not know it yet
+        self.changed = asyncio.Event()  # a new one each time
+
+    def note(self, job: Job) -> None:
+        self.job = job
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def due(self, now: float) -> Cause | None:
+        if self.ends_at is not None and now >= self.ends_at:
+            return Cause.WINDOW
+        return Cause.LEASE if self.lease is not None and self.lease.expired(now) else None
+
+    def to_touch(self) -> bool:
+        """Whether others must be told that somebody cares: one looked at it since the last time, or listens all the while."""
+        touched = self.touched or (self.lease is not None and self.lease.held)
+        self.touched = False
+        return touched

@@ -1,0 +1,80 @@
+"""Which request is for whom: the paths that the gateway answers itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+
+from hangup.core import reasons
+from hangup.errors import Refusal
+from hangup.gateway.apis.base import Ask
+from hangup.gateway.apis.routes import Router
+from hangup.gateway.jobs.batches import Batches
+from hangup.gateway.jobs.calls import Calls
+from hangup.gateway.jobs.files import Files
+from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
+from hangup.gateway.jobs.messages import MessageBatches
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.jobs.responses import BackgroundResponses
+from hangup.gateway.jobs.upload import Upload
+
+Handler = Callable[..., Awaitable[JobHttpResponse]]
+
+
+class JobApi:
+    def __init__(self, board: JobRegistry, router: Callable[[], Router]) -> None:
+        self.board = board
+        batches = Batches(board, router)
+        files = Files(board, batches.lines)
+        messages = MessageBatches(board, router)
+        self._calls = Calls(board)
+        self._responses = BackgroundResponses(board)
+        self._paths: list[tuple[str, re.Pattern[str], Handler]] = [
+            (method, re.compile(path.replace("{id}", "([A-Za-z0-9_.-]{1,128})")), handler)
+            for method, path, handler in (
+                ("POST", "/v1/files", files.upload),
+                ("GET", "/v1/files", files.list),
+                ("GET", "/v1/files/{id}", files.retrieve),
+                ("DELETE", "/v1/files/{id}", files.delete),
+                ("GET", "/v1/files/{id}/content", files.content),
+                ("POST", "/v1/batches", batches.create),
+                ("GET", "/v1/batches", batches.list),
+                ("GET", "/v1/batches/{id}", batches.retrieve),
+                ("POST", "/v1/batches/{id}/cancel", batches.cancel),
+                ("POST", "/v1/messages/batches", messages.create),
+                ("GET", "/v1/messages/batches", messages.list),
+                ("GET", "/v1/messages/batches/{id}", messages.retrieve),
+                ("DELETE", "/v1/messages/batches/{id}", messages.delete),
+                ("POST", "/v1/messages/batches/{id}/cancel", messages.cancel),
+                ("GET", "/v1/messages/batches/{id}/results", messages.results),
+                ("GET", "/v1/responses/{id}", self._responses.retrieve),
+                ("DELETE", "/v1/responses/{id}", self._responses.delete),
+                ("POST", "/v1/responses/{id}/cancel", self._responses.cancel),
+                ("GET", "/v1/jobs", self._calls.list),
+                ("GET", "/v1/jobs/{id}", self._calls.retrieve),
+                ("DELETE", "/v1/jobs/{id}", self._calls.delete),
+                ("GET", "/v1/jobs/{id}/events", self._calls.events),
+            )
+        ]
+
+    async def answer(self, asked: JobHttpRequest) -> JobHttpResponse:
+        found = False
+        for method, path, handler in self._paths:
+            match = path.fullmatch(asked.path)
+            if match is not None:
+                found = True
+                if method == asked.method:
+                    return await handler(asked, *match.groups())
+        raise Refusal(reasons.METHOD) if found else Refusal(reasons.NOT_FOUND, f"There is no {asked.path[:200]} here.")
+
+    async def defer(self, asked: JobHttpRequest, ask: Ask, value: Json) -> JobHttpResponse:
+        """A generation call whose client does not wait for it."""
+        if value.get("background"):
+            return await self._responses.create(asked, value, ask.stream)
+        return await self._calls.create(asked, ask.model, ask.stream)
+
+    def upload(self, asked: JobHttpRequest, pause: Callable[[bool], None]) -> Upload | None:
+        """Where the body goes piece by piece, if it is a file."""
+        if asked.method != "POST" or asked.path != "/v1/files":
+            return None
+        return Upload(self.board, asked.tenant, asked.fields.get(b"content-type", b""), pause)

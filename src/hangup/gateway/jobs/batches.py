@@ -1,0 +1,259 @@
+"""OpenAI's batches: `/v1/batches`, `/v1/batches/{id}`, `/v1/batches/{id}/cancel`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import orjson
+
+from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
+from hangup.core.reasons import Reason
+from hangup.errors import Refusal
+from hangup.gateway.apis.routes import Router
+from hangup.gateway.jobs.event_log import EventLog
+from hangup.gateway.jobs.files import Gone, listed, parts
+from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
+from hangup.gateway.jobs.input_lines import InputLines, StopReading
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.store.database import StoreFailed
+from hangup.gateway.store.jobs import File, Job, Result
+from hangup.gateway.store.jobs.table import result_file
+from hangup.tasks import DUTIES
+
+_PAGE_MAX = 100
+_STORE_PAUSE_S = 1.0
+_RESULTS_TOGETHER = 200  # read at a time
+_METADATA_MAX = 16
+_WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_ENDED_FOR = {
+    ItemState.CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
+    ItemState.EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
+}
+
+
+class Batches:
+    def __init__(self, board: JobRegistry, router: Callable[[], Router]) -> None:
+        self._board = board
+        self._router = router
+        board.shapes[Kind.BATCH] = self
+        board.check_lines = self._check
+
+    async def create(self, asked: JobHttpRequest) -> JobHttpResponse:
+        value, store = asked.json(), self._board.store
+        endpoint, input_id = value.get("endpoint"), value.get("input_file_id")
+        if type(endpoint) is not str or not self._serves(endpoint):
+            raise Refusal(reasons.BAD_FIELD, f"'endpoint' must be one of {', '.join(self._endpoints())}.")
+        if type(input_id) is not str:
+            raise Refusal(reasons.BAD_FIELD, "'input_file_id' must be a string.")
+        window_s = _window(value.get("completion_window"), asked.limits.batch_window_max_s)
+        metadata = _metadata(value.get("metadata"))
+        file = await store.do(lambda: store.files.find(input_id, asked.tenant))
+        if file is None:
+            raise Refusal(reasons.BAD_FIELD, f"There is no file {input_id[:80]!r}.")
+        if file.purpose != "batch" or file.job is not None:
+            raise Refusal(reasons.BAD_FIELD, f"The file {input_id} has the purpose {file.purpose!r}, not 'batch'.")
+        about = {
+            "endpoint": endpoint,
+            "input_file_id": input_id,
+            "completion_window": value["completion_window"],
+            "metadata": metadata,
+            "headers": asked.replayed(),
+        }
+        id = f"batch_{secrets.token_hex(12)}"
+        job = await self._board.submit(id, Kind.BATCH, asked.tenant, about, None, window_s=window_s)
+        self._board.own(self._check(job))
+        return JobHttpResponse.json(shown(job))
+
+    def _serves(self, endpoint: str) -> bool:
+        return endpoint in self._endpoints()
+
+    def _endpoints(self) -> list[str]:
+        return self._router().answering()
+
+    async def _check(self, job: Job) -> None:
+        """Reads the file line by line; the lines become items, and the batch runs if all of them are good."""
+        board, store, before = self._board, self._board.store, job.worker
+        while True:
+            try:
+                worker = board.worker
+                if await store.do(partial(store.jobs.start_checking, job.key, worker, before)):
+                    await self._check_lines(job, worker)
+                return
+            except StoreFailed:  # it is said elsewhere; we begin anew when there is room again
+                before = worker
+                await asyncio.sleep(_STORE_PAUSE_S)
+
+    async def _check_lines(self, job: Job, worker: int) -> None:
+        board, store = self._board, self._board.store
+        lines = InputLines(job.about["endpoint"], self._router(), board.limits_of(job.tenant))
+        file = await store.do(lambda: store.files.find(job.about["input_file_id"], job.tenant))
+        first = 0
+        try:
+            if file is not None:
+                async for part in parts(board, file):
+                    first += await store.do(partial(self._add, job, worker, first, lines, part))
+            await store.do(partial(self._add, job, worker, first, lines, None))
+        except StopReading:
+            pass
+        except Refusal as refusal:
+            lines.problems.append(_problem(refusal.reason, str(refusal)))
+        except StoreFailed:
+            raise
+        except Exception as error:  # else the batch would be checked until its window has passed
+            DUTIES.failed("job board", error)
+            lines.problems.append(_problem(reasons.INTERNAL, reasons.INTERNAL.message))
+        checked = await store.do(lambda: store.jobs.checked(job.key, worker, time.time(), lines.problems))
+        if checked is not None:
+            board.changed(checked)
+        board.runner.wake(job.tenant)
+
+    def _add(self, job: Job, worker: int, first: int, lines: InputLines, piece: bytes | None) -> int:
+        """In the store's thread: the lines that `piece` completes, or the last one."""
+        jobs = self._board.store.jobs
+        if not jobs.checks(job.key, worker):
+            raise StopReading  # it was cancelled meanwhile, or given to another one
+        items = lines.feed(piece) if piece is not None else lines.finish()
+        if not lines.problems:  # else nothing of it will run
+            self._board.check_quota(job.tenant, items=len(items), size=sum(len(item.body) for item in items))
+            jobs.add_items(job.key, first, items)
+        return len(items)
+
+    async def list(self, asked: JobHttpRequest) -> JobHttpResponse:
+        store, after = self._board.store, asked.query.get("after")
+        count = asked.number("limit", 20, 1, _PAGE_MAX)
+        before = (await self._board.find(after, asked.tenant, Kind.BATCH)).key if after else None
+        rows = await store.do(lambda: store.jobs.page(asked.tenant, Kind.BATCH, before, None, count + 1))
+        return JobHttpResponse.json(listed([shown(job) for job in rows[:count]], has_more=len(rows) > count))
+
+    async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        return JobHttpResponse.json(shown(await self._board.find(id, asked.tenant, Kind.BATCH)))
+
+    async def cancel(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        job = await self._board.find(id, asked.tenant, Kind.BATCH)
+        return JobHttpResponse.json(shown(await self._board.cancel(job, Cause.ASKED)))
+
+    # Results
+
+    def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
+        """A line of the output file, or of the error file."""
+        response = {"status_code": errand.status(call), "request_id": call.id, "body": kept_body(errand)}
+        return _line(job, errand.claim.n, errand.claim.custom_id, response, None)
+
+    def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> None:
+        return None
+
+    async def lines(self, file: File, tenant: str) -> AsyncIterator[bytes]:
+        """The results of one kind, in the order of the input; many at a time."""
+        assert file.job is not None
+        key, wanted = file.job, file.id.endswith("-output")
+        store = self._board.store
+        job = await store.do(lambda: store.jobs.look(key))
+        if job is None:
+            raise Gone(reasons.NOT_FOUND, f"The results in {file.id} were deleted.")
+        start = 0
+        while start < job.tally.total:
+            rows = await store.do(partial(store.jobs.results, key, start, _RESULTS_TOGETHER))
+            if not rows or rows[-1].n + 1 != start + len(rows):
+                raise Gone(reasons.NOT_FOUND, f"The results of {job.id} were deleted while they were read.")
+            start = rows[-1].n + 1
+            text = b"".join(_told(job, row) for row in rows if (row.state is ItemState.SUCCEEDED) == wanted)
+            if text:
+                yield text
+
+
+def _problem(reason: Reason, message: str) -> Json:
+    """One that is not about any line."""
+    return {"code": reason.code, "message": message, "line": None, "param": None}
+
+
+def kept_body(errand: ItemClient) -> Any:
+    """The same, to be written. A large answer is neither parsed nor written anew; its outline was looked at as it came."""
+    if errand.outline is None:
+        return body_of(errand)
+    if not errand.outline.whole:
+        return errand.body.decode("utf-8", "replace")
+    return orjson.Fragment(bytes(errand.body).replace(b"\n", b" "))
+
+
+def body_of(errand: ItemClient) -> Any:
+    """What an engine answered, on one line; what is no JSON is told as text."""
+    try:
+        return orjson.loads(errand.body)
+    except orjson.JSONDecodeError:
+        return errand.body.decode("utf-8", "replace")
+
+
+def _told(job: Job, row: Result) -> bytes:
+    if row.body is not None:
+        return row.body
+    if row.state is ItemState.CANCELLED and job.status is JobStatus.COMPLETED:
+        return _line(job, row.n, row.custom_id, None, {"code": "killed", "message": reasons.KILLED.message})
+    code, message = _ENDED_FOR.get(row.state, ("unanswered", "This request has no answer."))
+    return _line(job, row.n, row.custom_id, None, {"code": code, "message": message})
+
+
+def _line(job: Job, n: int, custom_id: str, response: Json | None, error: Json | None) -> bytes:
+    id = f"batch_req_{job.id.removeprefix('batch_')}_{n}"
+    line = {"id": id, "custom_id": custom_id, "response": response, "error": error}
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def shown(job: Job) -> Json:
+    tally, about, status = job.tally, job.about, job.status
+    failed = tally.ended - tally.succeeded
+    ended = {status: int(job.ended)} if job.ended is not None else {}
+    problems = about.get("problems")
+    done = status.ended and status is not JobStatus.FAILED
+    return {
+        "id": job.id,
+        "object": "batch",
+        "endpoint": about["endpoint"],
+        "errors": {"object": "list", "data": problems} if problems else None,
+        "input_file_id": about["input_file_id"],
+        "completion_window": about["completion_window"],
+        "status": "in_progress" if status is JobStatus.RUNNING else status,
+        "output_file_id": result_file(job.id, "output") if done and tally.succeeded else None,
+        "error_file_id": result_file(job.id, "error") if done and failed else None,
+        "created_at": int(job.created),
+        "in_progress_at": _whole(job.begun),
+        "expires_at": _whole(job.expires),
+        "finalizing_at": ended.get(JobStatus.COMPLETED),
+        "completed_at": ended.get(JobStatus.COMPLETED),
+        "failed_at": ended.get(JobStatus.FAILED),
+        "expired_at": ended.get(JobStatus.EXPIRED),
+        "cancelling_at": _whole(job.cancelling) if job.cause is Cause.ASKED else None,
+        "cancelled_at": ended.get(JobStatus.CANCELLED),
+        "request_counts": {"total": tally.total, "completed": tally.succeeded, "failed": failed},
+        "metadata": about["metadata"],
+    }
+
+
+def _whole(moment: float | None) -> int | None:
+    return int(moment) if moment is not None else None
+
+
+def _window(given: Any, most_s: float) -> float:
+    match = _WINDOW.fullmatch(given) if type(given) is str else None
+    seconds = int(match[1]) * _SECONDS[match[2]] if match else 0
+    if not 0 < seconds <= most_s:
+        raise Refusal(reasons.BAD_FIELD, f"'completion_window' must be a time such as 24h, of at most {most_s / 3600:g} hours.")
+    return float(seconds)
+
+
+def _metadata(given: Any) -> Json | None:
+    if given is None:
+        return None
+    good = type(given) is dict and len(given) <= _METADATA_MAX and all(type(text) is str for text in given.values())
+    if not good:
+        raise Refusal(reasons.BAD_FIELD, f"'metadata' must be an object of at most {_METADATA_MAX} strings.")
+    return dict(given)

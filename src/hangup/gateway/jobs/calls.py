@@ -1,0 +1,199 @@
+"""hangup's own form: `Prefer: respond-async` on any generation path, then `/v1/jobs/{id}` and its events."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import orjson
+
+from hangup.config import JobLimits
+from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.jobs import Cause, JobStatus, Kind
+from hangup.errors import Refusal
+from hangup.gateway.http.sse import NDJSON, SSE, Splitter
+from hangup.gateway.jobs.batches import kept_body
+from hangup.gateway.jobs.event_log import EventLog, JobEvent
+from hangup.gateway.jobs.files import listed
+from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.store.jobs import Job
+from hangup.gateway.store.jobs import NewItem as AskedItem
+
+LEASE_HEADER = b"x-hangup-lease"
+GAP = "gap"  # events that were forgotten before they could be told
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_PROGRESS_S = 2.0  # how often a listener hears of the progress when nothing else comes
+_SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,3})?")
+_PAGE_MAX = 100
+
+
+def wants_async(fields: dict[bytes, bytes]) -> bool:
+    return any(wish.strip().lower() == b"respond-async" for wish in fields.get(b"prefer", b"").replace(b";", b",").split(b","))
+
+
+def lease_of(fields: Mapping[bytes, bytes], limits: JobLimits) -> float:
+    """How long a job lives without anyone who cares for it: as the client says, or the default."""
+    given = fields.get(LEASE_HEADER)
+    if given is None:
+        return limits.job_lease_s
+    if not _SECONDS.fullmatch(given) or not 1 <= float(given) <= limits.job_lease_max_s:
+        raise Refusal(reasons.BAD_FIELD, f"x-hangup-lease must be a number of seconds from 1 to {limits.job_lease_max_s:g}.")
+    return float(given)
+
+
+class Calls:
+    def __init__(self, board: JobRegistry) -> None:
+        self._board = board
+        board.shapes[Kind.CALL] = self
+
+    async def create(self, asked: JobHttpRequest, model: str, stream: bool) -> JobHttpResponse:
+        about = {"path": asked.path, "model": model, "stream": stream, "headers": asked.replayed()}
+        id = f"job_{secrets.token_hex(12)}"
+        item = AskedItem("", asked.path, asked.body)
+        lease_s = lease_of(asked.fields, asked.limits)
+        job = await self._board.submit(id, Kind.CALL, asked.tenant, about, [item], lease_s=lease_s)
+        where = f"/v1/jobs/{job.id}"
+        return JobHttpResponse.json(
+            self._shown(job, None), 202, location=where, preference_applied="respond-async", retry_after="1"
+        )
+
+    async def list(self, asked: JobHttpRequest) -> JobHttpResponse:
+        store, after = self._board.store, asked.query.get("after")
+        count = asked.number("limit", 20, 1, _PAGE_MAX)
+        before = (await self._board.find(after, asked.tenant, Kind.CALL)).key if after else None
+        rows = await store.do(lambda: store.jobs.page(asked.tenant, Kind.CALL, before, None, count + 1))
+        return JobHttpResponse.json(listed([self._shown(job, None) for job in rows[:count]], has_more=len(rows) > count))
+
+    async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        job = await self._board.find(id, asked.tenant, Kind.CALL)
+        return JobHttpResponse.json(self._shown(job, await self._result(job)))
+
+    async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        """Cancels it, as often as one likes; with `?purge=true` one that has ended is forgotten, its result with it."""
+        board, store = self._board, self._board.store
+        job = await board.find(id, asked.tenant, Kind.CALL)
+        job = await board.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s)
+        if asked.query.get("purge") == "true" and job.status.ended:
+            await store.do(lambda: store.jobs.delete(job.key))
+            return JobHttpResponse.json({"id": id, "object": "job", "deleted": True})
+        return JobHttpResponse.json(self._shown(job, await self._result(job)), 200 if job.status.ended else 202)
+
+    async def events(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        job = await self._board.find(id, asked.tenant, Kind.CALL)
+        last = asked.fields.get(b"last-event-id", b"-1")
+        try:
+            seen = int(last)
+        except ValueError:
+            raise Refusal(reasons.BAD_FIELD, "Last-Event-ID must be a number that an event had.") from None
+        return JobHttpResponse(content_type=EVENT_STREAM, pieces=self._events(job, seen))
+
+    async def _events(self, job: Job, seen: int) -> AsyncIterator[bytes]:
+        yield _event("status", orjson.dumps(self._shown(job, None)))
+        async for event in follow(self._board, job, seen, _PROGRESS_S):
+            if event is None:
+                yield _event("progress", orjson.dumps(self._progress(job)))
+            else:
+                yield _event(event.name, event.data, event.number)
+        job = await self._board.find(job.id, job.tenant, Kind.CALL)
+        yield _event("end", orjson.dumps(self._shown(job, await self._result(job))))
+
+    async def _result(self, job: Job) -> orjson.Fragment | None:
+        """As it was written: whoever gets it reads it."""
+        rows = await self._board.store.do(lambda: self._board.store.jobs.results(job.key, 0, 1))
+        return orjson.Fragment(rows[0].body) if rows and rows[0].body is not None else None
+
+    def _progress(self, job: Job) -> Json:
+        errand = self._board.runner.errand(job.key, 0)
+        if errand is None or errand.exchange is None:
+            return {"phase": "queued", "tokens_out": 0}
+        call = errand.exchange.call
+        return {"phase": call.phase.value, "tokens_out": call.tokens_out, "call": call.id, "backend": call.backend or None}
+
+    def _shown(self, job: Job, result: orjson.Fragment | None) -> Json:
+        care = self._board.care_for(job)
+        lease = care.lease if care is not None else None
+        waits = job.status is JobStatus.RUNNING and not job.tally.claimed and not job.tally.ended
+        return {
+            "id": job.id,
+            "object": "job",
+            "status": "queued" if waits else job.status,
+            "cause": job.cause or None,
+            "created_at": job.created,
+            "started_at": job.begun,
+            "cancelling_at": job.cancelling,
+            "ended_at": job.ended,
+            "release": self._board.runner.release_of(job.key),
+            "lease": {
+                "seconds": job.lease_s,
+                "left": round(lease.left_s(asyncio.get_running_loop().time()), 1) if lease else None,
+            },
+            "request": {name: job.about[name] for name in ("path", "model", "stream")},
+            "progress": self._progress(job) if not job.status.ended else None,
+            "result": result,
+        }
+
+    # Results
+
+    def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
+        status = errand.status(call)
+        stream = bool(job.about["stream"]) and status == 200
+        body: Any = errand.body.decode("utf-8", "replace") if stream else kept_body(errand)
+        return orjson.dumps({"status": status, "call": call.id, "body": body})
+
+    def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> Callable[[bytes], None]:
+        feed.add("attempt", orjson.dumps({"attempt": errand.attempts, "claim": errand.claim.fence}))
+        format = NDJSON if job.about["path"].startswith("/api/") else SSE
+        splitter = Splitter(format, 1 << 30)
+
+        def piece(payload: bytes) -> None:
+            for event in splitter.feed(payload):
+                data = format.data(event)
+                if data is not None:
+                    feed.add("chunk", data)
+
+        return piece if job.about["stream"] else _deaf
+
+
+def _deaf(payload: bytes) -> None:
+    """Of an answer that comes whole there is nothing to tell before its end."""
+
+
+async def follow(board: JobRegistry, job: Job, seen: int, pause_s: float) -> AsyncIterator[JobEvent | None]:
+    """A job's events after the one numbered `seen`, to its end; None when for a while there was none."""
+    feed = board.listen(job)
+    if feed is not None:
+        try:
+            at = 0
+            while True:
+                try:
+                    async with asyncio.timeout(pause_s):
+                        events, at = await feed.more(at)
+                except TimeoutError:
+                    yield None
+                    continue
+                if not events:
+                    break
+                if seen < feed.forgotten < events[0].number:
+                    yield JobEvent(feed.forgotten, GAP, orjson.dumps({"after": seen, "before": events[0].number}))
+                for event in events:
+                    if event.number > seen:
+                        seen = event.number
+                        yield event
+        finally:
+            board.stop_listening(job)
+    # What another process ran is told by the store alone.
+    dumped = await board.store.do(lambda: board.store.jobs.events(job.key))
+    for event in EventLog.load(dumped) if dumped is not None else ():
+        if event.number > seen:
+            yield event
+
+
+def _event(name: str, data: bytes, number: int | None = None) -> bytes:
+    id = b"id: %d\n" % number if number is not None else b""
+    return id + SSE.encode(data, name.encode())

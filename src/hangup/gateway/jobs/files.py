@@ -1,0 +1,113 @@
+"""OpenAI's files: `/v1/files`, `/v1/files/{id}`, `/v1/files/{id}/content`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+from hangup.core import reasons
+from hangup.errors import Refusal
+from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.store.jobs import File
+
+_PAGE_MAX = 10_000
+_NOT_IN_A_NAME = re.compile(rb'[^\x20-\x7e]|["\\]')  # of a file, where a header quotes it
+
+Lines = Callable[[File, str], AsyncIterator[bytes]]
+
+
+class Gone(Refusal):
+    """What is being read was deleted."""
+
+
+class Files:
+    def __init__(self, board: JobRegistry, lines_of_job: Lines) -> None:
+        self._board = board
+        self._lines_of_job = lines_of_job
+
+    async def upload(self, asked: JobHttpRequest) -> JobHttpResponse:
+        assert asked.upload is not None
+        return JobHttpResponse.json(shown(await asked.upload.finish()))
+
+    async def list(self, asked: JobHttpRequest) -> JobHttpResponse:
+        store, query = self._board.store, asked.query
+        count = asked.number("limit", _PAGE_MAX, 1, _PAGE_MAX)
+        ascending = query.get("order") == "asc"
+        from_ = (await self._find(asked, query["after"])).key if "after" in query else None
+        before, after = (None, from_ or 0) if ascending else (from_, None)
+        rows = await store.do(lambda: store.files.page(asked.tenant, query.get("purpose"), before, after, count + 1))
+        shown_rows = []
+        for row in rows[:count]:
+            with contextlib.suppress(Gone):  # deleted since, and so not listed
+                shown_rows.append(shown(await self._counted(row, asked.tenant)))
+        return JobHttpResponse.json(listed(shown_rows, has_more=len(rows) > count))
+
+    async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        return JobHttpResponse.json(shown(await self._counted(await self._find(asked, id), asked.tenant)))
+
+    async def content(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        file = await self._find(asked, id)
+        name = _NOT_IN_A_NAME.sub(b"_", file.filename.encode("ascii", "replace"))
+        headers = [(b"content-disposition", b'attachment; filename="' + name + b'"')]
+        pieces = self._parts(file) if file.job is None else self._lines_of_job(file, asked.tenant)
+        return JobHttpResponse(content_type=b"application/octet-stream", headers=headers, pieces=pieces)
+
+    async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        store, file = self._board.store, await self._find(asked, id)
+        await store.do(lambda: store.files.delete(file.key))
+        return JobHttpResponse.json({"id": id, "object": "file", "deleted": True})
+
+    async def _find(self, asked: JobHttpRequest, id: str) -> File:
+        store = self._board.store
+        file = await store.do(lambda: store.files.find(id, asked.tenant))
+        if file is None:
+            raise Refusal(reasons.NOT_FOUND, f"There is no file {id[:80]!r}.")
+        return file
+
+    async def _counted(self, file: File, tenant: str) -> File:
+        """Results are put together when they are read: how long they are is counted when somebody first asks."""
+        if file.bytes is not None:
+            return file
+        store, size = self._board.store, 0
+        async for piece in self._lines_of_job(file, tenant):
+            size += len(piece)
+        await store.do(lambda: store.files.counted(file.key, size))
+        return file._replace(bytes=size)
+
+    async def _parts(self, file: File) -> AsyncIterator[bytes]:
+        async for part in parts(self._board, file):
+            yield part
+
+
+async def parts(board: JobRegistry, file: File) -> AsyncIterator[bytes]:
+    """All of a file; a Gone if it is deleted meanwhile, which must not look like its end."""
+    n = read = 0
+    while (data := await board.store.do(partial(board.store.files.part, file.key, n))) is not None:
+        yield data
+        n += 1
+        read += len(data)
+    if read != file.bytes:
+        raise Gone(reasons.NOT_FOUND, f"The file {file.id} was deleted while it was read.")
+
+
+def shown(file: File) -> Json:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created),
+        "expires_at": int(file.expires) if file.expires is not None else None,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def listed(rows: list[Json], *, has_more: bool) -> Json:
+    """A page in OpenAI's shape."""
+    first, last = (rows[0]["id"], rows[-1]["id"]) if rows else (None, None)
+    return {"object": "list", "data": rows, "first_id": first, "last_id": last, "has_more": has_more}

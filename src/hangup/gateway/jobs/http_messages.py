@@ -1,0 +1,75 @@
+"""Requests that the gateway answers itself, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import orjson
+
+from hangup.config import JobLimits
+from hangup.core import reasons
+from hangup.errors import Refusal
+from hangup.gateway.http import jsonbody
+
+if TYPE_CHECKING:
+    from hangup.gateway.jobs.upload import Upload
+
+Json = dict[str, Any]
+# Headers of the client's that its items' calls shall have; a key is never kept.
+_REPLAYED = (b"anthropic-version", b"anthropic-beta", b"openai-organization", b"openai-project")
+
+
+@dataclass(slots=True)
+class JobHttpRequest:
+    method: str
+    path: str
+    query: Mapping[str, str]
+    fields: Mapping[bytes, bytes]  # headers
+    tenant: str
+    limits: JobLimits
+    base_url: str  # where the client finds us
+    body: bytes = b""
+    upload: Upload | None = None
+
+    def json(self) -> Json:
+        value: Json = jsonbody.decode(self.body, None, self.limits.json_elements_max, self.limits.json_depth_max)
+        return value
+
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        given = self.query.get(name)
+        if given is None:
+            return default
+        if not is_number(given) or not least <= int(given) <= most:
+            raise Refusal(reasons.BAD_FIELD, f"'{name}' must be a number from {least} to {most}.")
+        return int(given)
+
+    def replayed(self) -> dict[str, str]:
+        return {name.decode(): self.fields[name].decode("latin-1") for name in _REPLAYED if name in self.fields}
+
+
+@dataclass(slots=True)
+class JobHttpResponse:
+    """A body, or pieces of one that are made while it is read."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: bytes = b"application/json"
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    pieces: AsyncIterator[bytes] | None = None
+
+    @classmethod
+    def json(cls, value: Json, status: int = 200, **headers: str) -> JobHttpResponse:
+        pairs = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+        return cls(orjson.dumps(value), status, headers=pairs)
+
+
+def is_number(text: str) -> bool:
+    """Digits, and not so many that reading them is work."""
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
+def parse_query(query: bytes) -> dict[str, str]:
+    return dict(parse_qsl(query.removeprefix(b"?").decode("latin-1"), keep_blank_values=True))

@@ -1,0 +1,169 @@
+"""Anthropic's message batches: `/v1/messages/batches` and what is below it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import orjson
+
+from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
+from hangup.errors import Refusal
+from hangup.gateway.apis.routes import Router
+from hangup.gateway.jobs.batches import body_of, kept_body
+from hangup.gateway.jobs.event_log import EventLog
+from hangup.gateway.jobs.files import Gone
+from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
+from hangup.gateway.jobs.input_lines import check
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.store.jobs import Job, Result
+from hangup.gateway.store.jobs import NewItem as AskedItem
+
+_PATH = "/v1/messages"
+_WINDOW_S = 86_400.0
+_PAGE_MAX = 1000
+_RESULTS_TOGETHER = 200
+_ID_CHARS_MAX = 512
+
+
+class MessageBatches:
+    def __init__(self, board: JobRegistry, router: Callable[[], Router]) -> None:
+        self._board = board
+        self._router = router
+        board.shapes[Kind.MESSAGES] = self
+
+    async def create(self, asked: JobHttpRequest) -> JobHttpResponse:
+        value = asked.json()
+        items = self._items(value.get("requests"), asked)
+        about = {"headers": asked.replayed()}
+        window_s = min(_WINDOW_S, asked.limits.batch_window_max_s)
+        id = f"msgbatch_{secrets.token_hex(12)}"
+        job = await self._board.submit(id, Kind.MESSAGES, asked.tenant, about, items, window_s=window_s)
+        return JobHttpResponse.json(shown(job, asked))
+
+    def _items(self, requests: Any, asked: JobHttpRequest) -> list[AskedItem]:
+        if type(requests) is not list or not requests:
+            raise Refusal(reasons.BAD_FIELD, "requests: a list of at least one request is needed.")
+        limits = asked.limits
+        if len(requests) > limits.batch_items_max:
+            raise Refusal(reasons.BAD_FIELD, f"requests: a batch has at most {limits.batch_items_max} requests.")
+        route = self._router().find(_PATH)
+        seen: set[str] = set()
+        items = []
+        for n, request in enumerate(requests):
+            custom_id = request.get("custom_id") if type(request) is dict else None
+            if type(custom_id) is not str or not 0 < len(custom_id) <= _ID_CHARS_MAX:
+                raise _bad(n, f"custom_id: a string of 1 to {_ID_CHARS_MAX} characters is needed.")
+            if custom_id in seen:
+                raise _bad(n, f"custom_id: {custom_id[:80]!r} was used before.")
+            seen.add(custom_id)
+            params = request.get("params")
+            if type(params) is not dict:
+                raise _bad(n, "params: an object is needed.")
+            if params.get("stream"):
+                raise _bad(n, "params.stream: a batch's answers do not stream.")
+            written = orjson.dumps(params)
+            try:
+                check(route.api if route is not None else None, _PATH, written, params, limits)
+            except Refusal as refusal:
+                raise _bad(n, f"params: {refusal}") from None
+            items.append(AskedItem(custom_id, _PATH, written))
+        return items
+
+    async def list(self, asked: JobHttpRequest) -> JobHttpResponse:
+        store, query, board = self._board.store, asked.query, self._board
+        count = asked.number("limit", 20, 1, _PAGE_MAX)
+        newer = query.get("before_id")
+        older = query.get("after_id")
+        before = (await board.find(older, asked.tenant, Kind.MESSAGES)).key if older else None
+        after = (await board.find(newer, asked.tenant, Kind.MESSAGES)).key if newer else None
+        rows = await store.do(lambda: store.jobs.page(asked.tenant, Kind.MESSAGES, before, after, count + 1))
+        page = rows[:count] if after is None else rows[:count][::-1]
+        data = [shown(job, asked) for job in page]
+        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+        return JobHttpResponse.json({"data": data, "has_more": len(rows) > count, "first_id": first, "last_id": last})
+
+    async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        return JobHttpResponse.json(shown(await self._board.find(id, asked.tenant, Kind.MESSAGES), asked))
+
+    async def cancel(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        job = await self._board.find(id, asked.tenant, Kind.MESSAGES)
+        return JobHttpResponse.json(shown(await self._board.cancel(job, Cause.ASKED), asked))
+
+    async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        store, job = self._board.store, await self._board.find(id, asked.tenant, Kind.MESSAGES)
+        if not job.status.ended:
+            raise Refusal(reasons.BAD_FIELD, f"{id} is in progress: cancel it, and delete it when it has ended.")
+        await store.do(lambda: store.jobs.delete(job.key))
+        return JobHttpResponse.json({"id": id, "type": "message_batch_deleted"})
+
+    async def results(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        job = await self._board.find(id, asked.tenant, Kind.MESSAGES)
+        if not job.status.ended:
+            raise Refusal(reasons.BAD_FIELD, f"{id} is in progress: its results are there when it has ended.")
+        return JobHttpResponse(content_type=b"application/x-jsonl", pieces=self._lines(job))
+
+    async def _lines(self, job: Job) -> AsyncIterator[bytes]:
+        store, start = self._board.store, 0
+        while start < job.tally.total:
+            rows = await store.do(partial(store.jobs.results, job.key, start, _RESULTS_TOGETHER))
+            if not rows or rows[-1].n + 1 != start + len(rows):
+                raise Gone(reasons.NOT_FOUND, f"The results of {job.id} were deleted while they were read.")
+            start = rows[-1].n + 1
+            yield b"".join(_told(row) for row in rows)
+
+    def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
+        if 200 <= errand.status(call) < 300:
+            return _line(errand.claim.custom_id, {"type": "succeeded", "message": kept_body(errand)})
+        body = body_of(errand)
+        if type(body) is not dict or type(body.get("error")) is not dict:
+            body = {"type": "error", "error": {"type": "api_error", "message": str(body)}}
+        return _line(errand.claim.custom_id, {"type": "errored", "error": {"request_id": call.id, **body}})
+
+    def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> None:
+        return None
+
+
+def _bad(n: int, message: str) -> Refusal:
+    return Refusal(reasons.BAD_FIELD, f"requests.{n}.{message}")
+
+
+def _told(row: Result) -> bytes:
+    return row.body or _line(row.custom_id, {"type": "expired" if row.state is ItemState.EXPIRED else "canceled"})
+
+
+def _line(custom_id: str, result: Json) -> bytes:
+    return orjson.dumps({"custom_id": custom_id, "result": result}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def shown(job: Job, asked: JobHttpRequest) -> Json:
+    tally = job.tally
+    status = "ended" if job.status.ended else "canceling" if job.status is JobStatus.CANCELLING else "in_progress"
+    return {
+        "id": job.id,
+        "type": "message_batch",
+        "processing_status": status,
+        "request_counts": {
+            "processing": tally.queued + tally.claimed,
+            "succeeded": tally.succeeded,
+            "errored": tally.errored,
+            "canceled": tally.cancelled,
+            "expired": tally.expired,
+        },
+        "created_at": _day(job.created),
+        "expires_at": _day(job.expires),
+        "ended_at": _day(job.ended),
+        "cancel_initiated_at": _day(job.cancelling) if job.cause is Cause.ASKED else None,
+        "archived_at": None,
+        "results_url": f"{asked.base_url}/v1/messages/batches/{job.id}/results" if job.status.ended else None,
+    }
+
+
+def _day(moment: float | None) -> str | None:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z") if moment else None

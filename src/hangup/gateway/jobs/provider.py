@@ -1,0 +1,367 @@
+"""Jobs that run at a hosted provider: what was passed there is followed until it has ended, and cancelled if nobody cares.
+
+Each job has one task, which does what `core.followed` says: look, cancel, give up. All of it is in memory; a restart forgets
+it, and whoever asks for a job afterwards makes it known again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from hangup.config import JobLimits, ProviderLimits
+from hangup.core import reasons
+from hangup.core.jobs import Cause, ItemCounts, Kind, Lease
+from hangup.core.provider_job import PollPace, ProviderJob, ProviderStep
+from hangup.errors import EngineFault, Refusal
+from hangup.gateway.apis import hosted_jobs
+from hangup.gateway.apis.hosted_jobs import ProviderAnswer
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.connection import EngineConnection
+from hangup.gateway.backends.fetch import FetchCall, Fetched, fetch
+from hangup.gateway.http.head import Headers, RequestHead
+from hangup.tasks import Tasks
+
+_ASKS_MAX = 16  # questions of ours at a time, over all providers
+_EVENT_END = b"\n\n"
+_ANTHROPIC = "anthropic-hosted"
+_FORWARDED = (b"anthropic-version", b"anthropic-beta", b"openai-organization", b"openai-project")
+_KEYS = (b"authorization", b"x-api-key")
+_MAY_PASS = (401, 403, 408, 429)  # refusals that say nothing of the job, and that a second try may overcome
+
+
+class ProviderHost(Protocol):
+    """The gateway, as seen from here."""
+
+    @property
+    def limits(self) -> ProviderLimits: ...
+
+    @property
+    def backends(self) -> dict[str, Backend]: ...
+
+    def limits_of_tenant(self, tenant: str) -> JobLimits: ...
+
+    def told(self, event: str, **fields: Any) -> None: ...
+
+    def fault(self, error: Exception) -> None:
+        """A bug of ours."""
+
+
+@dataclass(slots=True)
+class ProviderRecord:
+    id: str
+    kind: Kind
+    tenant: str
+    backend: str
+    state: ProviderJob
+    created: float  # by the clock of day, as `ended`
+    lease_s: float | None
+    headers: Headers = field(repr=False)  # with its owner's key, if we have none of our own; gone when there is nothing to ask
+    tally: ItemCounts = ItemCounts()
+    model: str | None = None
+    expires: float | None = None
+    ended: float | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # a new one each time
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def note(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def changes(self, until: float) -> bool:
+        """Waits for a change; False if there was none."""
+        try:
+            async with asyncio.timeout_at(until):
+                await self.changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderAccount:
+    """Who asks, and how a provider is asked on their behalf."""
+
+    tenant: str
+    headers: Headers = field(repr=False)
+
+    @classmethod
+    def of(cls, tenant: str, head: RequestHead, backend: Backend, *, keyed: bool) -> ProviderAccount:
+        """`keyed`: their key is for the gateway, and no provider may see it."""
+        names = (*_FORWARDED, *_KEYS) if backend.shown_client_key and not keyed else _FORWARDED
+        return cls(tenant, [(name, head.fields[name]) for name in names if name in head.fields])
+
+
+class Provider:
+    def __init__(self, host: ProviderHost, loop: asyncio.AbstractEventLoop) -> None:
+        self._host = host
+        self._loop = loop
+        self._jobs: dict[str, ProviderRecord] = {}  # the oldest first
+        self._asking = asyncio.Semaphore(_ASKS_MAX)
+        self._tasks = Tasks("jobs left at providers")
+        self._closed = False
+        self.held_bytes = 0  # of uploads under way
+        self.not_stopped = 0  # cancelled, and the provider did not stop in time
+        self.not_followed = 0  # there were too many
+
+    # What is known
+
+    def find(self, id: str) -> ProviderRecord | None:
+        return self._jobs.get(id)
+
+    def jobs(self) -> Iterable[ProviderRecord]:
+        return self._jobs.values()
+
+    def newest(self) -> Iterator[ProviderRecord]:
+        return reversed(self._jobs.values())
+
+    def forget(self, job: ProviderRecord) -> None:
+        """One that has ended."""
+        self._jobs.pop(job.id, None)
+
+    def home(self, kind: Kind | None, job: ProviderRecord | None) -> Backend | None:
+        """Where a request about jobs goes: to where its job is, else always to the same backend, so that all is found again."""
+        backends = self._host.backends
+        if job is not None and job.backend in backends:
+            return backends[job.backend]
+        anthropic = kind is Kind.MESSAGES
+        fitting = (b for b in backends.values() if (b.adapter.name == _ANTHROPIC) == anthropic)
+        return next(fitting, None) or next(iter(backends.values()), None)
+
+    def check_quota(self, tenant: str) -> None:
+        most = self._host.limits_of_tenant(tenant).jobs_max
+        count = sum(job.tenant == tenant and not job.state.over for job in self._jobs.values())
+        if count >= most:
+            raise Refusal(reasons.JOB_QUOTA, f"There are {count} jobs; at most {most} are allowed.")
+
+    def hold(self, size: int) -> int:
+        """Makes room for an upload, which is to be given back in `held_bytes`."""
+        if self.held_bytes + size > self._host.limits.provider_uploads_bytes_max:
+            raise Refusal(reasons.QUEUE_FULL, "Too many files are on their way to the provider; try again later.")
+        self.held_bytes += size
+        return size
+
+    # What is heard from calls that pass
+
+    def follow(
+        self, told: ProviderAnswer, kind: Kind, backend: Backend, owner: ProviderAccount, lease_s: float | None
+    ) -> ProviderRecord | None:
+        """A job that the provider has taken on, or that a client knows of and we do not."""
+        if not self._make_room():
+            self.not_followed += 1
+            self._host.told("job_not_followed", id=told.id, kind=kind, tenant=owner.tenant, backend=backend.name)
+            return None
+        now = self._loop.time()
+        lease = Lease(lease_s, now) if lease_s is not None else None
+        state = ProviderJob(_pace(self._host.limits), now, lease)
+        job = ProviderRecord(told.id, kind, owner.tenant, backend.name, state, time.time(), lease_s, owner.headers)
+        self._jobs[job.id] = job
+        self._host.told("job_followed", id=job.id, kind=kind, tenant=job.tenant, backend=job.backend, lease_s=lease_s)
+        self.saw(job, told)
+        return job
+
+    def _make_room(self) -> bool:
+        if len(self._jobs) < self._host.limits.provider_jobs_max:
+            return True
+        done = next((job for job in self._jobs.values() if job.state.over), None)
+        if done is not None:
+            self.forget(done)
+        return done is not None
+
+    def saw(self, job: ProviderRecord, told: ProviderAnswer) -> None:
+        """The job itself, in an answer to anybody."""
+        job.tally, job.model, job.expires = told.tally, told.model or job.model, told.expires or job.expires
+        job.state.saw(told.status, self._loop.time())
+        self._changed(job)
+
+    def gone(self, job: ProviderRecord) -> None:
+        job.state.gone(self._loop.time())
+        self._changed(job)
+
+    def cared_for(self, job: ProviderRecord, owner: ProviderAccount) -> None:
+        """Its owner asked for it."""
+        if not job.state.over:
+            job.headers = owner.headers
+        if job.state.lease is not None:
+            job.state.lease.renew(self._loop.time())
+
+    def listened(self, job: ProviderRecord, on: bool) -> None:
+        """A stream of its events begins or ends."""
+        lease, now = job.state.lease, self._loop.time()
+        if lease is not None and on:
+            lease.listen()
+        elif lease is not None:
+            lease.stop_listening(now)
+        if not on:
+            job.state.look_soon(now)  # most often it has ended
+            self._changed(job)
+
+    def cancel_passed(self, job: ProviderRecord, owner: ProviderAccount, taken: bool) -> None:
+        """Its owner told the provider to stop it, or tried to."""
+        if taken:
+            job.state.cancel_taken(self._loop.time())
+        else:
+            job.state.cancel_failed(self._loop.time())
+        if not job.state.over:
+            job.headers = owner.headers
+        self._changed(job)
+
+    def cancel(self, job: ProviderRecord, cause: Cause) -> None:
+        job.state.cancel(cause, self._loop.time())
+        self._changed(job)
+
+    def hear_out(
+        self,
+        connection: EngineConnection,
+        kind: Kind,
+        backend: Backend,
+        owner: ProviderAccount,
+        lease_s: float | None,
+        *,
+        stream: bool,
+    ) -> None:
+        """Whoever asked for a job left before the provider answered: if there is one now, nobody knows its id."""
+        limit = self._host.limits.body_bytes_max
+        inquiry = FetchCall.take_over(connection, limit, _EVENT_END if stream else b"")
+        self._tasks.start(self._stop_unheard(inquiry, kind, backend, owner, lease_s))
+
+    async def _stop_unheard(
+        self, inquiry: FetchCall, kind: Kind, backend: Backend, owner: ProviderAccount, lease_s: float | None
+    ) -> None:
+        try:
+            answer = await inquiry.rest(self._host.limits.provider_answer_s)
+        except EngineFault as fault:
+            self.unheard(kind, backend, owner, fault.detail)
+            return
+        told = hosted_jobs.heard(kind, answer.body) if 200 <= answer.head.status < 300 else None
+        if told is not None and not told.status.ended:
+            job = self.follow(told, kind, backend, owner, lease_s)
+            if job is not None:
+                self.cancel(job, Cause.UNHEARD)
+
+    def unheard(self, kind: Kind, backend: Backend, owner: ProviderAccount, why: str) -> None:
+        """There may be a job that nobody watches over."""
+        self._host.told("job_unheard", kind=kind, tenant=owner.tenant, backend=backend.name, error=why)
+
+    # Following
+
+    def _changed(self, job: ProviderRecord) -> None:
+        state = job.state
+        if state.status.ended and job.ended is None:
+            job.ended = time.time()
+            self._say_ended(job)
+        job.note()
+        if not state.over and job.task is None and not self._closed:
+            job.task = self._tasks.keep("jobs at providers", partial(self._follow, job))
+            job.task.add_done_callback(lambda _: self._followed(job))
+
+    def _say_ended(self, job: ProviderRecord) -> None:
+        took = job.state.stopped_after_s
+        self._host.told(
+            "job",
+            id=job.id,
+            kind=job.kind,
+            tenant=job.tenant,
+            backend=job.backend,
+            status=job.state.status,
+            cause=job.state.cause or None,
+            cancel_s=round(took, 3) if took is not None else None,
+        )
+
+    async def _follow(self, job: ProviderRecord) -> None:
+        state = job.state
+        while not state.over:
+            now = self._loop.time()
+            match state.next(now):
+                case ProviderStep.LOOK:
+                    await self._look(job)
+                case ProviderStep.CANCEL:
+                    await self._cancel_there(job)
+                case ProviderStep.GIVE_UP:
+                    self._give_up(job)
+                case None:
+                    await job.changes(state.due_at(now))
+
+    def _followed(self, job: ProviderRecord) -> None:
+        """There is nothing more to ask, unless somebody wanted something in the very moment in which that was found."""
+        job.task = None
+        if job.state.status.ended:  # one that was given up may be cancelled once more
+            job.headers = [pair for pair in job.headers if pair[0] not in _KEYS]
+        elif not job.state.over:
+            self._changed(job)
+
+    async def _look(self, job: ProviderRecord) -> None:
+        answer = await self._ask(job, "GET", hosted_jobs.look_path(job.kind, job.id))
+        told = None
+        if answer is not None and answer.head.status == 404:
+            self.gone(job)
+            return
+        if answer is not None and answer.head.status == 200:
+            told = hosted_jobs.heard(job.kind, answer.body)
+        if told is None:
+            job.state.look_failed(self._loop.time())
+        else:
+            self.saw(job, told)
+
+    async def _cancel_there(self, job: ProviderRecord) -> None:
+        answer = await self._ask(job, "POST", hosted_jobs.cancel_path(job.kind, job.id))
+        status = answer.head.status if answer is not None else 0
+        if status == 404:
+            self.gone(job)
+        elif status >= 500 or status in _MAY_PASS or not status:
+            self._host.told("job_cancel_failed", id=job.id, backend=job.backend, status=status or None)
+            job.state.cancel_failed(self._loop.time())
+        else:
+            # Also when it was refused: what has ended cannot be cancelled, and the next look will tell.
+            job.state.cancel_taken(self._loop.time())
+        job.note()
+
+    async def _ask(self, job: ProviderRecord, method: str, path: str) -> Fetched | None:
+        backend, limits = self._host.backends.get(job.backend), self._host.limits
+        if backend is None:
+            return None  # out of the configuration
+        try:
+            async with self._asking:
+                return await fetch(
+                    backend,
+                    method,
+                    path,
+                    timeout_s=limits.provider_answer_s,
+                    headers=job.headers,
+                    bytes_max=limits.body_bytes_max,
+                )
+        except EngineFault:
+            return None
+
+    def _give_up(self, job: ProviderRecord) -> None:
+        since = job.state.cancelling_since
+        if since is None:
+            self._host.told("job_followed_no_longer", id=job.id, backend=job.backend)
+            return
+        self.not_stopped += 1
+        after = round(self._loop.time() - since, 3)
+        self._host.told("job_not_stopped", id=job.id, tenant=job.tenant, backend=job.backend, cancel_s=after)
+
+    # The end
+
+    async def close(self) -> None:
+        self._closed = True
+        left = sum(not job.state.over for job in self._jobs.values())
+        if left:
+            self._host.told("jobs_left_at_provider", count=left)
+        await self._tasks.close()
+
+
+def _pace(limits: ProviderLimits) -> PollPace:
+    return PollPace(
+        limits.provider_look_s,
+        limits.provider_poll_s,
+        limits.provider_poll_max_s,
+        limits.provider_cancel_s,
+        limits.provider_cancel_attempts_max,
+        limits.provider_follow_s,
+    )

@@ -1,0 +1,475 @@
+"""Which jobs there are, who cares for them, and when their time is up.
+
+The store has the last word; here is what this process knows of the jobs that have not ended: their leases, their windows, and
+the events of those that run here. Other processes may work on the same store: what they change is noticed within a tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, ValuesView
+from functools import partial
+from typing import Any, Protocol
+
+import orjson
+
+from hangup.config import JobLimits
+from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.clocks import SteadyClock
+from hangup.core.jobs import Cause, JobStatus, Kind
+from hangup.core.reasons import Reason
+from hangup.errors import Refusal
+from hangup.gateway.jobs import workers
+from hangup.gateway.jobs.active_job import ActiveJob
+from hangup.gateway.jobs.event_log import EventLog
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.runner import ItemRunner, RunnerHost
+from hangup.gateway.store.database import StoreFailed
+from hangup.gateway.store.jobs import Job, JobStore, NewItem
+from hangup.tasks import Tasks
+
+_TICK_S = 0.5
+_BEAT_EVERY_S = 2.0
+_PATIENCE_S = 1.0  # with a store that is asked for a job which is known here
+_PRUNE_EVERY_S = 600.0
+_DAY_S = 86_400.0
+_ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # numbers kept free for the attempts of a claim, and for an attempt's events
+_REASON_OF = {
+    Cause.ASKED: reasons.JOB_CANCELLED,
+    Cause.LEASE: reasons.LEASE_EXPIRED,
+    Cause.WINDOW: reasons.WINDOW_PASSED,
+    Cause.KILLED: reasons.KILLED,
+    Cause.UNHEARD: reasons.CLIENT_FIN,
+}
+
+
+class ItemShape(Protocol):
+    """What an API makes of its items."""
+
+    def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
+        """What is kept of an answer."""
+
+    def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> Callable[[bytes], None] | None:
+        """Who turns the pieces of a stream into events."""
+
+
+class JobRegistry:
+    def __init__(self, store: JobStore, host: RunnerHost, loop: asyncio.AbstractEventLoop, keep_days: float) -> None:
+        self.store = store
+        self._host = host
+        self._loop = loop
+        self._keep_s = keep_days * _DAY_S
+        self._cares: dict[int, ActiveJob] = {}
+        self.shapes: dict[Kind, ItemShape] = {}
+        self._draining = False
+        self._closing = asyncio.Event()
+        self._watches = Tasks("job watches")
+        # What the store says is told by whoever awaits it; that it fails, by the keeper.
+        self._tasks = Tasks("job board", handled=(StoreFailed, Refusal))
+        self._version = -1  # of the file: another number when others have written
+        self._change: int | None = None  # of the jobs: up to which we know them
+        self._reading = asyncio.Lock()
+        self._lost: set[tuple[int, int, int]] = set()  # items that are ours and unknown to us
+
+    async def open(self) -> None:
+        """Takes up what an earlier process left, and whatever others have on the store."""
+        store = self.store
+        self._worker = await store.do(lambda: store.workers.enter(workers.this_host(), workers.this_process()))
+        self._absences = workers.MissingWorkers(self._host.limits.job_worker_silence_s, _BEAT_EVERY_S)
+        self._runner = ItemRunner(store, self._worker, self._host, self, self._loop)
+        self._pruned_at = self._loop.time()
+        try:
+            self._clock = SteadyClock(await store.do(store.clock.seen), time.time(), self._loop.time())
+            await self._bury()
+            await self._refresh()
+        except BaseException:
+            await self._runner.close()
+            raise
+        # Apart, so that nothing which takes long makes us look dead.
+        self._watches.keep("job leases", partial(self._every, _TICK_S, self._tick))
+        self._watches.keep("job beat", partial(self._every, _BEAT_EVERY_S, self._beat))
+
+    @property
+    def worker(self) -> int:
+        return self._worker
+
+    @property
+    def runner(self) -> ItemRunner:
+        return self._runner
+
+    def cares(self) -> ValuesView[ActiveJob]:
+        """Of the jobs that have not ended, the newest last."""
+        return self._cares.values()
+
+    # What clients want
+
+    async def submit(
+        self,
+        id: str,
+        kind: Kind,
+        tenant: str,
+        about: dict[str, Any],
+        items: list[NewItem] | None,
+        *,
+        window_s: float | None = None,
+        lease_s: float | None = None,
+        opening: Callable[[Job, EventLog], None] | None = None,
+    ) -> Job:
+        """Promises to run a job; when this returns, it is on the disk. `opening` tells its first events."""
+        store, now = self.store, time.time()
+        self._may_write()
+        worker = self._worker if items is None else None
+        size = sum(len(item.body) for item in items or ())
+
+        def work() -> Job:
+            self.check_quota(tenant, jobs=1, items=len(items or ()), size=size)
+            # Not by a clock that is set back just now: once it is right again, the window would have passed long ago.
+            expires = max(now, self._clock.latest) + window_s if window_s is not None else None
+            return store.jobs.submit(id, kind, tenant, now, about, items, expires=expires, lease_s=lease_s, worker=worker)
+
+        writing = self.own(self._submitted(work, opening))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            self.own(self._unheard(writing))
+            raise
+
+    async def _submitted(self, work: Callable[[], Job], opening: Callable[[Job, EventLog], None] | None) -> Job:
+        """Notes the job in the very turn in which the store has it: its item may have been claimed in the same transaction."""
+        job = await self.store.do(work)
+        self.changed(job)
+        care = self._cares.get(job.key)
+        if care is not None:
+            care.fresh = True
+            if opening is not None:
+                opening(job, self._feed_of(care))
+        self._runner.wake(job.tenant, urgent=job.kind.single)
+        return job
+
+    async def _unheard(self, writing: asyncio.Task[Job]) -> None:
+        """Its client left before it was told the id: nobody will ever ask for it."""
+        await self.cancel(await writing, Cause.UNHEARD)
+
+    def check_quota(self, tenant: str, *, jobs: int = 0, items: int = 0, size: int = 0) -> None:
+        """Whether a tenant may have so much more; runs in the store's thread."""
+        limits, used = self._host.limits_of_tenant(tenant), self.store.jobs.used(tenant)
+        for what, count, most in (
+            ("jobs", used.jobs + jobs, limits.jobs_max),
+            ("items", used.items + items, limits.job_items_max),
+            ("bytes", used.bytes + size, limits.job_bytes_max),
+        ):
+            if count > most:
+                raise Refusal(reasons.JOB_QUOTA, f"That would make {count} {what} of jobs; at most {most} are allowed.")
+
+    def _may_write(self) -> None:
+        if self._runner.keeper.failing or self._draining:
+            raise Refusal(reasons.NO_JOBS)
+
+    async def find(self, id: str, tenant: str | None, kind: Kind | None) -> Job:
+        """Looks at a job, which is how its owner says that the result is still wanted."""
+        job = self._known(id, tenant, kind) if self._runner.keeper.failing else None
+        looking = partial(self.store.jobs.find, id, tenant, kind)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                job = job or await self.store.do(looking)
+        except (StoreFailed, TimeoutError):
+            # What runs here is known here: a cancel need not wait for a store that is locked.
+            job = self._known(id, tenant, kind) or await self.store.do(looking)
+        if job is None:
+            raise _no_such(id)
+        if job.key not in self._cares:
+            self.changed(job)  # another process has it, and we have not heard of it yet: that is not to say that it has ended
+        care = self._cares.get(job.key)
+        if care is not None and tenant is not None:
+            self._renew(care)
+        return job
+
+    def _known(self, id: str, tenant: str | None, kind: Kind | None) -> Job | None:
+        for care in self._cares.values():
+            job = care.job
+            if job.id == id and tenant in (None, job.tenant) and kind in (None, job.kind):
+                return job
+        return None
+
+    async def cancel(self, job: Job, cause: Cause, wait_s: float = 0.0) -> Job:
+        """What runs is stopped, what waits is gone; waits a while for the engines to let go.
+
+        The engines first: a store that cannot be written must not keep them at work. It is told when it works again.
+        """
+        if not job.status.ended:
+            self._runner.hang_up(job.key, _REASON_OF[cause])
+            try:
+                await self._runner.keeper.cancel(job.key, cause)
+            except StoreFailed as failure:
+                raise StoreFailed(f"{failure}; the job is stopped, and its cancel is written when the store works") from None
+        return await self.ended_within(job, wait_s)
+
+    def unwanted(self, key: int) -> Reason | None:
+        cause = self._runner.keeper.cancelled(key)
+        return _REASON_OF[cause] if cause is not None else None
+
+    async def ended_within(self, job: Job, wait_s: float) -> Job:
+        care = self._cares.get(job.key)
+        deadline = self._loop.time() + wait_s
+        while care is not None and not care.job.status.ended:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await care.changed.wait()
+            except TimeoutError:
+                break
+        if care is not None:
+            return care.job
+        now = await self.store.do(lambda: self.store.jobs.look(job.key))
+        if now is None:
+            raise _no_such(job.id)
+        return now
+
+    def care_for(self, job: Job) -> ActiveJob | None:
+        return self._cares.get(job.key)
+
+    def listen(self, job: Job) -> EventLog | None:
+        """The events of a job that has not ended; its lease holds until `stop_listening`."""
+        care = self._cares.get(job.key)
+        if care is None:
+            return None
+        if care.lease is not None:
+            care.lease.listen()
+        return self._feed_of(care)
+
+    def stop_listening(self, job: Job) -> None:
+        care = self._cares.get(job.key)
+        if care is not None and care.lease is not None:
+            care.lease.stop_listening(self._loop.time())
+
+    def _renew(self, care: ActiveJob) -> None:
+        if care.lease is not None:
+            care.lease.renew(self._loop.time())
+            care.touched = True
+
+    # What becomes of items
+
+    def sending(self, errand: ItemClient) -> dict[str, str]:
+        care, job = self._cares.get(errand.claim.key), errand.claim.of
+        if care is not None and job.kind.single:
+            feed = self._feed_of(care)
+            if not care.fresh or errand.attempts > 1:
+                # Whoever heard of an earlier attempt hears all of this one, and nothing has a number that was used before.
+                feed.skip_to((errand.claim.fence * _ATTEMPTS_MAX + errand.attempts) * _EVENTS_MAX)
+            errand.listener = self.shapes[job.kind].listen(job, errand, feed)
+        headers: dict[str, str] = job.about.get("headers") or {}
+        return headers
+
+    def _feed_of(self, care: ActiveJob) -> EventLog:
+        if care.feed is None:
+            care.feed = EventLog(self._host.limits.job_events_bytes_max)
+        return care.feed
+
+    def limits_of(self, tenant: str) -> JobLimits:
+        return self._host.limits_of_tenant(tenant)
+
+    def result(self, errand: ItemClient, call: Call) -> tuple[bytes, bytes | None]:
+        care = self._cares.get(errand.claim.key)
+        job = (
+            care.job if care is not None else errand.claim.of
+        )  # ended elsewhere: the store decides, so the shape must be right
+        try:
+            body = self.shapes[job.kind].result(job, errand, call)
+        except Exception as error:  # an engine's answer can have any shape
+            self._host.fault(error)
+            body = orjson.dumps({"error": {"message": "The engine's answer has a shape that is not known."}}) + b"\n"
+        return body, care.feed.dump() if care is not None and care.feed is not None else None
+
+    def changed(self, job: Job) -> None:
+        """The store says how a job stands now."""
+        care = self._cares.get(job.key)
+        if care is None and not job.status.ended:
+            now = self._loop.time()
+            care = self._cares[job.key] = ActiveJob(job, now, max(self._clock.at(time.time(), now), job.created))
+        if care is None:
+            return
+        care.note(job)
+        if job.status.ended:
+            self._forget(job.key)
+            self._host.told("job", id=job.id, kind=job.kind, tenant=job.tenant, status=job.status, cause=job.cause or None)
+
+    def _forget(self, key: int) -> None:
+        """It has ended: whoever listens hears no more."""
+        care = self._cares.pop(key, None)
+        if care is not None and care.feed is not None:
+            care.feed.close()
+
+    # Time
+
+    async def _every(self, pause_s: float, work: Callable[[float], Awaitable[None]]) -> None:
+        """To the very end, through a drain as well: while we have items, others must see that we live, and we what they do."""
+        while not self._closing.is_set():
+            try:
+                await work(self._loop.time())
+            except StoreFailed as failure:
+                self._runner.keeper.failed(failure)
+            except Exception as error:  # leases, beats and windows go on, whatever it was
+                self._host.fault(error)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._closing.wait()
+            except TimeoutError:
+                continue
+
+    async def _tick(self, now: float) -> None:
+        due = [(care.job, cause) for care in self._cares.values() if (cause := care.due(now)) is not None]
+        cancels = [self.cancel(job, cause) for job, cause in due if self._may_end(job)]
+        for failed in await asyncio.gather(*cancels, return_exceptions=True):
+            if isinstance(failed, Exception) and not isinstance(failed, StoreFailed | Refusal):
+                self._host.fault(failed)  # else the store is told later, or another one has ended it
+        version = await self.store.do(self.store.jobs.changed_elsewhere)
+        if version != self._version:
+            self._version = version
+            await self._refresh()
+        if now - self._pruned_at >= _PRUNE_EVERY_S and not self._draining:
+            self._pruned_at = now
+            self.own(self.prune(self._keep_s, now=self._clock.at(time.time(), now)))
+
+    def _may_end(self, job: Job) -> bool:
+        return job.status is not JobStatus.CANCELLING and self._runner.keeper.cancelled(job.key) is None
+
+    async def _beat(self, now: float) -> None:
+        store = self.store
+        touched = [care.job.key for care in self._cares.values() if care.to_touch()]
+
+        time_of_day = self._clock.at(time.time(), self._loop.time())
+
+        def work() -> bool:
+            store.jobs.touch(touched)
+            store.clock.note(time_of_day)
+            return store.workers.beat(self._worker)
+
+        try:
+            lives = await store.do(work)
+        except StoreFailed:
+            for key in touched:  # to be said the next time
+                if key in self._cares:
+                    self._cares[key].touched = True
+            raise
+        if not lives:
+            self._worker = await store.do(lambda: store.workers.enter(workers.this_host(), workers.this_process()))
+            self._host.told("job_worker_was_given_up")
+            self._runner.drop_all(self._worker)
+        await self._find_lost()
+        await self._bury()
+
+    async def _find_lost(self) -> None:
+        """Items that the store gave to us and that never came: their transaction was said to have failed, or we failed over
+        them. Nobody would ever end them. One that is missed at two looks on end is given back."""
+        store, worker = self.store, self._worker
+        lost = self._runner.unknown(await store.do(lambda: store.jobs.claimed_by(worker)))
+        again, self._lost = lost & self._lost, lost - self._lost
+        if again:
+            await store.do(lambda: store.jobs.give_back_lost(again, time.time()))
+            self._host.told("job_items_lost", items=len(again))
+            await self._refresh()
+
+    async def _bury(self) -> None:
+        """What workers that are gone had claimed is given back."""
+        store = self.store
+        workers = await store.do(store.workers.all)
+        given_back = 0
+        for gone in self._absences.gone(workers, self._worker, self._loop.time()):
+            await store.do(partial(self._give_back, gone))
+            self._host.told("job_worker_gone", worker=gone)
+            given_back += 1
+        given_back += await store.do(lambda: store.jobs.give_back_orphans(time.time()))
+        if given_back:
+            await self._refresh()
+        await self._look_for_lost()
+
+    def _give_back(self, worker: int) -> None:
+        self.store.jobs.give_back_all(worker, time.time())
+        self.store.workers.leave(worker)
+
+    async def _refresh(self) -> None:
+        """Reads what has changed, since others may have changed it; all that has not ended when nothing is known yet."""
+        store = self.store
+        async with self._reading:  # one after the other: a second reader must not read the same changes again
+            since = self._change
+
+            def read() -> tuple[int, list[Job]]:
+                jobs = store.jobs.active() if since is None else store.jobs.changed_since(since)
+                return store.jobs.changes(), jobs
+
+            self._change, jobs = await store.do(read)
+        for job in jobs:
+            care = self._cares.get(job.key)
+            if care is not None and care.job.touched != job.touched and care.lease is not None:
+                care.lease.renew(self._loop.time())
+            if job.status is JobStatus.CANCELLING:  # known or not: what of it runs here must stop
+                self._runner.hang_up(job.key, _REASON_OF[job.cause])
+            self.changed(job)
+            if job.tally.queued and job.status is JobStatus.RUNNING:
+                self._runner.wake(job.tenant)
+
+    async def _look_for_lost(self) -> None:
+        """Batches whose lines nobody checks any more; jobs that another process has ended and deleted since we last looked."""
+        store, known = self.store, set(self._cares)
+        active, unchecked = await store.do(lambda: (store.jobs.active_keys(), store.jobs.unchecked()))
+        for job in unchecked:
+            self._adopt(job)
+        for key in known - active:
+            ended = await store.do(partial(store.jobs.look, key))
+            if ended is not None:
+                self.changed(ended)
+            else:
+                self._forget(key)
+
+    def _adopt(self, job: Job) -> None:
+        """Its lines were being checked by one who is gone."""
+        check = self.check_lines
+        if check is not None and not self._draining:
+            self.own(check(job))
+
+    check_lines: Callable[[Job], Any] | None = None  # how the lines of a batch are checked
+
+    async def prune(self, older_than_s: float, tenant: str | None = None, now: float | None = None) -> int:
+        """Deletes jobs that ended long ago, and files past their time."""
+        store, time_of_day = self.store, time.time() if now is None else now
+        count, more = 0, True
+        while more:
+            pruned, more = await store.do(lambda: store.jobs.prune(time_of_day - older_than_s, tenant))
+            count += pruned
+        if tenant is None:
+            created_before = time_of_day - max(older_than_s, self._keep_s)
+            unready_before = time_of_day - max(self._host.limits.upload_s * 2, _DAY_S)
+            while await store.do(lambda: store.files.prune(time_of_day, created_before, unready_before)):
+                pass
+        while await store.do(store.shrink):
+            pass
+        return count
+
+    # The end
+
+    def stop(self) -> None:
+        """No new jobs and no new items; those that run may finish."""
+        self._draining = True
+        self._runner.stop()
+
+    async def close(self) -> None:
+        """Every call has ended."""
+        self.stop()
+        self._closing.set()
+        await self._runner.close()
+        await self._watches.close()
+        await self._tasks.close()
+        store, worker = self.store, self._worker
+        try:
+            await store.do(lambda: self._give_back(worker))
+        except StoreFailed as failure:
+            self._host.told("job_store_failed", error=str(failure))
+        await asyncio.to_thread(store.close)
+
+    def own(self, work: Any) -> asyncio.Task[Any]:
+        return self._tasks.start(work)
+
+
+def _no_such(id: str) -> Refusal:
+    return Refusal(reasons.NOT_FOUND, f"There is no {id[:80]!r}.")

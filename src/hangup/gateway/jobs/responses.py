@@ -1,0 +1,188 @@
+"""OpenAI's responses with `background: true`: `/v1/responses/{id}`, its stream, `/cancel` and deletion."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+
+from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.jobs import Cause, JobStatus, Kind
+from hangup.errors import Refusal
+from hangup.gateway.apis.openai_responses import ResponsesAssembler
+from hangup.gateway.http.sse import SSE, Splitter
+from hangup.gateway.jobs.batches import body_of
+from hangup.gateway.jobs.calls import EVENT_STREAM, GAP, follow, lease_of
+from hangup.gateway.jobs.event_log import EventLog
+from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.store.jobs import Job
+from hangup.gateway.store.jobs import NewItem as AskedItem
+
+_HEARTBEAT_S = 15.0
+_HEARTBEAT = b": hangup\n\n"
+# What a response shows of its request, with OpenAI's defaults.
+_SHOWN: Json = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "model": "",
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "store": True,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+
+
+class BackgroundResponses:
+    def __init__(self, board: JobRegistry) -> None:
+        self._board = board
+        board.shapes[Kind.RESPONSE] = self
+
+    async def create(self, asked: JobHttpRequest, value: Json, stream: bool) -> JobHttpResponse:
+        request = {name: value.get(name, default) for name, default in _SHOWN.items()}
+        about = {"path": asked.path, "stream": stream, "request": request, "headers": asked.replayed()}
+        body = orjson.dumps({name: field for name, field in value.items() if name != "background"})
+        id = f"resp_{secrets.token_hex(24)}"
+        item = AskedItem("", asked.path, body)
+        lease_s = lease_of(asked.fields, asked.limits)
+        opening = _open if stream else None
+        job = await self._board.submit(id, Kind.RESPONSE, asked.tenant, about, [item], lease_s=lease_s, opening=opening)
+        if not stream:
+            return JobHttpResponse.json(_made(job))
+        return JobHttpResponse(content_type=EVENT_STREAM, pieces=self._events(job, -1))
+
+    async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        job = await self._board.find(id, asked.tenant, Kind.RESPONSE)
+        if asked.query.get("stream") != "true":
+            return JobHttpResponse.json(await self._shown(job))
+        if not job.about["stream"]:
+            raise Refusal(reasons.BAD_FIELD, f"{id} was not created with stream: true, so it has no events.")
+        seen = asked.number("starting_after", -1, 0, 1 << 53)
+        return JobHttpResponse(content_type=EVENT_STREAM, pieces=self._events(job, seen))
+
+    async def cancel(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        """Answers when the engine has let go, or after a while with what is true then."""
+        job = await self._board.find(id, asked.tenant, Kind.RESPONSE)
+        return JobHttpResponse.json(
+            await self._shown(await self._board.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s))
+        )
+
+    async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+        board, store = self._board, self._board.store
+        job = await board.find(id, asked.tenant, Kind.RESPONSE)
+        if not job.status.ended:
+            job = await board.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s)
+        if not job.status.ended:
+            raise Refusal(reasons.BAD_FIELD, f"{id} is being cancelled, and its engine has not let go of it yet: try again.")
+        await store.do(lambda: store.jobs.delete(job.key))
+        return JobHttpResponse.json({"id": id, "object": "response", "deleted": True})
+
+    async def _shown(self, job: Job) -> Json:
+        rows = await self._board.store.do(lambda: self._board.store.jobs.results(job.key, 0, 1))
+        if rows and rows[0].body is not None:
+            stored: Json = orjson.loads(rows[0].body)
+            return stored
+        return _made(job, self._board.runner.release_of(job.key))
+
+    async def _events(self, job: Job, seen: int) -> AsyncIterator[bytes]:
+        last = seen
+        async for event in follow(self._board, job, seen, _HEARTBEAT_S):
+            if event is None:
+                yield _HEARTBEAT
+            elif event.name != GAP:  # which clients of OpenAI do not know; they see it by the sequence's numbers
+                last = event.number
+                yield SSE.encode(event.data, event.name.encode())
+        job = await self._board.find(job.id, job.tenant, Kind.RESPONSE)
+        if job.status is not JobStatus.COMPLETED:
+            kind = "response.failed" if job.status is JobStatus.FAILED else "response.cancelled"
+            end = {"type": kind, "response": await self._shown(job), "sequence_number": last + 1}
+            yield SSE.encode(orjson.dumps(end), kind.encode())
+
+    # Results
+
+    def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
+        if not 200 <= errand.status(call) < 300:
+            return orjson.dumps(_failed(job, body_of(errand)))
+        if not job.about["stream"]:
+            return orjson.dumps(_ours(job, body_of(errand)))
+        assembler = ResponsesAssembler()
+        for event in Splitter(SSE, 1 << 30).feed(bytes(errand.body)):
+            value = _parsed(SSE.data(event))
+            if value is not None:
+                assembler.add(value)
+        return orjson.dumps(_ours(job, assembler.result(capped=False)))
+
+    def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> Callable[[bytes], None] | None:
+        if not job.about["stream"]:
+            return None
+        splitter = Splitter(SSE, 1 << 30)
+        fresh = bool(feed.events) and errand.attempts == 1  # it was told that it was created
+
+        def piece(payload: bytes) -> None:
+            for event in splitter.feed(payload):
+                value = _parsed(SSE.data(event))
+                if value is None or (fresh and value.get("type") == "response.created"):
+                    continue
+                if type(value.get("response")) is dict:
+                    value["response"] = _ours(job, value["response"])
+                _tell(feed, value)
+
+        return piece
+
+
+def _open(job: Job, feed: EventLog) -> None:
+    for name in ("response.created", "response.queued"):
+        _tell(feed, {"type": name, "response": _made(job)})
+
+
+def _tell(feed: EventLog, event: Json) -> None:
+    feed.add(str(event.get("type", "")), orjson.dumps({**event, "sequence_number": feed.next_number}))
+
+
+def _parsed(data: bytes | None) -> Json | None:
+    try:
+        value = orjson.loads(data) if data else None
+    except orjson.JSONDecodeError:
+        return None
+    return value if type(value) is dict else None
+
+
+def _ours(job: Job, response: Any) -> Json:
+    """An engine's response under the name that the client knows it by."""
+    return {**response, "id": job.id, "background": True} if type(response) is dict else _failed(job, response)
+
+
+def _made(job: Job, release: str | None = None) -> Json:
+    """A response that the engine has not made, or not to its end."""
+    running = "in_progress" if job.tally.claimed or job.status is JobStatus.CANCELLING else "queued"
+    return {
+        "id": job.id,
+        "object": "response",
+        "created_at": int(job.created),
+        "status": job.status if job.status.ended else running,
+        "background": True,
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        **job.about["request"],
+        "hangup": {"status": job.status, "cause": job.cause or None, "lease_s": job.lease_s, "release": release},
+    }
+
+
+def _failed(job: Job, body: Any) -> Json:
+    error = body.get("error") if type(body) is dict else None
+    message = error.get("message") if type(error) is dict else str(body)
+    return {**_made(job), "status": "failed", "error": {"code": "server_error", "message": message}}

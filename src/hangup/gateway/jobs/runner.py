@@ -1,0 +1,367 @@
+"""Runs items: claims them from the store a handful at a time, sends each as a call of the gateway's, keeps what came of it.
+
+    claim ──▶ hand ──▶ the gateway's line for jobs ──▶ call ──▶ result ──▶ store ──▶ ledger
+               ▲  └── at most a few of a tenant's wait there: who is next is the admission's to say
+               └───── again: it made room for a live client, or its engine failed
+
+The books get a result's entry when the store has it, so that an item which runs again after a crash is not billed twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from hangup.config import JobLimits
+from hangup.core import reasons
+from hangup.core.account import Entry
+from hangup.core.call import Call
+from hangup.core.jobs import AfterEffects, ItemState, after
+from hangup.core.reaper import PendingStop, StopState
+from hangup.core.reasons import Outcome, Reason
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.result_writer import ItemOutcome, ResultWriter
+from hangup.gateway.store.database import StoreFailed
+from hangup.gateway.store.jobs import Job, JobStore
+from hangup.tasks import Tasks
+
+_IN_LINE = 2  # of a tenant's items in the gateway's line: enough that a free place never waits for us
+_HAND_MIN, _HAND_MAX = 8, 256  # items claimed and not sent
+_HAND_BYTES_MAX = 8 * 1024 * 1024
+_RELEASES_MAX = 10_000  # cancelled jobs of which it is remembered how their engines let go
+_AFTER_MAX_S = 600.0  # what an engine may ask for with `retry-after`
+_AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0  # pause before an item is tried again; it doubles
+
+
+class RunnerHost(Protocol):
+    """The gateway, as the runner sees it."""
+
+    @property
+    def limits(self) -> JobLimits: ...
+
+    def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
+        """Makes a call for it; `errand.over` follows, maybe at once."""
+
+    def jobs_waiting(self, tenant: str) -> int: ...
+
+    def limits_of_tenant(self, tenant: str) -> JobLimits: ...
+
+    def book(self, entry: Entry) -> None: ...
+
+    def told(self, event: str, **fields: Any) -> None: ...
+
+    def fault(self, error: Exception) -> None:
+        """A bug of ours goes to the log."""
+
+
+class ItemEvents(Protocol):
+    """Who is told what became of items."""
+
+    def sending(self, errand: ItemClient) -> dict[str, str]:
+        """It is about to be sent; the headers that its call shall have."""
+
+    def result(self, errand: ItemClient, call: Call) -> tuple[bytes, bytes | None]:
+        """What is kept of an answer: the result, and the events on the way to it."""
+
+    def changed(self, job: Job) -> None: ...
+
+    def unwanted(self, key: int) -> Reason | None:
+        """Why a job's items shall not run, if its end is known here and not yet to the store."""
+
+
+@dataclass(slots=True)
+class _TenantItems:
+    """A tenant's items, on their way from the store to the gateway."""
+
+    calls: deque[ItemClient] = field(default_factory=deque)  # the hand: those of single calls go first,
+    hand: deque[ItemClient] = field(default_factory=deque)  # then those of batches
+    sent: int = 0
+    more: bool = True  # there may be some in the store
+    urgent: bool = False  # and a single call among them
+    claiming: bool = False
+    feeding: bool = False
+
+    def __len__(self) -> int:
+        return len(self.calls) + len(self.hand)
+
+    def of(self, errand: ItemClient) -> deque[ItemClient]:
+        return self.calls if errand.single else self.hand
+
+    def next(self) -> ItemClient:
+        return (self.calls or self.hand).popleft()
+
+
+class ItemRunner:
+    def __init__(
+        self, store: JobStore, worker: int, host: RunnerHost, ears: ItemEvents, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._host = host
+        self._ears = ears
+        self._loop = loop
+        self._lines: dict[str, _TenantItems] = {}
+        self._releases: dict[int, StopState] = {}  # of cancelled jobs, the latest last
+        self._errands: dict[int, dict[int, ItemClient]] = {}  # all that we have claimed, by job and item
+        self._pausing: dict[ItemClient, asyncio.TimerHandle] = {}
+        self._claims = Tasks("job claims")
+        self._stopped = False
+        self.keeper = ResultWriter(store, host, ears.changed, self._store_works, loop)
+
+    @property
+    def running(self) -> int:
+        return sum(errand.exchange is not None for errand in self._all())
+
+    def running_of(self, key: int) -> int:
+        """Of a job's items, how many have a call of ours."""
+        return sum(errand.exchange is not None for errand in self._errands.get(key, {}).values())
+
+    def wake(self, tenant: str, *, urgent: bool = False) -> None:
+        """There may be items of this tenant to run; `urgent` if one of them does not wait behind batches."""
+        line = self._lines.setdefault(tenant, _TenantItems())
+        line.more = True
+        line.urgent = line.urgent or urgent
+        self._feed_soon(tenant)
+
+    def hang_up(self, key: int, reason: Reason) -> None:
+        """All items of a job: those that run are stopped in their engines, the others end here."""
+        for errand in list(self._errands.get(key, {}).values()):
+            idle = errand.exchange is None and errand.stopping is None
+            errand.hang_up(reason)
+            if idle:
+                self._withdraw(errand)
+                self._finish(errand, _stopped_state(errand))
+
+    def unknown(self, claimed: set[tuple[int, int, int]]) -> set[tuple[int, int, int]]:
+        """Of what the store says we have (job, number, fence), what we do not; none while anything is on its way."""
+        if not self.keeper.idle or any(line.claiming for line in self._lines.values()):
+            return set()
+        return claimed - {(e.claim.key, e.claim.n, e.claim.fence) for e in self._all()}
+
+    def errand(self, key: int, n: int) -> ItemClient | None:
+        return self._errands.get(key, {}).get(n)
+
+    def _all(self) -> list[ItemClient]:
+        return [errand for errands in self._errands.values() for errand in errands.values()]
+
+    # From the store to the gateway
+
+    def _feed_soon(self, tenant: str) -> None:
+        line = self._lines[tenant]
+        if not line.feeding:
+            line.feeding = True
+            self._loop.call_soon(self._feed, tenant, line)
+
+    def _feed(self, tenant: str, line: _TenantItems) -> None:
+        line.feeding = False
+        if self._stopped:
+            return
+        while len(line) and self._host.jobs_waiting(tenant) < _IN_LINE:
+            self._send(line.next(), line)
+        wanted = min(max(_HAND_MIN, 2 * line.sent), _HAND_MAX)
+        wants = line.more and (line.urgent or len(line) <= wanted // 2)
+        if wants and not line.claiming and not self.keeper.failing:
+            line.claiming, line.urgent = True, False
+            self._claims.start(self._claim(tenant, line, max(wanted - len(line), 1)))
+
+    def _send(self, errand: ItemClient, line: _TenantItems) -> None:
+        line.sent += 1
+        errand.attempts += 1
+        claim = errand.claim
+        again = f"-{errand.attempts}" if errand.attempts > 1 else ""
+        self._host.undertake(errand, f"{claim.job}.{claim.n}{again}", self._ears.sending(errand))
+
+    async def _claim(self, tenant: str, line: _TenantItems, count: int) -> None:
+        store, worker = self._store, self._worker
+        try:
+            claims = await store.do(lambda: store.jobs.claim(worker, tenant, count, _HAND_BYTES_MAX, time.time()))
+        except StoreFailed as failure:
+            self.keeper.failed(failure)
+            return
+        finally:
+            line.claiming = False
+        line.more = bool(claims)
+        for job in {claim.key: claim.of for claim in claims}.values():
+            self._ears.changed(job)  # before one of its items is sent: the job may be news to this process
+        for claim in claims:
+            self._take(ItemClient(claim, tenant, self._loop, self), line)
+        for key in {claim.key for claim in claims}:
+            reason = self._ears.unwanted(key)
+            if reason is not None:
+                self.hang_up(key, reason)
+        if self._stopped:
+            self._give_back([*line.calls, *line.hand])
+            line.calls.clear()
+            line.hand.clear()
+        elif claims:
+            self._feed_soon(tenant)
+
+    def _take(self, errand: ItemClient, line: _TenantItems) -> None:
+        before = self.errand(errand.claim.key, errand.claim.n)
+        if before is not None:  # the store has given it to us anew, so the earlier claim is void
+            self._drop(before)
+        self._errands.setdefault(errand.claim.key, {})[errand.claim.n] = errand
+        line.of(errand).append(errand)
+
+    # From the gateway
+
+    def errand_started(self, errand: ItemClient) -> None:
+        self._feed_soon(errand.tenant)
+
+    def errand_over(self, errand: ItemClient, call: Call, leftover: PendingStop | None, entry: Entry) -> None:
+        assert call.reason is not None
+        line = self._lines[errand.tenant]
+        line.sent -= 1
+        errand.failures += call.reason.outcome is Outcome.ENGINE_FAILED
+        errand.yields += call.reason is reasons.YIELDED
+        stopping = errand.stopping is not None
+        what = after(
+            call.reason,
+            call.status,
+            stopping=stopping,
+            failures=errand.failures,
+            failures_max=self._host.limits.job_failures_max,
+        )
+        if what in (AfterEffects.SUCCEEDED, AfterEffects.ERRORED):
+            body, events = self._ears.result(errand, call)
+            self._finish(errand, ItemState(what), body, events, entry)
+        else:
+            self._host.book(_without_result(entry, call.reason))
+            if what is AfterEffects.AGAIN and not self._stopped:
+                self._again(errand, line)
+            elif what is AfterEffects.CANCELLED:
+                self._when_gone(errand, leftover)
+            else:
+                self._give_back([errand])
+        self._feed_soon(errand.tenant)
+
+    def _again(self, errand: ItemClient, line: _TenantItems) -> None:
+        """After a pause, also when it made room for a live client: where one comes, others do."""
+        errand.body.clear()
+        pause = min(_AGAIN_S * 2 ** min(errand.attempts - 1, 10), _AGAIN_MAX_S)
+        pause = max(pause, min(errand.retry_after_s, _AFTER_MAX_S)) * random.uniform(1.0, 1.25)  # noqa: S311
+        self._pausing[errand] = self._loop.call_later(pause, self._paused, errand, line)
+
+    def _paused(self, errand: ItemClient, line: _TenantItems) -> None:
+        del self._pausing[errand]
+        line.of(errand).append(errand)
+        self._feed_soon(errand.tenant)
+
+    def _when_gone(self, errand: ItemClient, leftover: PendingStop | None) -> None:
+        """It is cancelled when its engine has let go of it, and not before."""
+        state = _stopped_state(errand)
+        if leftover is None:
+            self._finish(errand, state)
+        else:
+            leftover.on_confirmed = partial(self._gone, errand, state, leftover)
+
+    def _gone(self, errand: ItemClient, state: ItemState, leftover: PendingStop) -> None:
+        key, worst = errand.claim.key, list(StopState)
+        known = self._releases.pop(key, leftover.fate)
+        self._releases[key] = max(known, leftover.fate, key=worst.index)
+        while len(self._releases) > _RELEASES_MAX:
+            del self._releases[next(iter(self._releases))]
+        self._finish(errand, state)
+
+    def release_of(self, key: int) -> str | None:
+        """How engines let go of what was cancelled of a job: the worst of it. None if nothing ran, or that was long ago."""
+        fate = self._releases.get(key)
+        return fate.value if fate is not None else None
+
+    def _withdraw(self, errand: ItemClient) -> None:
+        """It is not sent, whatever it waits for."""
+        timer = self._pausing.pop(errand, None)
+        if timer is not None:
+            timer.cancel()
+        hand = self._lines[errand.tenant].of(errand)
+        if errand in hand:
+            hand.remove(errand)
+
+    # Back into the store
+
+    def _finish(
+        self,
+        errand: ItemClient,
+        state: ItemState,
+        body: bytes | None = None,
+        events: bytes | None = None,
+        entry: Entry | None = None,
+    ) -> None:
+        if self._let_go(errand):  # else it is not ours any more
+            self.keeper.finish(ItemOutcome(errand.claim, state, body, events, entry))
+
+    def _give_back(self, errands: list[ItemClient]) -> None:
+        for errand in errands:
+            if self._let_go(errand):
+                self.keeper.give_back(errand.claim)
+
+    def _let_go(self, errand: ItemClient) -> bool:
+        """False if we do not have it, or have it under a later claim."""
+        key, n = errand.claim.key, errand.claim.n
+        errands = self._errands.get(key, {})
+        if errands.get(n) is not errand:
+            return False
+        del errands[n]
+        if not errands:
+            del self._errands[key]
+        return True
+
+    def _store_works(self) -> None:
+        for tenant in self._lines:
+            self.wake(tenant)
+
+    # The end
+
+    def stop(self) -> None:
+        """No new items: those that do not run are given back, those that run may finish."""
+        self._stopped = True
+        for line in self._lines.values():
+            line.calls.clear()
+            line.hand.clear()
+        for timer in self._pausing.values():
+            timer.cancel()
+        self._pausing.clear()
+        self._give_back([errand for errand in self._all() if errand.exchange is None and errand.stopping is None])
+        for errand in [e for e in self._all() if e.exchange is not None and e.exchange.call.sent_at is None]:
+            assert errand.exchange is not None
+            errand.exchange.end(reasons.DRAINED)
+
+    def drop_all(self, worker: int) -> None:
+        """We were taken for dead, and what we had is somebody else's now: it is stopped, and we begin anew as `worker`.
+
+        All of it is given back, in case nobody has it: where somebody does, the fence refuses what we say.
+        """
+        self._worker = worker
+        for errand in self._all():
+            self._drop(errand)
+        for tenant in self._lines:
+            self.wake(tenant)
+
+    def _drop(self, errand: ItemClient) -> None:
+        """It is not ours to end; one that is cancelled already stays until its engine has let go."""
+        if errand.exchange is not None:
+            errand.exchange.end(reasons.TAKEN_OVER)  # `errand_over` gives it back
+        elif errand.stopping is None:
+            self._withdraw(errand)
+            self._give_back([errand])
+
+    async def close(self) -> None:
+        """Every call has ended; what is not yet in the store goes there."""
+        self._stopped = True
+        self._errands.clear()  # of those left the engines have not let go: a restart settles them
+        await self._claims.wait()
+        await self.keeper.close()
+
+
+def _without_result(entry: Entry, reason: Reason) -> Entry:
+    """An engine that had no room has completed nothing, though its answer was complete."""
+    return entry._replace(cause=Outcome.SHED.value) if reason.outcome is Outcome.COMPLETED else entry
+
+
+def _stopped_state(errand: ItemClient) -> ItemState:
+    return ItemState.EXPIRED if errand.stopping is reasons.WINDOW_PASSED else ItemState.CANCELLED

@@ -1,0 +1,255 @@
+"""A form with a file, as `POST /v1/files` has it: taken apart as it comes, and written part by part."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from hangup.core import reasons
+from hangup.errors import Refusal
+from hangup.gateway.jobs.http_messages import is_number
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.store.jobs import File
+
+_PART_BYTES = 256 * 1024
+_UNWRITTEN_MAX = 8  # parts that wait for the disk; then the client has to wait, too
+_FIELD_BYTES_MAX = 4096
+_FIELDS_MAX = 64  # of a form: OpenAI's has four
+_FIELD_HEADER_BYTES_MAX = 8192
+_SLICE_BYTES = 8192  # parsed at a time: it is work byte by byte,
+_TURN_S = 0.005  # and after this long others have their turn
+_EXPIRES_S = (3600, 30 * 86_400)  # what OpenAI allows
+_NO_FILE = "The form must have a field 'file' with a file name."
+
+
+class Upload:
+    """A form with a file, taken apart as it comes; the file goes to the store in parts, the client waits when that is slow."""
+
+    def __init__(self, board: JobRegistry, tenant: str, content_type: bytes, pause: Callable[[bool], None]) -> None:
+        kind, options = parse_options_header(content_type)
+        boundary = options.get(b"boundary")
+        if kind != b"multipart/form-data" or not boundary:
+            raise Refusal(reasons.BAD_FIELD, "A file is uploaded as multipart/form-data.")
+        self._board = board
+        self._tenant = tenant
+        self._pause = pause
+        self._paused = False
+        self._unparsed: deque[bytes] = deque()
+        self._at = 0  # in the first of them
+        self._turn: asyncio.Handle | None = None  # when parsing goes on
+        self._parsed = asyncio.Event()
+        self._parsed.set()
+        self._count = 0  # of the form's fields
+        self._fields: dict[str, str] = {}
+        self._filename: str | None = None
+        self._header = b""
+        self._header_value = b""
+        self._header_bytes = 0
+        self._disposition = b""
+        self._name = ""
+        self._is_file = False
+        self._value = bytearray()
+        self._buffer = bytearray()
+        self._unwritten: deque[bytes] = deque()
+        self._written = 0
+        self._key: int | None = None
+        self._failure: Exception | None = None
+        self._complete = False
+        self._writer: asyncio.Task[None] | None = None
+        try:
+            self._parser = self._new_parser(boundary)
+        except FormParserError as error:
+            raise Refusal(reasons.BAD_FIELD, f"The form cannot be read: {error}.") from None
+
+    def _new_parser(self, boundary: bytes) -> MultipartParser:
+        return MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._on_part_begin,
+                "on_header_field": self._on_header_field,
+                "on_header_value": self._on_header_value,
+                "on_header_end": self._on_header_end,
+                "on_headers_finished": self._on_headers_finished,
+                "on_part_data": self._on_part_data,
+                "on_part_end": self._on_part_end,
+                "on_end": self._on_end,
+            },
+        )
+
+    def feed(self, data: bytes) -> None:
+        """Raises a Refusal for what is no such form. Of much at a time some is parsed later, and the client waits for that."""
+        self._unparsed.append(data)
+        if self._turn is None:
+            self._parse()
+        if self._failure is not None:
+            raise self._failure
+
+    def _parse(self) -> None:
+        self._turn = None
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _TURN_S
+        try:
+            while self._unparsed and self._failure is None:
+                data = self._unparsed[0]
+                self._parser.write(data[self._at : self._at + _SLICE_BYTES])
+                self._at += _SLICE_BYTES
+                if self._at >= len(data):
+                    self._unparsed.popleft()
+                    self._at = 0
+                if self._unparsed and loop.time() >= until:
+                    self._turn = loop.call_later(0, self._parse)
+                    break
+        except FormParserError as error:
+            self._failure = Refusal(reasons.BAD_FIELD, f"The form cannot be read: {error}.")
+        except Refusal as refusal:
+            self._failure = refusal
+        if self._failure is not None:
+            self._unparsed.clear()
+        if self._turn is None:
+            self._parsed.set()
+        else:
+            self._parsed.clear()
+        self._hold_client()
+
+    def _hold_client(self) -> None:
+        """It is not read while there is enough to do."""
+        hold = self._turn is not None or (len(self._unwritten) > _UNWRITTEN_MAX and self._failure is None)
+        if hold != self._paused:
+            self._paused = hold
+            self._pause(hold)
+
+    async def finish(self) -> File:
+        """The form is complete: the file is there, or a Refusal says why not."""
+        await self._parsed.wait()
+        if self._failure is not None:
+            raise self._failure
+        if not self._complete:
+            raise Refusal(reasons.BAD_FIELD, "The form ends before its last boundary.")
+        if self._filename is None:
+            raise Refusal(reasons.BAD_FIELD, _NO_FILE)
+        purpose = self._fields.get("purpose")
+        if not purpose:
+            raise Refusal(reasons.BAD_FIELD, "The form must have a field 'purpose'.")
+        expires = self._expires()
+        self._write_buffer(all_of_it=True)
+        if self._writer is not None:
+            await self._writer
+        if self._failure is not None:
+            raise self._failure
+        if self._key is None:
+            raise Refusal(reasons.BAD_FIELD, "The file is empty.")
+        store, key, filename = self._board.store, self._key, self._filename
+        file = await store.do(lambda: store.files.ready(key, purpose, filename, expires))
+        self._key = None
+        return file
+
+    def close(self) -> None:
+        """What was not finished is given up."""
+        if self._turn is not None:
+            self._turn.cancel()
+        if self._paused:
+            self._paused = False
+            self._pause(False)
+        if self._writer is not None:
+            self._writer.cancel()
+        key, store = self._key, self._board.store
+        if key is not None:
+            self._board.own(store.do(lambda: store.files.give_up(key)))
+
+    def _expires(self) -> float | None:
+        given = self._fields.get("expires_after[seconds]")
+        if given is None:
+            return None
+        least, most = _EXPIRES_S
+        if not is_number(given) or not least <= int(given) <= most:
+            raise Refusal(reasons.BAD_FIELD, f"'expires_after[seconds]' must be a number from {least} to {most}.")
+        return time.time() + int(given)
+
+    # To the store
+
+    def _write_buffer(self, *, all_of_it: bool = False) -> None:
+        while len(self._buffer) >= _PART_BYTES or (all_of_it and self._buffer):
+            self._unwritten.append(bytes(self._buffer[:_PART_BYTES]))
+            del self._buffer[:_PART_BYTES]
+        if self._unwritten and (self._writer is None or self._writer.done()):
+            self._writer = self._board.own(self._write())
+        self._hold_client()
+
+    async def _write(self) -> None:
+        try:
+            while self._unwritten and self._failure is None:
+                data = self._unwritten.popleft()
+                self._key = await self._board.store.do(partial(self._write_part, self._key, self._written, data))
+                self._written += 1
+                self._hold_client()
+        except Exception as error:
+            self._failure = error
+        self._hold_client()
+
+    def _write_part(self, key: int | None, n: int, data: bytes) -> int:
+        """In the store's thread."""
+        files = self._board.store.files
+        self._board.check_quota(self._tenant, size=len(data))
+        if key is None:
+            key = files.begin(f"file-{secrets.token_hex(12)}", self._tenant, time.time())
+        files.add(key, n, data)
+        return key
+
+    # From the parser
+
+    def _on_part_begin(self) -> None:
+        self._disposition, self._name, self._is_file = b"", "", False
+        self._value.clear()
+        self._count += 1
+        self._header_bytes = 0
+        if self._count > _FIELDS_MAX:
+            raise Refusal(reasons.BAD_FIELD, f"The form has more than {_FIELDS_MAX} fields.")
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+        self._count_header(end - start)
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+        self._count_header(end - start)
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > _FIELD_HEADER_BYTES_MAX:
+            raise Refusal(reasons.BAD_FIELD, "The headers of a field of the form are too long.")
+
+    def _on_header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._header_value
+        self._header = self._header_value = b""
+
+    def _on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        self._name = options.get(b"name", b"").decode("utf-8", "replace")
+        filename = options.get(b"filename")
+        if self._name == "file" and filename is not None and self._filename is None:
+            self._is_file, self._filename = True, filename.decode("utf-8", "replace")[:255] or "upload"
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._is_file:
+            self._buffer += memoryview(data)[start:end]
+            if len(self._buffer) >= _PART_BYTES:
+                self._write_buffer()
+        elif len(self._value) + end - start <= _FIELD_BYTES_MAX:
+            self._value += data[start:end]
+        else:
+            raise Refusal(reasons.BAD_FIELD, f"The form's field {self._name[:80]!r} is too long.")
+
+    def _on_part_end(self) -> None:
+        if not self._is_file and self._name:
+            self._fields[self._name[:80]] = self._value.decode("utf-8", "replace")
+
+    def _on_end(self) -> None:
+        self._complete = True

@@ -1,0 +1,81 @@
+"""The gateway as jobs see it: each item that is run here becomes a call, which goes the way of all calls."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from typing import Any
+
+from hangup.config import LimitSettings
+from hangup.core import reasons
+from hangup.core.account import Entry
+from hangup.core.call import Call
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.client_request import FlowPorts
+from hangup.gateway.http.head import RequestHead
+from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.kinds.job_item import JobItemCall
+from hangup.gateway.request_policy import IncomingRequest, unused
+
+
+class JobsPort:
+    def __init__(self, ports: FlowPorts) -> None:
+        self._ports = ports
+
+    @property
+    def limits(self) -> LimitSettings:
+        return self._ports.policy.limits
+
+    @property
+    def backends(self) -> dict[str, Backend]:
+        return self._ports.backends.by_name
+
+    def limits_of_tenant(self, tenant: str) -> LimitSettings:
+        return self._ports.policy.limits_of("", tenant)
+
+    def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
+        """Makes a call for an item of a job."""
+        ports, policy, path = self._ports, self._ports.policy, errand.claim.path
+        call = Call(unused(id, ports.registry.live), time.monotonic(), errand.peer)
+        call.tenant = errand.tenant
+        route = policy.router.find(path)
+        limits = policy.limits if route is None else policy.limits_of(route.path, errand.tenant)
+        request = IncomingRequest(_head(path, tuple(headers.items())), limits, route)
+        flow = JobItemCall(ports, errand, call, request)
+        errand.exchange = flow
+        ports.registry.add(flow)
+        try:
+            self._begin(flow, errand)
+        except Exception as error:
+            flow.fault(error)  # it is live already, and nobody else would end it
+
+    def _begin(self, flow: JobItemCall, errand: ItemClient) -> None:
+        tracer, route = self._ports.accounting.tracer, flow.request.route
+        if tracer is not None:
+            tracer.begin(flow.call, None)
+        if route is None:
+            flow.end(reasons.NOT_FOUND)
+            return
+        flow.call.route = route.api.name
+        flow.body_arrived(errand.claim.body)
+
+    def jobs_waiting(self, tenant: str) -> int:
+        return self._ports.placement.admission.jobs_waiting(tenant)
+
+    def book(self, entry: Entry) -> None:
+        if self._ports.accounting.store is not None:
+            self._ports.accounting.store.add(entry)
+
+    def told(self, event: str, **fields: Any) -> None:
+        self._ports.log.event(event, **fields)
+
+    def fault(self, error: Exception) -> None:
+        self._ports.log.fault(error)
+
+
+@lru_cache(maxsize=256)
+def _head(path: str, headers: tuple[tuple[str, str], ...]) -> RequestHead:
+    """Makes the head of a call that no client made."""
+    lines = [f"POST {path} HTTP/1.1", "host: hangup", "content-type: application/json"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    return RequestHead("\r\n".join([*lines, "", ""]).encode("latin-1"), count_max=128, url_bytes_max=8192)

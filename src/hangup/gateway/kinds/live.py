@@ -1,0 +1,101 @@
+"""A client's call. It has the client's own patience, hears heartbeats while it waits, and may become a job."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from hangup.core.call import CallTimeLimits
+from hangup.gateway import answers
+from hangup.gateway.call_flow import CallFlow
+from hangup.gateway.engine_request import GenerationRequest
+from hangup.gateway.http.head import ResponseHead
+from hangup.gateway.jobs.calls import wants_async
+from hangup.gateway.kinds.local import LocalRequest
+from hangup.gateway.kinds.provider import ProviderRequest
+from hangup.gateway.relay.base import Relay
+
+_HEARTBEAT = b": hangup\n\n"
+
+
+class LiveCall(CallFlow):
+    """Somebody is on the line: who leaves ends the call."""
+
+    __slots__ = ()
+
+    def _clock(self, *, to_client: bool, from_engine: bool) -> CallTimeLimits:
+        limits, request = self.limits, self.request
+        # A file may take long to arrive, which has a limit of its own.
+        took_s = time.monotonic() - self.call.started_at if self.api.media else 0.0
+        return CallTimeLimits(
+            limits.total_s + took_s,
+            # Of an answer that comes as a whole nothing is seen before its end.
+            limits.first_token_s if from_engine else math.inf,
+            limits.gap_s if from_engine else math.inf,
+            limits.queue_s,
+            # A client's read timeout is for the next byte: of a whole answer, that is its end.
+            request.client_total_s if to_client else min(request.client_total_s, request.client_read_s),
+            request.client_read_s if to_client else math.inf,
+        )
+
+    def _go_on(self) -> None:
+        if isinstance(self.asked, GenerationRequest):
+            if self._defer_if_asked(self.asked):
+                return
+            self._expect_heartbeat(self.asked)
+        self.find_place()
+
+    def _defer_if_asked(self, asked: GenerationRequest) -> bool:
+        """Makes a job of a call that its client will not wait for; returns whether it did."""
+        head, jobs = self.request.head, self.ports.jobs
+        if b"prefer" not in head.fields and "background" not in asked.value:
+            return False
+        background = bool(asked.value.get("background")) and head.path == "/v1/responses"
+        if jobs.provider is not None and background:
+            ProviderRequest.take_over(self, jobs.provider, asked)
+            return True
+        if jobs.desk is None or not (background or wants_async(head.fields)):
+            return False
+        LocalRequest.take_over(self, jobs.desk, asked)
+        return True
+
+    def _feed_of(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:
+        """Looks at the beginning of an answer that the engine may keep, for its name."""
+        if head.status != 200 or not self.api.kept_by_engine:
+            return relay.feed
+        new = True
+
+        def look(data: bytes) -> None:
+            nonlocal new
+            if new:
+                new = False
+                self.ports.engine_responses.note(self.call, data, self.limits.engine_responses_max)
+            relay.feed(data)
+
+        return look
+
+    # Heartbeats
+
+    def _expect_heartbeat(self, asked: GenerationRequest) -> None:
+        every_s = self.ports.policy.settings.heartbeat_s
+        if every_s and asked.ask.stream and self.api.format.data_prefix:
+            self.heartbeat = self.ports.loop.call_later(every_s, self._beat)
+
+    def _beat(self) -> None:
+        """Keeps a waiting client and the proxies before it from giving up during a long prefill."""
+        self.heartbeat = None
+        try:
+            self._send_heartbeat()
+        except Exception as error:
+            self.fault(error)
+
+    def _send_heartbeat(self) -> None:
+        if self.call.first_token_at is not None:
+            return
+        if not self.call.answering_client:
+            answers.begin_stream(self)
+        if self._at_event_boundary():
+            self.client.send(_HEARTBEAT)
+            self.call.client_heard(time.monotonic())
+        self.heartbeat = self.ports.loop.call_later(self.ports.policy.settings.heartbeat_s, self._beat)

@@ -1,0 +1,192 @@
+"""Requests that the gateway answers itself: about jobs and files, and what this server can do at all.
+
+Each is a call like any other, with a log line and an outcome, but no engine has a part in it. There is a task where the store
+has to be waited for; it is cancelled when the call ends, whoever ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from hangup.core import reasons
+from hangup.core.call import UNLIMITED, Call, CallTimeLimits, Phase
+from hangup.core.reasons import Reason
+from hangup.errors import Refusal
+from hangup.gateway import answers
+from hangup.gateway.call_flow import CallFlow
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.client_request import ClientRequest, FlowPorts
+from hangup.gateway.engine_request import GenerationRequest
+from hangup.gateway.jobs.api import JobApi
+from hangup.gateway.jobs.calls import EVENT_STREAM
+from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, parse_query
+from hangup.gateway.kinds.question import ResponseQuestion
+from hangup.gateway.request_policy import IncomingRequest
+from hangup.gateway.store.database import StoreFailed
+from hangup.tasks import DUTIES
+
+_FORM_BYTES_MAX = 64 * 1024  # what a form has around its file
+_ALLOWED_SOMEWHERE = b"GET, HEAD, POST, DELETE, OPTIONS"
+
+
+class ServerOptions(ClientRequest):
+    """`OPTIONS *`: what this server can do at all (RFC 9110, 9.3.7); some probe with it whether anybody is there."""
+
+    __slots__ = ()
+
+    def body_arrived(self, body: bytes) -> None:
+        self.call.received(time.monotonic())
+        answers.made(self, 200, b"text/plain", [(b"allow", _ALLOWED_SOMEWHERE)], b"")
+        self.end(reasons.COMPLETED)
+
+
+class LocalRequest(ClientRequest):
+    """A request about jobs or files, answered by a task of its own."""
+
+    __slots__ = ("_asked", "_body", "_connection", "_desk", "_head_only", "_writable")
+
+    def __init__(
+        self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest, desk: JobApi
+    ) -> None:
+        super().__init__(ports, connection, call, request)
+        head = request.head
+        self._connection = connection
+        self._desk = desk
+        self._body: asyncio.Future[bytes] = ports.loop.create_future()
+        self._writable = asyncio.Event()
+        if not connection.stalled:
+            self._writable.set()
+        host = head.fields.get(b"host", b"").decode("latin-1")
+        secure = ports.policy.settings.tls_cert or head.fields.get(b"x-forwarded-proto") == b"https"
+        self._head_only = head.method == "HEAD"
+        self._asked = JobHttpRequest(
+            "GET" if self._head_only else head.method,
+            head.path,
+            parse_query(head.query),
+            head.fields,
+            call.tenant,
+            self.limits,
+            f"{'https' if secure else 'http'}://{host}",
+        )
+
+    def start(self) -> None:
+        """Starts the task that answers; what an upload must not be is refused before it is sent."""
+        asked, limits = self._asked, self.limits
+        asked.upload = self._desk.upload(asked, self._pause)
+        if asked.upload is not None:
+            self.body_bytes_max = limits.file_bytes_max + _FORM_BYTES_MAX
+            self.body_s = limits.upload_s
+        self.call.clock = CallTimeLimits(total_s=self.body_s + limits.total_s)
+        self.task = DUTIES.start("job request", self._run(partial(self._desk.answer, asked)))
+
+    @classmethod
+    def take_over(cls, flow: CallFlow, desk: JobApi, generation: GenerationRequest) -> None:
+        """Carries on a generation call whose client does not wait: it becomes a job."""
+        connection = flow.client
+        assert isinstance(connection, ClientConnection)
+        request = cls(flow.ports, connection, flow.call, flow.request, desk)
+        request._body.set_result(generation.body)
+        request.call.clock = CallTimeLimits(total_s=request.limits.total_s)
+        flow.hand_over(connection, request)
+        answer = partial(desk.defer, request._asked, generation.ask, generation.value)
+        request.task = DUTIES.start("job request", request._run(answer))
+
+    # From the connection
+
+    def body_piece(self, piece: bytes) -> bool:
+        upload = self._asked.upload
+        if upload is None:
+            return False
+        try:
+            upload.feed(piece)
+        except (Refusal, StoreFailed) as error:
+            self.end(*_reason(error))
+        return True
+
+    def body_arrived(self, body: bytes) -> None:
+        if self._asked.upload is not None and body:
+            self.body_piece(body)
+        if not self.call.ended:
+            self.call.received(time.monotonic())
+            self.reset_timer()
+            self._body.set_result(body)
+
+    def refuse(self, reason: Reason, detail: str = "") -> None:
+        self.end(reason, detail)
+
+    def pause_engine(self) -> None:
+        self._writable.clear()
+
+    def resume_engine(self) -> None:
+        self._writable.set()
+
+    def _pause(self, on: bool) -> None:
+        """Stops reading an upload that comes faster than it can be stored: the one case in which a client is not read."""
+        transport = self._connection.transport
+        if transport.is_closing() or (on and self.call.ended):
+            return
+        with contextlib.suppress(RuntimeError):  # it is so already
+            if on:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
+
+    # The answer
+
+    async def _run(self, make_answer: Callable[[], Awaitable[JobHttpResponse]]) -> None:
+        asked = self._asked
+        try:
+            asked.body = await self._body
+            await self._give(await make_answer())
+        except (Refusal, StoreFailed) as error:
+            self.task = None  # it ends with the call
+            if not self._ask_engine(error):
+                self.end(*_reason(error))
+        except Exception as error:
+            self.task = None
+            self.fault(error)
+        finally:
+            if asked.upload is not None:
+                asked.upload.close()
+
+    def _ask_engine(self, error: Refusal | StoreFailed) -> bool:
+        """Lets an engine answer for what is not here, if it may have it."""
+        missing = isinstance(error, Refusal) and error.reason is reasons.NOT_FOUND
+        if not missing or not self.api.engine_may_have:
+            return False
+        try:
+            question = ResponseQuestion(self.ports, self._connection, self.call, self.request)
+        except Refusal:
+            return False
+        self.hand_over(self._connection, question)
+        question.ask(self._asked.body)
+        return True
+
+    async def _give(self, answer: JobHttpResponse) -> None:
+        if answer.pieces is None:
+            answers.made(self, answer.status, answer.content_type, answer.headers, answer.body)
+        else:
+            self.ends_on_drain = answer.content_type == EVENT_STREAM
+            self.call.clock = UNLIMITED if self.ends_on_drain else self.call.clock
+            self.reset_timer()
+            self.call.stream = self.ends_on_drain
+            answers.begin_made(self, answer.status, answer.content_type, answer.headers)
+            self._connection.flush()
+            if not self._head_only:
+                async for piece in answer.pieces:
+                    await self._writable.wait()
+                    self._connection.send(piece)
+            self.call.client_has_all = True
+        self.task = None
+        self.end(reasons.COMPLETED)
+
+    def waits_for(self) -> str:
+        return "the store of jobs" if self.call.phase is Phase.WAITING else super().waits_for()
+
+
+def _reason(error: Refusal | StoreFailed) -> tuple[Reason, str]:
+    return (error.reason, error.detail) if isinstance(error, Refusal) else (reasons.NO_JOBS, str(error))

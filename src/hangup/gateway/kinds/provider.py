@@ -1,0 +1,255 @@
+"""A request about jobs that a hosted provider answers: passed as it is, and read on its way.
+
+The call goes past the queue: one backend alone can answer it, and when a job runs is for the provider to say. What passes tells
+which jobs there are and how they stand; `jobs.provider` follows them.
+"""
+
+from __future__ import annotations
+
+import time
+
+from hangup.core import reasons
+from hangup.core.admission import Ticket
+from hangup.core.call import Call, CallTimeLimits
+from hangup.core.jobs import Kind
+from hangup.core.reaper import PendingStop
+from hangup.core.reasons import Outcome, Reason
+from hangup.errors import Refusal
+from hangup.gateway.apis import hosted_jobs
+from hangup.gateway.apis.hosted_jobs import ProviderAnswer, ProviderRequestKind, Target
+from hangup.gateway.call_flow import CallFlow
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.client_request import FlowPorts
+from hangup.gateway.engine_request import EngineRequest, GenerationRequest
+from hangup.gateway.http.body import BodyDecoder
+from hangup.gateway.http.head import RequestHead, ResponseHead
+from hangup.gateway.http.sse import SSE, Splitter
+from hangup.gateway.jobs.calls import lease_of
+from hangup.gateway.jobs.http_messages import parse_query
+from hangup.gateway.jobs.provider import Provider, ProviderAccount, ProviderRecord
+from hangup.gateway.kinds.question import ForwardedRequest
+from hangup.gateway.placement import Placed
+from hangup.gateway.relay.passthrough import PassRelay
+from hangup.gateway.request_policy import IncomingRequest
+from hangup.gateway.stopping import Attempt
+
+_KEPT_BYTES_MAX = 1024 * 1024  # of an answer, to be understood
+_FORM_BYTES_MAX = 64 * 1024  # what a form has around its file
+
+
+def target_of(head: RequestHead) -> tuple[Target, bool]:
+    """Reads what a request for one of the provider's paths is about, and whether it asks for a stream."""
+    if "%" in head.path or "//" in head.path:  # another spelling of an id would be another job to us, and the same one there
+        raise Refusal(reasons.NOT_FOUND)
+    target = hosted_jobs.target_of(head.method, head.path)
+    return target, target.what is ProviderRequestKind.LOOK and parse_query(head.query).get("stream") == "true"
+
+
+class ProviderRequest(ForwardedRequest):
+    """Goes to the one backend that has the job."""
+
+    __slots__ = (
+        "_backend",
+        "_events",
+        "_heard_bytes",
+        "_held_bytes",
+        "_job",
+        "_kept",
+        "_lease_s",
+        "_listening",
+        "_owner",
+        "_provider",
+        "_status",
+        "_stream",
+        "_target",
+    )
+
+    def __init__(
+        self,
+        ports: FlowPorts,
+        connection: ClientConnection,
+        call: Call,
+        request: IncomingRequest,
+        provider: Provider,
+        target: Target,
+        *,
+        stream: bool,
+    ) -> None:
+        super().__init__(ports, connection, call, request)
+        head, limits, tenant = request.head, self.limits, call.tenant
+        self._provider = provider
+        self._target = target
+        self._stream = stream
+        self._job = provider.find(target.id) if target.id else None
+        if self._job is not None and self._job.tenant != tenant:
+            raise Refusal(reasons.NOT_FOUND, f"There is no {target.id[:80]!r}.")
+        if target.what is ProviderRequestKind.CREATE:
+            provider.check_quota(tenant)
+        self._lease_s = lease_of(head.fields, limits) if target.kind is Kind.RESPONSE else None
+        backend = provider.home(target.kind, self._job)
+        if backend is None:
+            raise Refusal(reasons.NO_BACKEND)
+        self._backend = backend
+        self._owner = ProviderAccount.of(tenant, head, backend, keyed=request.keyed)
+        self._status = 0  # the provider's
+        self._kept = bytearray()
+        self._events: Splitter | None = None  # there is one if the answer is a stream of them
+        self._heard_bytes = 0
+        self._listening: ProviderRecord | None = None
+        self._held_bytes = 0
+        self._expect_body(head)
+        # A stream of events lasts as long as the job, whose lease it holds.
+        total_s = max(limits.total_s, limits.job_lease_max_s) if stream else self.body_s + limits.total_s
+        call.clock = CallTimeLimits(total_s, client_total_s=request.client_total_s)
+        self.ends_on_drain = stream
+
+    def _expect_body(self, head: RequestHead) -> None:
+        """Makes room for a file."""
+        limits, upload = self.limits, hosted_jobs.is_upload(head.method, head.path)
+        self.body_bytes_max = limits.file_bytes_max + _FORM_BYTES_MAX if upload else limits.body_bytes_max
+        self.body_s = limits.upload_s if upload else self.body_s
+        if upload:
+            size = head.content_length if head.content_length is not None else self.body_bytes_max
+            self._held_bytes = self._provider.hold(min(size, self.body_bytes_max))
+
+    @classmethod
+    def take_over(cls, flow: CallFlow, provider: Provider, asked: GenerationRequest) -> None:
+        """Carries a response on that its client does not wait for."""
+        connection, target = flow.client, Target(ProviderRequestKind.CREATE, Kind.RESPONSE)
+        assert isinstance(connection, ClientConnection)
+        try:
+            request = cls(flow.ports, connection, flow.call, flow.request, provider, target, stream=asked.ask.stream)
+        except Refusal as refusal:
+            flow.end(refusal.reason, refusal.detail)
+            return
+        flow.hand_over(connection, request)
+        request.forward(request._backend, EngineRequest(flow.api, flow.request.head, asked.body))
+
+    # From the connection
+
+    def body_arrived(self, body: bytes) -> None:
+        self.call.received(time.monotonic())
+        self.call.bytes_in = len(body)
+        self.forward(self._backend, EngineRequest(self.api, self.request.head, body))
+
+    def refuse(self, reason: Reason, detail: str = "") -> None:
+        self.end(reason, detail)
+
+    # What the provider answers
+
+    def _make_relay(self, head: ResponseHead, final: Reason) -> PassRelay:
+        self._status = head.status
+        if self._accepted and head.fields.get(b"content-type", b"").lower().startswith(SSE.content_type):
+            self._events = Splitter(SSE, _KEPT_BYTES_MAX * 2)
+            if self._job is not None:
+                self._listen(self._job)
+        return _OverheardRelay(self, self.asked.decoder(head), final)
+
+    def overhear(self, payload: bytes) -> None:
+        """Looks at the beginning of an answer, which is all of most of them."""
+        self._heard_bytes += len(payload)
+        if self._heard_bytes > _KEPT_BYTES_MAX or self._listening is not None:
+            return
+        if self._events is None:
+            self._kept += payload
+            return
+        for event in self._events.feed(payload):
+            if self._job is None:
+                self._note(hosted_jobs.heard_event(event))
+        if self._job is not None:
+            self._listen(self._job)
+
+    def _repeatable(self) -> bool:
+        """A provider that closes a connection may have made a job of it: two of them would run, and one be unknown."""
+        return self.request.head.method in ("GET", "HEAD")
+
+    # The end
+
+    def _abort(self, attempt: Attempt) -> PendingStop | None:
+        """Stops the provider's work, unless its answer must be waited for: it has the id of a job that must be cancelled."""
+        target, reason, connection = self._target, self.call.reason, attempt.connection
+        creates = target.what is ProviderRequestKind.CREATE and target.kind is not None and bool(attempt.key)
+        left = reason is not None and reason.outcome is not Outcome.ENGINE_FAILED
+        if not creates or not left or connection is None or self._status:
+            return super()._abort(attempt)
+        assert target.kind is not None
+        attempt.connection = None
+        self._provider.hear_out(connection, target.kind, attempt.backend, self._owner, self._lease_s, stream=self._stream)
+        return None
+
+    def _book(self, ticket: Ticket[Placed] | None) -> None:
+        self._provider.held_bytes -= self._held_bytes
+        self.ports.log.guard(self.call.id, self._learn)  # a bug in it must not cost the call its place in the ledger
+        super()._book(ticket)
+
+    def _learn(self) -> None:
+        """What is known now of the job that the call was about."""
+        job, provider = self._job, self._provider
+        if self._listening is not None:
+            provider.listened(self._listening, on=False)
+            return
+        match self._target.what:
+            case ProviderRequestKind.CANCEL:
+                self._learn_of_cancel()
+            case ProviderRequestKind.DELETE if job is not None and self._accepted:
+                provider.gone(job)
+            case ProviderRequestKind.CREATE | ProviderRequestKind.LOOK if self._accepted:
+                told = self._told()
+                self._note(told)
+                if told is None and self._target.what is ProviderRequestKind.CREATE and self._target.kind is not None:
+                    provider.unheard(self._target.kind, self._backend, self._owner, "its answer was not understood")
+
+    def _learn_of_cancel(self) -> None:
+        job, told = self._job, self._told() if self._accepted else None
+        if job is None and told is not None:
+            job = self._follow(told)
+        if job is None or self.call.sent_at is None:
+            return
+        if self._accepted or not 400 <= self._status < 500:  # what was refused changes nothing
+            self._provider.cancel_passed(job, self._owner, taken=self._accepted)
+
+    @property
+    def _accepted(self) -> bool:
+        return 200 <= self._status < 300
+
+    def _listen(self, job: ProviderRecord) -> None:
+        self._listening = job
+        self._provider.cared_for(job, self._owner)
+        self._provider.listened(job, on=True)
+
+    def _told(self) -> ProviderAnswer | None:
+        kind = self._target.kind
+        return hosted_jobs.heard(kind, bytes(self._kept)) if kind is not None else None
+
+    def _note(self, told: ProviderAnswer | None) -> None:
+        job = self._job
+        if job is not None:
+            self._provider.cared_for(job, self._owner)
+        if told is None:
+            return
+        if job is not None:
+            self._provider.saw(job, told)
+        else:
+            self._job = self._follow(told)
+
+    def _follow(self, told: ProviderAnswer) -> ProviderRecord | None:
+        """One that we have not heard of: new, or from before a restart."""
+        kind = self._target.kind
+        if kind is None or told.status.ended or not (told.detached or self._target.what is ProviderRequestKind.CREATE):
+            return None
+        known = self._provider.find(told.id)
+        return known or self._provider.follow(told, kind, self._backend, self._owner, self._lease_s)
+
+
+class _OverheardRelay(PassRelay):
+    """Passes the answer on, and lets the request read it."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: ProviderRequest, decoder: BodyDecoder, final: Reason) -> None:
+        super().__init__(request, decoder, final, None)
+        self._request = request
+
+    def take(self, payload: bytes) -> None:
+        super().take(payload)
+        self._request.overhear(payload)

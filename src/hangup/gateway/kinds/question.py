@@ -1,0 +1,190 @@
+"""Requests that go past the queue, and take no place: one backend is chosen for them, and maybe a second.
+
+A question costs an engine no inference: its version, tokens of a text, a response that it keeps, a browser's preflight. It goes
+to a backend that is well, so that it is answered when every place is taken. Which backend has the answer is not always known:
+when one says 404, the next is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from random import random
+
+from hangup.core import reasons
+from hangup.core.call import Call, CallTimeLimits
+from hangup.core.reaper import PendingStop
+from hangup.core.reasons import Reason
+from hangup.errors import Refusal
+from hangup.gateway import answers
+from hangup.gateway.apis.routes import ANTHROPIC_MODELS, ModelsApi
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.call_flow import CallFlow
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.client_request import FlowPorts
+from hangup.gateway.engine_request import FAILED_STATUSES, EngineRequest
+from hangup.gateway.http.head import ResponseHead
+from hangup.gateway.relay.base import Relay
+from hangup.gateway.relay.passthrough import PassRelay
+from hangup.gateway.request_policy import IncomingRequest
+from hangup.gateway.routing import Wanted
+from hangup.gateway.stopping import Attempt
+
+_BACKENDS_MAX = 16  # asked for one answer
+_RESPONSES = "/v1/responses/"
+
+
+class ForwardedRequest(CallFlow):
+    """Goes past the queue, as it is, to a backend that its kind chooses; the engine's status stays as it is, too."""
+
+    can_move = False
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest) -> None:
+        super().__init__(ports, connection, call, request)
+        self._connection = connection
+
+    def body_piece(self, piece: bytes) -> bool:
+        return False
+
+    def forward(self, backend: Backend, asked: EngineRequest) -> None:
+        """Sends the request to a backend."""
+        self.asked = asked
+        self.placed(backend)
+
+    def _next_backend(self, status: int = 0) -> Backend | None:
+        """Chooses another backend that may be asked, after the one at hand failed or answered `status`."""
+        return None
+
+    def _wait_for_room(self, head: ResponseHead) -> bool:
+        return False
+
+    def _skip_backend(self) -> bool:
+        if self._next_backend(404) is None:
+            return False
+        self._abort_attempt()
+        self._try_again()
+        return True
+
+    def _may_fail_over(self) -> bool:
+        return self._next_backend() is not None  # it may be about something that only the one at hand has
+
+    def _place_again(self) -> None:
+        backend = self._next_backend()
+        assert backend is not None  # somebody asked whether it may fail over
+        self.placed(backend)
+
+    def _choose_relay(self, head: ResponseHead) -> Relay:
+        final = reasons.ENGINE_ERROR if head.status in FAILED_STATUSES else reasons.COMPLETED
+        answers.begin(self, head.status, head, False)
+        return self._make_relay(head, final)
+
+    def _make_relay(self, head: ResponseHead, final: Reason) -> PassRelay:
+        return PassRelay(self, self.asked.decoder(head), final, None)
+
+
+class EngineQuestion(ForwardedRequest):
+    """A question that any backend can answer which has the model."""
+
+    __slots__ = ("_knowing", "_tried")
+
+    def __init__(self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest) -> None:
+        super().__init__(ports, connection, call, request)
+        self._tried: set[str] = set()
+        self._knowing: frozenset[str] | None = None  # the backends that have its model; None: any
+
+    def body_arrived(self, body: bytes) -> None:
+        self.call.received(time.monotonic())
+        self.ask(body)
+
+    def ask(self, body: bytes) -> None:
+        """Answers a question for models here, if we can; sends any other to the first backend."""
+        request = self.request
+        self.call.bytes_in = len(body)
+        patience_s = min(request.client_total_s, request.client_read_s)
+        self.call.clock = CallTimeLimits(self.limits.total_s, client_total_s=patience_s)
+        try:
+            models = self._list_models()
+        except Refusal as refusal:
+            self.end(refusal.reason, refusal.detail)
+            return
+        if models is not None:
+            headers = self.ports.origins.headers(request.head)
+            answers.made(self, 200, b"application/json", headers, models)
+            self.end(reasons.COMPLETED)
+            return
+        asked = EngineRequest(self.api, request.head, body)
+        self._find_knowing(asked)
+        backend = self._choose()
+        if backend is None:
+            self.end(reasons.NO_BACKEND)
+        else:
+            self.forward(backend, asked)
+
+    def _list_models(self) -> bytes | None:
+        routing, head = self.ports.routing, self.request.head
+        if not routing.answers_models or not isinstance(self.api, ModelsApi):
+            return None
+        anthropic = b"anthropic-version" in head.fields
+        if anthropic:
+            self.api = ANTHROPIC_MODELS
+        return routing.list_models(head, self.api.family, anthropic=anthropic)
+
+    def _find_knowing(self, asked: EngineRequest) -> None:
+        """Finds the backends that have the model; if none is known, it is for them to say."""
+        routing = self.ports.routing
+        if not routing.reads_bodies:
+            return
+        found = routing.find(Wanted(self.api.family, asked.model(search=True)))
+        if found.alias:
+            asked.renamed = self.call.model = found.model
+        self._knowing = found.seats or None
+
+    def _next_backend(self, status: int = 0) -> Backend | None:
+        self._tried.add(self.call.backend)
+        return self._choose(last_resort=not status)  # an answer is better than a failed attempt
+
+    def _choose(self, *, last_resort: bool = True) -> Backend | None:
+        """Chooses the least busy of those that are well; as a last resort any other."""
+        backends = self.ports.backends.by_name
+        names = [name for name in self._knowing or backends if name in backends and name not in self._tried]
+        seats = [backends[name].seat for name in names]
+        if not last_resort:
+            seats = [seat for seat in seats if seat.up]
+        if not seats or len(self._tried) >= _BACKENDS_MAX:
+            return None
+        tie = random()  # noqa: S311 (nobody gains by guessing it)
+        at = int(tie * len(seats))
+        best = min(seats[at:] + seats[:at], key=lambda seat: (not seat.well, not seat.up, seat.in_flight / seat.weight))
+        return backends[best.name]
+
+    def _abort(self, attempt: Attempt) -> PendingStop | None:
+        """Cuts the connection; no work is left behind that the reaper would have to look after."""
+        self.ports.stopping.withdraw(attempt)
+        return None
+
+
+class ResponseQuestion(EngineQuestion):
+    """A question about a response that an engine keeps: its maker is asked first."""
+
+    __slots__ = ("_maker",)
+
+    def __init__(self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest) -> None:
+        super().__init__(ports, connection, call, request)
+        id = request.head.path.removeprefix(_RESPONSES).partition("/")[0]
+        self._maker = ports.backends.by_name.get(ports.engine_responses.maker(id, call.tenant))
+
+    def _choose(self, *, last_resort: bool = True) -> Backend | None:
+        if self._maker is not None and not self._tried:
+            return self._maker
+        return super()._choose(last_resort=last_resort)
+
+
+class Preflight(EngineQuestion):
+    """A browser asks whether a page of another site may send what it is about to send: that is the engine's to say."""
+
+    __slots__ = ()
+
+    def _make_relay(self, head: ResponseHead, final: Reason) -> PassRelay:
+        self.ports.origins.heard(self.request.head.fields[b"origin"], head)
+        return super()._make_relay(head, final)

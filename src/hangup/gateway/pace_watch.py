@@ -1,0 +1,71 @@
+"""Watches how long a token takes just now, from a few of the calls that run: their ends would tell it late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from hangup.core.admission import BackendLoad, Ticket
+from hangup.core.call import Call
+from hangup.gateway.client.client import ResponseSink
+from hangup.gateway.placement import Placed, Placement
+
+_PACE_S = 1.0  # between two looks,
+_CALLS_MAX = 64  # at how many calls,
+_LOOKS_MAX = 1024  # those left out whose clients read too slowly
+
+
+class Paced(Protocol):
+    """A live call, as far as its pace is concerned."""
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def client(self) -> ResponseSink: ...
+
+    @property
+    def ticket(self) -> Ticket[Placed] | None: ...
+
+    @property
+    def stalls(self) -> int: ...
+
+
+class _Seen(NamedTuple):
+    tokens: int  # of each choice
+    at: float
+    stalls: int
+
+
+class PaceWatch:
+    """Looks at running calls once a second."""
+
+    def __init__(self, live: Mapping[str, Paced], placement: Placement, loop: asyncio.AbstractEventLoop) -> None:
+        self._live = live
+        self._placement = placement
+        self._loop = loop
+        self._seen: dict[Paced, _Seen] = {}  # when they were last looked at
+        self._timer = loop.call_later(_PACE_S, self._look)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._seen.clear()
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(_PACE_S, self._look)  # first: nothing may end the looks
+        seen: dict[Paced, _Seen] = {}
+        steps: list[tuple[BackendLoad, float, float]] = []
+        for flow in islice(self._live.values(), _LOOKS_MAX):
+            call, ticket = flow.call, flow.ticket
+            if ticket is None or ticket.seat is None or call.first_token_at is None or flow.client.stalled:
+                continue
+            now = seen[flow] = _Seen(call.tokens_out // ticket.choices, call.progress_at, flow.stalls)
+            before = self._seen.get(flow, now)
+            if now.tokens > before.tokens and now.stalls == before.stalls:  # the engine's pace, not a slow reader's
+                steps.append((ticket.seat, (now.at - before.at) / (now.tokens - before.tokens), now.at))
+            if len(seen) == _CALLS_MAX:
+                break
+        self._seen = seen
+        self._placement.steps_seen(steps)

@@ -1,0 +1,72 @@
+"""Backends that refuse calls for now: where their calls go, and until when they get no new ones.
+
+A refusal of an engine (429, 529, or 503 with a time to come back) is not its client's to see as long as another backend, or the
+same one a little later, may take the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from hangup.core.admission import AnyTicket, BackendLoad
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.rate_limits import come_back_s, spent_s
+from hangup.gateway.http.head import ResponseHead
+
+_SHORT_S = 2.0
+
+
+class BackendPauses:
+    def __init__(self, loop: asyncio.AbstractEventLoop, changed: Callable[[Backend, bool], None]) -> None:
+        self._loop = loop
+        self._changed = changed  # told of each pause, before and after
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def refused(self, backend: Backend, sent_at: float, head: ResponseHead, pause_s_max: float) -> None:
+        """The backend refused a call: it gets none for as long as it says.
+
+        A short wait is no reason to leave it alone while it works on others: with their ends it has room again.
+        """
+        wait_s, seat = come_back_s(head.fields), backend.seat
+        if wait_s and (wait_s > _SHORT_S or seat.in_flight <= 1 or seat.limiter.refuses_all(sent_at)):
+            self._pause(backend, min(wait_s, pause_s_max))
+
+    def answered(self, backend: Backend, head: ResponseHead, pause_s_max: float) -> None:
+        """The backend took a call, and may say that it was the last for now."""
+        wait_s = spent_s(head.fields)
+        if wait_s:
+            self._pause(backend, min(wait_s, pause_s_max))
+
+    def _pause(self, backend: Backend, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        if until <= backend.seat.paused_until:
+            return
+        self._drop(backend.name)
+        backend.seat.paused_until = until
+        self._timers[backend.name] = self._loop.call_later(seconds, self._over, backend)
+        if not backend.seat.paused:
+            self._changed(backend, True)
+
+    def _over(self, backend: Backend) -> None:
+        self._timers.pop(backend.name, None)
+        backend.seat.paused_until = 0.0
+        self._changed(backend, False)
+
+    def _drop(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        for name in list(self._timers):
+            self._drop(name)
+
+
+def worth_waiting(ticket: AnyTicket, seat: BackendLoad) -> bool:
+    """Whether a refused call can still be served by this backend before its own time is up: when it said so, or when it has
+    worked on something that ends. Of one that refuses though it has nothing to do, nothing can be expected."""
+    if not seat.paused and seat.in_flight <= 1:
+        return False
+    return seat.paused_until < min(ticket.queue_by, ticket.first_by, ticket.all_by)

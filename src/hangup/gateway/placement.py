@@ -1,0 +1,194 @@
+"""Between a call and the admission: tickets go in, and what is decided about them comes back to their calls.
+
+call ── place, fell_back, refused, end ──▶ Placement ──▶ core.admission (decides)
+  ◀────────── placed, or end ──────────────────┘ actions, carried out one after another (`actions.py`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from hangup.config import LimitSettings
+from hangup.core.admission import Action, Admission, BackendLoad, TenantTerms, Ticket
+from hangup.core.call import Call
+from hangup.core.reasons import Outcome, Reason
+from hangup.gateway.actions import ActionLoop
+from hangup.gateway.backend_set import Backends
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.http.head import Headers, ResponseHead
+from hangup.gateway.pauses import BackendPauses, worth_waiting
+
+Seats = frozenset[str] | None  # the backends that can answer a call, by name; None: any
+
+
+class Placed(Protocol):
+    """A call that holds a ticket."""
+
+    @property
+    def call(self) -> Call: ...
+
+    def possible_seats(self) -> Seats:
+        """Finds anew which backends can answer it."""
+
+    def placed(self, backend: Backend, *, waited: bool) -> None:
+        """It is its turn, on this backend."""
+
+    def end(self, reason: Reason, detail: str = "") -> None: ...
+
+    def fault(self, error: Exception) -> None: ...
+
+
+class Placement:
+    """Owns the queue. Whoever changes what is free calls a method of this class, which starts those whose turn it is."""
+
+    def __init__(self, limits: LimitSettings, backends: Backends, loop: asyncio.AbstractEventLoop) -> None:
+        self.admission: Admission[Placed] = Admission(limits, [], random.random)
+        self.pauses = BackendPauses(loop, self._pause_changed)
+        self._backends = backends
+        self._act: Callable[[Iterable[Action[Placed]]], None] = ActionLoop(self._carry_out, self._action_failed).run
+
+    def configure(self, limits: LimitSettings, terms: dict[str, TenantTerms]) -> None:
+        """Takes new limits and the tenants' terms into use."""
+        self.admission.configure(limits, terms)
+
+    def use(self, backends: Iterable[Backend]) -> None:
+        """Takes these backends into use; one that is retired still gets its calls' places back."""
+        self.admission.fleet.set(backend.seat for backend in backends)
+
+    # A call on its way
+
+    def place(self, ticket: Ticket[Placed], tenant: str) -> None:
+        """Starts the call, puts it in line or refuses it; the ticket stands for whatever it holds until the end."""
+        self._act(self.admission.arrive(ticket, tenant, time.monotonic()))
+
+    def fell_back(self, ticket: Ticket[Placed]) -> None:
+        """Places a call again that its backend failed before the first byte."""
+        self._act(self.admission.fell_back(ticket, time.monotonic()))
+
+    def may_fail_over(self, ticket: Ticket[Placed], backend: str, failover_max: int) -> bool:
+        """Tells whether another backend may be tried after the one at hand."""
+        tried = ticket.tried | {backend}
+        return len(tried) <= failover_max and self.admission.fleet.usable(tried, ticket.seats)
+
+    def skip(self, ticket: Ticket[Placed], backend: str, asked_max: int) -> bool:
+        """Leaves a backend out that does not know the call's model; returns whether another one can be asked."""
+        tried = ticket.tried | {backend}
+        if len(tried) > asked_max or not self.admission.fleet.usable(tried, ticket.seats):
+            return False
+        ticket.tried = tried
+        return True
+
+    def can_wait(self, ticket: Ticket[Placed], backend: Backend, head: ResponseHead, pause_s_max: float) -> bool:
+        """Notes that a backend has no room for the call; tells whether it may go elsewhere or wait, so that its client need
+        not hear of it. If so, `refused` follows."""
+        self.pauses.refused(backend, ticket.sent_at, head, pause_s_max)
+        tried = ticket.tried | {backend.name}
+        if self.admission.fleet.has_other(tried, ticket.seats):
+            ticket.tried = tried
+            return True
+        return worth_waiting(ticket, backend.seat)
+
+    def refused(self, ticket: Ticket[Placed]) -> None:
+        """Places a call again for which its backend had no room."""
+        self._act(self.admission.refused(ticket, time.monotonic()))
+
+    def first_token(self, ticket: Ticket[Placed]) -> None:
+        """Notes that the wait for the first token is over."""
+        actions = self.admission.first_token(ticket, time.monotonic())
+        if actions:
+            self._act(actions)
+
+    def end(self, ticket: Ticket[Placed], call: Call, *, steady: bool, hold: bool) -> None:
+        """Gives whatever the call held to the next one, in this turn; with `hold`, all but its place in the engine.
+
+        `steady`: nothing but the engine set the pace of the answer."""
+        seat, outcome = ticket.seat, call.outcome
+        actions = self.admission.end(
+            ticket,
+            time.monotonic(),
+            call.tokens_out,
+            call.tokens_in,
+            completed=outcome is Outcome.COMPLETED,
+            left=outcome is Outcome.CLIENT_GONE,
+            steady=steady,
+            hold=hold,
+        )
+        if seat is not None and seat.retired:
+            self._backends.close_if_done(seat)
+        if actions:
+            self._act(actions)
+
+    def release_held(self, seat: BackendLoad, kv: int) -> None:
+        """Frees a place that was held until the engine let go of its call."""
+        actions = self.admission.let_go(seat, kv, time.monotonic())
+        self._backends.close_if_done(seat)
+        self._act(actions)
+
+    def retry_headers(self, ticket: Ticket[Placed] | None, tenant: str, reason: Reason) -> Headers:
+        """Tells a client whose call was shed when to come back."""
+        admission = self.admission
+        seats = None if ticket is None else ticket.seats
+        seconds = math.ceil(admission.retry_after_s(tenant, reason, time.monotonic(), seats))
+        headers = [(b"retry-after", b"%d" % seconds)]
+        if reason.retry is None and ticket is not None and ticket.retry and admission.tenant(tenant).retries.spent:
+            headers.append((b"x-should-retry", b"false"))
+        return headers
+
+    # Backends
+
+    def dispatch(self) -> None:
+        """Starts those who wait, as far as there is room."""
+        self._act(self.admission.dispatch(time.monotonic()))
+
+    def backend_changed(self, backend: Backend) -> None:
+        """Takes note of a backend that went up, down, into quarantine, or that was drained."""
+        self.admission.fleet.refresh()
+        self.dispatch()
+
+    def queue_told(self, backend: Backend, waiting: int) -> None:
+        """Takes note of how many calls wait in the engine, by its own figures."""
+        self._act(self.admission.engine_told(backend.seat, waiting, time.monotonic()))
+
+    def steps_seen(self, steps: Iterable[tuple[BackendLoad, float, float]]) -> None:
+        """Takes note of how long a token takes on a backend just now: backend, seconds, when that was seen."""
+        actions: list[Action[Placed]] = []
+        for seat, seconds, at in steps:
+            actions += self.admission.step(seat, seconds, at)
+        if self.admission.jobs.count:
+            actions += self.admission.dispatch(time.monotonic())  # what was kept free for live calls may have become less
+        self._act(actions)
+
+    def regroup(self) -> None:
+        """Finds anew which backends each waiting call can go to."""
+        for line in (self.admission.queue, self.admission.jobs):
+            line.regroup(lambda ticket: ticket.key.possible_seats())
+        self.dispatch()
+
+    def _pause_changed(self, backend: Backend, paused: bool) -> None:
+        if paused:
+            seconds = backend.seat.paused_until - time.monotonic()
+            self._backends.changed(backend, f"paused for {seconds:.1f} s: it refuses calls")
+        self._act(self.admission.pause(backend.seat, paused, time.monotonic()))
+
+    def close(self) -> None:
+        self.pauses.close()
+
+    # What was decided
+
+    def _carry_out(self, action: Action[Placed]) -> None:
+        ticket, seat, reason = action
+        flow = ticket.key
+        if flow.call.ended:
+            return
+        if reason is not None:
+            flow.end(reason)
+        elif seat is not None:
+            flow.placed(self._backends.by_name[seat.name], waited=bool(ticket.queued_at))
+
+    def _action_failed(self, action: Action[Placed], error: Exception) -> None:
+        action.ticket.key.fault(error)

@@ -1,0 +1,64 @@
+"""`/health` and `/ping`: whether a call that came now could be served, answered here.
+
+A probe comes every few seconds for as long as the gateway lives. It is no call: it has no line in the log and is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hangup.config import LimitSettings
+from hangup.core import reasons
+from hangup.core.reasons import Reason
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.http.answer import encode_head
+from hangup.gateway.http.head import Headers
+from hangup.gateway.log import Log
+
+
+class Probe:
+    """Stands where a call would. Like vLLM's, the answer has no body; `x-hangup-reason` says why it is 503."""
+
+    def __init__(
+        self, connection: ClientConnection, limits: LimitSettings, log: Log, why_not_ready: Callable[[], Reason | None]
+    ) -> None:
+        self._connection = connection
+        self._log = log
+        self._why_not_ready = why_not_ready
+        self.body_bytes_max = limits.body_bytes_max
+        self.body_s = limits.body_s
+
+    def body_piece(self, piece: bytes) -> bool:
+        return True
+
+    def body_arrived(self, body: bytes) -> None:
+        self._answer(self._why_not_ready())
+
+    def refuse(self, reason: Reason, detail: str = "") -> None:
+        self._answer(reason)
+
+    def _answer(self, reason: Reason | None) -> None:
+        connection = self._connection
+        headers: Headers = [(b"content-length", b"0")]
+        if reason is not None:
+            headers.append((b"x-hangup-reason", reason.code.encode("ascii")))
+        if reason is reasons.DRAINING:
+            connection.close_after_this()
+        if connection.will_close:
+            headers.append((b"connection", b"close"))
+        elif not connection.http11:
+            headers.append((b"connection", b"keep-alive"))
+        connection.begin(encode_head(200 if reason is None else reason.status, headers), chunked=False)
+        connection.finish()
+
+    def fault(self, error: Exception) -> None:
+        self._log.fault(error)
+        self._answer(reasons.INTERNAL)
+
+    def on_due(self) -> None: ...
+
+    def client_left(self, reason: Reason) -> None: ...
+
+    def pause_engine(self) -> None: ...
+
+    def resume_engine(self) -> None: ...

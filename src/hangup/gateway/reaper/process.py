@@ -1,0 +1,94 @@
+"""An engine that is a process of ours (`spawn`): started, watched, started again when it dies, ended with us."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.reaper import restart
+from hangup.tasks import DUTIES
+
+_BACKOFF_S = (1.0, 60.0)  # after a death, doubling
+_STEADY_S = 60.0  # one that lived this long has not died of its start
+
+
+class Spawned:
+    """One engine's process. `told` hears of every start and death."""
+
+    def __init__(self, backend: Backend, told: Callable[..., None]) -> None:
+        self.process: Process | None = None
+        self.deaths = 0  # in a row, each soon after its start
+        self._backend = backend
+        self._told = told
+        self._words = restart.command(backend.settings.spawn, backend.settings)
+        self._wanted = asyncio.Event()  # a restart is
+        self._up = asyncio.Event()
+        self._died = 0  # so often in all
+        self._task = DUTIES.keep("spawn", self._run)
+
+    async def restart(self) -> str:
+        """Ends it and waits until it is started again; what went wrong, or ""."""
+        self._up.clear()
+        self._wanted.set()
+        await self._up.wait()
+        return "" if self.process is not None else f"{self._words[0]} cannot be started"
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            self._wanted.clear()
+            lived_s = await self._life()
+            if self._wanted.is_set():
+                self.deaths = 0
+                continue
+            self.deaths = 1 if lived_s > _STEADY_S else self.deaths + 1
+            least, most = _BACKOFF_S
+            pause = min(least * 2 ** min(self.deaths - 1, 10), most)
+            self._told("spawn_died", after_s=round(lived_s, 3), deaths=self.deaths, again_in_s=pause)
+            await _either(self._wanted.wait(), asyncio.sleep(pause))
+
+    def _open_log(self) -> BinaryIO | None:
+        log = self._backend.settings.spawn_log
+        return Path(log).open("ab") if log else None
+
+    async def _life(self) -> float:
+        """From its start to its end, its own or by us."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            output = self._open_log()
+            self.process = process = await restart.start(self._words, output)
+        except OSError as error:
+            self.process = None
+            self._up.set()
+            self._told("spawn_failed", error=str(error))
+            return 0.0
+        if output is not None:
+            output.close()  # the process has its own
+        self._told("spawned", pid=process.pid)
+        self._up.set()
+        try:
+            await _either(process.wait(), self._wanted.wait())
+        finally:
+            self.process = None
+            # Shielded from our own end: it must not outlive us.
+            await asyncio.shield(restart.end(process, self._backend.limits.stop_s))
+        return loop.time() - began
+
+
+async def _either(*waits: Any) -> None:
+    """Until one of them is over; the others are cancelled."""
+    tasks = [DUTIES.start("spawn", wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,131 @@
+"""The reaper as the gateway sees it: calls are left with it, and it can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hangup.core.reaper import EngineStatus, Orphans, PendingStop, StopState
+from hangup.gateway.backends.aborts import Aborts
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.reaper.watch import BackendWatch, ReaperStats, WatchHost
+
+
+@dataclass(frozen=True, slots=True)
+class Zombie:
+    """Work that runs on though its call is over, or did so."""
+
+    call_id: str
+    backend: str
+    slot: int | None
+    since: float  # monotonic time of the call's end
+    tokens: int | None  # computed since, where the engine tells
+    tokens_exact: bool  # or a share by time of what several had
+    aborts: int  # sent after the first
+    fate: StopState
+    gone_at: float | None  # monotonic, once it is
+
+
+@dataclass(frozen=True, slots=True)
+class BackendView:
+    """How a backend stands with the reaper."""
+
+    name: str
+    engine: str
+    verifies: bool  # it says what it runs
+    rung: str
+    since: float  # when it got there, monotonic
+    reason: str
+    held: int  # ended calls that are not known to be gone
+    orphans: int
+    zombies: tuple[Zombie, ...]
+
+
+class Reaper:
+    def __init__(self, aborts: Aborts, host: WatchHost, stories_max: int) -> None:
+        self._aborts = aborts
+        self._host = host
+        self._watches: dict[Backend, BackendWatch] = {}
+        self.books = ReaperStats(self._watches.values(), stories_max)
+
+    def watch(self, backend: Backend) -> None:
+        """A backend of the configuration, which may be known already and have new limits."""
+        watch = self._watches.get(backend)
+        if watch is None:
+            self._watches[backend] = BackendWatch(backend, self._aborts, self._host, self.books)
+        else:
+            watch.take_limits()
+
+    def left(self, backend: Backend, leftover: PendingStop, *, first_token: bool) -> bool:
+        """A call ended while its engine was at work on it; whether its place is to be held until it is known to be gone."""
+        watch = self._watches.get(backend)
+        if watch is None:
+            return False
+        watch.left(leftover, first_token=first_token)
+        return True
+
+    def look(self, backend: Backend) -> None:
+        """Something about it is new."""
+        watch = self._watches.get(backend)
+        if watch is not None:
+            watch.look()
+
+    async def forget(self, backend: Backend) -> None:
+        """Out of the configuration, with nothing left in it."""
+        watch = self._watches.pop(backend, None)
+        if watch is not None:
+            await watch.close()
+
+    async def close(self) -> None:
+        for backend in list(self._watches):
+            await self.forget(backend)
+
+    def haunting(self, backend: Backend, since: float) -> list[PendingStop]:
+        """What a backend did not let go of at any time since then."""
+        watch = self._watches.get(backend)
+        now = watch.book.zombies if watch is not None else []
+        stories = [left for name, left in self.books.zombies if name == backend.name and left.fate is not StopState.ZOMBIE]
+        return now + [left for left in stories if left.released_at is not None and left.released_at >= since]
+
+    def orphans(self, backend: Backend, *, end: bool) -> Orphans | None:
+        """What a backend runs that is nobody's, and what is done about it; None when nothing is known of it."""
+        watch = self._watches.get(backend)
+        if watch is None:
+            return None
+        return watch.end_orphans() if end else watch.orphans()
+
+    def told(self, backend: Backend) -> EngineStatus | None:
+        """What a backend last said that it runs."""
+        watch = self._watches.get(backend)
+        return watch.status if watch is not None else None
+
+    def view(self) -> list[BackendView]:
+        return [_view(watch) for watch in self._watches.values()]
+
+    def zombies(self) -> Iterable[Zombie]:
+        return (zombie for view in self.view() for zombie in view.zombies)
+
+    def stories(self) -> list[Zombie]:
+        """The last zombies, those that are gone among them; the latest first."""
+        return [_zombie(backend, left) for backend, left in reversed(self.books.zombies)]
+
+
+def _zombie(backend: str, left: PendingStop) -> Zombie:
+    tokens = left.tokens_after, left.tokens_exact
+    return Zombie(left.call_id, backend, left.slot, left.at, *tokens, left.aborts, left.fate, left.released_at)
+
+
+def _view(watch: BackendWatch) -> BackendView:
+    backend, book, ladder = watch.backend, watch.book, watch.ladder
+    zombies = tuple(_zombie(backend.name, left) for left in book.zombies)
+    return BackendView(
+        backend.name,
+        backend.adapter.name,
+        backend.can_tell,
+        ladder.rung.value,
+        ladder.since,
+        ladder.reason,
+        len(book.held),
+        book.orphans,
+        zombies,
+    )

@@ -1,0 +1,80 @@
+"""Restarts, by the operator's command. Commands come from the configuration and nowhere else, and no shell reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shlex
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from typing import Any
+
+from hangup.config import BackendSettings
+from hangup.gateway.backends.pool import Address
+
+
+def command(template: str, settings: BackendSettings) -> list[str]:
+    """The command's words, with what stands for the backend filled in."""
+    address = Address.parse(settings.url)
+    name = settings.name or address.authority
+    known = {"{name}": name, "{url}": settings.url, "{host}": address.host, "{port}": str(address.port)}
+    words = shlex.split(template)
+    for mark, value in known.items():
+        words = [word.replace(mark, value) for word in words]
+    return words
+
+
+async def start(words: list[str], output: Any = None) -> Process:
+    """A process in a group of its own, so that all of it can be ended."""
+    return await asyncio.create_subprocess_exec(
+        *words,
+        stdin=DEVNULL,
+        stdout=output if output is not None else sys.stderr,
+        stderr=STDOUT if output is not None else sys.stderr,
+        start_new_session=True,
+        preexec_fn=_die_with_us if sys.platform == "linux" else None,
+    )
+
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_us() -> None:
+    """Even a kill -9 of ours must not leave an engine behind. Runs in the child, before the command."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+async def end(process: Process, patience_s: float) -> None:
+    """SIGTERM to the whole group, SIGKILL when that was not heard in time. What the leader leaves behind is killed as well."""
+    _signal_group(process, signal.SIGTERM)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            await process.wait()
+    _signal_group(process, signal.SIGKILL)
+    await process.wait()
+
+
+def _signal_group(process: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+async def run(words: list[str], timeout_s: float) -> str:
+    """Runs the command; what went wrong, or ""."""
+    try:
+        process = await start(words)
+    except OSError as error:
+        return f"{words[0]}: {error.strerror or error}"
+    try:
+        async with asyncio.timeout(timeout_s):
+            code = await process.wait()
+    except TimeoutError:
+        return f"{words[0]} did not end within {timeout_s:g} s"
+    finally:
+        if process.returncode is None:
+            await end(process, 0.0)
+    return f"{words[0]} ended with {code}" if code else ""

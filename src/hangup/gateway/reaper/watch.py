@@ -1,0 +1,479 @@
+"""The loop over one backend: asks what it runs, lets the book judge, and does what the ladder says.
+
+It looks soon after a call was left behind, then at the engine's own pace; and now and then when there is nothing to look
+for, to find work of nobody's and an engine that is stuck. Never more than one question at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from hangup.core.ledger import Histogram
+from hangup.core.reaper import (
+    EngineStatus,
+    Ladder,
+    LadderStep,
+    LadderTerms,
+    Means,
+    Orphans,
+    PendingStop,
+    PendingStops,
+    Rung,
+    Stillness,
+    StopState,
+    Waiting,
+)
+from hangup.errors import EngineFault, EngineSilent
+from hangup.gateway.backends.aborts import Aborts
+from hangup.gateway.backends.adapters import EngineAdapter, Seen
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.fetch import fetch
+from hangup.gateway.backends.health import check
+from hangup.gateway.reaper import canary, restart
+from hangup.gateway.reaper.process import Spawned
+from hangup.tasks import DUTIES
+
+_FIRST_LOOK_S = 0.02  # after a call was left: most engines have let go by then
+_FRESH_S = 0.5  # so long after a call was left it is worth asking at the quicker pace
+_STOOD_STILL_S = 0.5  # a timeout that comes so late says that this process did not run
+_BLIND_PACE_S = 0.05  # of looking at what is held for an engine that cannot be asked
+_AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has died of it, probably
+_HEALTH_PAUSE_S = 0.2
+_JUST_AFTER_S = 0.001
+
+
+class WatchHost(Protocol):
+    """Who holds the places, and keeps the log."""
+
+    def let_go(self, backend: Backend, leftover: PendingStop) -> None:
+        """Its place is free, if it had one."""
+
+    def seat_changed(self, backend: Backend) -> None: ...
+
+    def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:
+        """Live calls that wait for something from it, and when anything last came from it."""
+
+    def abandon(self, backend: Backend, why: str) -> int:
+        """Its live calls go elsewhere, or are told why not; how many they were."""
+
+    def keys(self, backend: Backend) -> set[str]:
+        """The names that it knows our live calls by."""
+
+    def told(self, event: str, **fields: Any) -> None: ...
+
+
+class ReaperStats:
+    """What is counted over all backends."""
+
+    def __init__(self, watches: Iterable[BackendWatch], stories_max: int) -> None:
+        self._watches = watches
+        self.release_s = Histogram()
+        self.releases: Counter[tuple[str, str]] = Counter()  # backend, verified | restarted | unverified
+        self.zombies: deque[tuple[str, PendingStop]] = deque(maxlen=stories_max)  # backend and what was left, newest last
+        self.steps: Counter[tuple[str, str]] = Counter()  # backend, step
+
+    def remember(self, backend: str, left: PendingStop) -> None:
+        """A zombie; one that was thought gone and was not has its old place in the memory."""
+        if all(known is not left for _, known in self.zombies):
+            self.zombies.append((backend, left))
+
+    def standing(self) -> Iterable[tuple[str, int, int, int]]:
+        """For each backend its name, and how many zombies, orphans and ended calls there are of which nothing is known yet."""
+        zombies: Counter[str] = Counter()
+        orphans: Counter[str] = Counter()
+        held: Counter[str] = Counter()
+        for watch in self._watches:  # after a reload there may be two of a name
+            name, book = watch.backend.name, watch.book
+            zombies[name] += len(book.zombies)
+            orphans[name] += book.orphans
+            held[name] += len(book.held)
+        return [(name, zombies[name], orphans[name], held[name] - zombies[name]) for name in held]
+
+
+class BackendWatch:
+    def __init__(self, backend: Backend, aborts: Aborts, host: WatchHost, books: ReaperStats) -> None:
+        self.backend = backend
+        self.ladder = Ladder(_terms(backend))
+        self.book = PendingStops(0.0, prefill_grace_s=backend.limits.prefill_grace_s, shared=backend.settings.shared)
+        self.status: EngineStatus | None = None  # the last one
+        self._aborts = aborts
+        self._host = host
+        self._books = books
+        self._adapter: EngineAdapter | None = None
+        self._can_tell = False
+        self._judged = False  # by what it tells
+        self._orphans_to_end = False  # an operator said that nobody waits for what is not ours
+        self._stillness = Stillness()
+        self._waiting: Sequence[Waiting] = ()  # live calls in it, when they were last looked at,
+        self._heard_at = -math.inf  # and when anything had last come of one
+        self._stood_still_until = -math.inf  # this process itself: that time says nothing of the engine
+        self._asked_at = time.monotonic()
+        self._answered_at = self._asked_at
+        self._aborted_at = 0.0
+        self._wake = asyncio.Event()
+        self._due = math.inf  # the next grace's end,
+        self._due_timer: asyncio.TimerHandle | None = None  # and what looks at it
+        self._spawned = Spawned(backend, self._tell) if backend.settings.spawn else None
+        self._task = DUTIES.keep("reaper", self._run)
+
+    def __repr__(self) -> str:
+        return f"<watch {self.backend.name} {self.ladder!r} {self.book!r}>"
+
+    def left(self, leftover: PendingStop, *, first_token: bool) -> None:
+        """A call ended while the engine was at work on it."""
+        self._learn()
+        self.book.left(leftover, first_token=first_token or not self._can_tell)
+        self._aborted_at = leftover.at
+        self._wake.set()
+        if leftover.due < self._due:
+            self._look_again_at(leftover.due)
+
+    def take_limits(self) -> None:
+        """The backend has new ones."""
+        self.ladder.terms = _terms(self.backend)
+        self.book.prefill_grace_s = self.backend.limits.prefill_grace_s
+        self._adapter = None  # the grace is looked up anew
+        self._learn()
+
+    def look(self) -> None:
+        """Soon, and not only when it is time for it."""
+        self._learn()
+        self._wake.set()
+
+    def orphans(self) -> Orphans:
+        """What it runs that is neither ours nor was, and what an operator's word would do about that."""
+        return Orphans.of(
+            self.book.orphans,
+            named=self.status is not None and self.status.calls is not None and self.backend.facts.can_abort,
+            restart=self.ladder.terms.quarantine and self.ladder.terms.restart,
+            closes=self.ladder.terms.quarantine and self._full_of_orphans(),
+        )
+
+    def end_orphans(self) -> Orphans:
+        """An operator says that nobody waits for them. The engine's live calls of ours are not harmed by what follows."""
+        found = self.orphans()
+        if found.means is Means.ABORT and self.status is not None and self.status.calls is not None:
+            ours = self._host.keys(self.backend) | {left.key for left in self.book.held}
+            for key in self.status.calls.keys() - ours:
+                self._aborts.send(self.backend, key)
+        self._orphans_to_end = found.means in (Means.RESTART, Means.QUARANTINE)
+        self._tell("orphans_killed", count=found.calls, means=found.means.value)
+        self._wake.set()
+        return found
+
+    async def close(self) -> None:
+        self._look_again_at(math.inf)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self._spawned is not None:
+            await self._spawned.close()
+
+    # The loop
+
+    async def _run(self) -> None:
+        while True:
+            await self._pause()
+            try:
+                await self._look()
+            except Exception as error:  # a bug of ours must not end the watch
+                self._tell("reaper_fault", type=type(error).__name__, text=str(error)[:200])
+
+    async def _pause(self) -> None:
+        """Until there is something to look at, and not before the engine may be asked again."""
+        if not self.book.held and self.ladder.rung is Rung.WELL and not self.backend.slots.in_doubt:
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s)):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+            await asyncio.sleep(self._first_look_s())
+        await asyncio.sleep(max(0.0, self._asked_at + self._pace_s() - time.monotonic()))
+
+    def _first_look_s(self) -> float:
+        adapter = self.backend.adapter
+        return adapter.poll_s if adapter.disturbed and any(left.silent for left in self.book.held) else _FIRST_LOOK_S
+
+    def _pace_s(self) -> float:
+        adapter, now = self.backend.adapter, time.monotonic()
+        if not self._can_tell:
+            return _BLIND_PACE_S
+        fresh = all(not left.silent and now - left.at < _FRESH_S for left in self.book.held)
+        return adapter.quick_poll_s if adapter.quick_poll_s is not None and fresh else adapter.poll_s
+
+    async def _look(self) -> None:
+        self._learn()
+        self._asked_at = asked_at = time.monotonic()
+        if self._can_tell and self.ladder.rung is not Rung.RESTARTING:
+            await self._ask(asked_at)
+        else:
+            self._answered_at = asked_at
+            self._let_go(self.book.passed(asked_at), "unverified")
+        now = time.monotonic()
+        seat = self.backend.seat
+        still_s = self._still_s(now)
+        trouble = self._trouble(now, still_s)
+        live = seat.in_flight - seat.held
+        for step in self.ladder.advance(now, self.book.zombies, trouble, live):
+            await self._take(step)
+        if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
+            self._abandon(f"Nothing came of any call for {still_s:.0f} s, and the engine did not let go of those that ended.")
+        self._doubt(self.ladder.rung is not Rung.WELL or (self._unanswered and self.book.overdue(now)))
+        self._suspect()
+
+    @property
+    def _unanswered(self) -> bool:
+        """The last question, whatever was told before."""
+        return self._answered_at < self._asked_at
+
+    async def _ask(self, asked_at: float) -> None:
+        backend, book = self.backend, self.book
+        placed, taken = backend.seat.placed, backend.slots.taken
+        try:
+            answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self.backend.limits.status_timeout_s)
+        except EngineSilent:
+            now = time.monotonic()
+            if now - asked_at > self.backend.limits.status_timeout_s + _STOOD_STILL_S:
+                # It was us who stood still, stopped or short of CPU: what the engine said meanwhile is yet to be read.
+                self._stood_still_until, self._asked_at = now, self._answered_at
+                return
+            book.unanswered(asked_at, now)
+            self._name_zombies()
+            return
+        except EngineFault as fault:
+            self._engine_gone(fault)
+            return
+        now = time.monotonic()
+        seen = Seen(answer.head.status, "", answer.body)
+        self.status = status = backend.adapter.read_status(seen)
+        self._answered_at = now
+        if status is None:
+            self._let_go(book.passed(now), "unverified")
+            return
+        seat = backend.seat
+        pinned = backend.pinned == seat.in_flight - seat.held
+        orphans = book.orphans
+        unseen = max(seat.placed - placed, seat.unstarted if backend.adapter.counts_steps else 0)
+        gone = book.observe(status, asked_at, now, seat.choices, seat.take_peak(), unseen=unseen, pinned=pinned)
+        self._let_go(gone, "verified")
+        self._let_go(book.passed(now), "unverified")
+        self._name_zombies()
+        self._look_at_slots(status, taken)
+        if book.orphans and not orphans:
+            self._tell("orphans", count=book.orphans, running=status.running, waiting=status.waiting)
+
+    def _look_at_slots(self, status: EngineStatus, taken: frozenset[int]) -> None:
+        """What is not ours takes room; and an engine that was started anew may have more slots than before, or fewer."""
+        backend = self.backend
+        seat, pool = backend.seat, backend.slots
+        occupied = self.book.orphans if self._judged else 0
+        if status.slots is not None and pool.count:
+            if len(status.slots) != pool.count:
+                pool.resize(len(status.slots))
+                backend.learned = False
+            occupied = pool.occupied(status.slots, taken)
+        if seat.occupied != occupied:
+            seat.occupied = occupied
+            self._host.seat_changed(backend)
+
+    def _learn(self) -> None:
+        """The backend may have been recognised since."""
+        backend = self.backend
+        self.ladder.can_abort = backend.facts.can_abort
+        if backend.adapter is self._adapter and backend.can_tell == self._can_tell:
+            return
+        self._adapter, self._can_tell = backend.adapter, backend.can_tell
+        self._judged = judged = self._can_tell and (backend.adapter.names_calls or not backend.settings.shared)
+        usual = self.backend.limits.release_grace_s or backend.adapter.grace_s
+        self.book.grace_s = usual if judged else backend.adapter.blind_hold_s
+        self.book.lag_s = backend.adapter.lag_s if judged else 0.0
+
+    def _trouble(self, now: float, still_s: float) -> str:
+        """What is wrong besides zombies."""
+        limits, book = self.backend.limits, self.book
+        silent_s = now - max(self._answered_at, self._stood_still_until)
+        if silent_s >= limits.wedge_s and self.backend.seat.up:
+            return f"it has not said what it runs for {silent_s:.0f} s"
+        if book.zombies and still_s >= limits.still_s:
+            return f"nothing has come of any call for {still_s:.0f} s, and {book.zombies[0].call_id} still runs"
+        # The calls that were taken out of it are young again, which makes it no livelier.
+        late = book.all_late(now) or (self.ladder.rung is Rung.QUARANTINED and bool(book.held))
+        if self._unanswered and still_s >= limits.still_s and late:
+            return f"nothing has come of any call for {still_s:.0f} s, and it has not said what it runs for {silent_s:.0f} s"
+        frozen_s = min(book.frozen_s(now), still_s if self._waiting else now - self._heard_at)
+        if frozen_s >= limits.wedge_s:
+            return f"busy for {frozen_s:.0f} s with nothing done"
+        if still_s >= limits.wedge_s:
+            return f"busy for {still_s:.0f} s with nothing done for any of its calls"
+        slot = book.frozen_slot(now)
+        if slot is not None and slot[1] >= limits.wedge_s:
+            return f"slot {slot[0]} has been busy for {slot[1]:.0f} s with nothing done"
+        return self._orphaned(now)
+
+    def _orphaned(self, now: float) -> str:
+        """Work of a former life: it is worth a restart, or a quarantine when there is room for nothing else."""
+        limits, book = self.backend.limits, self.book
+        if self._orphans_to_end:
+            self._orphans_to_end = book.unexplained > 0
+        if self._orphans_to_end:
+            return "it runs calls that nobody waits for, as an operator said"
+        if not limits.orphans_s or book.orphaned_s(now) < limits.orphans_s:
+            return ""
+        if not self.ladder.terms.restart and not self._full_of_orphans():
+            return ""
+        return f"{book.orphans} calls that nobody waits for were there before this gateway, and no other client was seen"
+
+    def _full_of_orphans(self) -> bool:
+        return 0 < self.backend.seat.slots <= self.book.orphans
+
+    def _still_s(self, now: float) -> float:
+        """For how long it has given nothing to any live call; these are looked through only if its figures do not move."""
+        status, book = None if self._unanswered else self.status, self.book
+        self._waiting = ()
+        if status is not None and not status.work:
+            self._stillness.reset()
+            return -math.inf
+        if status is not None and status.shows_progress and book.frozen_since is None:
+            return -math.inf
+        self._waiting, heard_at = self._host.waiting(self.backend)
+        self._heard_at = max(heard_at, self._stood_still_until)
+        return self._stillness.look(self._waiting, self._heard_at, now)
+
+    def _abandon(self, why: str) -> None:
+        count = self._host.abandon(self.backend, why)
+        if count:
+            self._tell("abandoned", calls=count, reason=why)
+
+    def _engine_gone(self, fault: EngineFault) -> None:
+        """It refuses connections, or closed ours: there is no work in a process that is not there."""
+        now = time.monotonic()
+        if self.book.held and now - self._aborted_at < _AFTER_ABORT_S:
+            self._tell("died_on_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
+        self._answered_at = now  # the health check sees to a backend that is down
+        self.book.unexplained = 0
+        self._let_go(self.book.passed(now), "unverified")
+
+    # What is done
+
+    async def _take(self, step: LadderStep) -> None:
+        self._books.steps[self.backend.name, step.what] += 1
+        left = step.leftover
+        self._tell("ladder", step=step.what, reason=step.reason, id=left.call_id if left is not None else None)
+        if step.what == "abort" and left is not None:
+            self._aborted_at = time.monotonic()
+            self._aborts.send(self.backend, left.key)
+        elif step.what == Rung.QUARANTINED:
+            self._close_seat(True)
+        elif step.what == Rung.RESTARTING:
+            await self._restart()
+        elif step.what == Rung.CANARY:
+            await self._canary()
+        elif step.what == Rung.WELL:
+            self._close_seat(False)
+
+    async def _restart(self) -> None:
+        self._abandon("The engine is restarted.")
+        why = await self._start_anew()
+        if not why:
+            self._stillness.reset()
+            self._let_go(self.book.reset(), StopState.RESTARTED)
+            self.backend.learned = False
+        for step in self.ladder.restarted(not why, time.monotonic(), why):
+            await self._take(step)
+
+    async def _start_anew(self) -> str:
+        settings, limits = self.backend.settings, self.backend.limits
+        if self._spawned is not None:
+            why = await self._spawned.restart()
+        else:
+            why = await restart.run(restart.command(settings.restart_command, settings), limits.restart_s)
+        if why:
+            return why
+        fault: str | None = ""
+        try:
+            async with asyncio.timeout(limits.restart_s):
+                while fault := await check(self.backend):  # noqa: ASYNC110 (nobody will tell)
+                    await asyncio.sleep(_HEALTH_PAUSE_S)
+        except TimeoutError:
+            return f"not healthy within {limits.restart_s:g} s: {fault}"
+        return ""
+
+    async def _canary(self) -> None:
+        why = await canary.sing(self.backend, self.backend.limits.canary_s) if self.backend.settings.canary else ""
+        for step in self.ladder.canary(not why, time.monotonic(), why):
+            await self._take(step)
+
+    def _let_go(self, lefts: Iterable[PendingStop], how: str) -> None:
+        for left in lefts:
+            now = time.monotonic()
+            left.let_go(StopState(how), now)
+            self._books.releases[self.backend.name, how] += 1
+            if how == "verified":
+                self._books.release_s.observe(now - left.at)
+            if left.zombie_since is not None:
+                after_s = round(now - left.at, 3)
+                told = {"tokens": left.tokens_after, "tokens_exact": left.tokens_exact}
+                self._tell("zombie_gone", id=left.call_id, slot=left.slot, after_s=after_s, **told)
+            self._host.let_go(self.backend, left)
+
+    def _name_zombies(self) -> None:
+        known = self._named
+        self._named = {left.key for left in self.book.zombies}  # a client's id may be in use again
+        for left in self.book.zombies:
+            if left.key not in known:
+                self._books.remember(self.backend.name, left)
+                since_s = round(time.monotonic() - left.at, 3)
+                self._tell("zombie", id=left.call_id, slot=left.slot, since_s=since_s, tokens=left.tokens_since)
+
+    _named: frozenset[str] | set[str] = frozenset()
+
+    def _close_seat(self, closed: bool) -> None:
+        if self.backend.seat.closed != closed:
+            self.backend.seat.closed = closed
+            self._host.seat_changed(self.backend)
+
+    def _doubt(self, doubted: bool) -> None:
+        if self.backend.seat.doubted != doubted:
+            self.backend.seat.doubted = doubted
+            self._host.seat_changed(self.backend)
+
+    def _suspect(self) -> None:
+        """A grace that is over needs no answer to make other backends the better choice. Figures that come late, or not at all,
+        convict later; until then a healthy engine loses nothing by this but its turn."""
+        now = time.monotonic()
+        suspected = self._judged and self.book.late(now)
+        self._look_again_at(self.book.next_due(now))
+        if self.backend.seat.suspected != suspected:
+            self.backend.seat.suspected = suspected
+            self._host.seat_changed(self.backend)
+
+    def _look_again_at(self, due: float) -> None:
+        if self._due_timer is not None:
+            self._due_timer.cancel()
+        self._due, self._due_timer = due, None
+        if due < math.inf:
+            delay_s = max(0.0, due - time.monotonic()) + _JUST_AFTER_S
+            self._due_timer = asyncio.get_running_loop().call_later(delay_s, self._suspect)
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        self._host.told(event, backend=self.backend.name, **fields)
+
+
+def _terms(backend: Backend) -> LadderTerms:
+    settings, limits = backend.settings, backend.limits
+    return LadderTerms(
+        aborts_max=limits.abort_again_max if settings.abort_again else 0,
+        abort_backoff_s=limits.abort_backoff_s,
+        quarantine=settings.quarantine,
+        restart=bool(settings.restart_command or settings.spawn),
+        force=settings.restart_force,
+        restart_wait_s=limits.restart_wait_s,
+        restarts_per_hour=limits.restarts_per_hour_max,
+        canary=settings.canary,
+        wedge_s=limits.wedge_s,
+    )

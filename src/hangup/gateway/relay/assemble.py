@@ -1,0 +1,202 @@
+"""A stream that the client gets as one JSON answer.
+
+Most events differ from the one before only in their text. Such a run is joined as bytes and parsed once.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from hangup.core import reasons
+from hangup.core.reasons import Reason
+from hangup.errors import WireError
+from hangup.gateway.apis.base import Api, Ask, Assembler, Failure, Json
+from hangup.gateway.http.body import BodyDecoder
+from hangup.gateway.http.head import ResponseHead
+from hangup.gateway.http.sse import Splitter
+from hangup.gateway.relay.base import Relay, RelaySink
+from hangup.gateway.relay.events import (
+    ODD,
+    ended,
+    failure_of,
+    failure_told,
+    given_up,
+    is_all_text,
+    is_last,
+    moves,
+    parse,
+    usage_of,
+    weigh,
+)
+
+_NEVER = b"\0never\0"  # what no event begins with
+
+
+class AssembleRelay(Relay):
+    __slots__ = (
+        "_after",
+        "_api",
+        "_ask",
+        "_assembler",
+        "_before",
+        "_done",
+        "_ended",
+        "_given_up",
+        "_head",
+        "_kept_bytes",
+        "_moved",
+        "_run",
+        "_splitter",
+        "_tokens_max",
+        "_told",
+    )
+
+    def __init__(
+        self, sink: RelaySink, decoder: BodyDecoder, api: Api, ask: Ask, assembler: Assembler, head: ResponseHead
+    ) -> None:
+        super().__init__(sink, decoder, reasons.COMPLETED)
+        self._api = api
+        self._ask = ask
+        self._assembler = assembler
+        self._head = head  # the engine's
+        self._splitter = Splitter(api.format, sink.limits.event_bytes_max)
+        self._tokens_max = ask.tokens_max
+        self._kept_bytes = 0  # of what the answer will be made of
+        self._done = False  # the engine said [DONE]
+        self._ended: set[int] = set()  # choices
+        self._given_up: str | None = None
+        self._moved = False
+        self._before = _NEVER  # what stands before and behind the text in an event of the run
+        self._after = b""
+        self._run: list[bytes] = []  # texts, still in JSON's escapes
+        self._told: int | None = None  # output tokens, as the engine says; taken over at the end
+
+    def take(self, payload: bytes) -> None:
+        call = self.call
+        self._moved = False
+        for event in self._splitter.feed(payload):
+            if event.startswith(self._before) and event.endswith(self._after):
+                text = event[len(self._before) : -len(self._after)]
+                if text and b'"' not in text and call.tokens_out < self._tokens_max:
+                    self._run.append(text)
+                    self._kept_bytes += len(text)
+                    call.tokens_out += 1
+                    self._moved = True
+                    continue
+            if event and not self._take_event(event):
+                return
+        if self._moved:  # not for comments, pings, roles and empty texts
+            call.progress_at = monotonic()
+        if self._kept_bytes > self.sink.limits.answer_bytes_max:
+            self.sink.end(reasons.ANSWER_BYTES)
+
+    def _take_event(self, event: bytes) -> bool:
+        """Parses an event; False when the answer has ended with it."""
+        api, data = self._api, self._api.format.data(event)
+        if data is None:
+            return True
+        if self._run:
+            self._end_run()
+        if data == b"[DONE]":
+            self._done = True
+            return True
+        value = parse(data)
+        if value is None:
+            if data == b"null":  # llama.cpp begins some streams with it
+                return True
+            raise WireError("an event that is not JSON")
+        failure = failure_of(api, value)
+        if failure is not None:
+            self._fail(failure)
+            return False
+        return self._take_value(event, value)
+
+    def _take_value(self, event: bytes, value: Json) -> bool:
+        api, call = self._api, self.call
+        last = is_last(api, value)
+        if api.usage_mark in event:
+            self._note_usage(value)
+        tokens = weigh(api, value)
+        total = call.tokens_out + tokens
+        if not last and self._told is not None:
+            total = max(total, self._told)
+        if tokens and total > self._tokens_max and not last:
+            self._answer(reasons.OUTPUT_TOKENS)
+            return False
+        if tokens and call.first_token_at is None:
+            call.progressed(total - call.tokens_out, monotonic())
+            self.sink.first_token()
+        else:
+            call.tokens_out = total
+        self._moved = self._moved or tokens > 0 or moves(api, value)
+        if tokens and is_all_text(api, value):
+            self._learn(event)
+        if last:
+            self._ended.update(ended(api, value))
+            self._given_up = self._given_up or given_up(api, value)
+        self._kept_bytes += len(event)
+        self._add(value)
+        return True
+
+    def _learn(self, event: bytes) -> None:
+        """Takes the event as the pattern of those to come."""
+        mark = self._api.text_mark
+        at = event.find(mark) if mark else -1
+        if at >= 0:
+            start = at + len(mark)
+            end = event.find(b'"', start)
+            if event[end - 1 : end] != b"\\":
+                self._before, self._after = event[:start], event[end:]
+
+    def _end_run(self) -> None:
+        event = self._before + b"".join(self._run) + self._after
+        self._run.clear()
+        value = parse(self._api.format.data(event))
+        if value is None:
+            raise WireError("an event that is not JSON")
+        self._add(value)
+
+    def _add(self, value: Json) -> None:
+        try:
+            self._assembler.add(value)
+        except ODD as error:
+            raise WireError(f"an event of a shape that is not known: {error!r}") from None
+
+    def _note_usage(self, value: Json) -> None:
+        usage = usage_of(self._api, value)
+        if usage is not None:
+            if type(usage.tokens_in) is int:
+                self.call.tokens_in = usage.tokens_in
+            if type(usage.tokens_out) is int:
+                self._told = usage.tokens_out
+
+    def _fail(self, failure: Failure) -> None:
+        """An engine that had to say 200 before it failed says so in an event."""
+        self.sink.answer_whole(502 if failure.status == 500 else failure.status, failure.body, self._head)
+        self.call.engine_finished = False  # what follows is not wanted
+        self.sink.end(reasons.ENGINE_ERROR, failure_told(failure))
+
+    def can_move(self) -> bool:
+        return self.call.first_token_at is None
+
+    def settle(self) -> None:
+        if self._told:
+            self.call.tokens_out, self.call.tokens_exact = self._told, True
+
+    def finished(self) -> None:
+        if self._given_up is not None:
+            self.sink.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._given_up}.")
+        elif self._done or (self._assembler.finished and len(self._ended) >= self._ask.choices):
+            self._answer(reasons.COMPLETED)
+        else:
+            self.sink.end(reasons.ENGINE_TRUNCATED)
+
+    def _answer(self, reason: Reason) -> None:
+        if self._run:
+            self._end_run()
+        try:
+            answer = self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS)
+        except ODD as error:
+            raise WireError(f"events that make no answer: {error!r}") from None
+        self.sink.answer_whole(200, answer, self._head)
+        self.sink.end(reason)

@@ -1,0 +1,116 @@
+"""What all relays share: they take an engine's body in raw bytes, and end the call when it is complete or broken."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from hangup.config import LimitSettings
+from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.reasons import Reason
+from hangup.errors import EventTooLarge, WireError
+from hangup.gateway.apis.base import Json
+from hangup.gateway.client.client import ResponseSink
+from hangup.gateway.http.body import BodyDecoder, UntilClose
+from hangup.gateway.http.head import ResponseHead
+
+
+class RelaySink(Protocol):
+    """The call that a relay works for."""
+
+    @property
+    def call(self) -> Call: ...
+
+    @property
+    def client(self) -> ResponseSink: ...
+
+    @property
+    def limits(self) -> LimitSettings: ...
+
+    def end(self, reason: Reason, detail: str = "") -> None: ...
+
+    def first_token(self) -> None:
+        """The wait for the first token is over."""
+
+    def answer_whole(self, status: int, answer: Json, head: ResponseHead) -> None:
+        """Answers the client with one JSON value, under the headers of the engine's own `head`."""
+
+    def fault(self, error: Exception) -> None: ...
+
+
+class Verdict(NamedTuple):
+    """How an answer has ended."""
+
+    reason: Reason
+    detail: str = ""
+
+
+WELL = Verdict(reasons.COMPLETED)
+
+
+class Relay:
+    """Takes the engine's body; `feed` gets its raw bytes."""
+
+    __slots__ = ("_final", "call", "decoder", "keep_alive", "sink")
+
+    def __init__(self, sink: RelaySink, decoder: BodyDecoder, final: Reason) -> None:
+        self.sink = sink
+        self.call = sink.call
+        self.decoder = decoder
+        self.keep_alive = True  # what the engine said about its connection
+        self._final = final  # how the call ends if the answer comes whole
+
+    def feed(self, data: bytes) -> None:
+        try:
+            payload = self.decoder.feed(data)
+            if payload:
+                self.take(payload)
+            if self.decoder.done and not self.call.ended:
+                self.engine_finished()
+        except Exception as error:
+            self._stumble(error)
+
+    def _stumble(self, error: Exception) -> None:
+        if isinstance(error, WireError):
+            self.sink.end(reasons.EVENT_BYTES if isinstance(error, EventTooLarge) else reasons.ENGINE_GARBLED, str(error))
+        else:
+            self.sink.fault(error)
+
+    def take(self, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def engine_finished(self) -> None:
+        self.call.engine_finished = True
+        self.finished()
+
+    def engine_closed(self) -> bool:
+        """The connection ended; True if that is how this answer ends."""
+        if not isinstance(self.decoder, UntilClose):
+            return False
+        try:
+            self.engine_finished()
+        except Exception as error:
+            self._stumble(error)
+        return True
+
+    def finished(self) -> None:
+        self.call.client_has_all = True
+        self.sink.end(self._final)
+
+    def at_event_boundary(self) -> bool:
+        """Whether an error event can follow what the client has."""
+        return False
+
+    def can_move(self) -> bool:
+        """Whether another engine may answer in this one's stead, since nothing of the answer has come to the client."""
+        return False
+
+    def verdict(self) -> Verdict | None:
+        """How the answer has ended for a client that leaves now, though the engine has still to end its own framing."""
+        return None
+
+    def connection_reusable(self) -> bool:
+        return self.keep_alive and self.decoder.done and not self.decoder.rest
+
+    def settle(self) -> None:
+        """The call ends: last look at what the engine told about its tokens."""

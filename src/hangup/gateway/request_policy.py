@@ -1,0 +1,267 @@
+"""What a request's head says, and whether that is allowed: keys, ids, deadlines, routes. No body is read before this."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import re
+import secrets
+import socket
+from collections.abc import Container, Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from hangup.config import LimitSettings, Settings, TenantSettings
+from hangup.core import reasons
+from hangup.core.call import Call
+from hangup.core.reasons import Reason
+from hangup.errors import Refusal
+from hangup.gateway.apis.base import Api
+from hangup.gateway.apis.engine_paths import HEALTH, why_not
+from hangup.gateway.apis.routes import UNKNOWN, Route, Router
+from hangup.gateway.cors import is_preflight
+from hangup.gateway.http.head import Headers, RequestHead
+from hangup.gateway.http.hosts import is_address, is_loopback
+
+ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
+_DIGITS = 24
+_AGENT_BYTES = 40  # of a client's name for itself
+_CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+_SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
+# What HTTP knows (RFC 9110, and PATCH): another method is answered 501, one of these where it does not fit 405.
+_METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+# No name on the internet ends in one of these, so no stranger's web site has such a name.
+_PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
+
+
+class IncomingRequest:
+    """A request's head, and what follows from it for its call."""
+
+    __slots__ = (
+        "api",
+        "body_bytes_max",
+        "body_s",
+        "client_read_s",
+        "client_total_s",
+        "head",
+        "keyed",
+        "limits",
+        "route",
+    )
+
+    def __init__(self, head: RequestHead, limits: LimitSettings, route: Route | None) -> None:
+        self.head = head
+        self.route = route
+        self.api: Api = route.api if route is not None else UNKNOWN
+        self.keyed = False  # the client's key is one of ours: the engine must not see it
+        self.client_total_s = math.inf  # how long the client says it waits: for all of the answer,
+        self.client_read_s = math.inf  # and for the next byte
+        self.limits = limits
+        self.body_bytes_max = limits.body_bytes_max
+        self.body_s = limits.body_s
+
+    def take_limits(self, limits: LimitSettings) -> None:
+        """Takes the limits of its route and tenant, once these are known."""
+        self.limits = limits
+        self.body_bytes_max = limits.body_bytes_max
+        self.body_s = limits.body_s
+        if self.api.media:
+            self.body_bytes_max = max(limits.media_bytes_max, limits.body_bytes_max)
+            self.body_s = limits.upload_s
+
+    def remaining_s(self, since: float, now: float) -> float | None:
+        """Tells what is left of the client's own patience; None if it did not say how long it waits."""
+        patience_s = min(self.client_total_s, self.client_read_s)
+        return None if patience_s == math.inf else max(since + patience_s - now, 0.001)
+
+
+class RequestPolicy:
+    """Who may ask for what, under which limits; made anew by each reload, all at once or not at all."""
+
+    def __init__(self, settings: Settings, *, provider: bool) -> None:
+        self._provider = provider
+        self.ids = CallIds()
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Takes new settings into use. What can fail comes first: nothing may be half in effect."""
+        router, keys, hosts = Router(settings.route, provider=self._provider), Keys(settings.tenant), Hosts(settings)
+        self.settings = settings
+        self.limits = settings.limits
+        self.router, self._keys, self._hosts = router, keys, hosts
+        self._keyed = bool(keys)  # whether clients need a key
+        self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
+        self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
+        self.limits_of = lru_cache(maxsize=4096)(self._merge_limits)
+
+    def _merge_limits(self, route: str, tenant: str) -> LimitSettings:
+        own = {**self._own_limits.get(f"route {route}", {}), **self._own_limits.get(f"tenant {tenant}", {})}
+        return replace(self.limits, **own) if own else self.limits
+
+    def admit(self, request: IncomingRequest, call: Call) -> Route:
+        """Finds out who asks, and whether they may: fills in tenant, limits and deadlines, or raises a `Refusal`."""
+        head, route = request.head, request.route
+        if not self._keyed:
+            self._hosts.check(head)
+        if head.method == "OPTIONS" and route is not None and self._passes_preflight(route, head):
+            tenant = ANONYMOUS  # browsers send no key with it
+        else:
+            tenant = call.tenant = self._keys.tenant_of(head) if self._keyed else ANONYMOUS
+            request.keyed = self._keyed
+            route = check_route(route, head)
+        request.client_total_s = own_deadline(head)
+        request.client_read_s = sdk_read_timeout(head)
+        request.take_limits(self.limits_of(route.path, tenant))
+        return route
+
+    def _passes_preflight(self, route: Route, head: RequestHead) -> bool:
+        """Tells whether a browser's question goes to an engine. What we answer ourselves is for no page of another site."""
+        return is_preflight(head) and self.settings.cors == "engine" and not route.api.about_jobs and route.api is not HEALTH
+
+
+class Keys:
+    """The tenants' API keys, by their digests."""
+
+    def __init__(self, tenants: Iterable[TenantSettings]) -> None:
+        self._tenants = {digest: tenant for tenant in tenants for digest in tenant.key_sha256}
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def tenant_of(self, head: RequestHead) -> str:
+        if not self._tenants:
+            return ANONYMOUS
+        key = head.fields.get(b"x-api-key", b"")
+        scheme, _, token = head.fields.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer":
+            key = token.strip()
+        digest = hashlib.sha256(key).hexdigest()
+        tenant = self._tenants.get(digest)
+        # The look-up is by digest, so its timing tells nothing of the key; the comparison is for good measure.
+        if not key or tenant is None or not any(hmac.compare_digest(digest, d) for d in tenant.key_sha256):
+            raise Refusal(reasons.UNAUTHORIZED)
+        return tenant.name
+
+
+class Hosts:
+    """Which names we answer to where nobody needs a key.
+
+    A web page can have its own name point at 127.0.0.1 (DNS rebinding); for the browser, we are then that page's own
+    server. Such a request bears the page's name as its Host. So on loopback, without keys and TLS, a Host must be a name
+    that no stranger can have: an address, localhost, a name without a dot or of a private domain, this machine's, or a
+    configured one.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        names = {name.strip().lower() for name in settings.allowed_hosts.split(",")} - {""}
+        self._any = "*" in names or not (names or (is_loopback(settings.host) and not settings.tls_cert))
+        self._names = names | {socket.gethostname().lower()}
+        self._is_ours = lru_cache(1024)(self._find)
+
+    def check(self, head: RequestHead) -> None:
+        if not self._any and not self._is_ours(head.fields.get(b"host", b"localhost")):
+            raise Refusal(reasons.BAD_HOST)
+
+    def _find(self, host: bytes) -> bool:
+        name = host.decode("ascii").lower()
+        name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0].removesuffix(".")
+        return "." not in name or name in self._names or name.endswith(_PRIVATE_SUFFIXES) or is_address(name)
+
+
+class CallIds:
+    """Ids of ours: fixed in length and not to be guessed; the randomness is drawn for many at a time."""
+
+    def __init__(self) -> None:
+        self._random: list[str] = []
+
+    def new(self) -> str:
+        if not self._random:
+            digits = secrets.token_hex(_DIGITS // 2 * 256)
+            self._random = [digits[at : at + _DIGITS] for at in range(0, len(digits), _DIGITS)]
+        return "hu-" + self._random.pop()
+
+    def of(self, head: RequestHead | None, in_use: Container[str]) -> str:
+        """The client's own id if it is well-formed and not in use, else one of ours."""
+        given = head.fields.get(b"x-request-id") if head is not None else None
+        if given is not None and _CALL_ID.fullmatch(given):
+            return unused(given.decode("ascii"), in_use)
+        return self.new()
+
+
+def unused(id: str, in_use: Container[str]) -> str:
+    """No two live calls have one id, whoever chose it."""
+    return id if id not in in_use else f"{id[:100]}-{secrets.token_hex(6)}"
+
+
+def check_route(route: Route | None, head: RequestHead) -> Route:
+    """The route that takes such a request."""
+    allowed = route is not None and (head.method in route.methods or head.method in allowed_methods(route))
+    if not allowed and head.method not in _METHODS:
+        raise Refusal(reasons.UNSUPPORTED, f"The method {head.method} is not known here.")
+    if route is None:
+        raise Refusal(reasons.NOT_FOUND, why_not(head.path))
+    if not allowed:
+        raise Refusal(reasons.METHOD)
+    if b"origin" in head.fields and head.method == "POST" and not _is_json(head) and is_of_other_site(head):
+        # Browsers send such a request to any address, ours included, without asking first.
+        raise Refusal(reasons.MEDIA_TYPE)
+    return route
+
+
+def is_of_other_site(head: RequestHead) -> bool:
+    """Whether a page of another site may have sent it without having been allowed to.
+
+    A key in a header is something that a page can only send after a preflight, and never with a WebSocket's handshake.
+    """
+    origin = head.fields.get(b"origin", b"").lower()
+    if not origin or b"authorization" in head.fields or b"x-api-key" in head.fields:
+        return False
+    return origin.partition(b"://")[2] != head.fields.get(b"host", b"").lower()
+
+
+def allowed_methods(route: Route) -> tuple[str, ...]:
+    """Where GET is served, HEAD is."""
+    methods = route.methods
+    return (*methods, "HEAD") if "GET" in methods and "HEAD" not in methods else methods
+
+
+def own_deadline(head: RequestHead) -> float:
+    """How long the client says it will wait for the whole answer."""
+    given = head.fields.get(b"x-request-timeout")
+    if given is None:
+        return math.inf
+    if not _SECONDS.fullmatch(given):
+        raise Refusal(reasons.BAD_DEADLINE)
+    return float(given)
+
+
+def sdk_read_timeout(head: RequestHead) -> float:
+    """The read timeout of the official SDKs, which send it unasked: nonsense in it is ignored."""
+    given = head.fields.get(b"x-stainless-read-timeout")
+    return float(given) if given is not None and _SECONDS.fullmatch(given) else math.inf
+
+
+def _is_json(head: RequestHead) -> bool:
+    return head.fields.get(b"content-type", b"").partition(b";")[0].strip().lower() == b"application/json"
+
+
+def client_kind(head: RequestHead) -> str:
+    """What a client calls itself, without its version: those who are alike wait alike."""
+    agent = head.fields.get(b"user-agent", b"")
+    return agent[:_AGENT_BYTES].replace(b" ", b"/").partition(b"/")[0].decode("latin-1").lower()
+
+
+def refusal_headers(request: IncomingRequest, reason: Reason) -> Headers:
+    """Tells a client that was refused what would have been right."""
+    if reason is reasons.UNAUTHORIZED:
+        return [(b"www-authenticate", b"Bearer")]
+    if reason is reasons.METHOD and request.route is not None:
+        return [(b"allow", ", ".join(allowed_methods(request.route)).encode("ascii"))]
+    return []
+
+
+def check_model_name(name: str, limits: LimitSettings) -> None:
+    """Refuses a long name: names outlive their call, so they must not be large."""
+    if len(name.encode()) > limits.name_bytes_max:
+        raise Refusal(reasons.BAD_FIELD, f"The model's name is longer than {limits.name_bytes_max} bytes (name_bytes_max).")

@@ -1,0 +1,195 @@
+"""Which backends a call may go to, and what is told of their models: `core.catalog`, fed and asked.
+
+Backends are asked for their models at intervals (`engines.health`). A name that nobody has is not refused on old news: they are
+asked again first, all at once and once for all calls that wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+
+from hangup.config import Settings
+from hangup.config.keys import shown_clients_keys
+from hangup.core import reasons
+from hangup.core.catalog import Catalog, Found
+from hangup.errors import Refusal
+from hangup.gateway.backend_set import Backends
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.health import ask_models
+from hangup.gateway.http.head import RequestHead
+from hangup.gateway.log import Log
+from hangup.gateway.placement import Seats
+from hangup.tasks import DUTIES
+
+_NEWS_S = 1.0  # what a backend said of its models is believed for so long, before a name is refused
+_LISTED_IN_ERROR_MAX = 10
+Row = dict[str, Any]
+
+
+class Wanted(NamedTuple):
+    """What a call needs of its backend."""
+
+    api: str = ""  # the family of its API
+    model: str = ""  # as the client names it; empty where it does not matter
+    home: str = ""  # the one backend that has what it continues
+
+
+class Routing:
+    def __init__(self, backends: Backends, loop: asyncio.AbstractEventLoop, log: Log, regroup: Callable[[], None]) -> None:
+        self.catalog = Catalog()
+        self.reads_bodies = False  # whether it matters which model a request names that is not read otherwise
+        self.answers_models = False  # whether /v1/models is answered here, for all backends
+        self._backends = backends
+        self._loop = loop
+        self._log = log
+        self._regroup = regroup  # those who wait may have other backends to wait for
+        self._asks: dict[Backend, asyncio.Task[None]] = {}
+        self._refused_s = 0.0
+
+    def configure(self, settings: Settings) -> None:
+        """Takes the configured backends and aliases into use."""
+        backends = self._backends.by_name.values()
+        shown = shown_clients_keys(settings.backend)
+        for backend in backends:
+            backend.passes_client_key = backend.settings in shown
+        self.catalog.configure({b.name: b.offer() for b in backends}, {a.name: a.model for a in settings.alias})
+        self.reads_bodies = len(backends) > 1 or bool(settings.alias)
+        # One backend by itself answers for itself, byte for byte.
+        self.answers_models = self.reads_bodies or any(b.settings.models for b in backends)
+        self._refused_s = settings.limits.model_refused_s
+        self._regroup()
+
+    async def close(self) -> None:
+        for task in self._asks.values():
+            task.cancel()
+        await asyncio.gather(*self._asks.values(), return_exceptions=True)
+
+    # What backends tell
+
+    def models_told(self, backend: Backend) -> None:
+        """Takes note of the models that a backend has told."""
+        self.catalog.expire(time.monotonic())
+        if self._backends.by_name.get(backend.name) is backend and self.catalog.learn(backend.name, backend.offer()):
+            names = [row["id"] for row in backend.model_rows or ()]
+            self._log.event("models", backend=backend.name, models=names)
+            self._regroup()
+
+    def stale_backends(self) -> list[Backend]:
+        """Lists the backends whose models were not asked for lately."""
+        since = self._loop.time() - _NEWS_S
+        # One that is down would keep the client waiting, and say nothing new.
+        could = [b for b in self._backends.by_name.values() if b.seat.up and not b.settings.models]
+        return [b for b in could if b.models_asked_at is None or b.models_asked_at < since]
+
+    async def ask(self, backends: list[Backend]) -> None:
+        """Asks backends for their models now, once for all who want to know."""
+        await asyncio.wait([self._ask(backend) for backend in backends])
+
+    def _ask(self, backend: Backend) -> asyncio.Task[None]:
+        task = self._asks.get(backend)
+        if task is None:
+            task = self._asks[backend] = DUTIES.start("models", self._ask_now(backend))
+        return task
+
+    async def _ask_now(self, backend: Backend) -> None:
+        try:
+            await ask_models(backend, at_once=True)
+            self.models_told(backend)
+        except Exception as error:
+            self._log.fault(error, "")
+        finally:
+            del self._asks[backend]
+
+    # Where a call goes
+
+    def find(self, wanted: Wanted) -> Found:
+        """Finds the backends that can answer a call; it goes nowhere else than where it has its home."""
+        found = self.catalog.find(wanted.api, wanted.model)
+        if wanted.home in self._backends.by_name:
+            return found._replace(seats=frozenset([wanted.home]))
+        return found
+
+    def possible_seats(self, wanted: Wanted) -> Seats:
+        """Finds anew where a waiting call can go."""
+        seats = self.find(wanted).seats
+        return seats if seats is None or seats else None  # nobody has it any more: that is for an engine to say
+
+    def not_found(self, wanted: Wanted) -> Refusal:
+        """Explains why no backend can answer a call."""
+        if not self.catalog.speaks(wanted.api):
+            return Refusal(reasons.NOT_FOUND, f"No backend speaks the {wanted.api} API.")
+        return Refusal(reasons.MODEL_NOT_FOUND, self._unknown(wanted.model, wanted.api))
+
+    def _unknown(self, model: str, api: str) -> str:
+        near = self.catalog.nearest(model, api)
+        names = [] if near else self.catalog.names(api)
+        words = f" Did you mean {_one_of(near)}?" if near else ""
+        if names and len(names) <= _LISTED_IN_ERROR_MAX:
+            words = f" Available: {', '.join(names)}."
+        return f"The model {model[:200]!r} does not exist.{words}"
+
+    def refused(self, backend: Backend, wanted: Wanted, model: str) -> Seats:
+        """Takes note of a 404: the backend has no such model, or does not speak this API. Others are asked first for a while;
+        returns those that can be."""
+        self.catalog.refused(backend.name, wanted.api, model, time.monotonic() + self._refused_s)
+        if backend.models_asked_at is None or backend.models_asked_at < self._loop.time() - _NEWS_S:
+            self._ask(backend)
+        return self.catalog.find(wanted.api, wanted.model).seats
+
+    # The models there are
+
+    def list_models(self, head: RequestHead, api: str, *, anthropic: bool) -> bytes | None:
+        """Answers GET /v1/models for all backends; None if it is for one of them to answer."""
+        rows = self.rows(api)
+        if not rows:
+            return None  # none of them has a list
+        name = unquote(head.path.removeprefix("/v1/models").removeprefix("/"))
+        if name and name not in rows:
+            raise Refusal(reasons.MODEL_NOT_FOUND, self._unknown(name, api))
+        shaped = {id: _for_anthropic(row) if anthropic else _for_openai(row) for id, row in rows.items()}
+        ids = list(shaped)
+        listing: Row = {"object": "list", "data": list(shaped.values())}
+        if anthropic:
+            listing = {"data": listing["data"], "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+        return orjson.dumps(shaped[name] if name else listing)
+
+    def rows(self, api: str) -> dict[str, Row]:
+        """Lists the models that can be asked for, by name, as their backends tell of them."""
+        told: dict[str, Row] = {}
+        for backend in self._backends.by_name.values():
+            for row in backend.model_rows or ():
+                told.setdefault(row["id"], row)
+        aliases = self.catalog.aliases
+        configured = {name for backend in self._backends.by_name.values() for name in backend.settings.models}
+        rows: dict[str, Row] = {}
+        for name in self.catalog.names(api):
+            if name in aliases:
+                rows[name] = {**told.get(aliases[name], {}), "id": name, "root": aliases[name]}
+            elif name in told or name in configured:  # not every name that a model goes by
+                rows[name] = told.get(name, {"id": name})
+        return rows
+
+
+def _one_of(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _for_openai(row: Row) -> Row:
+    if row.get("object") == "model":
+        return row
+    return {"id": row["id"], "object": "model", "created": 0, "owned_by": str(row.get("owned_by", "hangup"))}
+
+
+def _for_anthropic(row: Row) -> Row:
+    if row.get("type") == "model":
+        return row
+    created = row.get("created")
+    at = datetime.fromtimestamp(created if type(created) is int and 0 <= created < 1 << 33 else 0, UTC)
+    return {"type": "model", "id": row["id"], "display_name": row["id"], "created_at": at.strftime("%Y-%m-%dT%H:%M:%SZ")}

@@ -1,0 +1,392 @@
+"""The process: ports, signals, drain and reload around a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hangup.config import LimitSettings, Settings
+from hangup.config.load import Configuration
+from hangup.core import reasons
+from hangup.core.clocks import Backoff
+from hangup.core.ledger import Histogram
+from hangup.errors import HangupError
+from hangup.gateway.admin.guard import Policy
+from hangup.gateway.admin.server import AdminServer
+from hangup.gateway.backends.pool import Dial
+from hangup.gateway.client import sockets
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.client.handshake import TlsListener
+from hangup.gateway.divergence_monitor import DivergenceMonitor
+from hangup.gateway.gateway import Gateway
+from hangup.gateway.http.hosts import is_loopback
+from hangup.gateway.jobs.api import JobApi
+from hangup.gateway.jobs.registry import JobRegistry
+from hangup.gateway.log import Log
+from hangup.gateway.loop_watch import LoopWatch
+from hangup.gateway.otlp import Exporter
+from hangup.gateway.registry import TURNED_AWAY_MAX
+from hangup.gateway.store.database import StoreDamaged, StoreFailed
+from hangup.gateway.store.jobs import JobStore
+from hangup.gateway.store.ledger import LedgerStore
+from hangup.gateway.tracing import Tracer
+from hangup.gateway.view import AdminView
+from hangup.tasks import DUTIES
+
+# What a reload cannot change, since it is bound to the process.
+_FIXED = (
+    "host",
+    "port",
+    "admin_host",
+    "admin_port",
+    "admin_token_env",
+    "admin_names",
+    "log",
+    "ledger",
+    "ledger_days",
+    "jobs",
+    "jobs_days",
+    "otlp_endpoint",
+    "otlp_protocol",
+    "otlp_headers_env",
+)
+_FIXED_LIMITS = (
+    "client_silence_s",
+    "ended_calls_max",
+    "history_looks_max",
+    "log_lines_max",
+    "ledger_flush_s",
+    "ledger_accounts_max",
+    "traced_calls_max",
+    "trace_release_s",
+    "trace_send_s",
+    "zombie_stories_max",
+    "admin_connections_max",
+)
+_LAG_PERIOD_S = 0.1
+_FILES_RESERVED = 64 + TURNED_AWAY_MAX  # file descriptors for everything that is no call, the admin port apart
+_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S = 2.0, 60.0  # before a store of jobs that could not be opened is tried again
+
+
+class Server:
+    """Runs until it is told to stop; `load` reads the configuration anew for a reload."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        load: Callable[[], Configuration],
+        dials: Mapping[str, Dial] = MappingProxyType({}),
+    ) -> None:
+        self._configuration = configuration
+        self._dials = dials
+        self._load = load
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._lag = Histogram((0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1))
+        self._admin: AdminServer | None = None
+        self._reload_tasks: set[asyncio.Task[None]] = set()
+        self._jobs_task: asyncio.Task[None] | None = None  # opens the store of jobs, if it could not be opened at the start
+        self._reloading = asyncio.Lock()  # the last to be asked for is the last to be taken
+
+    async def run(self, announce: Callable[[str, str], None]) -> None:
+        settings = self._configuration.settings
+        loop = asyncio.get_running_loop()
+        policy = _admin_policy(settings)
+        data_sock = _listen("port", settings.host, settings.port, settings)
+        admin_sock = _listen("admin_port", settings.admin_host, settings.admin_port, settings)
+        tls = _server_tls(settings)
+        self._log = _open_log(settings)
+        DUTIES.told = self._log.task_failed
+        loop.set_exception_handler(_tell_of_exception)
+        self._stalls = LoopWatch(self._log.event, settings.limits.loop_stall_s)
+        DUTIES.thread("loop watch", self._stalls.run)
+        store = LedgerStore(
+            settings.ledger,
+            flush_s=settings.limits.ledger_flush_s,
+            days=settings.ledger_days,
+            accounts_max=settings.limits.ledger_accounts_max,
+            told=self._log.event,
+        )
+        tracer = _tracer(settings)
+        self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store, tracer)
+        gateway.intake.connections_allowed = _connections_allowed(settings.limits)
+        if gateway.intake.connections_allowed < settings.limits.connections_max:
+            self._log.event("few_file_descriptors", connections_max=gateway.intake.connections_allowed)
+        gateway.jobs.desk = await self._open_jobs(settings, data_sock.getsockname()[1])
+        gateway.intake.tls = tls
+        listener = await self._listen_for_clients(data_sock)
+        monitor = DivergenceMonitor(gateway, self._log)
+        monitor_task = DUTIES.keep("monitor", monitor.run)
+        view = AdminView(gateway, self._log, self._lag, monitor, store, self._stalls)
+        admin_task = DUTIES.keep("admin", partial(self._serve_admin, view, admin_sock, policy, settings.limits))
+        lag_task = DUTIES.keep("lag", self._watch_lag)
+        self._catch_signals(loop)
+        _tune_collector()
+        announce(_url(data_sock.getsockname(), tls is not None), _url(admin_sock.getsockname(), False))
+        try:
+            await self._stop.wait()
+            await self._drain()
+        finally:
+            listener.close()
+            gateway.end_all(reasons.DRAINED)
+            await self._let_clients_read()
+            lag_task.cancel()
+            monitor_task.cancel()
+            for task in self._reload_tasks:
+                task.cancel()
+            if self._jobs_task is not None:
+                self._jobs_task.cancel()
+                await asyncio.gather(self._jobs_task, return_exceptions=True)
+            if gateway.jobs.desk is not None:
+                await gateway.jobs.desk.board.close()
+            await gateway.close()
+            if self._admin is not None:
+                self._admin.stop()
+            await asyncio.gather(
+                admin_task, lag_task, monitor_task, monitor.close(), *self._reload_tasks, return_exceptions=True
+            )
+            await asyncio.to_thread(store.close)
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
+            self._stalls.close()
+            self._log.close()
+
+    async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: LimitSettings) -> None:
+        self._admin = AdminServer(view, sock.dup(), policy, limits)  # a copy: uvicorn closes what it was given
+        await self._admin.run_until_stopped()
+
+    async def _listen_for_clients(self, sock: socket.socket) -> asyncio.Server | TlsListener:
+        gateway, loop = self.gateway, self.gateway.loop
+        if gateway.intake.tls is not None:
+            return TlsListener(gateway.intake, loop, sock)
+        return await loop.create_server(lambda: ClientConnection(gateway.intake, loop), sock=sock, backlog=sockets.BACKLOG)
+
+    async def _open_jobs(self, settings: Settings, port: int) -> JobApi | None:
+        path = jobs_path(settings, port)
+        if path is None:
+            return None
+        try:
+            return await self._open_store(path, settings)
+        except HangupError as error:
+            if settings.jobs != "auto" and not isinstance(error, StoreFailed):
+                raise
+            # Whoever has no use for jobs need not have a place for them. A full disk, or a lock, keeps no live call waiting.
+            self._log.event("no_jobs", error=str(error))
+            self._jobs_task = DUTIES.keep("jobs", partial(self._open_jobs_later, path, settings))
+            return None
+
+    async def _open_store(self, path: str, settings: Settings) -> JobApi:
+        store = await asyncio.to_thread(JobStore, path)
+        board = JobRegistry(store, self.gateway.jobs_port, self.gateway.loop, settings.jobs_days)
+        desk = JobApi(board, lambda: self.gateway.policy.router)
+        try:
+            await board.open()
+        except BaseException as failure:  # told to stop meanwhile, too: its thread and its file are nobody else's
+            await asyncio.to_thread(store.close)
+            if not isinstance(failure, StoreFailed):
+                raise
+            kind = HangupError if isinstance(failure, StoreDamaged) else StoreFailed
+            raise kind(f"cannot use {path}: {failure}") from None
+        return desk
+
+    async def _open_jobs_later(self, path: str, settings: Settings) -> None:
+        pauses = Backoff(_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S)
+        while self.gateway.jobs.desk is None:
+            await asyncio.sleep(pauses.failed(self.gateway.loop.time()))
+            with contextlib.suppress(HangupError):
+                self.gateway.jobs.desk = await self._open_store(path, settings)
+                self._log.event("jobs_opened")
+
+    def stop(self) -> None:
+        """The first time: drain. The second time: now."""
+        (self._force if self._stop.is_set() else self._stop).set()
+
+    def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_in_background, loop)
+
+    async def _drain(self) -> None:
+        gateway, limits = self.gateway, self.gateway.limits
+        self._log.event("drain", live=len(gateway.registry.live), drain_s=limits.drain_s)
+        gateway.start_drain()
+        waits = [DUTIES.start("drain", gateway.registry.idle.wait()), DUTIES.start("drain", self._force.wait())]
+        try:
+            await asyncio.wait(waits, timeout=limits.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if gateway.registry.live:
+            self._log.event("drain_deadline", ended=len(gateway.registry.live), forced=self._force.is_set())
+
+    async def _let_clients_read(self) -> None:
+        """What was written last is on its way; wait for it no longer than for any refused client."""
+        deadline = asyncio.get_running_loop().time() + self.gateway.limits.linger_s
+        intake, loop = self.gateway.intake, asyncio.get_running_loop()
+        while intake.open_connections and loop.time() < deadline and not self._force.is_set():
+            intake.close_after_answers()
+            await asyncio.sleep(0.01)
+        for connection in (*intake.open_connections, *intake.turned_away):
+            connection.transport.abort()
+
+    def _reload_in_background(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = DUTIES.start("reload", self._reload_in_turn())
+        self._reload_tasks.add(task)
+        task.add_done_callback(self._reload_tasks.discard)
+
+    async def _reload_in_turn(self) -> None:
+        async with self._reloading:
+            await self._reload()
+
+    async def _reload(self) -> None:
+        """Takes a new configuration as a whole, or keeps the old one as a whole and says why."""
+        old = self._configuration.settings
+        try:
+            new = await asyncio.to_thread(self._load)
+            _check_reload(old, new.settings)
+            tls = self.gateway.intake.tls
+            tls = _server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
+            self.gateway.configure(new.settings)
+        except HangupError as error:
+            self._log.event("reload_refused", problems=str(error).splitlines())
+            print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
+            return
+        except Exception as error:  # a bug of ours must not look like a success
+            self._log.event("reload_refused", problems=[f"{type(error).__name__}: {error}"])
+            self._log.fault(error)
+            print(f"hangup: the configuration was not reloaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            return
+        kept = [name for name in _FIXED if getattr(new.settings, name) != getattr(old, name)]
+        kept += [name for name in _FIXED_LIMITS if getattr(new.settings.limits, name) != getattr(old.limits, name)]
+        kept += ["tls_cert"] if bool(new.settings.tls_cert) != (tls is not None) else []
+        self._configuration = new
+        self.gateway.intake.tls = tls  # from the files as they are now: a renewed certificate is taken by a reload
+        self.gateway.intake.connections_allowed = _connections_allowed(new.settings.limits)
+        tenants = [tenant.name for tenant in new.settings.tenant]
+        self._log.event("reloaded", backends=list(self.gateway.backends.by_name), tenants=tenants, needs_restart=kept)
+        note = f" (a restart is needed for: {', '.join(kept)})" if kept else ""
+        print(f"hangup: configuration reloaded{note}", file=sys.stderr, flush=True)
+
+    async def _watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            self._stalls.beat()
+            await asyncio.sleep(_LAG_PERIOD_S)
+            self._lag.observe(max(0.0, loop.time() - before - _LAG_PERIOD_S))
+
+
+def _tell_of_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a callback let through, or a task that nobody waited for: counted, and told as before."""
+    error = context.get("exception")
+    if isinstance(error, Exception):
+        DUTIES.failed("callback", error)
+    loop.default_exception_handler(context)
+
+
+def _check_reload(old: Settings, new: Settings) -> None:
+    """What a file that was cut short, or is empty for a moment, would do to a running gateway."""
+    if old.backend and not new.backend:
+        raise HangupError("there is no backend in it; to serve with the embedded engine, restart")
+    if old.tenant and not new.tenant:
+        raise HangupError("there is no tenant in it, so that nobody would need a key any more; if that is meant, restart")
+
+
+def _open_log(settings: Settings) -> Log:
+    try:
+        return Log(settings.log, settings.limits.log_lines_max)
+    except OSError as error:
+        raise HangupError(f"cannot write the log to {settings.log}: {error.strerror or error}") from None
+
+
+def jobs_path(settings: Settings, port: int) -> str | None:
+    """The store of jobs; empty for memory, None where there is none."""
+    if settings.jobs in ("none", "provider"):
+        return None
+    if settings.jobs != "auto":
+        return str(Path(settings.jobs).expanduser())
+    if settings.port == 0:  # another one each time: nobody could find it again
+        return ""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return str(Path(state).expanduser() / "hangup" / f"jobs-{port}.sqlite")
+
+
+def _listen(what: str, host: str, port: int, settings: Settings) -> socket.socket:
+    try:
+        return sockets.listen(host, port, settings.limits.client_silence_s)
+    except OSError as error:
+        hint = f"\n  hint: another program has it; choose one with --{what.replace('_', '-')}" if error.errno == 98 else ""
+        raise HangupError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
+
+
+def _admin_policy(settings: Settings) -> Policy:
+    """Who may use the admin port; off loopback that needs a secret."""
+    variable = settings.admin_token_env
+    token = os.environ.get(variable, "") if variable else ""
+    if variable and not token:
+        raise HangupError(f"admin_token_env names {variable}, which is not set in the environment")
+    if not token and not is_loopback(settings.admin_host):
+        raise HangupError(
+            f"the admin port on {settings.admin_host} can be reached from elsewhere, so it needs a token\n"
+            "  hint: set admin_token_env to the name of an environment variable that holds one"
+        )
+    return Policy.of(token, settings.admin_names, settings.admin_host)
+
+
+def _tracer(settings: Settings) -> Tracer | None:
+    if not settings.otlp_endpoint:
+        return None
+    limits, variable = settings.limits, settings.otlp_headers_env
+    headers = os.environ.get(variable, "") if variable else ""
+    exporter = Exporter(settings.otlp_endpoint, settings.otlp_protocol, headers, limits.trace_send_s)
+    close_s = limits.trace_send_s + 1.0  # one batch, and a little
+    return Tracer(exporter, calls_max=limits.traced_calls_max, release_s=limits.trace_release_s, close_s=close_s)
+
+
+def _server_tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise HangupError(f"cannot use tls_cert and tls_key: {error}") from None
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _url(address: tuple[str, int], tls: bool) -> str:
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{'https' if tls else 'http'}://{host}:{address[1]}"
+
+
+def _connections_allowed(limits: LimitSettings) -> int:
+    """As many client connections as there are file descriptors for, with one more each for its engine."""
+    wanted, reserved = limits.connections_max, _FILES_RESERVED + limits.admin_connections_max
+    needed = 2 * wanted + reserved
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in (max(needed, hard), hard):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+            break
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if files >= needed else max(1, (files - reserved) // 2)
+
+
+def _tune_collector() -> None:
+    """What was loaded at the start stays; calls leave no cycles behind, so there is little to look for."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)

@@ -1,0 +1,135 @@
+"""Stops engines: one attempt's connection, key and slot, let go of exactly once; what may be left of it is the reaper's.
+
+Attempt ──┬── finish     the engine is done: its connection can serve another call
+          ├── withdraw   the engine refused the call or never got it: there is nothing to stop
+          └── abort      the engine must stop ──▶ Leftover ──▶ reaper ──▶ released: slot and place go to the next call
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hangup.core.admission import Ticket
+from hangup.core.call import Call
+from hangup.core.reaper import PendingStop, Waiting
+from hangup.core.reasons import Outcome
+from hangup.gateway import stuck_calls
+from hangup.gateway.backends.aborts import Aborts
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.connection import EngineConnection
+from hangup.gateway.call_lines import CallLines
+from hangup.gateway.log import Log
+from hangup.gateway.placement import Placed, Placement
+from hangup.gateway.reaper import Reaper
+from hangup.gateway.stuck_calls import InEngine
+
+
+class Attempt:
+    """One try of one call at one backend, and what it holds there."""
+
+    __slots__ = ("backend", "connection", "key", "slot")
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.connection: EngineConnection | None = None
+        self.key = ""  # the engine's name for this attempt, once it was sent
+        self.slot: int | None = None  # its own slot there
+
+    def __repr__(self) -> str:
+        return f"<attempt {self.key or 'not sent'} at {self.backend!r}>"
+
+
+class Stopping:
+    """Ends attempts, and is the reaper's host: what it needs of calls and places, it asks for here."""
+
+    def __init__(
+        self, live: Mapping[str, InEngine], placement: Placement, log: Log, lines: CallLines, stories_max: int
+    ) -> None:
+        self.aborts = Aborts()
+        self.reaper = Reaper(self.aborts, self, stories_max)
+        self.release_heard = asyncio.Event()  # wakes those who wait for a release, and is never set for longer
+        self._live = live
+        self._placement = placement
+        self._log = log
+        self._lines = lines  # of the log, which wait for what becomes of a stop
+
+    # The end of an attempt
+
+    def finish(self, attempt: Attempt, *, reusable: bool) -> None:
+        """Lets go of an attempt that the engine has finished."""
+        if attempt.slot is not None:
+            attempt.backend.unpin(attempt.slot)
+            attempt.slot = None
+        if attempt.connection is not None:
+            attempt.connection.release(reusable=reusable)
+            attempt.connection = None
+
+    def withdraw(self, attempt: Attempt) -> None:
+        """Lets go of an attempt that the engine does nothing for."""
+        attempt.backend.unpin(attempt.slot)
+        attempt.slot = None
+        if attempt.connection is not None:
+            attempt.connection.abort()
+            attempt.connection = None
+
+    def abort(self, attempt: Attempt, call: Call, ticket: Ticket[Placed] | None, choices: int) -> PendingStop | None:
+        """Ends the engine's work on a call. What may be left of it is returned, and belongs to the reaper until the engine
+        shows that it is gone; None if nothing is left."""
+        backend, key, slot = attempt.backend, attempt.key, attempt.slot
+        if not key:
+            self.withdraw(attempt)
+            return None
+        abort_sent = self.aborts.stop(backend, key, attempt.connection)
+        attempt.connection, attempt.slot = None, None
+        now = time.monotonic()
+        stop = PendingStop(call.id, now, key=key, slot=slot, tokens=call.tokens_out, choices=choices)
+        if ticket is not None and ticket.reading:
+            stop.reading_s = backend.seat.estimates.first_token.predict(ticket.work, now)
+        stop.abort_sent = abort_sent
+        stop.tenant, stop.model = call.tenant, call.model
+        stop.cause = (call.outcome or Outcome.ENGINE_FAILED).value
+        call.leftovers += (stop,)
+        backend.leave_pinned(slot)
+        if self.reaper.left(backend, stop, first_token=call.first_token_at is not None):
+            return stop
+        backend.free_slot(slot)
+        return None
+
+    # For the reaper
+
+    def let_go(self, backend: Backend, leftover: PendingStop) -> None:
+        """Frees what a stopped call held: the reaper is done with it."""
+        self.release_heard.set()
+        self.release_heard.clear()
+        self._lines.heard(leftover)
+        backend.free_slot(leftover.slot)
+        kv, leftover.place = leftover.place, None
+        if kv is not None:
+            self._placement.release_held(backend.seat, kv)
+        if leftover.on_confirmed is not None:
+            leftover.on_confirmed()
+
+    def seat_changed(self, backend: Backend) -> None:
+        self._placement.backend_changed(backend)
+
+    def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:
+        return stuck_calls.waiting(self._live.values(), backend)
+
+    def keys(self, backend: Backend) -> set[str]:
+        return stuck_calls.keys(self._live.values(), backend)
+
+    def abandon(self, backend: Backend, why: str) -> int:
+        return stuck_calls.abandon(self._live.values(), backend, why)
+
+    def told(self, event: str, **fields: Any) -> None:
+        self._log.event(event, **fields)
+
+    # The process ends
+
+    async def close(self) -> None:
+        await self.reaper.close()
+        self._lines.close()
+        await self.aborts.close()

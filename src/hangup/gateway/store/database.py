@@ -1,0 +1,174 @@
+"""One SQLite file, one thread, one connection: whatever is asked of it runs there, in order.
+
+What has gathered while the last transaction was on its way to the disk is done together in the next one, each piece of work
+behind a savepoint of its own. An answer comes when its transaction is on the disk: who got one need not fear a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hangup.errors import HangupError
+from hangup.tasks import DUTIES
+
+R = TypeVar("R")
+_TOGETHER_MAX = 512  # pieces of work in a transaction
+_WAL_BYTES_MAX = 64 * 1024 * 1024  # what is kept of it when all of it is in the file
+_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # may be well in a while
+_BUSY_S = 5.0  # how long another process may hold the file
+
+
+class StoreFailed(HangupError):
+    """The disk is full, or the file cannot be written: nothing of what was asked has happened."""
+
+
+class StoreDamaged(StoreFailed):
+    """A part of the file cannot be read: no waiting will help."""
+
+
+class Database:
+    """`path` empty: in memory, for as long as the process lives."""
+
+    _path = ""
+    _identity: tuple[int, int] | None = None
+
+    def __init__(self, path: str, migrations: tuple[str, ...]) -> None:
+        self.db = _open(path, migrations)
+        self._path, self._identity = path, file_identity(path)
+        self._work: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread = DUTIES.thread("store", self._run)
+
+    async def do(self, work: Callable[[], R]) -> R:
+        """Runs `work` in the store's thread; the answer comes when what it wrote is safe."""
+        if self._closing:
+            raise StoreFailed("the store is closed")
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._work.append((work, future))
+        self._wake.set()
+        return await future
+
+    def close(self) -> None:
+        """Does what is left."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout=10)
+        closed: BaseException | None = StoreFailed("the store is closed")
+        for _, future in self._work:  # which came while the thread ended: nobody waits for ever
+            with contextlib.suppress(RuntimeError):
+                future.get_loop().call_soon_threadsafe(_resolve, [(future, None, closed)])
+        self.db.close()
+
+    # The thread
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._work:
+                self._do_together([self._work.popleft() for _ in range(min(len(self._work), _TOGETHER_MAX))])
+            if self._closing:
+                return
+
+    def _do_together(self, batch: list[tuple[Callable[[], Any], asyncio.Future[Any]]]) -> None:
+        outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+        try:
+            if file_identity(self._path) != self._identity:
+                raise StoreFailed(f"{self._path} was deleted, moved or replaced")
+            if self.db.in_transaction:  # the last one could not be rolled back, and keeps everybody out
+                self.db.execute("ROLLBACK")
+            self.db.execute("BEGIN IMMEDIATE")
+            for work, future in batch:
+                if future.cancelled():
+                    continue
+                self.db.execute("SAVEPOINT work")
+                try:
+                    outcomes.append((future, work(), None))
+                except sqlite3.OperationalError:
+                    raise  # of the file, not of this piece of work
+                except Exception as error:
+                    self.db.execute("ROLLBACK TO work")
+                    outcomes.append((future, None, _told(error)))
+                self.db.execute("RELEASE work")
+            self.db.execute("COMMIT")
+        except Exception as error:  # whatever it was, nobody waits for ever, and the thread lives
+            with contextlib.suppress(sqlite3.Error):
+                self.db.execute("ROLLBACK")
+            failure = StoreDamaged if _is_damage(error) else StoreFailed
+            told = failure(f"the store cannot be written: {error}")
+            outcomes = [(future, None, told) for _, future in batch]
+        with contextlib.suppress(RuntimeError):  # the loop is gone, and everyone who waited with it
+            batch[0][1].get_loop().call_soon_threadsafe(_resolve, outcomes)
+
+
+def file_identity(path: str) -> tuple[int, int] | None:
+    """Which file has this name; None if there is none. One that was deleted can be written while it is open, for nobody."""
+    try:
+        found = os.stat(path) if path else None  # noqa: PTH116 - for each transaction
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if found is not None else None
+
+
+def _told(error: Exception) -> Exception:
+    """A damaged page fails what needs it, and nothing else."""
+    return StoreDamaged(f"the store cannot be used: {error}") if _is_damage(error) else error
+
+
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError | sqlite3.OperationalError)
+
+
+def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+    for future, result, error in outcomes:
+        if future.done():
+            continue
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+def _open(path: str, migrations: tuple[str, ...]) -> sqlite3.Connection:
+    try:
+        if path:
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            Path(path).touch(mode=0o600)  # prompts and answers are nobody else's
+        db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file: what is deleted can be given back to the disk
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        _migrate(db, path, migrations)
+    except (OSError, sqlite3.Error) as error:
+        kind = StoreFailed if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING else HangupError
+        raise kind(f"cannot use {path}: {error}") from None
+    return db
+
+
+def _migrate(db: sqlite3.Connection, path: str, migrations: tuple[str, ...]) -> None:
+    """Brings the file up to the newest version, one step after the other, in one transaction."""
+    db.execute("BEGIN IMMEDIATE")
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version > len(migrations):
+        raise HangupError(f"{path} was written by a newer version of hangup ({version}; this one knows {len(migrations)})")
+    for migration in migrations[version:]:
+        statement = ""
+        for line in migration.splitlines(keepends=True):  # `executescript` would commit in between
+            statement += line
+            if sqlite3.complete_statement(statement):
+                db.execute(statement)
+                statement = ""
+        assert not statement.strip(), statement
+    db.execute(f"PRAGMA user_version = {len(migrations)}")
+    db.execute("COMMIT")

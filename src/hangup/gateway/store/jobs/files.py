@@ -1,0 +1,76 @@
+"""Uploaded files, kept in parts, so that neither writing nor reading holds a whole one in memory."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from hangup.gateway.store.jobs.rows import File
+
+_COLUMNS = "key, id, purpose, filename, created, expires, bytes, job"
+
+
+class FileTable:
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    # An upload: begun, filled, ready. What was never ready is pruned.
+
+    def begin(self, id: str, tenant: str, now: float) -> int:
+        key = self._db.execute(
+            "INSERT INTO file (id, tenant, purpose, filename, created, bytes) VALUES (?, ?, '', '', ?, 0)", (id, tenant, now)
+        ).lastrowid
+        assert key is not None
+        return key
+
+    def add(self, key: int, n: int, data: bytes) -> None:
+        self._db.execute("INSERT INTO part VALUES (?, ?, ?)", (key, n, data))
+        self._db.execute("UPDATE file SET bytes = bytes + ? WHERE key = ?", (len(data), key))
+
+    def ready(self, key: int, purpose: str, filename: str, expires: float | None) -> File:
+        self._db.execute(
+            "UPDATE file SET purpose = ?, filename = ?, expires = ?, ready = 1 WHERE key = ?", (purpose, filename, expires, key)
+        )
+        return File(*self._db.execute(f"SELECT {_COLUMNS} FROM file WHERE key = ?", (key,)).fetchone())  # noqa: S608 - ours
+
+    def give_up(self, key: int) -> None:
+        self._db.execute("DELETE FROM file WHERE key = ? AND ready = 0", (key,))
+
+    # Looking
+
+    def find(self, id: str, tenant: str) -> File | None:
+        row = self._db.execute(
+            f"SELECT {_COLUMNS} FROM file WHERE id = ? AND tenant = ? AND ready = 1",  # noqa: S608 - ours
+            (id, tenant),
+        ).fetchone()
+        return File(*row) if row is not None else None
+
+    def page(self, tenant: str, purpose: str | None, before: int | None, after: int | None, count: int) -> list[File]:
+        """The newest first: those older than `before`, or, newest last, those newer than `after`."""
+        order = "ASC" if after is not None else "DESC"
+        rows = self._db.execute(
+            f"SELECT {_COLUMNS} FROM file WHERE tenant = ?1 AND (?2 IS NULL OR purpose = ?2) AND ready = 1"  # noqa: S608
+            f" AND key < ?3 AND key > ?4 ORDER BY key {order} LIMIT ?5",
+            (tenant, purpose, before if before is not None else 1 << 62, after or 0, count),
+        )
+        return [File(*row) for row in rows]
+
+    def part(self, key: int, n: int) -> bytes | None:
+        row = self._db.execute("SELECT data FROM part WHERE file = ? AND n = ?", (key, n)).fetchone()
+        return row[0] if row is not None else None
+
+    def counted(self, key: int, size: int) -> None:
+        """How long a file is that was not written but is made when it is read."""
+        self._db.execute("UPDATE file SET bytes = ? WHERE key = ?", (size, key))
+
+    # Ending
+
+    def delete(self, key: int) -> None:
+        self._db.execute("DELETE FROM file WHERE key = ?", (key,))
+
+    def prune(self, now: float, created_before: float, unready_before: float) -> int:
+        """Deletes what is past its time; fewer than there are, so that nobody waits: call it until it says 0."""
+        return self._db.execute(
+            "DELETE FROM file WHERE key IN (SELECT key FROM file WHERE expires < ?"
+            " OR (job IS NULL AND created < ?) OR (ready = 0 AND created < ?) LIMIT 10)",
+            (now, created_before, unready_before),
+        ).rowcount

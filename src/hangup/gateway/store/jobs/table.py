@@ -1,0 +1,370 @@
+"""Jobs and their items. Whatever changes an item changes its job's tally with it, and ends the job if it was the last."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from hangup.core.jobs import Cause, ItemState, JobStatus, Kind, outcome
+from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, Job, NewItem, Result, Used
+
+_STATES = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # columns of the tally, in the order of Item
+_PRUNED_TOGETHER = 100  # jobs, or items of one, that are looked for at a time
+_PRUNED_ITEMS, _PRUNED_BYTES = 1000, 16 * 1024 * 1024  # deleted per transaction, with what they asked and were answered
+
+
+class JobTable:
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    # Looking
+
+    def find(self, id: str, tenant: str | None = None, kind: Kind | None = None) -> Job | None:
+        """A job; `tenant` None is for operators, who see all."""
+        return self._one("id = ? AND (?2 IS NULL OR tenant = ?2) AND (?3 IS NULL OR kind = ?3)", id, tenant, kind)
+
+    def look(self, key: int) -> Job | None:
+        return self._one("key = ?", key)
+
+    def get(self, key: int) -> Job:
+        """One that is known to be there."""
+        job = self.look(key)
+        assert job is not None
+        return job
+
+    def active(self) -> list[Job]:
+        return self._many("ended IS NULL ORDER BY key")
+
+    def active_keys(self) -> set[int]:
+        return {key for (key,) in self._db.execute("SELECT key FROM job WHERE ended IS NULL")}
+
+    def unchecked(self) -> list[Job]:
+        """Jobs whose lines were being checked by one who is gone."""
+        return self._many(
+            "ended IS NULL AND status = ? AND NOT EXISTS (SELECT 1 FROM worker WHERE id = job.worker)", JobStatus.VALIDATING
+        )
+
+    def changes(self) -> int:
+        """A number that grows with each change of a job."""
+        return int(self._db.execute("SELECT n FROM change").fetchone()[0])
+
+    def changed_since(self, change: int) -> list[Job]:
+        """Jobs, ended ones too, that have changed since there were so many changes."""
+        return self._many("changed > ? ORDER BY key", change)
+
+    def page(
+        self,
+        tenant: str | None,
+        kind: Kind | None,
+        before: int | None,
+        after: int | None,
+        count: int,
+        *,
+        active: bool = False,
+    ) -> list[Job]:
+        """The newest first: those older than `before`, or, newest last, those newer than `after`."""
+        where = "(?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR kind = ?2) AND key < ?3 AND key > ?4"
+        where += " AND ended IS NULL" if active else ""
+        order = "ASC" if after is not None else "DESC"
+        return self._many(
+            f"{where} ORDER BY key {order} LIMIT ?5", tenant, kind, before if before is not None else 1 << 62, after or 0, count
+        )
+
+    def used(self, tenant: str) -> Used:
+        row = self._db.execute("SELECT jobs, items, bytes FROM used WHERE tenant = ?", (tenant,)).fetchone()
+        return Used(*row) if row is not None else Used(0, 0, 0)
+
+    def results(self, key: int, start: int, count: int) -> list[Result]:
+        """Ended items from the `start`th on, in the order of their lines."""
+        rows = self._db.execute(
+            "SELECT item.n, custom_id, state, body FROM item LEFT JOIN answer USING (job, n)"
+            " WHERE job = ? AND item.n >= ? ORDER BY item.n LIMIT ?",
+            (key, start, count),
+        )
+        return [Result(n, custom_id, ItemState(state), body) for n, custom_id, state, body in rows]
+
+    def events(self, key: int) -> bytes | None:
+        row = self._db.execute("SELECT events FROM answer WHERE job = ? AND n = 0", (key,)).fetchone()
+        return row[0] if row is not None else None
+
+    def changed_elsewhere(self) -> int:
+        """A number that is another one when another process has written."""
+        (version,) = self._db.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    # Submitting
+
+    def submit(
+        self,
+        id: str,
+        kind: Kind,
+        tenant: str,
+        now: float,
+        about: dict[str, Any],
+        items: Iterable[NewItem] | None,
+        *,
+        expires: float | None = None,
+        lease_s: float | None = None,
+        worker: int | None = None,
+    ) -> Job:
+        """A new job. Without items its lines are yet to be checked, by `worker`."""
+        status = JobStatus.VALIDATING if items is None else JobStatus.RUNNING
+        cursor = self._db.execute(
+            "INSERT INTO job (id, kind, tenant, status, single, created, begun, expires, lease_s, worker, about)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (id, kind, tenant, status, kind.single, now, None, expires, lease_s, worker, orjson.dumps(about)),
+        )
+        key = cursor.lastrowid
+        assert key is not None
+        if items is not None:
+            self.add_items(key, 0, items)
+            self._settle(key, now)
+        return self.get(key)
+
+    def add_items(self, key: int, first: int, items: Iterable[NewItem]) -> None:
+        """More of a job's items, from the `first`th on."""
+        items = list(items)
+        self._db.executemany(
+            "INSERT INTO item (job, n, custom_id) VALUES (?, ?, ?)",
+            [(key, n, item.custom_id) for n, item in enumerate(items, first)],
+        )
+        self._db.executemany(
+            "INSERT INTO ask VALUES (?, ?, ?, ?)", [(key, n, item.path, item.body) for n, item in enumerate(items, first)]
+        )
+        size = sum(len(item.body) for item in items)
+        self._db.execute("UPDATE job SET queued = queued + ?, bytes = bytes + ? WHERE key = ?", (len(items), size, key))
+
+    def start_checking(self, key: int, worker: int, before: int | None) -> bool:
+        """Begins the check of a job's lines, in the place of who had it `before`; False if somebody else has it by now."""
+        changed = self._db.execute(
+            "UPDATE job SET worker = ?1, queued = 0, bytes = 0 WHERE key = ?2 AND status = ?3 AND worker IS ?4"
+            " AND EXISTS (SELECT 1 FROM worker WHERE id = ?1)",
+            (worker, key, JobStatus.VALIDATING, before),
+        ).rowcount
+        if changed:
+            self._db.execute("DELETE FROM ask WHERE job = ?", (key,))
+            self._db.execute("DELETE FROM item WHERE job = ?", (key,))
+        return bool(changed)
+
+    def checks(self, key: int, worker: int) -> bool:
+        """Whether its lines are this worker's to check."""
+        job = self.look(key)
+        return job is not None and job.status is JobStatus.VALIDATING and job.worker == worker
+
+    def checked(self, key: int, worker: int, now: float, problems: list[dict[str, Any]]) -> Job | None:
+        """All its lines were looked at: it runs, or it failed for what was found. None if it was deleted meanwhile."""
+        job = self.look(key)
+        if job is None or not self.checks(key, worker):
+            return job
+        if problems:
+            self._db.execute("DELETE FROM ask WHERE job = ?", (key,))
+            self._db.execute("DELETE FROM item WHERE job = ?", (key,))
+            about = orjson.dumps({**job.about, "problems": problems})
+            self._db.execute(
+                "UPDATE job SET status = ?, ended = ?, queued = 0, bytes = 0, about = ? WHERE key = ?",
+                (JobStatus.FAILED, now, about, key),
+            )
+        else:
+            self._db.execute("UPDATE job SET status = ?, begun = ? WHERE key = ?", (JobStatus.RUNNING, now, key))
+            self._settle(key, now)
+        return self.get(key)
+
+    # Running
+
+    def claim(self, worker: int, tenant: str, count: int, bytes_max: int, now: float) -> list[Claim]:
+        """The next items of a tenant, single ones first, then batch by batch; at least one, however large.
+
+        A worker that was given up gets none: nobody would ever give back what it claimed.
+        """
+        jobs = self._db.execute(
+            "SELECT key FROM job WHERE tenant = ?1 AND ended IS NULL AND status = ?2 AND queued > 0"
+            " AND EXISTS (SELECT 1 FROM worker WHERE id = ?4) ORDER BY single DESC, key LIMIT ?3",
+            (tenant, JobStatus.RUNNING, count, worker),
+        ).fetchall()
+        claims: list[Claim] = []
+        for (key,) in jobs:
+            rows = self._db.execute(
+                "SELECT item.n, fence + 1, custom_id, path, body FROM item JOIN ask USING (job, n)"
+                " WHERE job = ? AND state = 0 ORDER BY item.n LIMIT ?",
+                (key, count - len(claims)),
+            )
+            taken: list[tuple[Any, ...]] = []
+            for row in rows:
+                taken.append(row)
+                bytes_max -= len(row[-1])
+                if bytes_max <= 0:
+                    break
+            rows.close()
+            self._db.executemany(
+                "UPDATE item SET state = 1, fence = ?, worker = ? WHERE job = ? AND n = ?",
+                [(fence, worker, key, n) for n, fence, *_ in taken],
+            )
+            self._move(key, ItemState.QUEUED, ItemState.CLAIMED, len(taken))
+            self._db.execute("UPDATE job SET begun = ? WHERE key = ? AND begun IS NULL", (now, key))
+            job = self.get(key)
+            claims += [Claim(job, *row) for row in taken]
+            if bytes_max <= 0 or len(claims) >= count:
+                break
+        return claims
+
+    def finish(
+        self, claim: Claim, state: ItemState, now: float, body: bytes | None = None, events: bytes | None = None
+    ) -> Job | None:
+        """An item's end, its result with it; None if it is no longer the claimer's to end."""
+        changed = self._db.execute(
+            "UPDATE item SET state = ?, worker = NULL WHERE job = ? AND n = ? AND fence = ? AND state = 1",
+            (state, claim.key, claim.n, claim.fence),
+        ).rowcount
+        if not changed:
+            return None
+        self._move(claim.key, ItemState.CLAIMED, state, 1)
+        if body is not None:
+            size = len(body) + len(events or b"")
+            self._db.execute("INSERT INTO answer VALUES (?, ?, ?, ?)", (claim.key, claim.n, body, events))
+            self._db.execute("UPDATE job SET bytes = bytes + ? WHERE key = ?", (size, claim.key))
+        self._settle(claim.key, now)
+        return self.get(claim.key)
+
+    def give_back(self, claims: Iterable[Claim], now: float) -> None:
+        """Items that were claimed and not run."""
+        for claim in claims:
+            self._requeue(claim.key, "n = ? AND fence = ? AND state = 1", (claim.n, claim.fence), now)
+
+    def give_back_all(self, worker: int, now: float) -> None:
+        """What a worker had claimed runs again, but for what is to be cancelled anyhow."""
+        keys = self._db.execute("SELECT DISTINCT job FROM item WHERE worker = ? AND state = 1", (worker,)).fetchall()
+        for (key,) in keys:
+            self._requeue(key, "worker = ? AND state = 1", (worker,), now)
+
+    def claimed_by(self, worker: int) -> set[tuple[int, int, int]]:
+        """The items that it has, by job, number and fence."""
+        rows = self._db.execute("SELECT job, n, fence FROM item WHERE worker = ? AND state = 1", (worker,))
+        return set(rows.fetchall())
+
+    def give_back_lost(self, items: Iterable[tuple[int, int, int]], now: float) -> None:
+        """Items whose worker does not know that it has them."""
+        for key, n, fence in items:
+            self._requeue(key, "n = ? AND fence = ? AND state = 1", (n, fence), now)
+
+    def give_back_orphans(self, now: float) -> int:
+        """What is claimed by workers that are not there runs again; nobody else would ever ask for it."""
+        keys = self._db.execute(
+            "SELECT DISTINCT job, worker FROM item WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM worker WHERE id = item.worker)"
+        ).fetchall()
+        for key, worker in keys:
+            self._requeue(key, "worker IS ? AND state = 1", (worker,), now)
+        return len(keys)
+
+    def _requeue(self, key: int, where: str, values: tuple[Any, ...], now: float) -> None:
+        job = self.look(key)
+        if job is None:  # it has ended, and was deleted since
+            return
+        state = job.cause.of_items if job.status is JobStatus.CANCELLING else ItemState.QUEUED
+        changed = self._db.execute(
+            f"UPDATE item SET state = ?, worker = NULL WHERE job = ? AND {where}",  # noqa: S608 - ours
+            (state, key, *values),
+        ).rowcount
+        self._move(key, ItemState.CLAIMED, state, changed)
+        self._settle(key, now)
+
+    # Ending
+
+    def cancel(self, key: int, cause: Cause, now: float) -> Job | None:
+        """What waits is gone at once; what runs is for its workers to stop. Harmless when it was cancelled or has ended.
+
+        None if it was deleted meanwhile.
+        """
+        job = self.look(key)
+        if job is None or job.status.ended or job.status is JobStatus.CANCELLING:
+            return job
+        changed = self._db.execute("UPDATE item SET state = ? WHERE job = ? AND state = 0", (cause.of_items, key)).rowcount
+        self._move(key, ItemState.QUEUED, cause.of_items, changed)
+        self._db.execute(
+            "UPDATE job SET status = ?, cause = ?, cancelling = ? WHERE key = ?", (JobStatus.CANCELLING, cause, now, key)
+        )
+        self._settle(key, now)
+        return self.get(key)
+
+    def touch(self, keys: Iterable[int]) -> None:
+        """Somebody cares, which other processes have to know."""
+        self._db.executemany("UPDATE job SET touched = touched + 1 WHERE key = ?", [(key,) for key in keys])
+
+    def delete(self, key: int) -> None:
+        """A job that has ended, with all that it left."""
+        self._db.execute("DELETE FROM job WHERE key = ? AND ended IS NOT NULL", (key,))
+
+    def prune(self, ended_before: float, tenant: str | None = None) -> tuple[int, bool]:
+        """Deletes old jobs, the oldest first: how many, and whether there are more.
+
+        It deletes no more at a time than takes a moment, since everybody waits for it: of a large batch some items at a time.
+        """
+        rows = self._db.execute(
+            "SELECT key FROM job WHERE ended < ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY ended LIMIT ?3",
+            (ended_before, tenant, _PRUNED_TOGETHER),
+        ).fetchall()
+        items, size, jobs = _PRUNED_ITEMS, _PRUNED_BYTES, 0
+        for (key,) in rows:
+            while items > 0 and size > 0:
+                count, bytes = self._prune_items(key, min(items, _PRUNED_TOGETHER))
+                items, size = items - count, size - bytes
+                if not count:
+                    self._db.execute("DELETE FROM job WHERE key = ?", (key,))
+                    jobs += 1
+                    break
+            else:
+                return jobs, True
+        return jobs, len(rows) == _PRUNED_TOGETHER
+
+    def _prune_items(self, key: int, count: int) -> tuple[int, int]:
+        """The last ones of a job, with what they asked and were answered: how many, and their bytes."""
+        rows = self._db.execute(
+            "SELECT item.n, ifnull(length(ask.body), 0) + ifnull(length(answer.body), 0) + ifnull(length(events), 0) FROM item"
+            " LEFT JOIN ask USING (job, n) LEFT JOIN answer USING (job, n) WHERE job = ? ORDER BY item.n DESC LIMIT ?",
+            (key, count),
+        ).fetchall()
+        if rows:
+            for table in ("answer", "ask", "item"):
+                self._db.execute(f"DELETE FROM {table} WHERE job = ? AND n >= ?", (key, rows[-1][0]))  # noqa: S608 - ours
+        return len(rows), sum(size for _, size in rows)
+
+    # The tally
+
+    def _move(self, key: int, from_: ItemState, to: ItemState, count: int) -> None:
+        if count and from_ is not to:
+            a, b = _STATES[from_], _STATES[to]
+            self._db.execute(f"UPDATE job SET {a} = {a} - ?1, {b} = {b} + ?1 WHERE key = ?2", (count, key))  # noqa: S608 - ours
+
+    def _settle(self, key: int, now: float) -> None:
+        job = self.get(key)
+        end = outcome(job.kind, job.status, job.cause, job.tally)
+        if end is None:
+            return
+        self._db.execute("UPDATE job SET status = ?, ended = ?, worker = NULL WHERE key = ?", (end, now, key))
+        if job.kind is Kind.BATCH:
+            self._offer_results(job, now)
+
+    def _offer_results(self, job: Job, now: float) -> None:
+        """A batch's results are files, too: views on what its items were answered."""
+        tally = job.tally
+        for part, count in (("output", tally.succeeded), ("error", tally.ended - tally.succeeded)):
+            if count:
+                id = result_file(job.id, part)
+                self._db.execute(
+                    "INSERT INTO file (id, tenant, purpose, filename, created, ready, job) VALUES (?, ?, ?, ?, ?, 1, ?)",
+                    (id, job.tenant, "batch_output", f"{job.id}_{part}.jsonl", now, job.key),
+                )
+
+    def _one(self, where: str, *values: Any) -> Job | None:
+        row = self._db.execute(f"SELECT {JOB_COLUMNS} FROM job WHERE {where}", values).fetchone()  # noqa: S608 - ours
+        return Job.read(row) if row is not None else None
+
+    def _many(self, where: str, *values: Any) -> list[Job]:
+        return [Job.read(row) for row in self._db.execute(f"SELECT {JOB_COLUMNS} FROM job WHERE {where}", values)]  # noqa: S608
+
+
+def result_file(job: str, part: str) -> str:
+    """The id of the file with a batch's results."""
+    return f"file-{job.removeprefix('batch_')}-{part}"

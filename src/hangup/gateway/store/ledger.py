@@ -1,0 +1,334 @@
+"""The ledger on disk: per minute, tenant, model, backend and cause, what was spent and what came of it.
+
+The data path adds a call to the account it belongs to and is done. A thread takes the accounts away and writes them, one
+transaction per batch (every `ledger_flush_s`): a killed process loses that batch at most, and WAL keeps the file whole.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, fields
+from pathlib import Path
+from typing import Any
+
+from hangup.core.account import Account, Entry, Price
+from hangup.core.call import Call
+from hangup.core.clocks import SteadyClock
+from hangup.core.reasons import Outcome
+from hangup.errors import HangupError
+from hangup.gateway.store.database import file_identity
+from hangup.tasks import DUTIES
+
+_Accounts = dict[tuple[int, str, str, str, str], Account]  # by minute and groups
+GROUPS = ("tenant", "model", "backend", "cause")
+SUMS = tuple(field.name for field in fields(Account))
+_MODELS_MAX = 1000  # a model's name is the client's to choose: what comes beyond this is summed up as one
+_UNSERVED_MODELS_MAX = 100  # the same for names that no engine has served, so that invented ones displace no real one
+_MODEL_CHARS_MAX = 200
+_OTHER = "(other)"
+_VERSION = 1
+_FIRST_SWEEP_S, _RETENTION_EVERY_S = 1.0, 3600.0
+_FORGOTTEN_MINUTES = 1440  # at a time
+_COUNTS_WAITING_MAX = 10_000  # of what engines say, while the file cannot be written
+_MOST = 2.0**53  # beyond this, sums are no longer exact
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS spent (
+    minute INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in GROUPS)},
+    {", ".join(f"{name} REAL NOT NULL DEFAULT 0" for name in SUMS)},
+    PRIMARY KEY (minute, {", ".join(GROUPS)})
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS computed (
+    minute INTEGER NOT NULL, backend TEXT NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (minute, backend)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS uncounted (
+    minute INTEGER NOT NULL, backend TEXT NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (minute, backend)
+) WITHOUT ROWID;
+"""
+_SPEND = (
+    f"INSERT INTO spent VALUES (?, {', '.join('?' * (len(GROUPS) + len(SUMS)))})"  # noqa: S608 - names of ours
+    f" ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
+)
+_COUNTS = ("computed", "uncounted")  # tables of what engines say, and of what they can no longer say
+_COUNT = {
+    table: f"INSERT INTO {table} VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens"  # noqa: S608
+    for table in _COUNTS
+}
+
+
+class LedgerStore:
+    """`path` empty: kept in memory, for as long as the process lives."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        flush_s: float,
+        days: float,
+        accounts_max: int,
+        clock: Callable[[], float] = time.time,
+        told: Callable[..., None] = lambda event, **fields: None,
+    ) -> None:
+        """`told` is told of a file that cannot be written, in any thread."""
+        self.dropped = 0
+        self.flush_s = flush_s
+        self._days = days
+        self._accounts_max = accounts_max
+        self._clock = clock
+        self._accounts: _Accounts = {}
+        self._booking = threading.Lock()  # for the accounts: held to book one call, or to take them away
+        self._counts: dict[str, deque[tuple[int, str, int]]] = {table: deque() for table in _COUNTS}
+        self._models: set[str] = set()
+        self._unserved_models: set[str] = set()
+        self._lock = threading.Lock()  # for the database: between this thread and those that ask, never on the data path
+        self._path = str(Path(path).expanduser()) if path else ""
+        self._db = _open(path)
+        self._identity = file_identity(self._path)
+        self._sweep_at = time.monotonic() + _FIRST_SWEEP_S
+        self._day = SteadyClock(_newest(self._db), clock(), time.monotonic())
+        self.failing = False  # the file cannot be written: what was booked waits in memory
+        self._told = told
+        self._closing = threading.Event()
+        self._thread = DUTIES.thread("ledger", self._run)
+
+    # From the event loop
+
+    def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
+        """A call that has ended, with its share of the engine's time."""
+        assert call.reason is not None
+        key = (
+            int(self._clock() // 60),
+            call.tenant,
+            self._known(call.model, _served(call)),
+            call.backend,
+            call.reason.outcome.value,
+        )
+        with self._booking:
+            account = self._accounts.get(key) or self._open(key)
+            if account is not None:
+                account.book(call, engine_s, predicted_tokens, price)
+
+    def add(self, entry: Entry) -> None:
+        """What is not booked at a call's end."""
+        key = (
+            int(self._clock() // 60),
+            entry.tenant,
+            self._known(entry.model, bool(entry.account.tokens_delivered)),
+            entry.backend,
+            entry.cause,
+        )
+        with self._booking:
+            account = self._open(key)
+            if account is not None:
+                account.add(entry.account)
+
+    def _open(self, key: tuple[int, str, str, str, str]) -> Account | None:
+        """The account of that name; None when there are too many."""
+        if len(self._accounts) >= self._accounts_max and key not in self._accounts:
+            self.dropped += 1
+            return None
+        return self._accounts.setdefault(key, Account())
+
+    def _known(self, model: str, served: bool) -> str:
+        if model in self._models:
+            return model
+        model = model[:_MODEL_CHARS_MAX]
+        known, most = (self._models, _MODELS_MAX) if served else (self._unserved_models, _UNSERVED_MODELS_MAX)
+        if model not in known and model not in self._models:
+            if len(known) >= most:
+                return _OTHER
+            known.add(model)
+        return model
+
+    def computed(self, backend: str, tokens: int) -> None:
+        """What a backend itself says it has computed since the last time."""
+        self._count("computed", backend, tokens)
+
+    def uncounted(self, backend: str, tokens: int) -> None:
+        """What came from a backend and is in no count of its, since it died with it."""
+        self._count("uncounted", backend, tokens)
+
+    def _count(self, table: str, backend: str, tokens: int) -> None:
+        if tokens:
+            self._counts[table].append((int(self._clock() // 60), backend, int(_bounded(tokens))))
+
+    # From any thread
+
+    def report(self, since_s: float, by: str) -> dict[str, Any]:
+        """Sums over the last `since_s` seconds, everything booked so far included."""
+        if by not in GROUPS:
+            raise HangupError(f"by: expected one of {', '.join(GROUPS)}, got {by!r}")
+        first = int((self._clock() - since_s) // 60)
+        sums = ", ".join(f"sum({name})" for name in SUMS)
+        with self._lock:
+            self._write()
+            rows = self._db.execute(
+                f"SELECT {by}, {sums} FROM spent WHERE minute >= ? GROUP BY {by} ORDER BY sum(engine_s) DESC",  # noqa: S608
+                (first,),
+            ).fetchall()
+            booked = dict(
+                self._db.execute(
+                    "SELECT backend, sum(tokens_delivered + tokens_wasted) FROM spent WHERE minute >= ? GROUP BY backend",
+                    (first,),
+                )
+            )
+            computed, uncounted = (
+                dict(
+                    self._db.execute(
+                        f"SELECT backend, sum(tokens) FROM {table} WHERE minute >= ? GROUP BY backend",  # noqa: S608
+                        (first,),
+                    )
+                )
+                for table in _COUNTS
+            )
+        named = [{by: row[0], **dict(zip(SUMS, map(_plain, SUMS, row[1:]), strict=True))} for row in rows]
+        total = {name: _plain(name, sum(row[at] for row in rows)) for at, name in enumerate(SUMS, 1)}
+        engines = {
+            name: {"computed": tokens, "uncounted": uncounted.get(name, 0), "booked": int(booked.get(name, 0))}
+            for name, tokens in computed.items()
+        }
+        return {"by": by, "since_s": since_s, "rows": named, "total": total, "engines": engines}
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._closing.set()
+        self._thread.join(timeout=5)
+        with self._lock:
+            self._write()  # what the thread did not come to
+            with self._booking:
+                self.dropped += sum(account.calls for account in self._accounts.values())
+            self._db.close()
+
+    # The thread
+
+    def _run(self) -> None:
+        """Whatever happens in one turn, there is a next one: a full or damaged file costs time, and is told."""
+        while not self._closing.wait(self.flush_s):
+            with self._lock:
+                self._write()
+            try:
+                self._forget()
+            except Exception as error:
+                self._fail(error)
+
+    def _write(self) -> None:
+        with self._booking:
+            accounts, self._accounts = self._accounts, {}
+        counts = {table: list(_taken(waiting)) for table, waiting in self._counts.items()}
+        if not accounts and not any(counts.values()):
+            return
+        try:
+            self._prepare()
+            with self._db:
+                spent = [(*key, *map(_bounded, astuple(account))) for key, account in accounts.items()]
+                self._db.executemany(_SPEND, spent)
+                for table, rows in counts.items():
+                    self._db.executemany(_COUNT[table], rows)
+        except Exception as error:  # a full disk must not stop the gateway
+            self._put_back(accounts, counts)
+            self._fail(error)
+        else:
+            if self.failing:
+                self.failing = False
+                self._told("ledger_works")
+
+    def _prepare(self) -> None:
+        """What could not be rolled back would be booked twice; what goes to a file that was deleted is lost."""
+        if self._db.in_transaction:
+            self._db.rollback()
+        if file_identity(self._path) != self._identity:
+            opened = _open(self._path)
+            self._db.close()
+            self._db, self._identity = opened, file_identity(self._path)
+            self._told("ledger_begun_anew", path=self._path)
+
+    def _put_back(self, accounts: _Accounts, counts: dict[str, list[tuple[int, str, int]]]) -> None:
+        """It is written with what comes next; of more than may wait, the number of calls is all that is kept."""
+        with self._booking:
+            for key, account in accounts.items():
+                waiting = self._accounts.get(key)
+                if waiting is not None:
+                    waiting.add(account)
+                elif len(self._accounts) < self._accounts_max:
+                    self._accounts[key] = account
+                else:
+                    self.dropped += account.calls
+        for table, rows in counts.items():
+            self._counts[table].extendleft(reversed(rows[-_COUNTS_WAITING_MAX:]))
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failing:
+            self.failing = True
+            self._told("ledger_failed", error=str(error))
+
+    def _forget(self) -> None:
+        now = time.monotonic()
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + _RETENTION_EVERY_S
+        oldest = int((self._day.at(self._clock(), now) - self._days * 86400) // 60)
+        for table in ("spent", *_COUNTS):
+            while self._forget_some(table, oldest):  # others may ask in between
+                pass
+
+    def _forget_some(self, table: str, oldest: int) -> bool:
+        with self._lock, self._db:
+            (first,) = self._db.execute(f"SELECT min(minute) FROM {table}").fetchone()  # noqa: S608 - names of ours
+            if first is None or first >= oldest:
+                return False
+            until = min(first + _FORGOTTEN_MINUTES, oldest)
+            self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
+            return bool(until < oldest)
+
+
+def _served(call: Call) -> bool:
+    """Whether an engine knows the model: it gave tokens, or a good answer."""
+    return bool(call.tokens_out) or (call.outcome is Outcome.COMPLETED and call.status == 200)
+
+
+def _open(path: str) -> sqlite3.Connection:
+    try:
+        if path:
+            Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
+            Path(path).expanduser().touch(mode=0o600)  # who asked for what, and what it cost
+        db = sqlite3.connect(str(Path(path).expanduser()) if path else ":memory:", check_same_thread=False)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            raise HangupError(f"the ledger {path} was written by another version of hangup ({version})")
+        db.executescript(_SCHEMA)
+        known = {row[1] for row in db.execute("PRAGMA table_info(spent)")}
+        for name in SUMS:  # a file of an earlier version lacks those that came later, which stand last
+            if name not in known:
+                db.execute(f"ALTER TABLE spent ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
+        db.execute(f"PRAGMA user_version = {_VERSION}")
+    except (OSError, sqlite3.Error) as error:
+        raise HangupError(f"cannot use the ledger {path}: {error}") from None
+    return db
+
+
+def _newest(db: sqlite3.Connection) -> float:
+    """The time of day up to which there is anything; 0 when there is nothing."""
+    (minute,) = db.execute("SELECT max(minute) FROM spent").fetchone()
+    return float(minute) * 60 if minute is not None else 0.0
+
+
+def _bounded(value: float) -> float:
+    """A number that SQLite and sums can take, whatever an engine or a client said."""
+    return min(max(value, -_MOST), _MOST) if value == value else 0.0  # noqa: PLR0124 - NaN alone is not
+
+
+def _taken(entries: deque[Any]) -> Iterable[Any]:
+    """Empties a deque that another thread appends to."""
+    for _ in range(len(entries)):
+        yield entries.popleft()
+
+
+def _plain(name: str, value: float) -> float | int:
+    return int(value) if name.startswith(("calls", "tokens")) else round(value, 6)

@@ -1,0 +1,92 @@
+"""Traces: a call's spans, sent to an OpenTelemetry collector when all is known of the call.
+
+Off, there is no tracer and nothing is done. On, a call costs an id at its start and an append at its end; a thread makes the
+spans and sends them in batches. A call whose engine was told to stop is kept until that engine's word, for `trace_release_s` at
+most. What the collector does not take in time is dropped, and counted.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+from collections import deque
+
+from hangup.core.call import Call
+from hangup.core.spans import settled, spans
+from hangup.gateway.otlp import Exporter
+from hangup.tasks import DUTIES
+
+# W3C's trace context; versions to come may have more behind the flags.
+TRACEPARENT = re.compile(
+    rb"(?:(?P<today>00)|(?!00|ff)[0-9a-f]{2})-(?!0{32})(?P<trace>[0-9a-f]{32})-(?!0{16})(?P<parent>[0-9a-f]{16})"
+    rb"-(?P<flags>[0-9a-f]{2})(?(today)|(?:-.*)?)"
+)
+_SAMPLED = 1
+_BATCH_MAX = 500  # calls in one request to the collector
+_FLUSH_S = 1.0
+
+
+class Tracer:
+    def __init__(self, exporter: Exporter, *, calls_max: int, release_s: float, close_s: float) -> None:
+        self.dropped = 0
+        self._exporter = exporter
+        self._calls_max = calls_max
+        self._release_s = release_s
+        self._close_s = close_s
+        self._calls: deque[Call] = deque()
+        self._unsettled: list[Call] = []  # the thread's
+        self._offset_s = time.time() - time.monotonic()
+        self._closing = threading.Event()
+        self._thread = DUTIES.thread("traces", self._run)
+
+    def begin(self, call: Call, traceparent: bytes | None) -> None:
+        """Joins the client's trace, or begins one; a trace that its beginner does not sample is left alone."""
+        match = TRACEPARENT.fullmatch(traceparent) if traceparent is not None else None
+        if match is not None:
+            if not int(match["flags"], 16) & _SAMPLED:
+                return
+            call.parent_id = match["parent"].decode("ascii")
+        else:
+            call.trace_id = secrets.token_hex(16)
+        call.span_id = secrets.token_hex(8)
+
+    def end(self, call: Call) -> None:
+        if not call.span_id:
+            return
+        if len(self._calls) + len(self._unsettled) >= self._calls_max:
+            self.dropped += 1
+        else:
+            self._calls.append(call)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join(timeout=self._close_s)
+
+    def _run(self) -> None:
+        while not self._closing.wait(_FLUSH_S):
+            self._send_all(time.monotonic() - self._release_s)
+        self._send_all(time.monotonic())
+
+    def _send_all(self, ended_before: float) -> None:
+        """All that are settled, and those that ended so long ago that no more is waited for."""
+        taken = self._unsettled + [self._calls.popleft() for _ in range(len(self._calls))]
+        ready: list[Call] = []
+        self._unsettled = []
+        for call in taken:
+            known = settled(call) or (call.ended_at or 0.0) <= ended_before
+            (ready if known else self._unsettled).append(call)
+        for at in range(0, len(ready), _BATCH_MAX):
+            batch = ready[at : at + _BATCH_MAX]
+            try:
+                self._exporter.send([span for call in batch for span in spans(call, self._nanoseconds, _new_id)])
+            except Exception:  # a collector can answer with anything, and the thread must go on
+                self.dropped += len(batch)
+
+    def _nanoseconds(self, moment: float) -> int:
+        return int((moment + self._offset_s) * 1e9)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)

@@ -1,0 +1,268 @@
+"""The gateway as the admin port sees it: everything is read off what exists, when somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from hangup.core import reasons
+from hangup.core.admission import BackendLoad
+from hangup.core.call import Call, Phase
+from hangup.core.ledger import Histogram, Ledger
+from hangup.gateway.admin.view import JobsView, Killed
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.divergence_monitor import DivergenceMonitor, Watched
+from hangup.gateway.gateway import Gateway
+from hangup.gateway.jobs.overview import JobsOverview
+from hangup.gateway.jobs.provider_overview import ProviderOverview
+from hangup.gateway.log import Log
+from hangup.gateway.loop_watch import LoopWatch
+from hangup.gateway.reaper import BackendView, ReaperStats, Zombie
+from hangup.gateway.slots import Slots
+from hangup.gateway.store.ledger import LedgerStore
+from hangup.tasks import DUTIES, LongTask
+
+
+class AdminView:
+    def __init__(
+        self, gateway: Gateway, log: Log, lag: Histogram, monitor: DivergenceMonitor, store: LedgerStore, stalls: LoopWatch
+    ) -> None:
+        self._stalls = stalls
+        self._gateway = gateway
+        self._log = log
+        self._lag = lag
+        self._monitor = monitor
+        self._store = store
+        self._slots = Slots(gateway)
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._gateway.accounting.ledger
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def ready(self) -> str | None:
+        reason = self._gateway.intake.why_not_ready()
+        return None if reason is None else "draining" if reason is reasons.DRAINING else "no backend is up"
+
+    def not_running(self) -> list[str]:
+        return DUTIES.down()
+
+    def tasks(self) -> Iterable[LongTask]:
+        return DUTIES
+
+    # Calls
+
+    def calls(self) -> Iterator[Call]:
+        return (flow.call for flow in self._gateway.registry.live.values())
+
+    def find(self, id: str) -> Call | None:
+        return self._gateway.registry.find(id)
+
+    def waits_for(self, call: Call) -> str:
+        flow = self._gateway.registry.live.get(call.id)
+        return "" if flow is None else flow.waits_for()
+
+    async def find_slots(self) -> None:
+        await self._slots.find()
+
+    def kill(self, id: str) -> Killed | None:
+        flow = self._gateway.registry.live.get(id)
+        if flow is None:
+            return None
+        call = flow.call
+        cut = not call.engine_finished and flow.connected
+        before = len(call.leftovers)
+        flow.end(reasons.KILLED)
+        aborts = any(left.abort_sent for left in call.leftovers[before:])
+        self._log.event("killed", id=id, tenant=call.tenant, backend=call.backend)
+        return Killed(call, cut, aborts)
+
+    async def until_let_go(self, ended: list[Call], within_s: float | None) -> None:
+        set_s = self._gateway.limits.kill_wait_s
+        waited_for = [left for call in ended for left in call.leftovers]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(set_s if within_s is None else min(within_s, set_s)):
+                while waited_for:
+                    if waited_for[-1].released is not None:
+                        waited_for.pop()
+                    else:
+                        await self._gateway.stopping.release_heard.wait()
+
+    def zombies(self) -> list[dict[str, Any]]:
+        stories = self._gateway.stopping.reaper.stories()
+        told_of = {story.call_id for story in stories}
+        ended = {call.id: call for call in self._gateway.registry.ended if call.id in told_of}
+        return [_zombie_row(story, ended.get(story.call_id), self.now()) for story in stories]
+
+    def phases(self) -> Iterable[Phase]:
+        return (flow.call.phase for flow in self._gateway.registry.live.values())
+
+    def queue_depth(self) -> int:
+        return self._gateway.placement.admission.queue.count
+
+    # Backends
+
+    def seats(self) -> Iterable[BackendLoad]:
+        return self._gateway.placement.admission.fleet.seats
+
+    def backends(self) -> list[dict[str, Any]]:
+        stands = {view.name: view for view in self._gateway.stopping.reaper.view()}
+        watched = self._monitor.watched
+        zombies = list(self._gateway.stopping.reaper.zombies())
+        return [
+            {
+                **_backend_row(backend, watched.get(name), stands.get(name), self.now()),
+                "zombies": [zombie.call_id for zombie in zombies if zombie.backend == name],
+            }
+            for name, backend in self._gateway.backends.by_name.items()
+        ]
+
+    def drain(self, backend: str, on: bool) -> bool:
+        return self._gateway.backends.drain(backend, on)
+
+    def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
+        found = self._gateway.backends.by_name.get(backend)
+        told = self._gateway.stopping.reaper.orphans(found, end=end) if found is not None else None
+        if found is None or told is None:
+            return None
+        return {"backend": backend, "orphans": told.calls, "means": told.means.value, "shared": found.settings.shared}
+
+    # The books
+
+    async def report(self, since_s: float, by: str) -> dict[str, Any]:
+        """The ledger, with the engines' own counters as they are now beside it; the difference is shown, not hidden."""
+        await self._monitor.look()
+        live: Counter[str] = Counter()
+        for call in self.calls():
+            live[call.backend] += call.tokens_out
+        made = await asyncio.to_thread(self._store.report, since_s, by)
+        made["currency"] = self._gateway.settings.currency
+        for name, row in made["engines"].items():
+            row |= {"live": live[name], "difference": row["computed"] + row["uncounted"] - row["booked"] - live[name]}
+        return made
+
+    def history(self) -> list[dict[str, float]]:
+        return list(self._monitor.history)
+
+    def alarms(self) -> list[dict[str, Any]]:
+        rows = []
+        for name, watched in self._monitor.watched.items():
+            finding = watched.alarm.finding
+            if finding is not None:
+                suspects = self._monitor.suspects(name)
+                rows.append({"backend": name, "signal": finding.signal, "excess": finding.excess, "suspects": suspects})
+        return rows
+
+    def ended(self, count: int) -> list[Call]:
+        """The calls that ended last, the latest first."""
+        return list(islice(reversed(self._gateway.registry.ended), count))
+
+    # The process
+
+    def connections(self) -> int:
+        return len(self._gateway.intake.open_connections)
+
+    def media_held_bytes(self) -> int:
+        return self._gateway.uploads.held_bytes
+
+    def body_bytes(self) -> int:
+        return self._gateway.intake.body_bytes
+
+    def loop_tasks(self) -> int:
+        return len(asyncio.all_tasks(self._gateway.loop))
+
+    def longest_stall_s(self) -> float:
+        return self._stalls.longest_s
+
+    def counts(self) -> dict[str, int]:
+        tracer = self._gateway.accounting.tracer
+        return {
+            "loop_stalls": self._stalls.stalls,
+            "connections_refused": self._gateway.intake.connections_refused,
+            "log_lines_dropped": self._log.dropped,
+            "ledger_entries_dropped": self._store.dropped,
+            "traces_dropped": tracer.dropped if tracer is not None else 0,
+            "divergence_alarms": self._monitor.alarms_raised,
+        }
+
+    def aborts(self) -> dict[str, int]:
+        aborts = self._gateway.stopping.aborts
+        return {"sent": aborts.sent, "failed": aborts.failed, "skipped": aborts.skipped}
+
+    def reaper(self) -> ReaperStats:
+        return self._gateway.stopping.reaper.books
+
+    def jobs(self) -> JobsView | None:
+        desk, provider = self._gateway.jobs.desk, self._gateway.jobs.provider
+        if provider is not None:
+            return ProviderOverview(provider, time.monotonic)
+        return JobsOverview(desk.board, time.monotonic) if desk is not None else None
+
+    def fault(self, error: Exception) -> None:
+        self._log.fault(error)
+
+    def loop_lag(self) -> Histogram:
+        return self._lag
+
+
+def _zombie_row(story: Zombie, call: Call | None, now: float) -> dict[str, Any]:
+    gone_at = story.gone_at
+    return {
+        "id": story.call_id,
+        "tenant": call.tenant if call is not None else None,
+        "cause": call.reason.code if call is not None and call.reason is not None else None,
+        "backend": story.backend,
+        "slot": story.slot,
+        "ended_s_ago": round(now - story.since, 1),
+        "tokens_since": story.tokens,
+        "tokens_exact": story.tokens_exact,
+        "aborts": story.aborts,
+        "release": story.fate.value,
+        "lived_s": round(gone_at - story.since, 1) if gone_at is not None else None,
+    }
+
+
+def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView | None, now: float) -> dict[str, Any]:
+    seat, offer = backend.seat, backend.offer()
+    return {
+        "name": backend.name,
+        "engine": backend.adapter.name,
+        "state": _state(seat),
+        "models": _models(backend),
+        "apis": sorted(offer.apis) if offer.apis is not None else None,
+        "client_key": "own" if backend.settings.api_key_env else "pass" if backend.shown_client_key else "drop",
+        "in_flight": seat.in_flight,
+        "limit": None if seat.is_open and seat.limit else seat.limit,
+        "limit_learned": not seat.slots,
+        "limited_by": seat.limited_by,
+        "paused_s": round(seat.paused_until - now, 1) if seat.paused else None,
+        "failures": seat.failures,
+        "ladder": stands.rung if stands is not None else None,
+        "ladder_reason": stands.reason if stands is not None else "",
+        "ladder_s": round(now - stands.since, 1) if stands is not None and stands.since > -math.inf else None,
+        "busy": watched.busy if watched is not None else None,
+        "tokens_computed": watched.computed if watched is not None else None,
+        "busy_s": round(seat.time.busy_s, 3),
+        "orphans": stands.orphans if stands is not None else 0,
+        "alarm": watched.alarm.finding.signal if watched is not None and watched.alarm.finding is not None else None,
+    }
+
+
+def _models(backend: Backend) -> list[str] | None:
+    """What it is configured to have, or lists; None where that is not known."""
+    if backend.settings.models:
+        return list(backend.settings.models)
+    return [row["id"] for row in backend.model_rows] if backend.model_rows is not None else None
+
+
+def _state(seat: BackendLoad) -> str:
+    state = "quarantined" if seat.closed else "up" if seat.up else "down"
+    return f"draining, {state}" if seat.drained and seat.in_flight else f"drained, {state}" if seat.drained else state

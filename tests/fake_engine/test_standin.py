@@ -1,0 +1,143 @@
+"""The stand-in itself: what the tests and the benchmarks measure against must do what its flags say."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from hangup.cli.main import main
+from hangup.fake_engine.engine import USAGE_MORE, Behaviour, FakeEngine, FakeWork
+from support.processes import StandIn, post_json
+from support.waiting import wait_until
+
+
+def work(slot: int | None = None) -> FakeWork:
+    made = FakeWork("id", 1, 5, 1, lambda _: None, lambda: None)
+    made.wanted_slot = slot
+    return made
+
+
+def engine(**behaviour: int) -> FakeEngine:
+    return FakeEngine(Behaviour(**behaviour), crash=lambda: None)  # type: ignore[arg-type]
+
+
+def test_more_than_slots_and_queue_are_refused_even_before_a_step() -> None:
+    full = engine(slots=2, queue=1)
+    assert [full.submit(work()) for _ in range(5)] == [True, True, True, False, False]
+    assert full.counters.refused == 2
+
+
+def test_slots_are_given_in_order_and_a_wanted_one_is_waited_for() -> None:
+    made = engine(slots=3)
+    first, pinned, blocked, last = work(), work(2), work(2), work()
+    for one in (first, pinned, blocked, last):
+        made.submit(one)
+    made._schedule()
+    assert [one.slot for one in (first, pinned, blocked, last)] == [0, 2, -1, 1]
+    assert list(made.waiting) == [blocked]
+    made.running.remove(pinned)
+    made._schedule()
+    assert blocked.slot == 2 and not made.waiting
+
+
+@pytest.mark.parametrize(("retry_after_s", "told"), [(0.0, None), (3.0, "3")])
+def test_a_full_engine_answers_as_it_was_told(retry_after_s: float, told: str | None) -> None:
+    with StandIn(like="openai", slots=0, queue=0, full_status=429, retry_after_s=retry_after_s) as standin:
+        with pytest.raises(urllib.error.HTTPError) as refusal:
+            post_json(f"{standin.url}/v1/chat/completions", {"messages": []})
+        assert refusal.value.code == 429 and refusal.value.headers["retry-after"] == told
+        assert b"rate_limit_error" in refusal.value.read()
+
+
+def test_embeddings_take_their_time_and_count_as_running() -> None:
+    with StandIn(like="vllm", embed_s=4.0, cache_tokens=32_000) as standin:
+
+        def metrics() -> str:
+            return str(urllib.request.urlopen(f"{standin.url}/metrics", timeout=60).read().decode())
+
+        def running(count: int) -> bool:
+            return f'num_requests_running{{engine="0",model_name="standin"}} {count}.0' in metrics()
+
+        answers: list[int] = []
+        given = {"model": "standin", "input": ["a", "b", "c"]}
+        asked = threading.Thread(
+            target=lambda: answers.append(len(post_json(f"{standin.url}/v1/embeddings", given)["data"])), daemon=True
+        )
+        asked.start()
+        wait_until(lambda: running(3), what="three inputs at work")
+        asked.join(60)
+        assert answers == [3] and running(0)
+        assert 'num_gpu_blocks="2000"' in metrics() and "kv_cache_usage_perc" in metrics()
+
+
+def test_one_that_says_nothing_of_itself_is_any_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    with StandIn(like="openai") as standin:
+        assert main(["doctor", standin.url]) == 0
+    assert "any OpenAI-compatible engine" in capsys.readouterr().out
+
+
+def test_peaks_start_anew() -> None:
+    made = engine(slots=1, queue=9)
+    for _ in range(5):
+        made.submit(work())
+    assert made.counters.waiting_peak == 5
+    made.waiting.clear()
+    made.forget_peaks()
+    made.submit(work())
+    assert made.counters.waiting_peak == 1
+
+
+class TestLies:
+    def test_an_abort_that_is_answered_and_not_done(self) -> None:
+        with StandIn(like="vllm", token_s=0.02, answer_tokens=400, lies="aborts") as standin:
+            asked = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+            request = urllib.request.Request(f"{standin.url}/v1/chat/completions", json.dumps(asked).encode())
+            request.add_header("x-request-id", "mine")
+            with urllib.request.urlopen(request, timeout=60):
+                wait_until(lambda: standin.stats()["running"] == 1, what="it to run")
+                named = json.dumps({"request_ids": ["chatcmpl-mine"]}).encode()
+                assert urllib.request.urlopen(f"{standin.url}/abort_requests", named, timeout=60).status == 200
+                assert standin.stats()["running"] == 1 and standin.stats()["abort_requests"] == 1
+
+    def test_figures_that_do_not_move_or_cannot_be(self) -> None:
+        with StandIn(like="vllm") as standin:
+
+            def running() -> str:
+                text = urllib.request.urlopen(f"{standin.url}/metrics", timeout=60).read().decode()
+                return str(text.splitlines()[0].rpartition(" ")[2])
+
+            standin.behave(lies="frozen")
+            assert running() == "0.0"
+            standin.behave(token_s=0.05, answer_tokens=400)
+            asked = json.dumps({"messages": [], "stream": True}).encode()
+            with urllib.request.urlopen(f"{standin.url}/v1/chat/completions", asked, timeout=60):
+                wait_until(lambda: standin.stats()["running"] == 1, what="it to run")
+                assert running() == "0.0"
+                standin.behave(lies="nonsense")
+                assert running() == "-3.0"
+                standin.behave(lies="")
+                assert running() == "1.0"
+
+    def test_an_answer_that_is_over_and_goes_on_and_tells_too_much(self) -> None:
+        with StandIn(token_s=0.02, lies="done,usage") as standin:
+            answer = post_json(f"{standin.url}/v1/chat/completions", {"messages": [], "max_tokens": 2})
+            assert answer["usage"]["completion_tokens"] == 2 + USAGE_MORE
+            assert len(answer["choices"][0]["message"]["content"].split()) == 2
+            assert standin.stats()["running"] == 1, "it works on"
+
+    def test_only_known_ones(self) -> None:
+        with StandIn() as standin, pytest.raises(urllib.error.HTTPError):
+            standin.behave(lies="all")
+
+
+def test_a_whole_number_of_seconds_does_not_make_whole_numbers_of_all_that_follow() -> None:
+    behaviour = Behaviour()
+    behaviour.change({"prefill_s": 10})
+    behaviour.change({"prefill_s": 0.05})
+    assert behaviour.prefill_s == 0.05
+    with pytest.raises(ValueError, match="slots must be of type int"):
+        behaviour.change({"slots": 1.5})

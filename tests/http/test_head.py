@@ -1,0 +1,23 @@
+"""Request heads: what the connection is told to do after the answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangup.gateway.http.head import RequestHead
+
+
+@pytest.mark.parametrize(
+    ("version", "header", "kept"),
+    [
+        ("1.1", "", True),
+        ("1.1", "Connection: close\r\n", False),
+        ("1.1", "Connection: Keep-Alive, Close\r\n", False),
+        ("1.0", "", False),
+        ("1.0", "Connection: keep-alive\r\n", True),
+    ],
+)
+@pytest.mark.parametrize("body", ["", "Content-Length: 2\r\n"])
+def test_close_is_heard_with_and_without_a_body(version: str, header: str, kept: bool, body: str) -> None:
+    head = RequestHead(f"GET / HTTP/{version}\r\nHost: x\r\n{header}{body}\r\n".encode(), count_max=10, url_bytes_max=100)
+    assert head.keep_alive is kept

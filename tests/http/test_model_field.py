@@ -1,0 +1,30 @@
+"""The model in a form is found at either end of it, and the file between them is neither searched nor changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangup.gateway.apis import model_field
+
+KIND = b"multipart/form-data; boundary=b"
+MODEL = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n'
+OTHER = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nnot this\r\n'
+
+
+def file(content: bytes) -> bytes:
+    return b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + content + b"\r\n"
+
+
+@pytest.mark.parametrize("size", [0, 100, 1_000_000])
+@pytest.mark.parametrize("first", [True, False])
+def test_either_end(size: int, first: bool) -> None:
+    parts = [MODEL, file(b"\0" * size)]
+    body = b"".join(parts if first else reversed(parts)) + b"--b--\r\n"
+    assert model_field.find(body, KIND) == "whisper"
+    assert model_field.replace(body, KIND, "w2") == body.replace(b"whisper", b"w2")
+
+
+def test_the_file_is_not_searched() -> None:
+    body = file(b"\0" * 500_000 + OTHER + b"\0" * 500_000) + b"--b--\r\n"
+    assert model_field.find(body, KIND) == ""
+    assert model_field.replace(body, KIND, "w2") == body

@@ -1,0 +1,157 @@
+"""A real engine as a process, what is asked of it, and when it is idle: by its own word, and by its processor time.
+
+Each is blind where the other sees. vLLM's figures tell only of steps that are over, so that a prefill is in none of them;
+processor time tells nothing of a call that waits. llama-server is not asked but read (its log), since questions change what
+it does; transformers serve says nothing at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hangup.gateway.backends.adapters.base import gauges
+from support.processes import Gateway
+from support.raw import Client
+from support.waiting import wait_until
+
+CHAT = "/v1/chat/completions"
+TOKENS = {"llamacpp": 6000, "transformers": 300, "vllm": 2000}  # some ten seconds of work
+_QUIET_SHARE = 0.2  # of a processor
+_ASK_S = 0.1  # between two questions; one of them costs vLLM some 8 ms
+NEVER = float("inf")
+
+
+@dataclass
+class Engine:
+    name: str
+    url: str
+    model: str
+    pid: int
+    log: Path
+    _numbers: count[int] = field(default_factory=count)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", int(self.url.rpartition(":")[2])
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def gauges(self) -> dict[str, float]:
+        return gauges(self.get("/metrics").encode())
+
+    def body(self, *, stream: bool, words: int = 1, tokens: int = 0) -> dict[str, Any]:
+        """A request that nobody has made before: nothing of it is in any cache. But for transformers serve, which cannot be
+        told to go on: this one it answers at length."""
+        text = ("" if self.name == "transformers" else f"{next(self._numbers)} ") + "word " * words
+        asked = {"model": self.model, "messages": [{"role": "user", "content": text}], "stream": stream}
+        to_the_end = {} if self.name == "transformers" else {"ignore_eos": True}  # which refuses fields that it does not know
+        return asked | {"max_tokens": tokens or TOKENS[self.name]} | to_the_end
+
+    def cpu_s(self) -> float:
+        """Processor time that all its processes have used: looking at it changes nothing."""
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except OSError:  # it has just ended
+                continue
+            ticks += int(fields[11]) + int(fields[12]) if int(fields[2]) == self.pid else 0
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def at_work_on(self) -> int | None:
+        """The calls that it says it has, as often as that may be asked."""
+        match self.name:
+            case "vllm":
+                told = self.gauges()
+                return int(told["vllm:num_requests_running"] + told["vllm:num_requests_waiting"])
+            case "llamacpp":
+                text = self.log.read_text(errors="replace")
+                return text.count("launch_slot_") - text.count("stop processing")
+        return None
+
+    def taken(self) -> int:
+        """The calls that have reached it and not ended, those in its queue with them. Not to be asked after a hang-up."""
+        match self.name:
+            case "llamacpp":
+                told = self.gauges()
+                return int(told["llamacpp:requests_processing"] + told["llamacpp:requests_deferred"])
+            case "transformers":  # never ended, as far as it says
+                return len(re.findall("Request received", self.log.read_text(errors="replace")))
+        return self.at_work_on() or 0
+
+
+class Idle(NamedTuple):
+    """Seconds from the hang-up."""
+
+    cpu_s: float
+    word_s: float | None
+
+    def __str__(self) -> str:
+        return f"{shown(self.cpu_s)} ({'-' if self.word_s is None else shown(self.word_s)})"
+
+
+def shown(seconds: float) -> str:
+    """Below what a clock of ten milliseconds and a step of the engine can tell, only that."""
+    return "not within 4 s" if seconds == NEVER else f"{seconds:.2f} s" if seconds > 0.05 else "< 0.05 s"
+
+
+def until_idle(real: Engine, limit_s: float, quiet_s: float = 0.3) -> Idle:
+    """From now until it has used next to no processor time for a moment, and until it says that it has nothing to do."""
+    start = time.monotonic()
+    mark, used = start, real.cpu_s()
+    asked_at, told_at = -NEVER, NEVER
+    speaks = real.at_work_on() is not None
+    quiet_at = NEVER
+    while time.monotonic() - start < limit_s + quiet_s and (quiet_at == NEVER or (speaks and told_at == NEVER)):
+        time.sleep(0.01)
+        now, cpu = time.monotonic(), real.cpu_s()
+        if cpu - used > _QUIET_SHARE * (now - mark) + 0.02:
+            mark, used, quiet_at = now, cpu, NEVER
+        elif now - mark >= quiet_s:
+            quiet_at = mark - start
+        if speaks and now - asked_at >= _ASK_S:
+            asked_at = now
+            told_at = NEVER if real.at_work_on() else min(told_at, time.monotonic() - start)
+    return Idle(quiet_at, told_at if speaks else None)
+
+
+def settle(real: Engine) -> None:
+    """What an earlier call left behind is done, however little of the machine it gets."""
+    assert until_idle(real, 90, quiet_s=1.5).cpu_s < 90
+
+
+def wait_busy(real: Engine, cpu_s: float = 0.2) -> None:
+    before = real.cpu_s()
+    wait_until(lambda: real.cpu_s() > before + cpu_s, what="the engine to be at work")
+
+
+def recognised(gateway: Gateway, real: Engine) -> None:
+    wait_until(lambda: any(f"as {real.name}" in str(row.get("change")) for row in gateway.log()), what="recognition")
+
+
+def released(gateway: Gateway) -> float:
+    return sum(value for name, value in gateway.metrics().items() if name.startswith("hangup_releases_total"))
+
+
+def accused(gateway: Gateway) -> list[dict[str, Any]]:
+    return [row for row in gateway.log() if row.get("event") in ("zombie", "orphans", "ladder")]
+
+
+def read_until_at_work_on(real: Engine, calls: int, client: Client, limit_s: float) -> float:
+    """Seconds until the engine says that it has so many calls, while one of its clients goes on reading."""
+    start = time.monotonic()
+    while (now := time.monotonic() - start) < limit_s:
+        if real.at_work_on() == calls:
+            return now
+        assert client.read_some()
+        client.buffer = b""
+    return NEVER
