@@ -9,7 +9,7 @@ import hangup
 
 ROOT = Path(hangup.__file__).parent
 STARTERS = {"create_task", "ensure_future", "run_in_executor", "Thread", "Timer", "ThreadPoolExecutor"}
-OWNER = "duties.py"
+OWNER = "tasks.py"
 
 
 def started_in(path: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Whether an engine has let go of work that nobody waits for, and what follows if it has not. No I/O.
 
-`EngineStatus` is what an engine says of itself, `PendingStops` holds the calls that ended while it was at work on them and judges by
-that, and `Ladder` decides what is done about those it has not let go of.
+`EngineStatus` is what an engine reports. `PendingStops` holds the calls that ended while the engine worked on them, and
+decides from that report which of them have stopped. `Ladder` decides what to do about the rest.
 """
 
 from hangup.core.reaper.engine_status import EngineStatus, Slot
