@@ -152,7 +152,7 @@ def test_a_head_that_comes_byte_by_byte_is_read_once() -> None:
     def cpu_s(size: int) -> float:
         loop = asyncio.new_event_loop()
         owner = _Silent()
-        connection = ClientConnection(cast(RequestRouter, owner), loop)
+        connection = ClientConnection(cast(RequestRouter[ClientConnection], owner), loop)
         connection.connection_made(cast(asyncio.BaseTransport, owner))
         data = [bytes([byte]) for byte in b"GET / HTTP/1.1\r\nx: " + b"a" * size]
         start = time.process_time()

@@ -99,10 +99,9 @@ def test_others_are_served_elsewhere_while_one_backend_is_wedged(like: str, grac
             asked = [one.result(120) for one in asking]
             stays.fin()
     missed = [at_s for at_s, served in asked if not served]
-    print(
-        f"\n{like}: {len(missed)} of {len(asked)} were sent to the wedged one, the last {max(missed):.2f} s after the hang-up"
-    )
-    assert max(missed) < grace_s + 3.0, "all that came in the last two seconds were served"
+    last_s = max(missed, default=0.0)  # calls that had not begun may all have been taken elsewhere
+    print(f"\n{like}: {len(missed)} of {len(asked)} were lost to the wedged one, the last {last_s:.2f} s after the hang-up")
+    assert last_s < grace_s + 3.0, "all that came in the last two seconds were served"
 
 
 def _drain(gateway: Gateway, name: str, method: str) -> None:

@@ -53,7 +53,7 @@ from hangup.gateway.placement import Placed, Seats
 from hangup.gateway.relay.base import Relay
 from hangup.gateway.relay.passthrough import PassRelay
 from hangup.gateway.request_policy import IncomingRequest
-from hangup.gateway.routing import Wanted
+from hangup.gateway.routing import NOTHING_WANTED, Wanted
 from hangup.gateway.stopping import Attempt
 from hangup.gateway.stream_refusal import StreamRefusal
 from hangup.tasks import DUTIES
@@ -74,7 +74,7 @@ class CallFlow(ClientRequest):
     def __init__(self, ports: FlowPorts, client: ResponseSink, call: Call, request: IncomingRequest) -> None:
         super().__init__(ports, client, call, request)
         self.asked: EngineRequest = NOTHING_ASKED  # until the request is read
-        self.wanted = Wanted()
+        self.wanted = NOTHING_WANTED
         self._structure: jsonbody.Structure | None = None
         self._refusal: StreamRefusal | None = None  # that is being read
 
@@ -114,7 +114,8 @@ class CallFlow(ClientRequest):
         self.api, call.route = asked.api, asked.api.name
         if isinstance(asked, GenerationRequest):
             call.model, call.stream = asked.ask.model, asked.ask.stream
-            self.wanted = Wanted(home=self.ports.engine_responses.home(asked.api, asked.value, call.tenant))
+            if asked.api.kept_by_engine:
+                self.wanted = Wanted(home=self.ports.engine_responses.home(asked.value, call.tenant))
         call.clock = self._clock(to_client=call.stream, from_engine=asked.streams)
 
     # 2. A place
@@ -424,8 +425,7 @@ class CallFlow(ClientRequest):
         super()._free(ticket)
 
     def _forget(self) -> None:
-        super()._forget()
-        self._refusal = None
+        self._relay = self._refusal = None
         self.asked.forget_body()
 
     def _overdue(self, reason: Reason) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.errors import Refusal
-from hangup.gateway.apis.base import Api, Json
+from hangup.gateway.apis.base import Json
 
 _ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_.:-]{1,128})"')
 _LOOK_BYTES = 4096  # the id stands at the beginning of an answer, and in a stream's first event
@@ -35,9 +35,9 @@ class EngineResponses:
             while len(self._makers) > most:
                 self._makers.popitem(last=False)
 
-    def home(self, api: Api, value: Json, tenant: str) -> str:
+    def home(self, value: Json, tenant: str) -> str:
         """Names the backend that has what a request continues, if that is known."""
-        before = value.get("previous_response_id") if api.kept_by_engine else None
+        before = value.get("previous_response_id")
         return self.maker(before, tenant) if type(before) is str else ""
 
     def maker(self, id: str, tenant: str) -> str:

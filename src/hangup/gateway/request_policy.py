@@ -112,7 +112,9 @@ class RequestPolicy:
             route = check_route(route, head)
         request.client_total_s = own_deadline(head)
         request.client_read_s = sdk_read_timeout(head)
-        request.take_limits(self.limits_of(route.path, tenant))
+        limits = self.limits_of(route.path, tenant)
+        if limits is not request.limits or route.api.media:
+            request.take_limits(limits)
         return route
 
     def _passes_preflight(self, route: Route, head: RequestHead) -> bool:

@@ -41,6 +41,9 @@ class Wanted(NamedTuple):
     home: str = ""  # the one backend that has what it continues
 
 
+NOTHING_WANTED = Wanted()
+
+
 class Routing:
     def __init__(self, backends: Backends, loop: asyncio.AbstractEventLoop, log: Log, regroup: Callable[[], None]) -> None:
         self.catalog = Catalog()

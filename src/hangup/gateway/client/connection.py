@@ -71,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
     transport: asyncio.Transport
     write: Callable[[bytes], None]
 
-    def __init__(self, owner: RequestRouter, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: RequestRouter[ClientConnection], loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
         self._loop = loop
         self.state = ConnectionState.IDLE

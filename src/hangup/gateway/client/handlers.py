@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 from hangup.config import TrafficLimits
 from hangup.core.reasons import Reason
 from hangup.gateway.http.head import RequestHead
 
-if TYPE_CHECKING:
-    from hangup.gateway.client.connection import ClientConnection
+C_contra = TypeVar("C_contra", contravariant=True)
 
 
 class RequestHandler(Protocol):
@@ -38,8 +37,8 @@ class RequestHandler(Protocol):
         """A bug of ours: it costs this call and no other."""
 
 
-class RequestRouter(Protocol):
-    """Who gets the requests."""
+class RequestRouter(Protocol[C_contra]):
+    """Who gets the requests of connections of type `C_contra`."""
 
     half_close_is_hangup: bool
     body_bytes: int  # of bodies that have not come whole yet, of all connections together
@@ -47,15 +46,15 @@ class RequestRouter(Protocol):
     @property
     def limits(self) -> TrafficLimits: ...
 
-    def connected(self, connection: ClientConnection) -> bool:
+    def connected(self, connection: C_contra) -> bool:
         """Whether there is room for it; if not, it is told so and closed."""
 
-    def may_refuse(self, connection: ClientConnection) -> bool:
+    def may_refuse(self, connection: C_contra) -> bool:
         """Whether one for which there is no room can be told why; there is little room for those, too."""
 
-    def disconnected(self, connection: ClientConnection) -> None: ...
+    def disconnected(self, connection: C_contra) -> None: ...
 
-    def open(self, connection: ClientConnection, head: RequestHead) -> RequestHandler | None:
+    def open(self, connection: C_contra, head: RequestHead) -> RequestHandler | None:
         """A request's head is here; None when it has been refused already."""
 
-    def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None: ...
+    def refuse_unreadable(self, connection: C_contra, reason: Reason, detail: str) -> None: ...

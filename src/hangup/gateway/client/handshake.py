@@ -20,7 +20,7 @@ _ACCEPTED_PER_TURN = 64  # then others have their turn
 _RETRY_S = 0.5  # after an accept that failed, as it does when there are no file descriptors left
 
 
-class TlsOwner(RequestRouter, Protocol):
+class TlsOwner(RequestRouter[ClientConnection], Protocol):
     tls: ssl.SSLContext | None  # that of new connections: a renewed certificate is a new context
     handshakes: int  # how many are under way
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 import orjson
@@ -13,9 +13,7 @@ from hangup.config import JobLimits
 from hangup.core import reasons
 from hangup.errors import Refusal
 from hangup.gateway.http import jsonbody
-
-if TYPE_CHECKING:
-    from hangup.gateway.jobs.upload import Upload
+from hangup.gateway.jobs.upload import Upload, is_number
 
 Json = dict[str, Any]
 # Headers of the client's that its items' calls shall have; a key is never kept.
@@ -64,11 +62,6 @@ class JobHttpResponse:
     def json(cls, value: Json, status: int = 200, **headers: str) -> JobHttpResponse:
         pairs = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
         return cls(orjson.dumps(value), status, headers=pairs)
-
-
-def is_number(text: str) -> bool:
-    """Digits, and not so many that reading them is work."""
-    return text.isascii() and text.isdigit() and len(text) <= 18
 
 
 def parse_query(query: bytes) -> dict[str, str]:

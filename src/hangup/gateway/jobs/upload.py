@@ -14,7 +14,6 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from hangup.core import reasons
 from hangup.errors import Refusal
-from hangup.gateway.jobs.http_messages import is_number
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.store.jobs import File
 
@@ -253,3 +252,8 @@ class Upload:
 
     def _on_end(self) -> None:
         self._complete = True
+
+
+def is_number(text: str) -> bool:
+    """Tells whether a text is digits, and not so many that reading them is work."""
+    return text.isascii() and text.isdigit() and len(text) <= 18
