@@ -1,1 +1,1 @@
-"""The engine's side: connections kept alive, backends and their health, and one small adapter per kind of engine."""
+"""The gateway's side towards engines: connection pools, backends and their health, and one small adapter per kind of engine."""

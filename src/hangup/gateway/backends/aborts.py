@@ -1,4 +1,4 @@
-"""Explicit aborts, sent beside the data path. Every one is owned here, bounded in number and in time."""
+"""Sends explicit aborts to engines, outside the data path, and limits both their number and their time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hangup.gateway.backends.connection import EngineConnection
 from hangup.gateway.backends.fetch import fetch
 from hangup.tasks import Tasks
 
-IN_FLIGHT_MAX = 256  # beyond this only the cut connection speaks: a flood of aborts helps nobody
+IN_FLIGHT_MAX = 256  # beyond this the gateway only cuts the connection: a flood of aborts helps nobody
 LINGER_S = 0.25  # how long an abort may keep the call's own connection open
 
 
@@ -23,7 +23,8 @@ class Aborts:
         self._tasks = Tasks("abort")
 
     def stop(self, backend: Backend, key: str, connection: EngineConnection | None) -> bool:
-        """Ends a call in its engine: its connection is cut, and it is told by id if it has ears for that (then True)."""
+        """Stop a call in its engine: cut its connection and, if the engine supports it, send an abort by id. Return True if an
+        abort was sent."""
         abort = backend.abort(key)
         first = abort is not None and backend.adapter.abort_first and len(self._tasks) < IN_FLIGHT_MAX
         if connection is not None and first:
@@ -33,7 +34,7 @@ class Aborts:
         return abort is not None and self._start(backend, abort, connection if first else None)
 
     def send(self, backend: Backend, key: str) -> bool:
-        """Tells the engine once more, if that can be done."""
+        """Send another abort for a call, if the backend supports it. Return True if it was sent."""
         abort = backend.abort(key)
         return abort is not None and self._start(backend, abort, None)
 

@@ -1,4 +1,4 @@
-"""One backend: its address, its place in the balance, its connections and its adapter."""
+"""One backend: its address, its load, its connections and its adapter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hangup.gateway.backends.pool import Dial, Pool
 from hangup.gateway.backends.slots import SlotPool
 from hangup.gateway.http.head import HOP_BY_HOP, Headers, RequestHead
 
-# Of the client's headers, what is between it and us, or what we set anew.
+# Client headers that are hop-by-hop, or that the gateway sets itself.
 _NOT_FORWARDED = HOP_BY_HOP | {
     b"host",
     b"content-length",
@@ -30,7 +30,7 @@ _WITH_BODY = frozenset(["POST", "PUT", "PATCH", "DELETE"])
 _KEYS = frozenset([b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"])
 
 _PROTOCOLS = b"sec-websocket-protocol"
-_KEY_PROTOCOL = b"openai-insecure-api-key."  # browsers have no other place for a key in a WebSocket's handshake
+_KEY_PROTOCOL = b"openai-insecure-api-key."  # browsers cannot send a key elsewhere in a WebSocket handshake
 
 
 class Backend:
@@ -54,16 +54,16 @@ class Backend:
             kv_tokens=settings.kv_tokens,
             step_slo_s=limits.step_slo_s,
         )
-        # Until a backend has told what it is, it is treated as the least capable kind.
+        # A backend counts as the least capable kind until it was recognised.
         self._slots_given = bool(self.seat.slots)
-        self.learned = False  # its facts were asked for
+        self.learned = False  # its facts were queried
         self.slots = SlotPool()
-        self.heard_at = -math.inf  # when anything last came from it for a call that is over
-        self.pinned = 0  # live calls that have one
-        # Nothing of a client's may be asked for with a key that is not there: an unset one is an error.
+        self.heard_at = -math.inf  # when it last sent anything for a call that has ended
+        self.pinned = 0  # live calls that are pinned to a slot
+        # An unset key is an error: no client's request may go out with an empty one.
         self._key = keys.read(settings.api_key_env, os.environ).encode("ascii") if settings.api_key_env else b""
-        self.passes_client_key = True  # where it has none of its own
-        self.model_rows: list[dict[str, Any]] | None = None  # as it lists them; None: it does not, or was not asked yet
+        self.passes_client_key = True  # if the backend has no key of its own
+        self.model_rows: list[dict[str, Any]] | None = None  # as it lists them; None: it does not, or was not queried yet
         self.models_asked_at: float | None = None
         adapter = (hosted(self.pool.address.host) or GENERIC) if settings.engine == AUTO else ADAPTERS[settings.engine]
         named = settings.engine != AUTO
@@ -72,13 +72,13 @@ class Backend:
         self._prefix = self.pool.address.prefix
 
     def take_limits(self, limits: BackendLimits) -> None:
-        """New limits, after a reload; what it runs goes on."""
+        """Apply new limits after a reload; running calls go on."""
         self.limits = self.pool.limits = limits
         self.seat.failures_max = limits.failures_max
         self.seat.limiter.step_slo_s = limits.step_slo_s
 
     def use(self, adapter: EngineAdapter, facts: Facts) -> None:
-        """Says what kind of engine this is and what it can do."""
+        """Set the kind of engine and what it can do."""
         self.adapter = adapter
         self.facts = facts
         if facts.slots and not self._slots_given:
@@ -86,7 +86,7 @@ class Backend:
         self.seat.limiter.forget(by_tokens=not adapter.hosted)
         may_pin = adapter.pins_slots and facts.can_tell and self.settings.pin_slots and not self.settings.shared
         self.slots.resize(facts.slots if may_pin else 0)
-        if may_pin:  # what it is at already gets no call, not even before the first look
+        if may_pin:  # slots that are busy already get no call, not even before the first status query
             self.seat.occupied = self.slots.occupied(facts.at_work, self.slots.taken)
         self._dropped = _NOT_FORWARDED | adapter.stripped_headers
         self._dropped_without_key = self._dropped | _KEYS
@@ -97,47 +97,47 @@ class Backend:
 
     @property
     def can_tell(self) -> bool:
-        """Whether it says what it runs."""
+        """True if the backend reports what it runs."""
         return self.facts.can_tell and bool(self.adapter.status_path)
 
     def pin(self, choices: int) -> int | None:
-        """A slot for one call, the one that was used last; None if it must find one by itself."""
+        """Assign the most recently used free slot to a call; None if the engine must choose one."""
         slot = self.slots.take() if choices == 1 else None
         self.pinned += slot is not None
         return slot
 
     def unpin(self, slot: int | None) -> None:
-        """Its call is over, and the slot is free."""
+        """Free the slot of a call that has ended."""
         if slot is not None:
             self.pinned -= 1
             self.slots.give(slot)
 
     def leave_pinned(self, slot: int | None) -> None:
-        """Its call is over, and the engine may still be at work on it there: the slot stays taken until `free_slot`."""
+        """Record the end of a pinned call that the engine may still run: its slot stays taken until `free_slot`."""
         if slot is not None:
             self.pinned -= 1
 
     def free_slot(self, slot: int | None) -> None:
-        """The engine has let go of a call that is over."""
+        """Free the slot of an ended call that the engine has stopped."""
         if slot is not None:
             self.slots.give(slot)
 
     @property
     def shown_client_key(self) -> bool:
-        """Whether it gets the key that a client sends; else it gets one of ours, or none."""
+        """True if the backend gets the client's key; otherwise it gets one of ours, or none."""
         return self.passes_client_key and not self._key
 
     # Its models
 
     def told_models(self, answer: Seen, now: float) -> None:
-        """What it answered to the question for its models. When it fails to answer, what it said before holds."""
+        """Store the answer to a request for its models. If the backend failed to answer, the previous list stays."""
         if answer.status == 0 or answer.status >= 500:
             return
         self.models_asked_at = now
         self.model_rows = self.adapter.read_models(answer)
 
     def offer(self) -> Offer:
-        """What can be asked of it, as far as is known."""
+        """Return what clients can request from the backend, as far as is known."""
         settings, adapter, rows = self.settings, self.adapter, self.model_rows
         return Offer(
             apis=frozenset(settings.apis) or adapter.apis,
@@ -150,11 +150,12 @@ class Backend:
         )
 
     def request_id(self, call_id: str, key: str) -> str:
-        """The X-Request-Id that it gets: the call's own, unless that is, or may turn out to be, the name it is stopped by."""
+        """Return the X-Request-Id to send: the call's own id, unless this header carries the key for aborts, or may turn out
+        to."""
         return key if not self.learned or (self.adapter.keyed_by == "header" and self.facts.can_abort) else call_id
 
     def abort(self, key: str) -> Abort | None:
-        """How to stop a call by the engine's name for it, if that can be done here."""
+        """Return the request that aborts a call by the engine's id of it, or None if this backend has no abort."""
         return self.adapter.abort(key) if self.facts.can_abort and key else None
 
     def request(
@@ -170,9 +171,10 @@ class Backend:
         upgrade: bool = False,
         query: bytes | None = None,
     ) -> tuple[bytes, bytes]:
-        """The request as the engine gets it, head and body; `upgrade`: a WebSocket's handshake, `query`: not the client's."""
+        """Build the engine's request, head and body. `upgrade`: it is a WebSocket handshake; `query`: replaces the client's
+        query."""
         if head.method not in _WITH_BODY:
-            body = b""  # it means nothing there, and some engines would take it for the next request
+            body = b""  # meaningless for this method, and some engines would parse it as the next request
         shown = forward_key and self.passes_client_key and not self._key
         dropped = self._dropped if shown else self._dropped_without_key
         if head.fields.get(b"connection", b"keep-alive") not in (b"keep-alive", b"close"):
@@ -202,7 +204,7 @@ class Backend:
         return b"".join(lines), body
 
     def own_request(self, method: str, path: str, body: bytes = b"", headers: Headers | None = None) -> tuple[bytes, bytes]:
-        """A request of the gateway itself, head and body: a health check, an abort."""
+        """Build a request of the gateway itself, such as a health check or an abort: head and body."""
         lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method.encode(), self._target(path), self._host)]
         lines += [b"%b: %b\r\n" % pair for pair in headers or []]
         if self._key:

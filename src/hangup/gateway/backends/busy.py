@@ -1,4 +1,4 @@
-"""How busy an engine is, from whoever knows: its own metrics, the GPUs of this machine, or a DCGM exporter."""
+"""Measures how busy an engine is, from its own metrics, this machine's GPUs, or a DCGM exporter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _PAGE_BYTES_MAX = 4 * 1024 * 1024
 
 
 async def busy(backend: Backend, counters: ReportedCounters | None, timeout_s: float) -> float | None:
-    """0 to 1, or None when nobody can tell. `busy_from` comes from the configuration, never from a caller."""
+    """Return the utilisation, 0 to 1, or None if it is unknown. `busy_from` comes from the configuration, never from a
+    caller."""
     source = backend.settings.busy_from
     if source == "engine":
         return None if counters is None or counters.running is None else float(counters.running > 0)

@@ -1,4 +1,5 @@
-"""A connection to an engine: one request at a time, its answer's head parsed, its body handed on as it comes."""
+"""A connection to an engine: sends one request at a time, parses the head of the answer, and passes the body on as it
+arrives."""
 
 from __future__ import annotations
 
@@ -13,29 +14,30 @@ from hangup.errors import WireError
 from hangup.gateway.http.body import BodyDecoder, Chunked, Counted, UntilClose
 from hangup.gateway.http.head import HEAD_END, ResponseHead
 
-_AT_ONCE_S = 0.25  # within which an engine says that it had closed a connection before our request came
+_AT_ONCE_S = 0.25  # within which an engine reports that it closed a connection before our request arrived
 _NEWS = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 
 
-_COPIED_BYTES_MAX = 64 * 1024  # of a body, to go out in one piece with its head
+_COPIED_BYTES_MAX = 64 * 1024  # of a body, to send in one piece with its head
 
 
 class ResponseHandler(Protocol):
-    """Who sent the request and gets the answer."""
+    """The sender of a request, who receives the answer."""
 
     def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
-        """The head is here, and `rest` of what came with it; returns where the body's further raw bytes go."""
+        """Take the answer's head and `rest`, the bytes that came with it. Return the callback for the body's further raw
+        bytes."""
 
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None: ...
 
     def engine_garbled(self, connection: EngineConnection, error: WireError) -> None: ...
 
     def fault(self, error: Exception) -> None:
-        """A bug of ours came up while the answer was taken; the connection is cut."""
+        """Report a bug of ours that was raised while the answer was processed; the connection is cut."""
 
 
 class ConnectionOwner(Protocol):
-    """Where a connection goes when its answer is complete, and which wants to know of its end."""
+    """The owner of a connection: takes it back after a complete answer, and learns when it closes."""
 
     def put_back(self, connection: EngineConnection) -> None: ...
 
@@ -72,8 +74,8 @@ class EngineConnection(asyncio.Protocol):
         self._buffer = b""
         self._paused = False
         self._asked_at = 0.0
-        self._has_body = False  # of the request
-        self._refused = False  # the request, by the answer's status
+        self._has_body = False  # the request has one
+        self._refused = False  # the answer's status refused the request
         self._may_switch = False
         self._tell_full: Callable[[bool], None] | None = None
         self.idle_since = 0.0
@@ -83,11 +85,11 @@ class EngineConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and self._receive_bytes:
-            # The kernel would take megabytes of tokens on behalf of a client that has stopped reading.
+            # Otherwise the kernel would buffer megabytes of tokens for a client that has stopped reading.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
 
     def ask(self, handler: ResponseHandler, head: bytes, body: bytes, *, may_switch: bool = False) -> None:
-        """`may_switch`: the request is a handshake, and 101 an answer to it."""
+        """Send a request. `may_switch`: it is a handshake, so 101 is a final answer."""
         assert self._handler is None, "one request at a time"
         self._handler = handler
         self._asked_at = time.monotonic()
@@ -109,9 +111,9 @@ class EngineConnection(asyncio.Protocol):
             elif self._handler is not None:
                 self._read_head(self._handler, data)
             else:
-                self.abort()  # an idle connection has nothing to say: its framing is off
+                self.abort()  # bytes on an idle connection mean that its framing is off
         except Exception as error:
-            # Left to the transport, it would look as if the engine had broken off.
+            # If the transport handled it, it would look as if the engine had closed the connection.
             handler = self._handler
             self.abort()
             if handler is None:
@@ -133,11 +135,11 @@ class EngineConnection(asyncio.Protocol):
                 handler.engine_garbled(self, error)
                 return
             if head.status >= 200 or (head.status == 101 and self._may_switch):
-                break  # other 1xx are announcements; the answer is behind them
+                break  # other 1xx are informational; the answer follows
         rest, self._buffer = self._buffer, b""
         self._refused = head.status >= 400
         feed = handler.engine_answered(self, head, rest)
-        if self._handler is handler:  # it may be done with us already
+        if self._handler is handler:  # it may have released the connection already
             self._feed = feed
 
     def eof_received(self) -> bool:
@@ -154,7 +156,8 @@ class EngineConnection(asyncio.Protocol):
                 handler.fault(error)
 
     def when_full(self, tell: Callable[[bool], None], bytes_max: int) -> None:
-        """Tells when more than so many bytes wait for the engine to read them, and when it has."""
+        """Call `tell(True)` when more than `bytes_max` bytes wait for the engine to read them, and `tell(False)` when it
+        has."""
         self._tell_full = tell
         self.transport.set_write_buffer_limits(high=bytes_max)
 
@@ -167,7 +170,7 @@ class EngineConnection(asyncio.Protocol):
             self._tell_full(False)
 
     def pause(self) -> None:
-        """Whoever gets the answer cannot take more of it just now."""
+        """Stop reading: the receiver of the answer cannot take more at the moment."""
         if not self._paused and not self.transport.is_closing():
             self._paused = True
             self.transport.pause_reading()
@@ -179,11 +182,12 @@ class EngineConnection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def closed_before(self) -> bool:
-        """After its loss: whether it had been closed as it lay idle, so that the engine never read the request."""
+        """After the connection was lost: return True if the engine closed it while it was idle, so that it never read the
+        request."""
         return self.reused and not self._buffer and time.monotonic() - self._asked_at < _AT_ONCE_S
 
     def is_quiet(self) -> bool:
-        """Whether nothing has come that the event loop has not yet told: neither a FIN, nor bytes that nobody asked for."""
+        """Return True if nothing has arrived that the event loop has not yet reported: neither a FIN nor unsolicited bytes."""
         sock = self.transport.get_extra_info("socket")
         if sock is None:
             return True
@@ -192,30 +196,31 @@ class EngineConnection(asyncio.Protocol):
         return not news.poll(0)
 
     def release(self, reusable: bool) -> None:
-        """The answer is complete. The connection is kept if it is as good as new.
+        """End the exchange after a complete answer, and keep the connection if it can be reused.
 
-        An engine may answer before it has read all of the request. What we have not sent of it stands in the way of the
-        next; and some engines, having refused a request, take its unread body for the next one.
+        An engine may answer before it has read the whole request. The unsent part would block the next request; and some
+        engines that refuse a request parse its unread body as the next one.
         """
         self._handler, self._feed = None, None
         unread = self._has_body and self._refused
         if reusable and not unread and not self.transport.is_closing() and not self.transport.get_write_buffer_size():
-            self.resume()  # the last bytes of the answer may have been more than its client could take at once
+            self.resume()  # reading may still be paused after the last bytes of the answer
             self._home.put_back(self)
         else:
             self.abort()
 
     def hand_over(self, handler: ResponseHandler) -> None:
-        """The answer, of which nothing has come yet, is for somebody else now."""
+        """Pass an answer that has not begun to another handler."""
         assert self._handler is not None and self._feed is None
         self._handler = handler
 
     def linger(self) -> None:
-        """Stays open for a moment, but what comes is for nobody: some engines must hear an abort before the end."""
+        """Keep the connection open for a moment but ignore its data: some engines must get an abort before the connection
+        closes."""
         self._handler, self._feed = None, _ignore
 
     def abort(self) -> None:
-        """Cuts the connection now; on most engines this is what stops the work."""
+        """Cut the connection now; on most engines this stops the work."""
         self._tell_full = None
         self._handler, self._feed = None, None
         self.transport.abort()
@@ -230,4 +235,4 @@ def body_decoder(head: ResponseHead) -> BodyDecoder:
 
 
 def _ignore(data: bytes) -> None:
-    """Nobody waits for it."""
+    """Discard the data."""

@@ -1,6 +1,6 @@
-"""What an engine says of itself on its page of metrics: tokens computed, calls running.
+"""Reads an engine's counters from its metrics page: tokens generated, calls running.
 
-The names are the engines' own; a page may have the same one for several models or ranks, and then they are added up.
+The metric names are the engines' own. A page may repeat one for several models or ranks; the values are summed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import fetch
 
 PATH = "/metrics"
-_PATIENCE_S = 2.0  # with an engine that questions disturb while it has to notice a departure
+_PATIENCE_S = 2.0  # how long to wait for an engine whose notice of disconnects would suffer from a query
 _TOKENS = (
     "vllm:generation_tokens_total",
     "sglang:generation_tokens_total",
@@ -42,14 +42,14 @@ _LINE = rb"^(%b)(?:\{[^}]*\})? " + _NUMBER
 
 
 class ReportedCounters(NamedTuple):
-    """What an engine tells; None where it does not."""
+    """An engine's counters; None where it does not report one."""
 
     tokens: int | None
     running: float | None
 
 
 async def ask(backend: Backend, limits: HealthLimits) -> ReportedCounters | None:
-    """The engine's counters, or None when it has no page that we can read."""
+    """Return the engine's counters, or None if it has no page that we can read."""
     if backend.adapter.disturbed:
         await _for_a_quiet_moment(backend)
     try:
@@ -63,7 +63,7 @@ async def ask(backend: Backend, limits: HealthLimits) -> ReportedCounters | None
 
 
 async def _for_a_quiet_moment(backend: Backend) -> None:
-    """Until no call is waited for to be let go of, or for as long as there is patience."""
+    """Wait until no ended call holds a slot of the backend, or until patience runs out."""
     until = time.monotonic() + _PATIENCE_S
     while backend.seat.held and time.monotonic() < until:  # noqa: ASYNC110 (nobody will tell)
         await asyncio.sleep(_PATIENCE_S / 20)
@@ -81,7 +81,7 @@ def _sum(page: bytes, names: tuple[str, ...]) -> float | None:
 
 
 def finite(text: bytes | str) -> float | None:
-    """A number that can be counted with; None for what is none, infinite, or more than any engine has counted."""
+    """Return a usable number; None for text that is no number, is infinite, or exceeds any plausible count."""
     try:
         value = float(text)
     except ValueError:
@@ -90,7 +90,7 @@ def finite(text: bytes | str) -> float | None:
 
 
 def gpu_use(page: bytes, gpus: frozenset[str] = frozenset()) -> float | None:
-    """Mean utilisation (0 to 1) on the page of a DCGM exporter, of the GPUs with these numbers, or of all."""
+    """Return the mean utilisation (0 to 1) from a DCGM exporter's page, of the GPUs with these numbers, or of all."""
     rows = re.findall(rb'^DCGM_FI_DEV_GPU_UTIL\{[^}]*gpu="(\w+)"[^}]*\} ' + _NUMBER, page, re.M)
     told = [finite(value) for gpu, value in rows if not gpus or gpu.decode() in gpus]
     values = [value / 100 for value in told if value is not None]

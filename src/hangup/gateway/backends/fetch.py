@@ -1,4 +1,4 @@
-"""The gateway's own small requests to a backend: health checks, recognition, aborts."""
+"""Sends the gateway's own small requests to a backend: health checks, recognition, aborts."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ async def fetch(
     headers: Headers | None = None,
     bytes_max: int = ANSWER_BYTES_MAX,
 ) -> Fetched:
-    """Sends one request and returns the whole answer; EngineFault says why there is none.
+    """Send one request and return the whole answer; raise `EngineFault` if there is none.
 
-    All that is asked so may be asked twice. A kept connection that fails says nothing about the engine: then a new one is used.
+    All these requests may be sent twice. A failed keep-alive connection says nothing about the engine, so a new one is tried.
     """
     request = backend.own_request(method, path, body, headers)
     try:
@@ -64,7 +64,7 @@ async def _ask(connection: EngineConnection, request: tuple[bytes, bytes], bytes
 
 
 class _KeptConnectionFailed(Exception):
-    """It was closed while it lay idle, or brought what belonged to an earlier answer."""
+    """A keep-alive connection had been closed while idle, or delivered bytes of an earlier answer."""
 
 
 class FetchCall:
@@ -72,7 +72,7 @@ class FetchCall:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: int, until: bytes = b"") -> None:
         self._bytes_max = bytes_max
-        self._until = until  # what comes behind it is not waited for
+        self._until = until  # the answer is complete as soon as its body contains this
         self.answer: asyncio.Future[Fetched] = loop.create_future()
         self.connection: EngineConnection | None = None
         self.answered = False
@@ -131,7 +131,7 @@ class FetchCall:
 
     @classmethod
     def take_over(cls, connection: EngineConnection, bytes_max: int, until: bytes = b"") -> FetchCall:
-        """For the answer to a request whose handler has left; `rest` waits for it."""
+        """Take the answer to a request from a handler that has gone away; `rest` waits for it."""
         inquiry = cls(asyncio.get_running_loop(), bytes_max, until)
         inquiry.connection = connection
         connection.hand_over(inquiry)
@@ -153,4 +153,4 @@ class FetchCall:
         if not self.answer.done():
             self.answer.cancel()
         elif not self.answer.cancelled():
-            self.answer.exception()  # taken note of: nobody may be waiting any more
+            self.answer.exception()  # mark it as retrieved: nobody may be waiting any more

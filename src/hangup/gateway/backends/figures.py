@@ -1,5 +1,5 @@
-"""What an engine says about its own queue, asked for while that matters: when calls wait for their first token, and its
-slots are not known. A burst is such a moment, an idle engine is not."""
+"""Polls an engine for the length of its own queue, but only while that matters: when calls wait for their first token and the
+number of its slots is unknown. That is so in a burst, not on an idle engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SOONER = 0.5  # of the usual pause, while the engine is known to queue
 
 
 async def follow(backend: Backend, told: Callable[[Backend, int], None]) -> None:
-    """Runs until cancelled; `told` hears how many calls wait in the engine."""
+    """Poll until cancelled; call `told` with the number of calls that wait in the engine."""
     while True:
         limits, limited = backend.limits, backend.seat.limiter.queues is not Evidence.NONE
         await asyncio.sleep(limits.figures_poll_s * (_SOONER if limited else 1.0))
@@ -25,14 +25,15 @@ async def follow(backend: Backend, told: Callable[[Backend, int], None]) -> None
         try:
             answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=limits.status_timeout_s)
         except EngineFault:
-            continue  # the health check and the reaper see to it
+            continue  # the health check and the reaper handle failures
         status = backend.adapter.read_status(Seen(answer.head.status, "", answer.body))
         if status is not None and _matters(backend):
             told(backend, status.waiting)
 
 
 def _matters(backend: Backend) -> bool:
-    """llama-server tells its slots, and is kept from noticing departures by questions: it is left alone."""
+    """Decide whether to poll. llama-server reports its slots, and queries keep it from noticing disconnects, so it is never
+    polled."""
     seat = backend.seat
     waits = seat.unstarted > 0 or seat.limiter.queues is not Evidence.NONE
     return waits and not seat.slots and backend.can_tell and not backend.adapter.disturbed and not backend.settings.shared

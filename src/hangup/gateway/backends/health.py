@@ -1,4 +1,4 @@
-"""The watch over one backend: a cheap check at intervals, the question which models it has, and at first what it is."""
+"""Watches one backend: checks its health at intervals, keeps its list of models current, and at first finds out what it is."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import ANSWER_BYTES_MAX, fetch
 from hangup.gateway.http.head import Headers
 
-_MODELS_BYTES_MAX = 16 * 1024 * 1024  # some thousands of adapters
+_MODELS_BYTES_MAX = 16 * 1024 * 1024  # room for some thousands of LoRA adapters
 
 
 async def watch(backend: Backend, changed: Callable[[Backend, str], None], told_models: Callable[[Backend], None]) -> None:
-    """Runs until cancelled; `changed` hears of every up, down and recognition, `told_models` of every look at its models."""
+    """Check until cancelled; call `changed` when the backend goes up or down or is recognised, and `told_models` after each
+    query of its models."""
     while True:
         fault = await check(backend)
         if fault is None:
@@ -25,17 +26,17 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], told_
                 await learn(backend, backend.limits.health_timeout_s)
                 if backend.settings.engine == AUTO:
                     changed(backend, f"recognised as {backend.adapter.name}")
-                backend.models_asked_at = None  # they may be others
+                backend.models_asked_at = None  # another engine may have other models
             await ask_models(backend)
             told_models(backend)
         elif backend.seat.failed():
-            backend.learned = False  # what comes up again may be something else
+            backend.learned = False  # another engine may come up at the same address
             changed(backend, f"down: {fault}")
         await asyncio.sleep(backend.limits.health_interval_s)
 
 
 async def check(backend: Backend) -> str | None:
-    """What is wrong with the backend, or None. Any answer but a server error shows that it is alive."""
+    """Return what is wrong with the backend, or None. Any answer but a server error proves that it is alive."""
     if not backend.settings.health_path:
         return None
     try:
@@ -46,7 +47,7 @@ async def check(backend: Backend) -> str | None:
 
 
 async def learn(backend: Backend, timeout_s: float) -> None:
-    """Finds out what the backend is, unless that was said, and what it can do."""
+    """Find out what the backend can do and, unless the configuration names its kind, what it is."""
 
     async def get(path: str) -> Seen:
         return await see(backend, path, timeout_s)
@@ -61,7 +62,7 @@ async def learn(backend: Backend, timeout_s: float) -> None:
 
 
 async def ask_models(backend: Backend, *, at_once: bool = False) -> None:
-    """Which models it has, unless that was asked a short while ago, or is said by the configuration."""
+    """Request the list of models, unless it is recent, or the configuration makes it irrelevant."""
     asked_at, now = backend.models_asked_at, asyncio.get_running_loop().time()
     rest_s = 0.0 if at_once else max(backend.adapter.models_rest_s, backend.limits.models_interval_s)
     if backend.settings.models == ("*",) or (asked_at is not None and now - asked_at < rest_s):
@@ -73,7 +74,7 @@ async def ask_models(backend: Backend, *, at_once: bool = False) -> None:
 async def see(
     backend: Backend, path: str, timeout_s: float, headers: Headers | None = None, bytes_max: int = ANSWER_BYTES_MAX
 ) -> Seen:
-    """The answer to a GET, whatever it is."""
+    """Return the answer to a GET whatever it is, with status 0 for a failure."""
     try:
         answer = await fetch(backend, "GET", path, timeout_s=timeout_s, headers=headers, bytes_max=bytes_max)
     except EngineFault as fault:

@@ -1,8 +1,8 @@
-"""A connection within the process: two protocols joined by nothing but a buffer each way.
+"""An in-process connection: two protocols joined by one buffer in each direction.
 
-The gateway reaches its embedded engine through one of these, so that everything which holds for an engine behind a
-socket holds for it too: pools, deadlines, back-pressure, health. What a socket costs is gone, above all the time until a
-hang-up is heard: `abort` tells the other side before it returns.
+The gateway reaches an engine in its own process through one, so that pools, deadlines, back-pressure and health checks work as
+for an engine behind a socket. It saves the cost of a socket, above all the delay of a hang-up: `abort` notifies the other side
+before it returns.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
-BUFFERED_BYTES_MAX = 64 * 1024  # how far one side may run ahead of the other before it is asked to pause
+BUFFERED_BYTES_MAX = 64 * 1024  # how far one side may run ahead of the other before it must pause
 
 
 class MemoryTransport(asyncio.Transport):
-    """One side. What is written reaches the other side's protocol in the loop's next turn."""
+    """One side of the connection. Written data reaches the other side's protocol in the next iteration of the event loop."""
 
     _peer: MemoryTransport
 
@@ -25,7 +25,7 @@ class MemoryTransport(asyncio.Transport):
         super().__init__()
         self._loop = loop
         self._protocol = protocol
-        self._arrived: list[bytes] = []  # for our protocol
+        self._arrived: list[bytes] = []  # data for our protocol
         self._size = 0
         self._reading = True
         self._planned = False
@@ -43,14 +43,14 @@ class MemoryTransport(asyncio.Transport):
         self.write(b"".join(lines))
 
     def close(self) -> None:
-        """What was written still arrives."""
+        """Close the connection; data already written still arrives."""
         if not self._closing:
             self._closing = True
             self._loop.call_soon(self._lose)
             self._peer._plan()
 
     def abort(self) -> None:
-        """The other side hears of it before this returns."""
+        """Cut the connection; the other side is notified before this returns."""
         self._closing = True
         if not self._lost:
             self._loop.call_soon(self._lose)
@@ -67,7 +67,7 @@ class MemoryTransport(asyncio.Transport):
         return self._peer._size
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """They are of no use here: the other side says when it has had enough."""
+        """Ignore the limits: the other side decides when its buffer is full."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("embedded", 0) if name == "peername" else default
@@ -119,7 +119,7 @@ class MemoryTransport(asyncio.Transport):
 
 
 def connect(loop: asyncio.AbstractEventLoop, ours: Callable[[], _P], theirs: Callable[[], asyncio.Protocol]) -> _P:
-    """Joins two new protocols; returns ours."""
+    """Join two new protocols and return ours."""
     near_protocol, far_protocol = ours(), theirs()
     near, far = MemoryTransport(loop, near_protocol), MemoryTransport(loop, far_protocol)
     near._peer, far._peer = far, near

@@ -1,4 +1,4 @@
-"""Kept-alive connections to one backend. The newest is reused first, so that the rest can age out."""
+"""Keeps connections to one backend alive. It reuses the newest first, so that the others can age out."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hangup.core import reasons
 from hangup.errors import EngineFault
 from hangup.gateway.backends.connection import EngineConnection
 
-_LAST_RESORT_S = 0.25  # to connect to an engine that counts as down
+_LAST_RESORT_S = 0.25  # connect timeout for an engine that counts as down
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a backend is, from its URL."""
+    """A backend's address, from its URL."""
 
     host: str
     port: int
     tls: bool
-    prefix: str  # what stands before the API's own path
+    prefix: str  # precedes the API's own path
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -44,7 +44,7 @@ Dial = Callable[[Callable[[], EngineConnection]], EngineConnection]  # joins a n
 
 
 class Pool:
-    """Connects, keeps and ages connections; every open one is in `open` until it is gone."""
+    """Opens, keeps and ages connections; `open` holds each one until it is closed."""
 
     def __init__(
         self, settings: BackendSettings, limits: EngineLimits, loop: asyncio.AbstractEventLoop, dial: Dial | None = None
@@ -60,7 +60,7 @@ class Pool:
         self._closed = False
 
     def idle_connection(self) -> EngineConnection | None:
-        """A connection that is open and free, if there is one."""
+        """Return an open, idle connection, or None."""
         while self._idle:
             connection = self._idle.pop()
             if connection.transport.is_closing():
@@ -72,8 +72,11 @@ class Pool:
         return None
 
     async def connect(self, *, last_resort: bool = False) -> EngineConnection:
-        """A new connection; EngineFault if there is none in time. An engine that counts as down gets little time: who asks for
-        it has no other, and is not kept waiting for what most probably will not come."""
+        """Open a new connection; raise `EngineFault` if that fails or times out.
+
+        `last_resort`: the engine counts as down and the call has no other. It gets a short timeout, so that the client does not
+        wait for a connection that will most probably fail.
+        """
         address, limits = self.address, self.limits
         within_s = min(limits.connect_s, _LAST_RESORT_S) if last_resort else limits.connect_s
 
@@ -95,7 +98,7 @@ class Pool:
                 )
         except TimeoutError:
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"no connection within {within_s:g} s") from None
-        except (OSError, ssl.SSLError, UnicodeError) as error:  # a name that is none is a UnicodeError
+        except (OSError, ssl.SSLError, UnicodeError) as error:  # an invalid host name raises UnicodeError
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
         self.open.add(connection)
         return connection
@@ -113,7 +116,7 @@ class Pool:
         self.open.discard(connection)
 
     def close(self) -> None:
-        """Cuts everything, idle or not."""
+        """Cut all connections, idle or not."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
@@ -123,7 +126,7 @@ class Pool:
             connection.abort()
 
     def close_idle(self) -> None:
-        """Takes no connection back any more; those in use may finish."""
+        """Close the idle connections and accept none back; those in use may finish."""
         self._closed = True
         while self._idle:
             self._idle.pop().abort()

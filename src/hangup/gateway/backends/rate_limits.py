@@ -1,4 +1,4 @@
-"""What an answer's headers say about when the next call is welcome."""
+"""Reads from an answer's headers when the backend accepts the next call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-# What is counted, and when it is counted anew: OpenAI's and Anthropic's names, which others have taken over.
+# Headers with a window's remaining budget and its reset: OpenAI's and Anthropic's names, which others have adopted.
 _WINDOWS = [
     (b"x-ratelimit-remaining-requests", b"x-ratelimit-reset-requests"),
     (b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-tokens"),
@@ -21,12 +21,12 @@ Fields = Mapping[bytes, bytes]
 
 
 def is_refusal(status: int, fields: Fields) -> bool:
-    """Whether an engine says that it has no room just now, rather than that something is wrong."""
+    """Return True if an answer means that the engine has no room at the moment, rather than that something is wrong."""
     return status in (429, 529) or (status == 503 and (b"retry-after" in fields or b"retry-after-ms" in fields))
 
 
 def come_back_s(fields: Fields, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float | None:
-    """In how many seconds a refused call may come back; None if nothing is said."""
+    """Return how many seconds later a refused call may retry; None if the headers do not say."""
     milliseconds = _number(fields.get(b"retry-after-ms", b""))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -42,14 +42,14 @@ def come_back_s(fields: Fields, clock: Callable[[], datetime] = lambda: datetime
 
 
 def spent_s(fields: Fields, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float | None:
-    """Until a rate limit that is used up is counted anew; None if none is, as far as is said."""
+    """Return the seconds until an exhausted rate limit resets; None if the headers show none."""
     waits = [_reset_s(fields.get(reset, b""), clock) for left, reset in _WINDOWS if fields.get(left, b"").strip() == b"0"]
     known = [wait for wait in waits if wait is not None]
     return max(known) if known else None
 
 
 def _reset_s(value: bytes, clock: Callable[[], datetime]) -> float | None:
-    """A duration as OpenAI writes it (`6m0s`, `120ms`), plain seconds, or a moment as Anthropic does."""
+    """Parse a duration as OpenAI writes it (`6m0s`, `120ms`), plain seconds, or a timestamp as Anthropic writes it."""
     seconds = _number(value)
     if seconds is not None:
         return seconds

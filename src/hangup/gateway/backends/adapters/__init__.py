@@ -1,4 +1,5 @@
-"""One small file per kind of engine. A new engine is a new file here and its test: every module is found by itself."""
+"""One small module per kind of engine. To add an engine, add a module here and its test: modules are discovered by
+themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Facts, G
 
 
 def _found() -> Iterator[EngineAdapter]:
-    """One object for each kind of engine that a module of this package defines."""
+    """Yield one adapter for each kind of engine that a module of this package defines."""
     for module in iter_modules(__path__):
         for value in vars(import_module(f"{__name__}.{module.name}")).values():
             if (
@@ -28,12 +29,12 @@ AUTO = "auto"  # ask the backend what it is
 
 
 def hosted(host: str) -> EngineAdapter | None:
-    """Find a provider by its address."""
+    """Return the adapter of the provider that serves this host, or None."""
     return next((adapter for adapter in ADAPTERS.values() if adapter.hosts and host.endswith(adapter.hosts)), None)
 
 
 async def recognise(host: str, get: Get) -> tuple[EngineAdapter, Facts]:
-    """What a backend is and what it can do, asked with GET alone; the generic kind if nothing fits."""
+    """Find out with GET requests alone what a backend is and what it can do; fall back to the generic adapter."""
     found = hosted(host)
     if found is not None:
         return found, await found.inspect(get) or Facts()

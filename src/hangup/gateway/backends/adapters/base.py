@@ -1,6 +1,6 @@
-"""What the gateway must know of an engine beyond HTTP: one adapter per kind of engine.
+"""The base class of adapters, which describe what the gateway must know of an engine beyond HTTP.
 
-An adapter only describes: which bytes to send, and what an answer says. Sending, waiting and judging is done elsewhere.
+An adapter only describes: which bytes to send, and what an answer means. Other modules send, wait and decide.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from hangup.core.reaper import EngineStatus, Slot
 from hangup.gateway.http.head import Headers
 
 Json = dict[str, Any]
-_MOST = 2.0**53  # what an engine may count to
+_MOST = 2.0**53  # the largest count that an engine may report
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The request that tells an engine to stop one call."""
+    """A request that tells an engine to stop one call."""
 
     path: str
     body: bytes = b""
 
 
 class Seen(NamedTuple):
-    """What a backend answered to one GET; status 0 when it did not answer."""
+    """A backend's answer to one GET; status 0 if it did not answer."""
 
     status: int
     server: str
@@ -42,13 +42,13 @@ class Seen(NamedTuple):
 
     @property
     def table(self) -> Json:
-        """The body as an object; empty if it is none."""
+        """The body as an object; empty if the body is not an object."""
         value = self.json() if self.status == 200 else None
         return value if isinstance(value, dict) else {}
 
     @property
     def rows(self) -> list[Json]:
-        """The objects of the body, if it is a list, or of the list `data` in it, as in an answer to GET /v1/models."""
+        """The objects in the body, if it is a list, or in its list `data`, as in an answer to GET /v1/models."""
         value = self.json() if self.status == 200 else None
         value = value.get("data") if isinstance(value, dict) else value
         return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
@@ -59,107 +59,111 @@ Get = Callable[[str], Awaitable[Seen]]
 
 @dataclass(slots=True)
 class Facts:
-    """What one backend turned out to be able to do."""
+    """What one backend is able to do, as found by inspection."""
 
     version: str = ""
-    slots: int = 0  # calls at a time; 0: it does not say
+    slots: int = 0  # concurrent calls; 0: not reported
     context: int = 0  # tokens
     kv_tokens: int = 0
     can_abort: bool = False
-    can_tell: bool = False  # what it runs
-    at_work: tuple[Slot, ...] = ()  # its slots as they were when it was asked, where calls are pinned to slots
-    texts_in_pieces: bool | None = None  # in its own API's streams; else each event has all the text so far. None: not told
+    can_tell: bool = False  # it reports what it runs
+    at_work: tuple[Slot, ...] = ()  # state of its slots at inspection time, where calls are pinned to slots
+    texts_in_pieces: bool | None = None  # in its own streaming API: events have deltas, not all the text. None: unknown
     hints: tuple[str, ...] = ()
 
 
 class EngineAdapter:
-    """A kind of engine. The defaults are right for one that stops when its connection is cut, and tells nothing."""
+    """A kind of engine. The defaults suit an engine that stops when its connection is cut, and reports nothing."""
 
     name = ""
     title = ""
-    # Which kind is tried first, and listed first, when a backend could be several; equal ones go by name.
+    # When a backend could be of several kinds, the lowest order is tried and listed first; ties go by name.
     order = 50
-    # A hosted API is known by how the name of its host ends.
+    # Suffixes of host names by which a hosted API is recognised.
     hosts: tuple[str, ...] = ()
-    # Its list of models does not identify it: `inspect` asks its own pages when no other kind was recognised.
+    # True if the list of models does not identify this kind: `inspect` then queries the engine's own paths when no other kind
+    # matched.
     inspect_unknown = False
     stops_by = "closing the connection"
-    # Headers that must not reach it, in lower case.
+    # Headers, in lower case, that must not reach the engine.
     stripped_headers: frozenset[bytes] = frozenset([b"x-conversation-id"])
-    # How long its work may run on after a call's end, at its usual best.
+    # How long the engine's work usually outlives a cancelled call, at the most.
     grace_s = 5.0
-    # How old the figures may be that it gives.
+    # How stale the numbers may be that the engine reports.
     lag_s = 0.0
-    counts_steps = False  # its figures are those of the last step that is over: what has no first token may not be in them
-    # Pause between two questions what it runs.
+    counts_steps = False  # it reports the last finished step: calls without a first token may be missing
+    # Pause between two status queries.
     poll_s = 0.25
-    # The same while it is only about calls that were streaming, which some engines let go of whatever they are asked.
+    # The same pause while only calls that were streaming are pending: some engines stop those however often they are polled.
     quick_poll_s: float | None = None
-    # Questions keep it from noticing that a silent client has left: it gets `poll_s` to do so before the first one.
+    # True if status queries keep the engine from noticing that a silent client has disconnected: the gateway waits `poll_s`
+    # before the first one.
     disturbed = False
-    # Where it cannot be asked: how long a place is kept after a hang-up.
+    # How long a slot stays reserved after a hang-up if the engine reports no status.
     blind_hold_s = 0.25
-    # Somebody else's service: it has no slots, it refuses what is too much.
+    # A third party's service: it has no slots, and refuses calls above its limits.
     hosted = False
-    # Where it is asked; "" if it cannot be.
+    # Path of the status query; "" if there is none.
     status_path = ""
-    # Where it gets the key by which it is told to stop a call: the "header" X-Request-Id, a field of the "body", or "" nowhere.
+    # Where the engine gets the key by which a call can be stopped: the "header" X-Request-Id, a field of the "body", or ""
+    # nowhere.
     keyed_by = ""
-    # Its abort must find the connection open.
+    # An abort only works while the call's connection is open.
     abort_first = False
-    # Calls can be given a slot of their own.
+    # Each call can be assigned a slot.
     pins_slots = False
 
-    # The field, by the API's name, in which a maximum of output tokens may be set that the client did not name. That must be
-    # harmless: the engine's own default is no end, or the end of its context; a maximum beyond that is no error; and an
-    # operator's lower one still holds. Where this cannot be known, nothing is set: tokens are counted on the way.
+    # The field, by API name, in which the gateway may set a maximum of output tokens if the client set none. Setting it must be
+    # harmless: the engine's own default is unlimited or the end of its context; a larger maximum is no error; and an operator's
+    # lower maximum still holds. Where this is not certain the gateway sets nothing and counts tokens as they pass.
     maximum_fields: Mapping[str, str] = {}
-    # How far it may go beyond the maximum that it was told, and be well.
+    # How many tokens beyond its maximum the engine may generate without being at fault.
     late_tokens = 0
 
-    # The APIs that it speaks for sure (the name before the dot in logs); None where that is not known.
+    # The APIs that it certainly serves (in logs, the name before the dot); None if unknown.
     apis: frozenset[str] | None = None
-    # "name:tag" is asked of whoever lists "name".
+    # A request for "name:tag" goes to a backend that lists "name".
     tagged_models = False
-    # At least so long between two questions which models it has.
+    # Minimum pause between two requests for its list of models.
     models_rest_s = 0.0
-    # What must be sent along when it is asked which models it has.
+    # Headers required in a request for its list of models.
     models_headers: Headers = []
 
-    # Where it says which call is in which slot, if it chooses that by itself; "" if nowhere.
+    # Path that says which call is in which slot, if the engine assigns slots itself; "" if there is none.
     slots_path = ""
 
-    # It says which calls it has, by our key: exact, whoever else uses it.
+    # It reports its calls by our key, so that its status is exact no matter who else uses it.
     names_calls = False
 
     def recognises(self, models: Seen) -> bool:
-        """Whether a backend is of this kind for sure, from its answer to GET /v1/models."""
+        """Return True if the answer to GET /v1/models proves that a backend is of this kind."""
         return False
 
     async def inspect(self, get: Get) -> Facts | None:
-        """What this backend can do, asked with GET alone; None if it is of another kind after all."""
+        """Find out what this backend can do, with GET requests alone; return None if it is of another kind after all."""
         return Facts(can_abort=self.abort("probe") is not None, can_tell=bool(self.status_path))
 
     def fields(self, key: str, slot: int | None) -> Json:
-        """What is set in a generation's body, so that the engine knows the call by our key or in our slot."""
+        """Return the fields to set in a generation's body, so that the engine knows the call by our key or runs it in our
+        slot."""
         return {}
 
     def maximum(self, api: str, tokens: int) -> Json:
-        """What is set in a generation's body when its client named no maximum."""
+        """Return the fields to set in a generation's body when the client set no maximum of output tokens."""
         name = self.maximum_fields.get(api)
         return {name: tokens} if name is not None else {}
 
     def abort(self, key: str) -> Abort | None:
-        """How to stop a call explicitly, besides cutting its connection; None where the engine has no such way."""
+        """Return the request that stops a call explicitly, besides cutting its connection; None if the engine has none."""
         return None
 
     def key_headers(self, key: bytes, anthropic: bool) -> bytes:
-        """How a key of ours is sent; `anthropic`: with a request in Anthropic's API."""
+        """Return the headers that carry our API key; `anthropic`: the request is for Anthropic's API."""
         bearer = b"authorization: Bearer %b\r\n" % key
         return bearer + b"x-api-key: %b\r\n" % key if anthropic else bearer
 
     def read_models(self, answer: Seen) -> list[Json] | None:
-        """The models that it has, adapters (LoRA) among them, from its answer to GET /v1/models; None if that is no list."""
+        """Return the backend's models, LoRA adapters included, from its answer to GET /v1/models; None if that has no list."""
         value = answer.json() if answer.status == 200 else None
         rows = value.get("data") if isinstance(value, dict) else None
         if not isinstance(rows, list):
@@ -167,27 +171,28 @@ class EngineAdapter:
         return [row for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
 
     def model_names(self, row: Json) -> tuple[str, ...]:
-        """The names that a listed model can be asked for by."""
+        """Return the names by which clients can request a listed model."""
         return (row["id"],)
 
     def lists_all(self, rows: list[Json]) -> bool:
-        """Whether it refuses whatever is not in its list: most engines answer to any name, or to more than they list."""
+        """Return True if the engine refuses every model that it does not list. Most accept any name, or more than they list."""
         return False
 
     def complete(self, answer: Json) -> None:
-        """Adds what a whole answer of this engine has and its streams leave out; only ever null."""
+        """Add the null fields that this engine's whole answers have and its streams omit."""
 
     def read_status(self, answer: Seen) -> EngineStatus | None:
-        """What it runs, from its answer to GET `status_path`; None if that cannot be read."""
+        """Return what the engine runs, from its answer to GET `status_path`; None if the answer cannot be read."""
         return None
 
     def read_slots(self, answer: Seen) -> dict[str, int]:
-        """The slot of each call that has one, by the engine's name for the call, from its answer to GET `slots_path`."""
+        """Return the slot of each call that has one, keyed by the engine's id of the call, from its answer to GET
+        `slots_path`."""
         return {}
 
 
 def gauges(body: bytes) -> dict[str, float]:
-    """Prometheus' text, by metric name, summed over labels."""
+    """Parse a Prometheus page into values by metric name, summed over labels."""
     found: dict[str, float] = {}
     for line in body.decode("utf-8", "replace").splitlines():
         if line.startswith("#") or " " not in line:
@@ -197,13 +202,13 @@ def gauges(body: bytes) -> dict[str, float]:
             value = float(rest.rpartition("} ")[2].split()[0])
         except (ValueError, IndexError):
             continue
-        if abs(value) <= _MOST:  # neither infinite nor no number at all
+        if abs(value) <= _MOST:  # neither infinite nor NaN
             found[name] = found.get(name, 0.0) + value
     return found
 
 
 def counted(answer: Seen, running: str, waiting: str, tokens: str = "") -> EngineStatus | None:
-    """A status out of Prometheus gauges."""
+    """Build a status from Prometheus gauges."""
     found = gauges(answer.body) if answer.status == 200 else {}
     if running not in found:
         return None
@@ -212,7 +217,7 @@ def counted(answer: Seen, running: str, waiting: str, tokens: str = "") -> Engin
 
 
 def label(body: bytes, metric: str, name: str) -> str:
-    """The value of a label of a metric; "" if there is none."""
+    """Return the value of a metric's label; "" if there is none."""
     for line in body.decode("utf-8", "replace").splitlines():
         if line.startswith(metric + "{"):
             found = re.search(rf'[{{,]{name}="([^"]*)"', line)
@@ -221,7 +226,7 @@ def label(body: bytes, metric: str, name: str) -> str:
 
 
 def number(text: object) -> int:
-    """A whole number that an engine told, or 0."""
+    """Return a value reported by an engine as an integer; 0 if it is not a number."""
     if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 16:
         return int(text)
     return int(text) if isinstance(text, (int, float)) and abs(text) <= _MOST else 0

@@ -1,4 +1,4 @@
-"""hangup's own engine (`hangup engine`): it says which calls it has by their ids, and is told by id to stop one."""
+"""hangup's own engine (`hangup engine`): it reports its calls by id and can stop one by id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HangupEngineAdapter(EngineAdapter):
     poll_s = 0.05
     status_path = "/calls"
     slots_path = "/slots"
-    # Completions have 16 by default, which a maximum would raise; messages always name theirs.
+    # Completions default to 16 tokens, which a maximum would raise; messages always set their own.
     maximum_fields = {"openai.chat": "max_tokens", "openai.responses": "max_output_tokens"}
     keyed_by = "header"
     names_calls = True

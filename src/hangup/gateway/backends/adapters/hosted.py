@@ -1,5 +1,5 @@
-"""Hosted APIs. Closing the connection is all that a caller can do about a running answer; they scale by themselves, so that no
-place is kept for what may still run."""
+"""Hosted APIs. A caller can only close the connection to stop a running answer. They scale by themselves, so no slot stays
+reserved for work that may still run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OpenAIHostedAdapter(_HostedAdapter):
     title = "api.openai.com"
     hosts = (".openai.com",)
     apis = frozenset(["openai"])
-    stripped_headers = EngineAdapter.stripped_headers | {b"x-api-key"}  # that is somebody else's
+    stripped_headers = EngineAdapter.stripped_headers | {b"x-api-key"}  # that key is meant for another provider
 
     def key_headers(self, key: bytes, anthropic: bool) -> bytes:
         return super().key_headers(key, anthropic=False)
@@ -35,4 +35,4 @@ class AnthropicHostedAdapter(_HostedAdapter):
     models_headers = [(b"anthropic-version", b"2023-06-01")]
 
     def key_headers(self, key: bytes, anthropic: bool) -> bytes:
-        return b"x-api-key: %b\r\n" % key  # as a bearer it would be refused
+        return b"x-api-key: %b\r\n" % key  # the API refuses it as a bearer token

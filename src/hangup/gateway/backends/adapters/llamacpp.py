@@ -1,11 +1,11 @@
-"""llama.cpp's llama-server. It has no abort, and its slots tell everything: each call is given one (`id_slot`), so that the
-check is exact.
+"""llama.cpp's llama-server. It has no abort, but reports its slots in full: each call is pinned to one (`id_slot`), so that
+verification is exact.
 
-It looks after a silent connection only when nothing has happened for a second, and every question about its slots is something
-that happens. Asked more often than that it would never notice a hang-up, so `poll_s` must stay above a second, and the first
-question comes no sooner. A call that was streaming is noticed when its next token is written; only about such calls it may
-be asked sooner.
-A conversation id makes its streams outlive their client: that header is stripped.
+It checks a silent connection only after a second without any event, and each query of its slots is an event. Polled more often
+it would never notice a hang-up, so `poll_s` must stay above one second, and the first query must not come sooner. It notices
+the end of a streaming call when it writes the next token; only while such calls alone are pending may it be polled sooner.
+
+A conversation id makes its streams outlive their client, so that header is stripped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LlamaCppAdapter(EngineAdapter):
     status_path = "/slots"
     pins_slots = True
     apis = frozenset(["openai", "anthropic", "llamacpp"])
-    # Without a maximum it goes on to the end of its context; `--predict` bounds whatever is asked for.
+    # Without a maximum it generates to the end of its context; `--predict` limits every request.
     late_tokens = LATE_TOKENS
     maximum_fields = {"openai.chat": "max_tokens", "openai.completions": "max_tokens", "llamacpp.completion": "n_predict"}
 

@@ -1,4 +1,4 @@
-"""LMDeploy. With `--enable-abort-handling` it is told to stop by session id, which is a number of our own making."""
+"""LMDeploy. With `--enable-abort-handling` it stops calls by session id, a number that the gateway chooses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 from hangup.core.reaper import EngineStatus
 from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Facts, Get, Json, Seen, counted
 
-_SESSION_BITS = 48  # what every JSON reader keeps exactly
+_SESSION_BITS = 48  # which every JSON parser keeps exactly
 
 
 class LmDeployAdapter(EngineAdapter):
@@ -44,5 +44,5 @@ class LmDeployAdapter(EngineAdapter):
 
 
 def _session(key: str) -> int:
-    """The key as a number."""
+    """Derive the session id from our key."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[: _SESSION_BITS // 8])

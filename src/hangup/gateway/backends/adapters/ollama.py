@@ -1,5 +1,5 @@
-"""Ollama. Closing the connection cancels the call in its runner. What it runs it does not tell, only which models are
-loaded; unloading one would end the calls of all, so that is left to the operator."""
+"""Ollama. Closing the connection cancels the call in its runner. It does not report what it runs, only which models are loaded.
+Unloading a model would end everybody's calls, so that is for the operator to do."""
 
 from __future__ import annotations
 

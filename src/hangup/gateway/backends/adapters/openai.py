@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible engine of which nothing more is known: cutting the connection is all that can be done."""
+"""Any OpenAI-compatible engine of an unknown kind: the gateway can only cut the connection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hangup.gateway.backends.adapters.base import EngineAdapter, Facts, Get
 
 class OpenAICompatibleAdapter(EngineAdapter):
     name = "openai"
-    order = 90  # whatever is nothing else
+    order = 90  # the fallback, so it comes last
     title = "any OpenAI-compatible engine"
 
     async def inspect(self, get: Get) -> Facts:

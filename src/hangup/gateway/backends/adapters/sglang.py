@@ -1,7 +1,8 @@
-"""SGLang. It is told to stop by `rid`, and says 200 whether or not it knows the id.
+"""SGLang. It stops calls by `rid`, and answers 200 whether or not it knows the id.
 
-Ids are matched by prefix, so the key that we attach is never the client's own: fixed in length and not to be guessed, it is
-the prefix of no other. The abort must come while the connection is open, for a closed one makes SGLang forget the id.
+It matches ids by prefix, so the gateway never attaches the client's own id: our key has a fixed length and cannot be guessed,
+so it is the prefix of no other. The abort must arrive while the connection is open, because SGLang forgets the id when it
+closes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Facts, G
 
 
 def _texts_in_pieces(told: Json) -> bool | None:
-    """By its arguments, which it tells all of. The older flag is about ids alone: there each event has all the text so far."""
+    """Decide from the server's arguments, all of which it reports. The older flag only concerns token ids: with it, each event
+    has all the text so far."""
     said = told.get("incremental_streaming_output")
     if type(said) is bool:
         return said

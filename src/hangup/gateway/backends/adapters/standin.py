@@ -1,4 +1,4 @@
-"""hangup's own stand-in engine (`hangup standin`), which knows calls by our key."""
+"""hangup's own fake engine (`hangup standin`), which knows calls by our key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's `trtllm-serve`. It looks after its connections every second, streaming or not."""
+"""TensorRT-LLM's `trtllm-serve`. It checks its connections every second, whether or not they stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Text Generation Inference. A closed connection is heard after each step; queued calls are dropped when their turn comes."""
+"""Text Generation Inference. It notices a closed connection after each step, and drops a queued call only when that reaches the
+head of its queue."""
 
 from __future__ import annotations
 

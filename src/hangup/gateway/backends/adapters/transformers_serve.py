@@ -1,5 +1,5 @@
-"""`transformers serve`. A closed stream stops at once; an answer that does not stream runs to its end, which is one more
-reason to let every answer stream. It does not tell what it runs."""
+"""`transformers serve`. A closed stream stops at once; an answer that does not stream runs to its end, which is one more reason
+for the gateway to stream every answer. It does not report what it runs."""
 
 from __future__ import annotations
 

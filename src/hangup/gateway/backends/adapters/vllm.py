@@ -1,7 +1,7 @@
-"""vLLM. Closing the connection stops a call within a step; an abort by id exists in its development mode only.
+"""vLLM. Closing the connection stops a call within one step; it only accepts aborts by id in its development mode.
 
-Our key reaches it in the header X-Request-Id, and the engine's own name for the call is made of it. An empty list of ids
-would abort everything, so there is always exactly one.
+Our key reaches it in the header X-Request-Id, from which vLLM derives its own id of the call. An empty list of ids would abort
+everything, so an abort never has one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hangup.core.reaper import EngineStatus
 from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Facts, Get, Json, Seen, counted, label, number
 
 _METHOD_NOT_ALLOWED = 405
-# vLLM writes these out in a whole answer, and leaves them away in the events of a stream.
+# vLLM includes these fields in a whole answer, and omits them from the events of a stream.
 _NULL_IN_ANSWER = (
     "service_tier",
     "system_fingerprint",
@@ -43,7 +43,7 @@ class VllmAdapter(EngineAdapter):
 
     async def inspect(self, get: Get) -> Facts:
         version, models, metrics = await get("/version"), await get("/v1/models"), await get("/metrics")
-        # Asked with GET, a path that takes POST says so; nothing is aborted.
+        # GET on a path that takes POST is answered 405; it aborts nothing.
         can_abort = (await get("/abort_requests")).status == _METHOD_NOT_ALLOWED
         blocks = number(label(metrics.body, "vllm:cache_config_info", "num_gpu_blocks"))
         size = number(label(metrics.body, "vllm:cache_config_info", "block_size"))
@@ -57,8 +57,8 @@ class VllmAdapter(EngineAdapter):
         )
 
     def lists_all(self, rows: list[Json]) -> bool:
-        # A name that is not among them is answered 404. Its rows tell the model's root; what calls itself vLLM and does not
-        # tell it is something else, which may not be as strict.
+        # vLLM answers 404 to a name that it does not list. Its rows have the model's root; a server that claims to be vLLM
+        # without it is something else, and may not be as strict.
         return bool(rows) and all("root" in row for row in rows)
 
     def abort(self, key: str) -> Abort:
