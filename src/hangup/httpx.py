@@ -1,4 +1,4 @@
-"""httpx for calls to engines: `AsyncClient` and `Transport` send the rest of the deadline and close every stream."""
+"""httpx for calls to engines: `AsyncClient` and `Transport` send the remaining deadline and close every stream."""
 
 from __future__ import annotations
 

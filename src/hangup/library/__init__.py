@@ -1,6 +1,6 @@
-"""hangup inside an application: the calls of its own handlers are tied to their clients.
+"""The hangup library: ties an application's engine calls to the clients that wait for them.
 
-`tether` is one call's life and the only place where it ends; `watch` notices the client's departure; `sources` and
-`threads` make one kind of stream out of many; `frameworks` speak to Starlette, Litestar, aiohttp and plain ASGI. Nothing here
-imports a server or a framework until a request of that framework is handed in.
+`tether` runs one call and is the only place that ends it; `watch` notices when the client disconnects; `sources` and `threads`
+turn every kind of stream into one async iterator; `frameworks` adapts Starlette, Litestar, aiohttp and plain ASGI. Nothing here
+imports a server or a framework before the application passes in a request of that framework.
 """

@@ -1,4 +1,4 @@
-"""How long the client of the present call still waits: known to whatever runs inside the call."""
+"""The deadline of the current call, which all code that runs inside the call can read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _until: ContextVar[float] = ContextVar("hangup_deadline")
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Calls made inside end within `seconds`; an outer, earlier deadline stays in force."""
+    """Limit the calls made inside the block to `seconds`; an earlier deadline of an outer block stays in force."""
     until = time.monotonic() + seconds
     token = _until.set(min(until, _until.get(until)))
     try:
@@ -22,6 +22,6 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def remaining_s() -> float | None:
-    """Seconds left for the present call; None if nobody has set a deadline."""
+    """Return the seconds left for the current call, or None if no deadline is set."""
     until = _until.get(None)
     return None if until is None else max(0.0, until - time.monotonic())

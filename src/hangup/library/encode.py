@@ -1,4 +1,4 @@
-"""Chunks as bytes for the client."""
+"""Encodes chunks and errors as bytes for the client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SSE_DONE = b"data: [DONE]\n\n"
 
 
 def to_bytes(chunk: Any) -> bytes:
-    """bytes and text as they are; SDK models, dicts and lists as server-sent events."""
+    """Return bytes and text unchanged; encode SDK models, dicts and lists as server-sent events."""
     if isinstance(chunk, (bytes, bytearray, memoryview)):
         return bytes(chunk)
     if isinstance(chunk, str):
@@ -28,12 +28,12 @@ def to_bytes(chunk: Any) -> bytes:
 
 
 def closing_event(chunk: Any) -> bytes:
-    """What the API of that SDK sends last."""
+    """Return the event that ends a stream in the API of the chunk's SDK."""
     return SSE_DONE if type(chunk).__module__.partition(".")[0] == "openai" else b""
 
 
 def error_body(reason: Reason, id: str) -> dict[str, Any]:
-    """Says to the client what it needs to know; details stay in the log."""
+    """Return the error that the client sees; details stay in the log."""
     return {"error": {"message": reason.message, "type": reason.outcome.value, "code": reason.code, "id": id}}
 
 

@@ -1,4 +1,4 @@
-"""How a call ended: told once, to the log and to whoever asked."""
+"""The end of a call, reported once: to the log and to the application's `on_end`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("hangup")
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One call's end, in the words of the gateway's log."""
+    """How one call ended, in the same words as the gateway's log."""
 
     id: str
     outcome: Outcome
@@ -25,7 +25,7 @@ class Ended:
     tokens_out: int
     first_token_s: float | None
     total_s: float
-    zombie: str = ""  # what did not let go within the grace
+    zombie: str = ""  # the task or thread that did not stop within the grace period
 
     def __str__(self) -> str:
         first = "-" if self.first_token_s is None else f"{self.first_token_s:.3f}"
@@ -38,7 +38,7 @@ OnEnd = Callable[[Ended], object]
 
 
 class CallEnded(HangupError):
-    """A call that ended before its answer; `ended` says how. `hangup.run` raises it in a form that the framework knows."""
+    """A call ended before its answer; `ended` says how. `hangup.run` raises it as an error that the framework can answer."""
 
     def __init__(self, ended: Ended, message: str, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class CallEnded(HangupError):
 
     @property
     def answer_headers(self) -> dict[str, str]:
-        """For the answer, if one can still be given."""
+        """Return the headers of the error response, if one can still be sent."""
         later = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return {"x-hangup-reason": self.ended.cause, **later}
 
@@ -69,7 +69,7 @@ def describe(call: Call, zombie: str = "") -> Ended:
 
 
 def tell(ended: Ended, on_end: OnEnd | None) -> None:
-    """Writes the log line and calls the one who asked; a fault of theirs is logged and goes no further."""
+    """Write the log line and call `on_end`; an exception from `on_end` is logged and not raised."""
     log.log(logging.WARNING if ended.zombie or ended.outcome is Outcome.ENGINE_FAILED else logging.INFO, "%s", ended)
     if on_end is not None:
         try:

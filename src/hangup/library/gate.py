@@ -1,8 +1,8 @@
-"""`hangup.Gate`: so many calls at once, so many in line, and not for longer than they may wait.
+"""`hangup.Gate`: limits the calls that run at once, the calls that wait, and how long they wait.
 
-As a context (`async with gate.enter(request)`), as a FastAPI dependency (`Depends(gate)`) and as an ASGI middleware
-(`app.add_middleware(gate.middleware)`). A client that leaves while it waits is unlinked at once; its handler never
-runs, nor does that of a client that had left before it came.
+Use it as a context manager (`async with gate.enter(request)`), as a FastAPI dependency (`Depends(gate)`) or as ASGI middleware
+(`app.add_middleware(gate.middleware)`). A client that disconnects while it waits leaves the queue at once, and its handler
+never runs. Nor does the handler of a client that had disconnected before it reached the gate.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from hangup.library.limits import CLIENT_SILENCE_S
 from hangup.library.sockets import SocketWatch, departure
 
 _numbers = itertools.count(1)
-_Go = asyncio.Future[Reason | None]  # done when a call may start, with a reason if it may not
+_Go = asyncio.Future[Reason | None]  # done when the call's wait is over: None if it may start, else the reason why not
 
 
 class _GateAdmission:
-    """The gate's decisions: the gateway's own admission, with one backend that has all the slots."""
+    """The gate's decisions, made by the gateway's own `Admission` with one backend that has all the slots."""
 
     def __init__(self, slots: int, queue: int, max_wait_s: float) -> None:
         self._seat = BackendLoad("gate", slots=slots)
@@ -56,7 +56,7 @@ class _GateAdmission:
         return ticket, self._admission.arrive(ticket, "", now)
 
     def end(self, ticket: Ticket[_Go], now: float) -> list[Action[_Go]]:
-        """It is over, wherever it was."""
+        """End a call, whether it waits or runs."""
         return self._admission.end(ticket, now)
 
     def retry_after_s(self, reason: Reason, now: float) -> int:
@@ -64,7 +64,7 @@ class _GateAdmission:
 
 
 class Gate:
-    """Admission to an engine inside one process; make one per engine and keep it."""
+    """Admission to an engine inside one process; create one per engine and keep it."""
 
     def __init__(self, slots: int, queue: int = 32, max_wait_s: float = 5.0) -> None:
         if slots < 1 or queue < 0 or max_wait_s <= 0:
@@ -86,7 +86,7 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def enter(self, request: Any) -> AsyncIterator[None]:
-        """A slot for as long as the block lasts. Raises, in a form that the framework answers: 503 with Retry-After, or 499."""
+        """Hold a slot while the block runs. Raises an error that the framework answers: 503 with Retry-After, or 499."""
         adapter = adapter_for(request)
         ticket, reason = await self._admit(adapter.descriptor(request))
         if reason is not None:
@@ -97,7 +97,7 @@ class Gate:
             self._end(ticket)
 
     async def _admit(self, descriptor: int | None) -> tuple[Ticket[_Go], Reason | None]:
-        """The call's ticket, and why it has no slot; None if it has one. Who has left by then gets none."""
+        """Return the call's ticket, and the reason why it got no slot (None if it got one). A disconnected client gets none."""
         go: _Go = asyncio.get_running_loop().create_future()
         ticket, actions = self._line.arrive(go, asyncio.get_running_loop().time())
         self._act(actions)
@@ -106,7 +106,7 @@ class Gate:
                 reason = await self._wait(go, descriptor)
             else:
                 reason = go.result() or (None if descriptor is None else departure(descriptor))
-        except BaseException:  # cancelled, perhaps in the turn in which its slot came
+        except BaseException:  # cancelled, perhaps in the same loop iteration in which it got its slot
             self._end(ticket)
             raise
         if reason is not None:
@@ -130,7 +130,9 @@ class Gate:
         self._act(self._line.end(ticket, asyncio.get_running_loop().time()))
 
     def _act(self, actions: list[Action[_Go]]) -> None:
-        """Tells those concerned; a slot for one who left in this very turn goes to the next."""
+        """Wake the calls concerned; if the client of a call that gets a slot has just disconnected, the slot goes to the next
+        call.
+        """
         for action in actions:
             if not _settle(action.ticket.key, action.reason) and action.reason is None:
                 self._end(action.ticket)
@@ -153,7 +155,7 @@ class Gate:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """FastAPI passes the request to a parameter that is annotated with its class."""
+        """Return a signature whose parameter is annotated with `Request`, which makes FastAPI pass the request."""
         if _ends_dependencies_early():
             warnings.warn(
                 "FastAPI 0.106 to 0.117 end a dependency before the response is sent, so Depends(gate) gives a stream's slot "
@@ -167,7 +169,7 @@ class Gate:
     # ASGI
 
     def middleware(self, app: Any, paths: tuple[str, ...] = ("/",)) -> Any:
-        """An ASGI application in front of `app`: calls whose path begins with one of `paths` pass the gate."""
+        """Return an ASGI application in front of `app`: calls whose path begins with one of `paths` pass the gate."""
 
         async def gated(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] != "http" or not scope["path"].startswith(tuple(paths)):
@@ -185,7 +187,7 @@ class Gate:
 
 
 def _ends_dependencies_early() -> bool:
-    from importlib import metadata  # noqa: PLC0415 - costs half of what importing the library may cost
+    from importlib import metadata  # noqa: PLC0415 - this import takes half of the time that importing the library may take
 
     try:
         major, minor, *_ = metadata.version("fastapi").split(".")

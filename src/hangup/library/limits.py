@@ -1,4 +1,4 @@
-"""The limits of a call in an application, each with its default; `None` switches a limit off."""
+"""The limits of a call in an application, with their defaults; `None` switches a limit off."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hangup.core.call import CallTimeLimits
 
-GRACE_S = 5.0  # how long an engine may take to let go before it is named in the log
-CLIENT_SILENCE_S = 30.0  # a host that acknowledges nothing for so long is gone
-WRITE_STALL_S = 30.0  # a client that reads nothing for so long is gone
+GRACE_S = 5.0  # how long an engine may take to stop before the log names it
+CLIENT_SILENCE_S = 30.0  # a host that acknowledges nothing for this long is gone
+WRITE_STALL_S = 30.0  # a client that reads nothing for this long is gone
 MAX_TOKENS = 4096
 
 

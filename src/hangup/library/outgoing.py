@@ -1,6 +1,6 @@
-"""Calls to an engine over httpx (or httpx2, which the SDKs use): with the rest of the deadline, and closed at every end.
+"""Calls to an engine over httpx (or httpx2, which the SDKs use) that send the remaining deadline and always close the stream.
 
-Both libraries have the same classes, so they are made here once, for whichever one is asked for.
+Both libraries have the same classes, so `make_classes` builds ours once for either of them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hangup.library.ended import log
 from hangup.library.sources import close
 from hangup.tasks import DUTIES
 
-DEADLINE_HEADER = "X-Request-Timeout"  # what the gateway, too, takes for the client's deadline
+DEADLINE_HEADER = "X-Request-Timeout"  # the gateway reads the client's deadline from the same header
 
 
 class Closing:
-    """A stream that is closed when it ends, fails, is cancelled, or is let go of."""
+    """A stream that is closed when it ends, fails, is cancelled or is garbage-collected."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -36,7 +36,7 @@ class Closing:
             self._iterator = aiter(self._stream)
         try:
             return await anext(self._iterator)
-        except BaseException:  # its end, an error or a cancellation: none of them leaves it open
+        except BaseException:  # the end, an error or a cancellation: all of them close the stream
             await self.aclose()
             raise
 
@@ -58,10 +58,10 @@ class Closing:
 
 
 def closing(stream: Any) -> Closing:
-    """An SDK's stream that is closed when its loop is left, by `break` as well as by an error.
+    """Wrap an SDK's stream so that leaving its loop closes it, whether by `break` or by an error.
 
-    `async for chunk in hangup.closing(stream)` closes as soon as the loop lets go of it; `async with hangup.closing(stream) as
-    chunks` closes before the block is left.
+    `async for chunk in hangup.closing(stream)` closes the stream as soon as the loop drops it; `async with
+    hangup.closing(stream) as chunks` closes it before the block ends.
     """
     return Closing(stream)
 
@@ -78,10 +78,10 @@ async def _close_quietly(stream: Any) -> None:
 
 
 def make_classes(library: ModuleType) -> tuple[Any, Any]:
-    """`Transport` and `AsyncClient` on top of the library's own."""
+    """Return `Transport` and `AsyncClient`, built on the library's own classes."""
 
     class Stream(library.AsyncByteStream):  # type: ignore[misc,name-defined]
-        """A response's body: its connection is closed as soon as reading it ends, for whatever reason."""
+        """A response body that closes its connection as soon as reading ends, for whatever reason."""
 
         def __init__(self, inner: Any) -> None:
             self._chunks = Closing(inner)
@@ -95,7 +95,7 @@ def make_classes(library: ModuleType) -> tuple[Any, Any]:
             await self._chunks.aclose()
 
     class Transport(library.AsyncBaseTransport):  # type: ignore[misc,name-defined]
-        """Tells the engine how long the client still waits, and waits no longer itself."""
+        """Tells the engine how long the client will still wait, and applies the same limit to its own timeouts."""
 
         def __init__(self, inner: Any = None) -> None:
             self._inner = inner or library.AsyncHTTPTransport()
@@ -114,7 +114,7 @@ def make_classes(library: ModuleType) -> tuple[Any, Any]:
             await self._inner.aclose()
 
     class AsyncClient(library.AsyncClient):  # type: ignore[misc,name-defined]
-        """The library's client, over `Transport`; takes the same arguments."""
+        """The library's client over `Transport`; takes the same arguments."""
 
         def __init__(self, *, transport: Any = None, **options: Any) -> None:
             if transport is None:

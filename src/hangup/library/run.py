@@ -1,4 +1,4 @@
-"""`hangup.run` and `@hangup.tethered`: work that returns once, tied to its client."""
+"""`hangup.run` and `@hangup.tethered`: tie work that returns a single result to its client."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ async def run(
     token: CancelToken | None = None,
     on_end: OnEnd | None = None,
 ) -> T:
-    """Awaits `work` as long as the client waits for it. A function is called in a thread, with a `CancelToken` to look at.
+    """Await `work` for as long as the client waits. If `work` is a function, it runs in a thread and gets a `CancelToken` to
+    check.
 
-    If the client leaves or the time passes, the work is cancelled, `abort()` is called, and an error is raised that the
-    framework answers with the right status (499 reaches nobody, and stands in the log). Errors of the work itself pass through.
+    If the client disconnects or the time runs out, cancel the work, call `abort()`, and raise an error that the framework
+    answers with the right status (a 499 reaches nobody, but is logged). Errors of the work itself pass through.
     """
     try:
         limits = Limits(None, None, total_s, None, None, client_silence_s, grace_s)
@@ -70,7 +71,7 @@ def tethered(handler: Handler) -> Handler: ...
 @overload
 def tethered(**limits: Any) -> Callable[[Handler], Handler]: ...
 def tethered(handler: Any = None, **limits: Any) -> Any:
-    """A whole handler tied to its client: `@hangup.tethered` or `@hangup.tethered(total_s=60)`, under the route's decorator."""
+    """Tie a whole handler to its client: `@hangup.tethered` or `@hangup.tethered(total_s=60)`, below the route's decorator."""
     if handler is None:
         return functools.partial(tethered, **limits)
     if not inspect.iscoroutinefunction(handler):
@@ -95,12 +96,12 @@ def tethered(handler: Any = None, **limits: Any) -> Any:
 def _signature(handler: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(handler, eval_str=True)
-    except NameError:  # names that only a type checker imports: the strings have to do
+    except NameError:  # the annotation uses names that only a type checker imports: keep annotations as strings
         return inspect.signature(handler)
 
 
 def _takes_request(signature: inspect.Signature) -> bool:
-    """Whether the handler is given its request: by annotation, by name, or as ASGI's scope."""
+    """Return whether the handler takes its request: by annotation, by name, or as ASGI's scope."""
     for parameter in signature.parameters.values():
         if parameter.name in {"request", "scope"} or getattr(parameter.annotation, "__name__", "") in {
             "Request",
@@ -111,7 +112,7 @@ def _takes_request(signature: inspect.Signature) -> bool:
 
 
 def _request_parameter() -> inspect.Parameter:
-    """FastAPI passes a request to whoever asks for one; the handler itself need not."""
+    """Return the extra parameter through which FastAPI passes the request, for handlers that do not take it."""
     from starlette.requests import Request  # noqa: PLC0415 - only FastAPI handlers come here
 
     return inspect.Parameter("hangup_request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)

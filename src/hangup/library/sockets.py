@@ -1,7 +1,7 @@
-"""The client's socket, seen past the server: a FIN is noticed even when the server does not read.
+"""Watches the client's socket behind the server's back, to notice a FIN even while the server does not read.
 
-An epoll of our own is told of hang-ups alone (EPOLLRDHUP), so nothing is read away from the server, and unread bytes
-of a pipelined request do not stand in the way of the FIN behind them. Linux only; elsewhere the server's word is all there is.
+Our own epoll reports hang-ups only (EPOLLRDHUP), so we take no bytes from the server, and unread bytes of a pipelined request
+do not hide the FIN behind them. Linux only; on other systems only the server can report a disconnect.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hangup.core import reasons
 from hangup.core.reasons import Reason
 
 SUPPORTED = sys.platform == "linux"
-DESCRIPTORS_MAX = 2048  # a process with more open files is not searched for a socket: it would cost milliseconds per call
-NOT_SENT_BYTES_MAX = 4096  # unsent bytes beyond this wait in the server's buffer, where its flow control sees them
+DESCRIPTORS_MAX = 2048  # with more open files, skip the search for the socket: it would take milliseconds per call
+NOT_SENT_BYTES_MAX = 4096  # further unsent bytes wait in the server's buffer, where its flow control counts them
 _TCP_NOTSENT_LOWAT = 25
 _WRAPPERS_MAX = 8
 
@@ -30,7 +30,7 @@ OnGone = Callable[[Reason], object]
 
 
 class Hangups:
-    """All sockets that one event loop watches; closed with the last of them."""
+    """All sockets that one event loop watches; its epoll is closed with the last of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -59,7 +59,7 @@ class Hangups:
         for descriptor, events in self._epoll.poll(0):
             on_gone = self._watched.get(descriptor)
             if on_gone is not None:
-                self._epoll.modify(descriptor, 0)  # heard once; a level-triggered event would keep the loop awake
+                self._epoll.modify(descriptor, 0)  # report once; a level-triggered event would keep the loop awake
                 on_gone(_reason(descriptor, events))
 
 
@@ -76,7 +76,7 @@ _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Hangups] = WeakKeyDictionar
 
 
 class SocketWatch:
-    """The watch over one client's socket, through a descriptor of its own."""
+    """Watches one client's socket through a duplicate of its descriptor."""
 
     def __init__(self, descriptor: int, client_silence_s: float | None) -> None:
         self._servers = descriptor
@@ -88,7 +88,7 @@ class SocketWatch:
         loop = asyncio.get_running_loop()
         try:
             self._descriptor = os.dup(self._servers)
-        except OSError:  # the server has closed it already
+        except OSError:  # the server has already closed it
             on_gone(reasons.CLIENT_FIN)
             return
         self._hangups = _loops.setdefault(loop, Hangups(loop))
@@ -110,15 +110,15 @@ class SocketWatch:
 
 
 def departure(descriptor: int) -> Reason | None:
-    """Why the client of this socket is gone, if it is gone already."""
+    """Return why the client of this socket is gone, or None if it is still there."""
     poll = select.poll()
-    poll.register(descriptor, select.POLLRDHUP)  # hang-ups and errors are told anyway
+    poll.register(descriptor, select.POLLRDHUP)  # poll always reports hang-ups and errors
     events = next((events for _, events in poll.poll(0)), 0)
     return _reason(descriptor, events) if events else None
 
 
 def tune(sock: socket.socket, client_silence_s: float) -> None:
-    """Lets the kernel notice a host that vanished, and keep little unsent."""
+    """Make the kernel notice a vanished host, and buffer few unsent bytes."""
     probes = 3
     interval_s = max(1, int(client_silence_s / (probes + 2)))
     options = [
@@ -134,7 +134,7 @@ def tune(sock: socket.socket, client_silence_s: float) -> None:
 
 
 def _ask(descriptor: int, question: Callable[[socket.socket], Any]) -> Any:
-    """Puts a question to a descriptor that is not ours to close; None if it cannot be answered."""
+    """Query a descriptor that is not ours to close; None if the query fails."""
     try:
         sock = socket.socket(fileno=descriptor)
     except OSError:
@@ -147,11 +147,11 @@ def _ask(descriptor: int, question: Callable[[socket.socket], Any]) -> Any:
         sock.detach()
 
 
-# Finding it
+# Finding the socket
 
 
 def of_transport(transport: Any) -> int | None:
-    """The descriptor under an asyncio transport."""
+    """Return the descriptor under an asyncio transport."""
     if not SUPPORTED or transport is None or not hasattr(transport, "get_extra_info"):
         return None
     sock = transport.get_extra_info("socket")
@@ -162,14 +162,17 @@ def of_transport(transport: Any) -> int | None:
 
 
 def of_asgi(scope: Any, receive: Any) -> int | None:
-    """The descriptor under an ASGI call: of the transport that `receive` belongs to, else between the scope's two ends."""
+    """Return the descriptor under an ASGI call: from the transport behind `receive`, else by the scope's two addresses."""
     if not SUPPORTED:
         return None
     return of_transport(_transport_of(receive)) or _between(scope.get("server"), scope.get("client"))
 
 
 def _transport_of(receive: Any) -> Any:
-    """uvicorn's `receive` is a method of an object that has the transport; middlewares wrap it in methods of their own."""
+    """Return the transport behind `receive`.
+
+    uvicorn's `receive` is a method of an object that has the transport; middlewares wrap it in methods of their own.
+    """
     for _ in range(_WRAPPERS_MAX):
         owner = getattr(receive, "__self__", None)
         if owner is None:
@@ -181,25 +184,25 @@ def _transport_of(receive: Any) -> Any:
 
 
 def _between(server: Any, client: Any) -> int | None:
-    """The one socket of this process that leads from `server` to `client`."""
+    """Return the one socket of this process that connects `server` to `client`."""
     if not server or not client or server[1] is None:
         return None
     try:
-        names = os.listdir("/proc/self/fd")  # noqa: PTH208 - names are all that is needed, and this is on the way of a call
+        names = os.listdir("/proc/self/fd")  # noqa: PTH208 - only names are needed, and every call passes here
     except OSError:
         return None
     if len(names) > DESCRIPTORS_MAX:
         return None
-    for name in reversed(names):  # the newest have the highest numbers, mostly
-        if _leads(int(name), int(server[1]), client[0], int(client[1])):  # granian's ports are text
+    for name in reversed(names):  # the newest usually have the highest numbers
+        if _leads(int(name), int(server[1]), client[0], int(client[1])):  # granian passes ports as text
             return int(name)
     return None
 
 
 def _leads(descriptor: int, port: int, client: str, client_port: int) -> bool:
-    """Whether a descriptor, of whatever kind, is the socket between the two."""
+    """Return whether a descriptor, of whatever kind, is the socket that connects the two."""
     try:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)  # as told: its kind is not asked for
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)  # as given: not queried
     except OSError:
         return False
     try:
@@ -207,7 +210,7 @@ def _leads(descriptor: int, port: int, client: str, client_port: int) -> bool:
         if not isinstance(peer, tuple) or peer[1] != client_port or peer[0].removeprefix("::ffff:") != client:
             return False
         return bool(sock.getsockname()[1] == port)
-    except OSError:  # no socket, or not connected
+    except OSError:  # not a socket, or not connected
         return False
     finally:
         sock.detach()

@@ -1,7 +1,7 @@
-"""Whatever an engine or an SDK hands out as a stream, as one async iterator that is closed at every end.
+"""Turns any stream of an engine or SDK into one async iterator that is closed however it ends.
 
-Taken are: an async iterator (vLLM's `generate`, an SDK's stream), an awaitable that gives one (`create(stream=True)`), an async
-context manager that gives one (`client.messages.stream(...)`, `httpx.AsyncClient.stream(...)`), an httpx response, a
+It accepts: an async iterator (vLLM's `generate`, an SDK's stream), an awaitable that returns one (`create(stream=True)`), an
+async context manager that returns one (`client.messages.stream(...)`, `httpx.AsyncClient.stream(...)`), an httpx response, a
 blocking iterator (llama-cpp-python), or a function that takes a `CancelToken` and returns any of these.
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 from hangup.library.threads import ThreadedIterator
 from hangup.library.token import CancelToken
 
-_LAYERS_MAX = 5  # a function that returns an awaitable that gives a context manager that gives a response, and one to spare
+_LAYERS_MAX = 5  # a function that returns an awaitable that returns a context manager that returns a response, plus one spare
 
 
 @asynccontextmanager
 async def opened(source: Any, token: CancelToken, named: Callable[[str], None]) -> AsyncIterator[AsyncIterator[Any]]:
-    """Opens a source, in the task that will read it, and closes everything on the way out, the innermost first."""
+    """Open a source in the task that will read it; on exit, close everything, innermost first."""
     async with AsyncExitStack() as stack:
         yield await _unwrap(source, token, stack, named)
 
@@ -66,7 +66,7 @@ def _in_thread(source: Any, token: CancelToken) -> ThreadedIterator:
 
 
 async def close(source: Any) -> None:
-    """Closes a stream by whichever of the two names it has."""
+    """Close a stream with its `aclose` or `close`, whichever it has."""
     closing = getattr(source, "aclose", None) or getattr(source, "close", None)
     if closing is not None:
         result = closing()
@@ -75,6 +75,6 @@ async def close(source: Any) -> None:
 
 
 def discard(source: Any) -> None:
-    """A source that nobody will open: a coroutine would warn that it was never awaited."""
+    """Discard a source that will not be opened; a coroutine would otherwise warn that it was never awaited."""
     if inspect.iscoroutine(source):
         source.close()

@@ -1,4 +1,4 @@
-"""`hangup.stream`: a response that streams from an engine and ends it, whatever happens."""
+"""`hangup.stream`: a response that streams from an engine and always stops it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class StreamClient(Protocol):
     async def write(self, data: bytes) -> None: ...
     async def finish(self) -> None: ...
     async def break_off(self) -> None:
-        """Ends the connection in a way that no client can take for a complete answer."""
+        """Close the connection so that no client can mistake the answer for a complete one."""
 
 
 class StreamCall:
-    """One streaming call, of no framework in particular. It may be run once."""
+    """One streaming call, independent of the framework. It can run only once."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class StreamCall:
         try:
             async with asyncio.timeout(self.limits.grace_s):
                 await self._close(tether, client)
-        except TimeoutError:  # a client that does not read does not get to know either
+        except TimeoutError:  # a client that does not read cannot be told how the call ended
             await client.break_off()
         return tether.ended
 
     async def _pump(self, tether: Tether, client: StreamClient) -> None:
-        """Engine to client, one chunk at a time; nothing is read ahead of what the client takes."""
+        """Copy chunks from engine to client one at a time; never read further ahead than the client does."""
         async with opened(self._source, tether.token, lambda name: setattr(tether, "engine_name", name)) as chunks:
             async for chunk in chunks:
                 if tether.call.ended:
@@ -102,7 +102,7 @@ class StreamCall:
             await client.write(data)
 
     async def _begin(self, tether: Tether, client: StreamClient) -> None:
-        """The head waits for the first chunk: until then a failure can still have a status."""
+        """Send the head, with the first chunk: until then, a failure can still have a status of its own."""
         self._begun = True
         tether.call.client_answer_began(self.status)
         given = {name.lower() for name in self.headers}
@@ -111,7 +111,7 @@ class StreamCall:
         await client.start(self.status, [*headers, *((k.lower(), v) for k, v in self.headers.items())])
 
     async def _close(self, tether: Tether, client: StreamClient) -> None:
-        """Tells the client how it ended."""
+        """Tell the client how the call ended."""
         reason = tether.call.reason
         assert reason is not None
         if tether.tell is Tell.FINISH:
@@ -154,10 +154,10 @@ def stream(
     token: CancelToken | None = None,
     on_end: OnEnd | None = None,
 ) -> Any:
-    """A response for the framework that `request` belongs to, which streams from `source` and ends it, whatever happens.
+    """Return a response, for the framework of `request`, that streams from `source` and always stops it.
 
-    The engine's stream is closed, `abort()` is called (it may be async) and `on_end` is told once, when the stream is
-    complete, the client leaves, a limit passes, the engine fails or the server shuts down.
+    The engine's stream is closed, `abort()` is called (it may be async) and `on_end` is called once, whether the stream
+    completes, the client disconnects, a limit passes, the engine fails or the server shuts down.
     """
     from hangup.library.frameworks import adapter_for  # noqa: PLC0415 - adapters import this module
 

@@ -1,7 +1,7 @@
-"""One call's life in an application: work, client and clock tied together; whichever ends first ends all three.
+"""Runs one call in an application and ties work, client and clock together: when one of them ends, all three end.
 
-The work runs in one task from its first step to its last, so that an engine's stream is opened, read and closed in the
-same task. `core.call.Call` decides; here is only what has to be done about it.
+The work runs in a single task, so that an engine's stream is opened, read and closed in the same task. `core.call.Call` makes
+the decisions; this module carries them out.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hangup.tasks import DUTIES
 Abort = Callable[[], object]
 
 _numbers = itertools.count(1)
-_ANY = (Exception,)  # told by `_settle`, with the call that it belongs to
-_settling: set[asyncio.Task[Any]] = set()  # what outlives its call: the end of one that the server cancelled, zombies
+_ANY = (Exception,)  # `_settle` reports them, with the call that they belong to
+_settling: set[asyncio.Task[Any]] = set()  # tasks that outlive their call: ends of calls that the server cancelled, and zombies
 
 
 class Tether:
@@ -52,15 +52,15 @@ class Tether:
         self._timer: asyncio.TimerHandle | None = None
         self._writing_since: float | None = None
         self._over = self.loop.create_future()
-        self.engine_name = ""  # what is named if it does not let go
+        self.engine_name = ""  # what the log names if it does not stop
 
     async def hold(self, watch: ClientWatch, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs the work until it, the client or the time ends; returns what the work returned, or None."""
+        """Run the work until it ends, the client disconnects or the time runs out; return the work's result, or None."""
         now = self.loop.time()
         self.call.received(now)
         self.call.sent("engine", now)
         with contextlib.nullcontext() if self.limits.total_s is None else deadline(self.limits.total_s):
-            # The task keeps the deadline.
+            # The task inherits the deadline.
             self._work = DUTIES.start("library call", work, handled=_ANY, label=f"hangup {self.call.id}")
         watch.start(self.end)
         self._arm()
@@ -77,7 +77,7 @@ class Tether:
         return self._work.result()
 
     def _judge(self, work: asyncio.Task[Any]) -> None:
-        """The work is over: did it end the call, or the call it?"""
+        """End the call, if the work ended before the call did."""
         if not work.done():
             return
         if work.cancelled():
@@ -89,7 +89,7 @@ class Tether:
             self.call.engine_finished = True
             self.end(reasons.COMPLETED)
 
-    # What the work tells
+    # Progress of the work
 
     def progressed(self, tokens: int) -> None:
         now = self.loop.time()
@@ -98,7 +98,7 @@ class Tether:
         self.call.progressed(tokens, now)
 
     async def write(self, writing: Awaitable[Any]) -> None:
-        """A write to the client: while it lasts, the client's stall is measured and not the engine's."""
+        """Await a write to the client; meanwhile the client's stall limit applies instead of the engine's."""
         self._writing_since = self.loop.time()
         self._arm()
         try:
@@ -116,7 +116,7 @@ class Tether:
         return min(self.call.started_at + self.call.clock.total_s, self._writing_since + self.limits.write_stall_s)
 
     def _arm(self) -> None:
-        """One timer, moved only if it would come too late."""
+        """Set the one timer; move it only if it would fire too late."""
         due = self._next_due()
         if self.call.ended or due == float("inf"):
             return
@@ -143,7 +143,7 @@ class Tether:
     # The end
 
     def end(self, reason: Reason, detail: str = "") -> None:
-        """Ends the call, once; the engine is stopped in this very turn."""
+        """End the call, once; the engine is stopped in the same loop iteration."""
         ending = self.call.end(reason, self.loop.time(), detail)
         if ending is None:
             return
@@ -171,13 +171,13 @@ class Tether:
             self._aborting = DUTIES.start("library abort", _wait_for(result), handled=_ANY, label=label)
 
     def _settling(self, watch: ClientWatch) -> asyncio.Task[None]:
-        """In a task of its own: a server that cancels the call, once more perhaps, does not cancel its end."""
+        """Settle in a separate task, so that a server that cancels the call (perhaps again) cannot cancel its end."""
         task = DUTIES.start("library call", self._settle(watch), label=f"hangup settles {self.call.id}")
         _keep(task)
         return task
 
     async def _settle(self, watch: ClientWatch) -> None:
-        """Waits, no longer than the grace, until all that the call started is over; then tells its end."""
+        """Wait at most the grace period until everything that the call started has ended; then report how the call ended."""
         await watch.stop()
         tasks = {task for task in (self._work, self._aborting) if task is not None}
         pending = (await asyncio.wait(tasks, timeout=self.limits.grace_s))[1] if tasks else set()
@@ -189,7 +189,7 @@ class Tether:
         tell(self.ended, self._on_end)
 
     def _name(self, pending: set[asyncio.Task[Any]]) -> str:
-        """Those that did not let go stay ours until they do."""
+        """Return the names of the tasks that did not stop, and keep these tasks until they do."""
         for task in pending:
             _keep(task)
         names = {self.engine_name or task.get_name() if task is self._work else task.get_name() for task in pending}
@@ -200,7 +200,7 @@ class Tether:
 
 
 def _keep(task: asyncio.Task[Any]) -> None:
-    """Holds a task until it is over, and looks at its error so that nobody else has to."""
+    """Hold a task until it ends, and retrieve its error."""
     _settling.add(task)
     task.add_done_callback(_let_go)
 

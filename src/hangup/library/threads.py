@@ -1,4 +1,4 @@
-"""Engines that block: each call gets a thread of its own, which is asked for one step at a time and told to stop by a token."""
+"""Runs blocking engines: each call gets its own thread, which computes one step per request and stops when its token is set."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _numbers = itertools.count(1)
 
 
 class ThreadedIterator(AsyncIterator[Any]):
-    """A blocking iterator as an async one. The thread computes a chunk only when it is asked for: none is made ahead.
+    """A blocking iterator as an async one. The thread computes a chunk only on request, never ahead.
 
-    `make` runs in the thread as well, since opening a blocking stream blocks too; `made` is what it returned.
+    `make` runs in the thread too, because opening a blocking stream also blocks; `made` is its result.
     """
 
     def __init__(self, make: Callable[[], Any], token: CancelToken, what: str) -> None:
@@ -44,12 +44,12 @@ class ThreadedIterator(AsyncIterator[Any]):
         return value
 
     def dismiss(self) -> None:
-        """Ends the thread, and leaves what it made to the caller."""
+        """End the thread, and leave its result to the caller to close."""
         self._dismissed = True
         self._wanted.release()
 
     async def aclose(self) -> None:
-        """Returns when the thread is over; it looks at the token between two steps."""
+        """Return when the thread has ended; it checks the token between two steps."""
         if not self._dismissed:
             self._token.cancel()
         await asyncio.shield(self._gone)
@@ -73,7 +73,7 @@ class ThreadedIterator(AsyncIterator[Any]):
         finally:
             if not self._dismissed:
                 _close(iterator)
-                _close(made)  # an SDK's stream is closed by its own name, not by its iterator's
+                _close(made)  # an SDK's stream has its own close; closing its iterator does not close it
             self._call(self._over)
 
     def _may_go_on(self) -> bool:
@@ -116,7 +116,7 @@ def _close(stream: Any) -> None:
 
 
 async def call_in_thread(function: Callable[[CancelToken], Any], token: CancelToken, named: Callable[[str], None]) -> Any:
-    """A blocking function, given the token; its result."""
+    """Run a blocking function in a thread, pass it the token, and return its result."""
 
     def once() -> Iterable[Any]:
         yield function(token)

@@ -1,4 +1,4 @@
-"""A flag that says "stop", for engines that run in threads and cannot be cancelled by the event loop."""
+"""A stop flag for engines that run in threads, where the event loop cannot cancel them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Cancelled(Exception):
 
 
 class CancelToken:
-    """Set once, from any thread; looked at between two steps of an engine.
+    """A flag that is set once, from any thread, and that an engine checks between two steps.
 
-    `token.cancelled` asks, `token.check()` raises, and `token()` is itself a stopping criterion as transformers and
-    llama-cpp-python take it: called with whatever they pass, it answers whether to stop.
+    `token.cancelled` returns the flag, `token.check()` raises, and `token()` is a stopping criterion for transformers and
+    llama-cpp-python: it accepts whatever arguments they pass and returns whether to stop.
     """
 
     __slots__ = ("_callbacks", "_event", "_lock")
@@ -39,11 +39,11 @@ class CancelToken:
             raise Cancelled
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Blocks the calling thread until the token is cancelled or the time is over."""
+        """Block the calling thread until the token is cancelled or the timeout passes; return whether it is cancelled."""
         return self._event.wait(timeout_s)
 
     def on_cancel(self, callback: Callable[[], object]) -> None:
-        """Calls back once, in the thread that cancels; at once if that has happened already."""
+        """Call `callback` once, in the thread that cancels, or at once if the token is already cancelled."""
         with self._lock:
             if not self._event.is_set():
                 self._callbacks.append(callback)

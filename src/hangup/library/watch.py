@@ -1,4 +1,4 @@
-"""Who tells that the client is gone: the server (ASGI's `http.disconnect`), and the socket itself."""
+"""Notices that the client is gone, through the server (ASGI's `http.disconnect`) and through the socket itself."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Receive = Callable[[], Awaitable[Any]]
 OnGone = Callable[[Reason], object]
 
 
-_ANY = (Exception,)  # `receive` is the server's; the socket is watched, too
+_ANY = (Exception,)  # `receive` belongs to the server and may fail; the socket is watched as well
 
 
 class ClientWatch:
-    """Watches one client; `on_gone` may come more than once, from whoever notices first."""
+    """Watches one client; may call `on_gone` more than once, since server and socket both report."""
 
     def __init__(self, receive: Receive | None, descriptor: int | None, client_silence_s: float | None) -> None:
         self._receive = receive
@@ -43,7 +43,7 @@ class ClientWatch:
             self._listener = DUTIES.start("library watch", listening, handled=_ANY, label="hangup watches the client")
 
     async def _listen(self, receive: Receive, on_gone: OnGone) -> None:
-        """What is left of the body is read away: behind it comes the disconnect."""
+        """Read the rest of the body and drop it: the disconnect comes after it."""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":

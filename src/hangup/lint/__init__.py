@@ -1,7 +1,7 @@
-"""`hangup lint`: finds, in the source of an application, the places where inference outlives its client.
+"""`hangup lint`: finds the places in an application's source where inference outlives its client.
 
-Only the syntax tree is read; nothing of the user's is imported or run. `source` reads a file into a model in one walk,
-`vocabulary` knows what inference looks like, each module of `rules` asks the model one family of questions.
+It reads only the syntax tree; it never imports or runs the user's code. `source` builds a model of a file in one walk,
+`vocabulary` knows what inference looks like, and each module of `rules` checks the model for one family of faults.
 """
 
 from hangup.lint.check import lint_file, lint_source

@@ -1,4 +1,4 @@
-"""One file through the rules."""
+"""Runs the rules over one file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hangup.lint.rule import RULES
 from hangup.lint.source import Module
 from hangup.lint.suppress import suppressions
 
-assert rules.__all__  # importing the package is what fills the registry
+assert rules.__all__  # importing the package fills the registry
 
 DEFAULT = frozenset(code for code, rule in RULES.items() if rule.default)
-SYNTAX = "HU000"  # the file cannot be parsed; not a rule, and not to be switched off
+SYNTAX = "HU000"  # the file cannot be parsed; this is not a rule and cannot be switched off
 
-# Every rule needs a coroutine or a web application. A file that names neither is not parsed: most of a tree is such.
+# Every rule needs a coroutine or a web application. A file that names neither, as most files do, is not parsed.
 _WORTH_PARSING = re.compile(
     rb"async\s+def|BackgroundTask|\b(?:fastapi|starlette|litestar|flask|quart|sanic|tenacity|backoff)\b|Queue\(|requests\.post"
     rb"|timeout\s*=\s*None|Timeout\("
@@ -35,10 +35,10 @@ def lint_file(path: Path, codes: Collection[str] = DEFAULT, shown_as: str = "") 
 
 
 def lint_source(source: str | bytes, path: str = "<string>", codes: Collection[str] = DEFAULT) -> list[Finding]:
-    """The findings of the chosen rules, in the order of the lines, without those that the source itself ignores."""
+    """Return the findings of the chosen rules in line order, without those that the source suppresses."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the user's literals: not our business
+            warnings.simplefilter("ignore")  # warnings about the user's literals are not our business
             tree = ast.parse(source)
             text = source if isinstance(source, str) else source.decode("utf-8-sig", "replace")
             module = Module(text, tree)
@@ -68,7 +68,7 @@ def lint_source(source: str | bytes, path: str = "<string>", codes: Collection[s
 
 
 def _last_line_of_head(node: ast.expr | ast.stmt | ast.excepthandler) -> int:
-    """Where a comment on the node may stand: for a block, the line before its body; for a call, any of its lines."""
+    """Return the last line on which a comment on the node may stand: for a block the line before its body, for a call any line."""
     body = getattr(node, "body", None)
     if isinstance(body, list) and body:
         return max(node.lineno, int(body[0].lineno) - 1)

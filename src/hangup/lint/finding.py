@@ -1,4 +1,4 @@
-"""What the linter found, where."""
+"""A finding of the linter and its place in the source."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    ERROR = "error"  # work goes on for a client who left
-    WARNING = "warning"  # nothing bounds the work, or nobody would notice
+    ERROR = "error"  # work continues for a client that disconnected
+    WARNING = "warning"  # nothing bounds the work, or nothing would notice
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
     path: str
     line: int
-    column: int  # from 1, as editors count
+    column: int  # starts at 1, as in editors
     code: str
     name: str
     message: str

@@ -1,4 +1,4 @@
-"""Findings as text, JSON, SARIF 2.1.0 and GitHub annotations."""
+"""Formats findings as text, JSON, SARIF 2.1.0 and GitHub annotations."""
 
 from __future__ import annotations
 

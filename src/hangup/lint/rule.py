@@ -1,4 +1,4 @@
-"""The registry: each rule with its number, its reasons and its two examples, from which docs/lint.md is made."""
+"""The registry of rules: each with its code, its reasons and its two examples, which docs/lint.md is generated from."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RULES: dict[str, Rule] = {}
 def rule(
     code: str, name: str, severity: Severity, *, summary: str, why: str, hint: str, bad: str, good: str, default: bool = True
 ) -> Callable[[Check], Check]:
-    """Puts a check into the registry."""
+    """Register a check as a rule."""
 
     def register(check: Check) -> Check:
         assert code not in RULES

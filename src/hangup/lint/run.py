@@ -1,4 +1,4 @@
-"""Many files: finding them, and spreading them over the machine's cores."""
+"""Finds the files to lint, and spreads them over the machine's cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hangup.lint.check import lint_file
 from hangup.lint.finding import Finding
 from hangup.lint.settings import EXCLUDED, LintSettings
 
-PARALLEL_FROM_FILES = 64  # fewer are done before a second process has started
+PARALLEL_FROM_FILES = 64  # with fewer files, the work is done before a second process has started
 FILES_PER_TASK = 32
 
 
@@ -37,7 +37,7 @@ def lint_paths(paths: Sequence[Path], settings: LintSettings) -> Report:
 
 
 def _lint_some(work: Iterable[tuple[Path, frozenset[str]]]) -> list[Finding]:
-    """Trees are big, acyclic and short-lived: the cycle collector only costs here (two thirds of the time)."""
+    """Lint files without the cycle collector: trees are big, acyclic and short-lived, and it took two thirds of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -48,7 +48,7 @@ def _lint_some(work: Iterable[tuple[Path, frozenset[str]]]) -> list[Finding]:
 
 
 def find_files(paths: Sequence[Path], settings: LintSettings) -> Iterator[Path]:
-    """The Python files at and below `paths`; a file that is named itself is always taken."""
+    """Yield the Python files at and below `paths`; a file that is named itself is always included."""
     for path in paths:
         if path.is_file():
             yield path

@@ -1,4 +1,4 @@
-"""`[tool.hangup.lint]` of the pyproject.toml that is nearest to what is linted."""
+"""Reads `[tool.hangup.lint]` from the pyproject.toml nearest to the linted files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ EXCLUDED = (
 
 @dataclass(frozen=True, slots=True)
 class LintSettings:
-    """Which rules, which files. `select` replaces the default rules, `extend_select` adds to them, `ignore` takes away."""
+    """Which rules and files to lint. `select` replaces the default rules, `extend_select` adds to them, `ignore` removes from
+    them.
+    """
 
     select: tuple[str, ...] = ()
     extend_select: tuple[str, ...] = ()
@@ -62,7 +64,7 @@ class LintSettings:
 
 
 def expand(names: Iterable[str]) -> frozenset[str]:
-    """Codes, names of rules, prefixes (`HU00`) and `ALL`."""
+    """Expand rule codes, rule names, prefixes (`HU00`) and `ALL` to codes."""
     codes: set[str] = set()
     for name in names:
         fitting = {c for c, r in RULES.items() if name in {"ALL", r.name} or (name.startswith("HU") and c.startswith(name))}
@@ -73,7 +75,7 @@ def expand(names: Iterable[str]) -> frozenset[str]:
 
 
 def find_settings(start: Path) -> LintSettings:
-    """The settings of the nearest pyproject.toml upwards that has any."""
+    """Return the settings of the nearest pyproject.toml, here or in a parent directory, that has any."""
     here = start.resolve()
     for folder in [here, *here.parents]:
         path = folder / "pyproject.toml"

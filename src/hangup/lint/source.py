@@ -1,7 +1,7 @@
-"""One file as the rules see it: functions, and in them the calls, loops, tries and yields, each with what encloses it.
+"""The model of one file that the rules use: functions with their calls, loops, tries and yields, and what encloses each.
 
-The tree is walked once. A `Frame` is a compound statement (or a function) and the part of it that one stands in; the
-chain of frames answers every "is this inside of" question without parent pointers on each node.
+The tree is walked once. A `Frame` is a compound statement (or a function) and the part of it that encloses a node; the chain of
+frames answers every "is this inside" question without parent pointers on each node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LoopNode = ast.For | ast.AsyncFor | ast.While
 
 
 class Frame:
-    """A compound statement, and which part of it: body, handler, orelse or finalbody."""
+    """A compound statement and one part of it: body, handler, orelse or finalbody."""
 
     __slots__ = ("function", "node", "part", "up")
 
@@ -27,7 +27,7 @@ class Frame:
         self.function = function
 
     def outward(self) -> Iterator[Frame]:
-        """This frame and all around it, up to the function that it stands in."""
+        """Yield this frame and those around it, up to the enclosing function."""
         frame: Frame | None = self
         while frame is not None and frame.function is self.function:
             yield frame
@@ -38,13 +38,13 @@ class Frame:
 
 
 class Site:
-    """A call, where it stands."""
+    """A call and its place in the source."""
 
     __slots__ = ("awaited", "frame", "name", "node", "statement")
 
     def __init__(self, node: ast.Call, name: str, frame: Frame, statement: ast.stmt) -> None:
         self.node = node
-        self.name = name  # dotted, with imports resolved: "asyncio.create_task", "self.client.post", "" if not a name
+        self.name = name  # dotted, with imports resolved: "asyncio.create_task", "self.client.post"; "" if it is not a name
         self.frame = frame
         self.statement = statement
         self.awaited = False
@@ -55,7 +55,7 @@ class Site:
 
     @property
     def dropped(self) -> bool:
-        """The call is a whole statement: nobody keeps what it returns."""
+        """Return whether the call is a whole statement, so that its result is dropped."""
         return isinstance(self.statement, ast.Expr) and self.statement.value is self.node
 
     def keyword(self, *names: str) -> ast.expr | None:
@@ -79,7 +79,7 @@ class Function:
         self.loops: list[tuple[LoopNode, Frame]] = []
         self.tries: list[tuple[ast.Try, Frame]] = []
         self.yields: list[Frame] = []
-        self.assigned: dict[str, list[ast.expr]] = defaultdict(list)  # name -> values that it is given here
+        self.assigned: dict[str, list[ast.expr]] = defaultdict(list)  # name -> values assigned to it here
 
     @property
     def name(self) -> str:
@@ -105,7 +105,7 @@ class Function:
         return [*a.posonlyargs, *a.args, *a.kwonlyargs]
 
     def around(self) -> Iterator[Function]:
-        """This function and those that it is defined in."""
+        """Yield this function and the functions around it."""
         function: Function | None = self
         while function is not None:
             yield function
@@ -113,22 +113,22 @@ class Function:
 
 
 class Module:
-    """A file, walked."""
+    """A file after its walk."""
 
     def __init__(self, text: str, tree: ast.Module) -> None:
         self.text = text
         self.tree = tree
-        self.imports: dict[str, str] = {}  # local name -> what it stands for
+        self.imports: dict[str, str] = {}  # local name -> full name
         self.classes: list[ast.ClassDef] = []
         self.top = Function(tree, None, "")
         self.functions: list[Function] = [self.top]
-        self.attributes: dict[str, list[ast.expr]] = defaultdict(list)  # self.x -> values that it is given anywhere
-        self.facts: dict[type, object] = {}  # what rules work out once for all of them
+        self.attributes: dict[str, list[ast.expr]] = defaultdict(list)  # self.x -> values assigned to it anywhere
+        self.facts: dict[type, object] = {}  # what rules compute once and share
         self._sites: dict[int, Site] = {}
         _Walk(self).run()
 
     def dotted(self, node: ast.AST | None) -> str:
-        """`a.b.c` of a name or an attribute, imports resolved; calls and subscripts on the way are stepped over."""
+        """Return `a.b.c` for a name or an attribute, imports resolved; skip calls and subscripts in between."""
         parts: list[str] = []
         while True:
             if isinstance(node, ast.Attribute):
@@ -146,7 +146,7 @@ class Module:
                 return ".".join(reversed(parts))
 
     def site(self, node: ast.AST | None) -> Site | None:
-        """The call at `node`, if it is one."""
+        """Return the call at `node`, if it is one."""
         return self._sites.get(id(node))
 
     def calls(self) -> Iterator[Site]:
@@ -154,11 +154,11 @@ class Module:
 
     @cached_property
     def packages(self) -> set[str]:
-        """Top-level packages that the file imports."""
+        """Return the top-level packages that the file imports."""
         return {name.partition(".")[0] for name in self.imports.values()}
 
     def values_of(self, node: ast.AST, function: Function) -> list[ast.expr]:
-        """What a name or an attribute of self may have been given, in the functions around or on the instance."""
+        """Return what may be assigned to a name or an attribute of self, in the functions around or on the instance."""
         if isinstance(node, ast.Name):
             for scope in function.around():
                 if node.id in scope.assigned:
@@ -274,7 +274,7 @@ class _Walk:
             self.module.attributes[target.attr].append(value)
 
     def expression(self, root: ast.AST, frame: Frame, statement: ast.stmt) -> None:
-        """Finds the calls, awaits and yields below `root`."""
+        """Record the calls, awaits and yields below `root`."""
         stack: list[ast.AST] = [root]
         while stack:
             node = stack.pop()

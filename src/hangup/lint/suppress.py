@@ -1,11 +1,11 @@
-"""`# hangup: ignore[HU003]`: what the source itself asks to leave out."""
+"""Reads `# hangup: ignore[HU003]` comments, with which the source suppresses findings."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 
-# On a finding's own lines: the rules named, or all. Alone on one of the first lines of the file: for the whole file.
+# `ignore` on a finding's own lines suppresses the named rules, or all; `ignore-file` does so for the whole file.
 _COMMENT = re.compile(r"#\s*hangup:\s*ignore(?P<file>-file)?(?:\[(?P<codes>[A-Z0-9,\s]+)\])?")
 _ALL = "all"
 

@@ -1,7 +1,7 @@
-"""What inference looks like in Python: the calls that make an engine compute, and the frameworks' words around them.
+"""What inference looks like in Python: the calls that make an engine compute, and the names that frameworks use around them.
 
-Names are all that a syntax tree gives, so this module errs on the side of silence: a call counts as inference when its
-name, its receiver or its address is one that the SDKs, engines and HTTP APIs of the field use.
+A syntax tree holds only names, so this module prefers to miss a call over a false alarm: a call counts as inference when its
+name, its receiver or its address is one that the common SDKs, engines and HTTP APIs use.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ROUTES = frozenset({"get", "post", "put", "patch", "api_route", "route"})
 
 
 def is_inference(module: Module, site: Site) -> bool:
-    """Whether this call makes an engine compute."""
+    """Return whether this call makes an engine compute."""
     return (_is_sdk_call(module, site) or _is_engine_call(site) or _is_http_call(site)) and not _is_mock(site)
 
 
@@ -93,7 +93,7 @@ def _is_http_call(site: Site) -> bool:
 
 
 def _tail_text(node: ast.expr | None) -> str:
-    """The constant text that an expression ends with: "/generate" of f"{url}/generate" and of url + "/generate"."""
+    """Return the constant text that an expression ends with: "/generate" for f"{url}/generate" and for url + "/generate"."""
     if isinstance(node, ast.JoinedStr) and node.values:
         node = node.values[-1]
     if isinstance(node, ast.BinOp):
@@ -102,7 +102,7 @@ def _tail_text(node: ast.expr | None) -> str:
 
 
 def streams(site: Site) -> bool | None:
-    """Whether an inference call asks for a stream; None if that cannot be read from the call."""
+    """Return whether an inference call asks for a stream; None if the call does not show it."""
     if site.name.rpartition(".")[2] in _STREAM_VERBS:
         return True
     asked = site.keyword("stream")
@@ -112,7 +112,7 @@ def streams(site: Site) -> bool | None:
 
 
 class Inference:
-    """Which calls of a module are inference: those themselves, and calls of the module's own functions that make some."""
+    """The inference calls of a module: direct ones, and calls of the module's own functions that make them."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -122,7 +122,7 @@ class Inference:
 
     @classmethod
     def of(cls, module: Module) -> Inference:
-        """Worked out once per module."""
+        """Return the instance for `module`, which is computed once."""
         found = module.facts.get(cls)
         if not isinstance(found, Inference):
             found = module.facts[cls] = cls(module)
@@ -132,7 +132,7 @@ class Inference:
         return bool(self.direct)
 
     def _spread(self) -> None:
-        """A function that calls inference is inference by its name, and so on."""
+        """Mark every function that calls inference as inference by its name, transitively."""
         own = {f.name: f for f in self.module.functions if f.name and not f.name.startswith("__")}
         grew = bool(self.direct)
         while grew:
@@ -146,7 +146,7 @@ class Inference:
         return id(site.node) in self.direct or self.maker(site.node.func) is not None
 
     def maker(self, node: ast.AST | None) -> Function | None:
-        """The module's own function that `node` names (`f`, `self.f`) and that makes inference."""
+        """Return the module's own function that `node` names (`f`, `self.f`), if it makes inference calls."""
         if isinstance(node, ast.Name):
             return self._makers.get(node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
@@ -154,14 +154,14 @@ class Inference:
         return None
 
     def within(self, root: ast.AST) -> Iterator[Site]:
-        """The inference calls anywhere below `root`."""
+        """Yield the inference calls anywhere below `root`."""
         for node in ast.walk(root):
             site = self.module.site(node)
             if site is not None and self.has(site):
                 yield site
 
     def source(self, site: Site, depth: int = 8) -> Site:
-        """The inference itself behind a call: through the module's own functions, as far as it is plain."""
+        """Return the inference call behind a call, followed through at most `depth` of the module's own functions."""
         while depth and id(site.node) not in self.direct:
             function = self.maker(site.node.func)
             assert function is not None
@@ -171,7 +171,7 @@ class Inference:
 
 
 def is_handler(module: Module, function: Function) -> bool:
-    """Whether a web framework calls this function for a request."""
+    """Return whether a web framework calls this function for a request."""
     for decorator in function.decorators:
         if not isinstance(decorator, ast.Call):
             continue
@@ -184,7 +184,7 @@ def is_handler(module: Module, function: Function) -> bool:
 
 
 def serves(module: Module) -> bool:
-    """Whether the file has handlers of a web application."""
+    """Return whether the file has handlers of a web application."""
     return any(is_handler(module, function) for function in module.functions)
 
 
@@ -193,7 +193,7 @@ def is_streaming_response(name: str) -> bool:
 
 
 def feeds_client(module: Module, function: Function) -> bool:
-    """Whether an async generator is what a streaming response sends."""
+    """Return whether a streaming response sends what this async generator yields."""
     if any(is_handler(module, outer) for outer in function.around() if outer is not function):
         return True
     for site in module.calls():
@@ -212,7 +212,7 @@ _WATCHES = re.compile(r"is_disconnected|listen_for_disconnect|with_cancellation|
 
 
 def watches_client(module: Module, function: Function) -> bool:
-    """Whether a function, or what decorates it, looks after the client; its own text is the judge."""
+    """Return whether a function, or its decorator, watches the client, judged by its own text."""
     node = function.node
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False

@@ -1,6 +1,6 @@
-"""One small adapter per framework: the watch over a request's client, a response, and an error that the framework answers.
+"""One small adapter per framework: it watches the client of a request and builds the framework's response and error.
 
-A request tells its framework by the package that its class comes from, so that no framework is imported to find out.
+The package of a request's class identifies the framework, so no framework has to be imported to find out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ADAPTERS = {"starlette": "starlette", "fastapi": "starlette", "litestar": "lite
 class FrameworkAdapter(Protocol):
     def watch(self, request: Any, limits: Limits) -> ClientWatch: ...
     def descriptor(self, request: Any) -> int | None:
-        """The client's socket, if it can be found."""
+        """Return the file descriptor of the client's socket, if it can be found."""
 
     def response(self, request: Any, call: StreamCall) -> Any: ...
     def error(self, ended: CallEnded, reason: Reason) -> Exception: ...

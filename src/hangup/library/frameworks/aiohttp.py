@@ -1,4 +1,4 @@
-"""aiohttp, which has a transport and no `receive`."""
+"""The aiohttp adapter. aiohttp has a transport but no `receive`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hangup.library.watch import ClientWatch
 
 
 class AiohttpStreamResponse(web.StreamResponse):
-    """A response whose body is a call: preparing it sends it."""
+    """A response that streams a call: `prepare` sends all of it."""
 
     def __init__(self, call: StreamCall) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Plain ASGI, which Starlette and Litestar build upon."""
+"""The plain ASGI adapter, and what the Starlette and Litestar adapters share with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class AsgiClient:
-    """An answer in ASGI's messages."""
+    """Sends an answer as ASGI messages."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -32,7 +32,7 @@ class AsgiClient:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def break_off(self) -> None:
-        """An app that returns without its last message: the server closes the connection without the last chunk."""
+        """Do nothing: the app returns without its last message, so the server closes the connection without the last chunk."""
 
 
 async def send_stream(call: StreamCall, scope: Any, receive: Receive, send: Send) -> None:
@@ -41,7 +41,7 @@ async def send_stream(call: StreamCall, scope: Any, receive: Receive, send: Send
 
 
 class StreamApp:
-    """The response is an ASGI application."""
+    """A response that is itself an ASGI application."""
 
     def __init__(self, call: StreamCall) -> None:
         self.call = call
@@ -51,7 +51,7 @@ class StreamApp:
 
 
 class OverAsgi:
-    """What the adapters share whose requests hold ASGI's own two."""
+    """Shared part of the adapters whose requests have ASGI's `scope` and `receive`."""
 
     def watch(self, request: Any, limits: Limits) -> ClientWatch:
         return ClientWatch.over_asgi(request.scope, request.receive, limits.client_silence_s)

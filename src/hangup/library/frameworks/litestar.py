@@ -1,4 +1,4 @@
-"""Litestar."""
+"""The Litestar adapter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hangup.library.stream import StreamCall
 
 
 class LitestarStreamResponse(Response[None]):
-    """A response whose body is a call; annotate the handler with `litestar.Response`."""
+    """A response that streams a call; annotate the handler with `litestar.Response`."""
 
     def __init__(self, call: StreamCall) -> None:
         super().__init__(None, status_code=call.status, media_type=call.media_type)
@@ -24,7 +24,7 @@ class LitestarStreamResponse(Response[None]):
         return StreamApp(self.call)
 
 
-class LitestarCallEnded(CallEnded, HTTPException):  # in this order: Litestar hands its arguments on to whoever comes next
+class LitestarCallEnded(CallEnded, HTTPException):  # this order: Litestar passes its arguments on to the next base class
     def __init__(self, ended: CallEnded, reason: Reason) -> None:
         HTTPException.__init__(self, detail=str(ended), status_code=reason.status, headers=ended.answer_headers)
         self.ended, self.retry_after_s = ended.ended, ended.retry_after_s

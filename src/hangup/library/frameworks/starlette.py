@@ -1,4 +1,4 @@
-"""Starlette and FastAPI."""
+"""The Starlette and FastAPI adapter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hangup.library.watch import Receive
 
 
 class StarletteStreamResponse(Response):
-    """A response whose body is a call. Its `background` runs as that of any response does; nothing of the call is left then."""
+    """A response that streams a call. Its `background` runs as with any response, after the call has ended completely."""
 
     def __init__(self, call: StreamCall) -> None:
         super().__init__(None, call.status, media_type=call.media_type)

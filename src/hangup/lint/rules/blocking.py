@@ -1,4 +1,4 @@
-"""Calls that stop the event loop: while one runs, no client's hang-up is noticed, of this call or any other."""
+"""Rules about calls that block the event loop: while one runs, no client's disconnect is noticed, of this call or any other."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _blocks(module: Module, site: Site) -> bool:
 
 
 def _client_of(func: ast.Attribute) -> ast.AST | None:
-    """The `client` of client.chat.completions.create, the `self.client` of self.client.messages.create."""
+    """Return the `client` in client.chat.completions.create, or the `self.client` in self.client.messages.create."""
     node: ast.expr = func
     while isinstance(node, ast.Attribute) and node.attr in {
         "create",
@@ -103,7 +103,7 @@ def _is_sync_client(module: Module, value: ast.expr) -> bool:
 
 
 def _is_local(module: Module, site: Site) -> bool:
-    """A model in this process: called with tensors, or made by from_pretrained or Llama here."""
+    """Return whether the model runs in this process: called with tensors, or created by from_pretrained or Llama here."""
     if site.keyword("input_ids", "max_new_tokens", "streamer", "generation_config", "logits_processor") is not None:
         return True
     func = site.node.func

@@ -1,4 +1,4 @@
-"""Cancellation that does not arrive: eaten on its way, or kept off by a shield."""
+"""Rules about cancellation that does not arrive: swallowed on its way, or blocked by a shield."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _is_cleanup(function: Function) -> bool:
 
 
 def _caught(module: Module, handler: ast.ExceptHandler) -> str:
-    """Which clause takes a CancelledError: "CancelledError", "BaseException", or ""."""
+    """Return which clause catches a CancelledError: "CancelledError", "BaseException", or "" for none."""
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     names = {module.dotted(kind).rpartition(".")[2] if kind is not None else "BaseException" for kind in kinds}
     return next((name for name in ("BaseException", "CancelledError") if name in names), "")
@@ -73,7 +73,7 @@ def _shown(handler: ast.ExceptHandler) -> str:
 
 
 def _own(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes of a block, but not those of functions defined in it."""
+    """Yield the nodes of a block, without those of functions defined in it."""
     stack: list[ast.AST] = list(body)
     while stack:
         node = stack.pop()
@@ -87,7 +87,7 @@ def _awaits(statement: ast.stmt) -> bool:
 
 
 def _lets_through(handler: ast.ExceptHandler) -> bool:
-    """Re-raises it, or passes it on to somebody as an object."""
+    """Return whether the clause re-raises the error or passes it on as an object."""
     for node in _own(handler.body):
         if isinstance(node, ast.Raise):
             return True
@@ -96,12 +96,12 @@ def _lets_through(handler: ast.ExceptHandler) -> bool:
         if handler.name and isinstance(node, (ast.Assign, ast.Return, ast.AnnAssign)) and _keeps(node.value, handler.name):
             return True
         if isinstance(node, ast.Attribute) and node.attr in {"uncancel", "_exit", "exit"}:
-            return True  # it knows what it does
+            return True  # the author has handled it
     return False
 
 
 def _keeps(value: ast.expr | None, name: str) -> bool:
-    """`error = exc`, `error = error or exc`: kept for later, not only its text."""
+    """Return whether `error = exc` or `error = error or exc` stores the error itself, not only its text."""
     parts = value.values if isinstance(value, ast.BoolOp) else [value]
     return any(_is_name(part, name) for part in parts)
 
@@ -129,7 +129,7 @@ def _is_name(node: ast.AST | None, name: str) -> bool:
 
 
 def _is_part_of_ending(module: Module, function: Function, node: ast.Try, frame: Frame) -> bool:
-    """The work is over already: a close that must not fail, a cancelled task that is waited for, a `finally`."""
+    """Return whether the work is already over here: a close that must not fail, an awaited cancelled task, or a `finally`."""
     if any(outer.part == "finalbody" for outer in frame.outward()):
         return True
     awaited = [n.value for s in node.body for n in ast.walk(s) if isinstance(n, ast.Await)]
@@ -141,7 +141,7 @@ def _is_part_of_ending(module: Module, function: Function, node: ast.Try, frame:
 
 
 def _goes_on(handler: ast.ExceptHandler, frame: Frame, node: ast.Try) -> bool:
-    """After the clause there is more to await: in the clause itself, after the try, or in the next turn of a loop."""
+    """Return whether more is awaited after the clause: in the clause itself, after the try, or in the next loop iteration."""
     leaves = isinstance(handler.body[-1], (ast.Return, ast.Break, ast.Raise))
     if isinstance(handler.body[-1], ast.Return):
         return False
@@ -192,7 +192,7 @@ def inference_shielded(module: Module) -> Iterator[Hit]:
 
 
 def _shielded(module: Module, node: ast.expr, function: Function) -> ast.AST:
-    """What the shield is held over: the call itself, or the task that the name was given."""
+    """Return what the shield protects: the call itself, or the task that was assigned to the name."""
     if isinstance(node, ast.Name):
         values = module.values_of(node, function)
         return values[-1] if values else node

@@ -1,4 +1,4 @@
-"""Inference that nobody holds: it runs to its end whatever becomes of the client."""
+"""Rules about inference that nothing holds: it runs to its end even if the client disconnects."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def inference_in_background(module: Module) -> Iterator[Hit]:
             continue
         work = site.node.args[0]
         if isinstance(work, ast.Call):
-            continue  # add_task(f()) is another mistake, or another add_task
+            continue  # add_task(f()) is a different mistake, or a different add_task
         if inference.maker(work) or _names_inference(module, site, work):
             yield site.node, f"`{module.dotted(work)}` computes on after the client has left"
 
 
 def _names_inference(module: Module, site: Site, work: ast.expr) -> bool:
-    """add_task(engine.generate, ...): the reference itself is what would be called."""
+    """Return whether the reference itself is inference: add_task(engine.generate, ...) will call it."""
     called = Site(ast.Call(func=work, args=[], keywords=[]), module.dotted(work), site.frame, site.statement)
     return is_inference(module, called)
 
@@ -119,6 +119,6 @@ def task_handle_dropped(module: Module) -> Iterator[Hit]:
 
 
 def _owned(site: Site) -> bool:
-    """A task group owns the tasks that it creates."""
+    """Return whether a task group owns the task that this call creates."""
     receiver = site.name.rpartition(".")[0].rpartition(".")[2].lower()
     return "group" in receiver or receiver in {"tg", "nursery"}

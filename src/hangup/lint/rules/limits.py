@@ -1,4 +1,4 @@
-"""Work without a bound: in time, in tokens, in attempts."""
+"""Rules about work without a limit on time, tokens or attempts."""
 
 from __future__ import annotations
 
@@ -179,7 +179,9 @@ def _is_true(node: ast.expr) -> bool:
 
 
 def _repeats(module: Module, loop: ast.While, makes: list[Site]) -> bool:
-    """`while True: try: inference except: again`, with no way out of any except clause and nothing that counts."""
+    """Return whether the loop is `while True: try: inference except: again`, with no exit from any except clause and no
+    counter.
+    """
     for node in loop.body:
         if not isinstance(node, ast.Try):
             continue

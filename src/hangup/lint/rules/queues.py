@@ -1,4 +1,4 @@
-"""Queues in front of an engine."""
+"""Rules about queues in front of an engine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _bounded(site: Site) -> bool:
 
 
 def _given_to(site: Site) -> str:
-    """The name that the queue is assigned to."""
+    """Return the name that the queue is assigned to."""
     statement = site.statement
     target: ast.expr | None = None
     if isinstance(statement, ast.Assign) and statement.value is site.node:

@@ -1,4 +1,4 @@
-"""Streams from an engine to a client: closed at every end, watched while nothing comes, sent as they come."""
+"""Rules about streams from an engine to a client: always closed, watched while no chunk comes, sent chunk by chunk."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def stream_not_closed(module: Module) -> Iterator[Hit]:
 
 
 def _upstream(module: Module, inference: Inference, iterated: ast.expr, function: Function, depth: int = 3) -> Site | None:
-    """The inference call whose stream is iterated; not those of generators of the module, which have their own loop."""
+    """Return the inference call whose stream is iterated; not for the module's own generators, which have their own loop."""
     site = module.site(iterated)
     if isinstance(iterated, ast.Await):
         site = module.site(iterated.value)
@@ -95,7 +95,7 @@ def _upstream(module: Module, inference: Inference, iterated: ast.expr, function
 
 
 def _handed_on(function: Function, iterated: ast.expr) -> bool:
-    """A stream of an outer function that is passed to somebody there may be closed by them."""
+    """Return whether an outer function passes its stream to other code, which may close it."""
     if not isinstance(iterated, ast.Name) or iterated.id in function.assigned:
         return False
     outside = (site for outer in function.around() if outer is not function for site in outer.calls)
@@ -105,7 +105,7 @@ def _handed_on(function: Function, iterated: ast.expr) -> bool:
 
 
 def _closed(module: Module, frame: Frame) -> bool:
-    """Whether something around the loop, or after it in a `finally`, lets go of the stream."""
+    """Return whether something around the loop, or in a `finally` after it, closes the stream."""
     for outer in frame.outward():
         node = outer.node
         if isinstance(node, (ast.With, ast.AsyncWith)) and not all(_only_bounds(module, i.context_expr) for i in node.items):
@@ -118,7 +118,7 @@ def _closed(module: Module, frame: Frame) -> bool:
 
 
 def _only_bounds(module: Module, context: ast.expr) -> bool:
-    """A context that limits time or takes a lock, but closes nothing."""
+    """Return whether a context only limits time or takes a lock, and closes nothing."""
     return bool(re.search(r"timeout|semaphore|lock|span|suppress|limiter|trace", module.dotted(context), re.I))
 
 
@@ -128,7 +128,7 @@ def _lets_go(module: Module, body: list[ast.stmt]) -> bool:
 
 
 def catches_cancel(module: Module, handler: ast.ExceptHandler) -> bool:
-    """Whether an except clause takes CancelledError or GeneratorExit."""
+    """Return whether an except clause catches CancelledError or GeneratorExit."""
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     names = {module.dotted(kind).rpartition(".")[2] if kind is not None else "BaseException" for kind in kinds}
     return bool(names & {"BaseException", "CancelledError", "GeneratorExit", "get_cancelled_exc_class"})
@@ -185,7 +185,7 @@ def _loop_around(site: Site) -> ast.AST | None:
 
 
 def _has_watcher(function: Function) -> bool:
-    """A task beside the loop may be watching."""
+    """Return whether the function starts a task beside the loop, which may watch the client."""
     spawners = {"create_task", "start_soon", "wait"}
     return any(site.name.rpartition(".")[2] in spawners for outer in function.around() for site in outer.calls)
 
@@ -232,7 +232,7 @@ def _has_watcher(function: Function) -> bool:
         async def chat(messages: list):
             return StreamingResponse(answer(messages))
         """,
-    default=False,  # its precision is not known: docs/lint-field-report.md
+    default=False,  # its precision is unknown: see docs/lint-field-report.md
 )
 def stream_computed_whole(module: Module) -> Iterator[Hit]:
     inference = Inference.of(module)
@@ -254,6 +254,6 @@ def _yields_in_loop(function: Function) -> bool:
 
 
 def _wraps_whole(site: Site) -> bool:
-    """StreamingResponse(iter([text])): a stream of one chunk."""
+    """Return whether the stream has only one chunk: StreamingResponse(iter([text]))."""
     first = site.node.args[0] if site.node.args else None
     return is_streaming_response(site.name) and isinstance(first, ast.Call) and getattr(first.func, "id", "") == "iter"

@@ -1,4 +1,4 @@
-"""Who looks after the client while the engine computes."""
+"""Rules about watching the client while the engine computes."""
 
 from __future__ import annotations
 
