@@ -68,7 +68,7 @@ def lint_source(source: str | bytes, path: str = "<string>", codes: Collection[s
 
 
 def _last_line_of_head(node: ast.expr | ast.stmt | ast.excepthandler) -> int:
-    """Return the last line on which a comment on the node may stand: for a block the line before its body, for a call any line."""
+    """Return the last line where a comment on the node counts: for a block, the line before its body; else the last line."""
     body = getattr(node, "body", None)
     if isinstance(body, list) and body:
         return max(node.lineno, int(body[0].lineno) - 1)
