@@ -1,8 +1,8 @@
-"""Speculation: three ways to guess what comes next, cheaply. The engine verifies; a wrong guess costs time, never truth.
+"""Three cheap drafters for speculative decoding. The engine verifies every guess: a wrong one costs time, never correctness.
 
-A drafter is asked step by step and makes at most one forward per step, so that the engine can drain its mailbox
-in between. It guesses with the same random numbers as the verifying forward will choose with, so that where the two
-distributions are close the guesses are right, at any temperature.
+A drafter makes at most one forward per step, so that the engine can drain its mailbox between steps. It samples with the
+same random numbers as the verifying forward, so the guesses are right at any temperature wherever the two distributions
+are close.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from hangup.engine.options import EngineOptions
 from hangup.engine.scheduler import Sequence
 from hangup.errors import ConfigError
 
-LuckOf = Callable[[list[Sequence]], Luck]  # for the place behind each sequence's guesses
+LuckOf = Callable[[list[Sequence]], Luck]  # for the place after each sequence's guesses
 
 
 class Drafter(Protocol):
-    steps: int  # the hard bound of the engine's loop
-    reads: bool  # whether it must be shown what prefill read
+    steps: int  # upper bound of the engine's drafting loop
+    reads: bool  # whether the engine must call `read` after a prefill
 
     def step(self, sequences: list[Sequence], luck: LuckOf) -> None:
-        """Adds to the `draft` of each sequence; at most one forward."""
+        """Add to the `draft` of each sequence, with at most one forward."""
 
     def read(self, sequences: list[Sequence]) -> None:
-        """Catches up with what prefill read; one forward."""
+        """Catch up with the tokens that prefill read, with one forward."""
 
     def verified(self, scores: Scores, sequences: list[Sequence], places: Ints) -> None:
-        """The sequences went on; the last token that holds of each was scored at its place."""
+        """Accept that the engine extended the sequences; `places` says where each one's last valid token was scored."""
 
 
 class NGram:
-    """Looks in the text so far for the last few tokens and proposes what followed them the last time."""
+    """Searches the text so far for the last few tokens and proposes what followed them last time."""
 
     steps, reads = 1, False
 
@@ -53,7 +53,7 @@ class NGram:
         for size in self._sizes:
             if len(text) <= size:
                 continue
-            starts = np.flatnonzero(text[size - 1 : -1] == text[-1])  # places where the last token of the pattern was seen
+            starts = np.flatnonzero(text[size - 1 : -1] == text[-1])  # where the pattern's last token occurs
             for offset in range(1, size):
                 starts = starts[text[starts + size - 1 - offset] == text[-1 - offset]]
             if len(starts):
@@ -69,7 +69,7 @@ class NGram:
 
 
 class Mtp:
-    """The model's own multi-token head, one token per step for all slots together."""
+    """Drafts with the model's own multi-token-prediction head, one token per step for all slots together."""
 
     reads = False
 
@@ -91,7 +91,7 @@ class Mtp:
 
 
 class DraftModel:
-    """A small model with a cache of its own, which lies in the same blocks under the same numbers."""
+    """Drafts with a small model. Its own cache uses the same block numbers as the main model's cache."""
 
     reads = True
 
@@ -116,7 +116,7 @@ class DraftModel:
         return scores
 
     def verified(self, scores: Scores, sequences: list[Sequence], places: Ints) -> None:
-        for sequence in sequences:  # what it cached of wrong guesses is written over
+        for sequence in sequences:  # later tokens overwrite the cache entries of wrong guesses
             sequence.draft_cached = min(sequence.draft_cached, sequence.cached)
 
 

@@ -1,4 +1,4 @@
-"""The engine: schedule → run → postprocess, over slots, with the mailbox drained before every forward."""
+"""The engine loop: schedule → run → postprocess over slots, draining the mailbox before every forward."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hangup.engine.text import Writer
 OnEvent = Callable[[Event], None]
 Outbox = list[tuple[OnEvent, Event]]
 
-_CUT_REMEMBERED_MAX = 128  # calls that were cancelled
+_CUT_REMEMBERED_MAX = 128  # cancelled calls
 
 
 @dataclass(slots=True)
 class EngineCounters:
-    """What was computed, and for whom. Written by the engine's thread, read by anyone."""
+    """Counts what the engine computed, and for which calls. The engine's thread writes it; any thread may read it."""
 
     refused: int = 0  # the engine was full
     submitted: int = 0
@@ -33,20 +33,20 @@ class EngineCounters:
     finished: int = 0
     cancels: int = 0  # messages; a call sends one at most
     cancelled_running: int = 0
-    cancelled_waiting: int = 0  # left before they got a slot: nothing was computed for them
+    cancelled_waiting: int = 0  # cancelled before they got a slot: nothing was computed for them
     failed: int = 0
     steps: int = 0
     forwards: int = 0  # of any model
     prompt_tokens: int = 0  # read by prefill
-    tokens: int = 0  # of answers, for calls that were there
-    tokens_dropped: int = 0  # found for a call that was cancelled during the forward, or behind its last token
+    tokens: int = 0  # of answers, for calls that were not cancelled
+    tokens_dropped: int = 0  # computed for a call that was cancelled during the forward, or past its last token
     drafted: int = 0
     accepted: int = 0
     busy_seconds: float = 0.0  # time in steps
 
 
 class ModelGate:
-    """The one door to the models. Two forwards without a drain between them are a bug, not a slow path."""
+    """Guards every forward of every model. Two forwards without a drain between them are a bug, not a slow path."""
 
     def __init__(self, counters: EngineCounters) -> None:
         self._counters = counters
@@ -62,7 +62,7 @@ class ModelGate:
 
 
 class Gated:
-    """A model behind the gate."""
+    """Wraps a model so that every forward passes the `ModelGate`."""
 
     def __init__(self, model: Model, gate: ModelGate) -> None:
         self._model = model
@@ -93,13 +93,13 @@ class Submission:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """From any thread, at any time, any number of times: one message, no waiting."""
+        """Cancel the call. Any thread may call this at any time, repeatedly; it posts one message and never waits."""
         if not self.cancelled and self.sequence.reason is None:
             self.cancelled = True
             self._mailbox.post_cancel(self)
 
     def pause(self) -> None:
-        """Its reader does not keep up: no more is computed for it until `resume`. Its slot and its cache stay its own."""
+        """Compute nothing more until `resume`, since the reader does not keep up. The call keeps its slot and its cache."""
         self.sequence.paused = True
 
     def resume(self) -> None:
@@ -109,12 +109,12 @@ class Submission:
 
 
 class Engine:
-    """`submit` and `Submission.cancel` are for any thread; the rest is for one, which calls `step` again and again."""
+    """Runs calls on a model. Any thread may use `submit` and `Submission.cancel`; one thread calls `step` in a loop."""
 
     def __init__(
         self, model: Model, options: EngineOptions, post: Callable[[Outbox], None], draft_model: Model | None = None
     ) -> None:
-        """`post` gets all events of a step at once."""
+        """Create the engine and its caches. `post` gets all events of a step at once."""
         self.counters = EngineCounters()
         self.mailbox: Mailbox[Submission] = Mailbox()
         self._gate = ModelGate(self.counters)
@@ -133,12 +133,12 @@ class Engine:
         self._tickets: dict[Sequence, Submission] = {}
         self._door = threading.Lock()
         self._ended = 0
-        self.cut: dict[str, int] = {}  # the last calls that were cancelled, by name, with the tokens of their answers
+        self.cut: dict[str, int] = {}  # the most recently cancelled calls, by name, with the tokens of their answers
 
     # Any thread
 
     def submit(self, request: SubmittedRequest, on_event: OnEvent) -> Submission:
-        """Raises Busy or Unfit; otherwise `on_event` will get exactly one Ended."""
+        """Queue a request. Raises `Busy` or `Unfit`; otherwise `on_event` gets exactly one `GenerationEnded`."""
         context, pool = self.model.context, self.scheduler.pool
         if not request.prompt or len(request.prompt) >= context or request.tokens_max < 1:
             raise Unfit(f"The prompt has {len(request.prompt)} tokens; with its answer it must fit into {context}.")
@@ -157,7 +157,7 @@ class Engine:
     # The engine's thread
 
     def step(self) -> bool:
-        """One turn; False when nobody wants anything."""
+        """Run one step; return False if there was no work."""
         began = time.perf_counter()
         self._drain()
         match self.scheduler.schedule():
@@ -174,14 +174,14 @@ class Engine:
         return True
 
     def end_all(self, reason: EndReason) -> None:
-        """Lets go of everyone: at the end, or when the model failed."""
+        """End every call: at shutdown, or when the model failed."""
         self._drain()
         for ticket in list(self._tickets.values()):
             self._end(ticket, reason)
         self._deliver()
 
     def _drain(self) -> None:
-        """The input that comes before all others: who left is gone, and his slot taken, before anything is computed."""
+        """Remove cancelled calls and give their slots to waiting calls, before anything else is computed."""
         calls, cancels = self.mailbox.drain()
         for ticket in calls:
             self._tickets[ticket.sequence] = ticket
@@ -191,7 +191,7 @@ class Engine:
             self._end(ticket, "cancelled")
         self.counters.started += self.scheduler.admit()
         if cancels:
-            self._deliver()  # who waits for the release need not wait for the forward
+            self._deliver()  # a caller that waits for the release need not wait for the forward too
         self._gate.drained()
 
     # Run
@@ -216,7 +216,7 @@ class Engine:
                 self.drafter.read(still)
 
     def _embed(self, scores: Scores, sequences: list[Sequence]) -> None:
-        """Adds up the states of what was read; a prompt that is read to its end is told, and its slot is free."""
+        """Add up the states of the tokens just read; deliver the vector of each finished prompt and free its slot."""
         for sequence, row in zip(sequences, scores.sums(), strict=True):
             if not sequence.request.embed:
                 continue
@@ -231,7 +231,7 @@ class Engine:
         if self.drafter is not None:
             sequences = self._draft(self.drafter, sequences)
         if not sequences:
-            return  # all of them left while we guessed
+            return  # all of them were cancelled during the draft
         rows = [(s, s.cached, [s.tokens[-1], *s.draft]) for s in sequences]
         scores = self.model.forward(Batch.of(rows, self._options.block_tokens, every=True))
         drafts = [s.draft for s in sequences]
@@ -247,7 +247,7 @@ class Engine:
         self._extend(scores, sequences, agreed)
 
     def _draft(self, drafter: Drafter, sequences: list[Sequence]) -> list[Sequence]:
-        """Lets the drafter guess, in a bounded loop; whoever leaves in between is out at once."""
+        """Run the drafter in a bounded loop and return the sequences that were not cancelled meanwhile."""
         for _ in range(drafter.steps):
             guessing = [s for s in sequences if s.running and len(s.draft) < s.limit - len(s.tokens) - 1]
             if not guessing:
@@ -260,7 +260,7 @@ class Engine:
         return still
 
     def _luck(self, sequences: list[Sequence], places: int) -> Luck:
-        """How to choose at the places behind each sequence's tokens and guesses."""
+        """Return how to sample at the next places after each sequence's tokens and guesses."""
         asked = [sequence.request for sequence in sequences]
         seeds = np.array([[request.seed] for request in asked], np.uint64)
         behind = [range(s.answered + len(s.draft), s.answered + len(s.draft) + places) for s in sequences]
@@ -273,7 +273,7 @@ class Engine:
     # Postprocess
 
     def _extend(self, scores: Scores, sequences: list[Sequence], tokens: list[list[int]]) -> None:
-        """Each sequence grows by its new tokens, whose last one is not in the cache yet."""
+        """Append the new tokens to each sequence. The last new token is not in the cache yet."""
         for sequence, new in zip(sequences, tokens, strict=True):
             if new:
                 sequence.tokens += new
@@ -285,11 +285,11 @@ class Engine:
                 self._tell(self._tickets[sequence], new, scores, row)
 
     def _tell(self, ticket: Submission, new: list[int], scores: Scores, row: int) -> None:
-        """Hands the tokens on, up to the end of the answer if that is among them."""
+        """Send the new tokens to the call's `on_event`, and end the call if the answer ends among them."""
         sequence, request, writer = ticket.sequence, ticket.sequence.request, ticket.writer
         if ticket.cancelled:
             self.counters.tokens_dropped += len(new)
-            return  # its cancel is in the mailbox
+            return  # the next drain ends the call
         text, told, reason, choices = "", 0, None, []
         for place, token in enumerate(new):
             if token in self.model.eos and not request.ignore_eos:
@@ -319,7 +319,7 @@ class Engine:
         sequence = ticket.sequence
         started = sequence.running
         if not self.scheduler.end(sequence, reason):
-            return  # it ended by itself while its cancel was on the way
+            return  # the call ended by itself before its cancel arrived
         match reason:
             case "cancelled" if started:
                 self.counters.cancelled_running += 1
@@ -337,7 +337,7 @@ class Engine:
         self._outbox.append((ticket.on_event, ended))
 
     def _remember_cut(self, name: str, tokens: int) -> None:
-        """Those of a forward that was under way count as well: what was computed for nobody is told to the last token."""
+        """Add a cancelled call to `cut`. The count includes the tokens of a forward that was running at the cancel."""
         self.cut[name] = self.cut.pop(name, 0) + tokens
         if len(self.cut) > _CUT_REMEMBERED_MAX:
             del self.cut[next(iter(self.cut))]
@@ -349,7 +349,7 @@ class Engine:
 
 
 def _agreed(chosen: list[int], draft: list[int]) -> list[int]:
-    """What was chosen, up to and with the first choice that the draft did not foresee: behind it, nothing is valid."""
+    """Return the chosen tokens up to and including the first one that differs from the draft: later ones are invalid."""
     right = 0
     while right < len(draft) and chosen[right] == draft[right]:
         right += 1

@@ -1,4 +1,4 @@
-"""The tokenizer of a model directory (tokenizer.json), by the `tokenizers` library, and its chat template."""
+"""Loads the tokenizer (tokenizer.json) and the chat template of a model directory, with the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HfTokenizer:
         self._template = environment.from_string(self._config.get("chat_template") or _PLAIN_CHAT)
 
     def encode(self, text: str) -> list[int]:
-        special = not text.startswith(self._special("bos_token") or "\0")  # a chat template has put it there already
+        special = not text.startswith(self._special("bos_token") or "\0")  # the chat template has added it already
         return list(self._loaded.encode(text, add_special_tokens=special).ids)
 
     def decoder(self) -> TextDecoder:

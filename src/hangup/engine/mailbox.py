@@ -1,4 +1,4 @@
-"""What other threads tell the engine's thread: new calls and cancels. The only thing here that knows of threads."""
+"""The mailbox through which other threads send new calls and cancels to the engine's thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Call = TypeVar("Call")
 
 
 class Mailbox(Generic[Call]):
-    """Posting is O(1) and never waits for a step; draining takes everything at once."""
+    """A thread-safe queue of new calls and cancels. Posting is O(1) and never waits for a step; `drain` takes everything."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -19,7 +19,7 @@ class Mailbox(Generic[Call]):
         self._woken = False
 
     def post_call(self, call: Call) -> bool:
-        """False if the mailbox is closed: nobody would ever look at it."""
+        """Post a new call; return False if the mailbox is closed, since nobody would ever read it."""
         with self._changed:
             if not self._closed:
                 self._calls.append(call)
@@ -32,7 +32,7 @@ class Mailbox(Generic[Call]):
             self._changed.notify()
 
     def wake(self) -> None:
-        """There is something to do again that is no message: a reader who had paused reads on."""
+        """Wake the engine's thread without a message: a paused reader reads again."""
         with self._changed:
             self._woken = True
             self._changed.notify()
@@ -47,7 +47,7 @@ class Mailbox(Generic[Call]):
         return self._closed
 
     def drain(self) -> tuple[list[Call], list[Call]]:
-        """New calls and cancels since the last time. Nearly always there are none, and then no lock is taken."""
+        """Return the new calls and cancels since the last drain. Takes no lock in the usual case that there are none."""
         if not self._calls and not self._cancels:
             return [], []
         with self._changed:
@@ -56,7 +56,7 @@ class Mailbox(Generic[Call]):
         return drained
 
     def wait(self) -> None:
-        """Rests until there is something to drain, or the end."""
+        """Block until there is something to drain, `wake` is called or the mailbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._calls or self._cancels or self._closed or self._woken)
             self._woken = False

@@ -1,7 +1,7 @@
-"""What a model must do for the engine. The engine knows slots, blocks and tokens; a model knows arrays.
+"""The interface between the engine and a model. The engine knows slots, blocks and tokens; a model knows arrays.
 
-One forward takes a rectangle of tokens: a row per call, padded to the longest. Padding is written to the scrap block and
-its scores are never looked at.
+One forward takes a rectangle of tokens: a row per call, padded to the longest row. A model writes padding to the scrap block,
+and the engine never reads its scores.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Floats = NDArray[np.float32]
 @dataclass(frozen=True, slots=True)
 class Batch:
     tokens: Ints  # [rows, width]
-    starts: Ints  # [rows]: tokens of the row that are cached already
-    counts: Ints  # [rows]: tokens of the row that are not padding
-    blocks: Ints  # [rows, blocks]: where the row's cache is, as far as this forward looks
+    starts: Ints  # [rows]: how many tokens of the row are in the cache already
+    counts: Ints  # [rows]: how many tokens of the row are not padding
+    blocks: Ints  # [rows, blocks]: the row's cache blocks, as far as this forward needs them
     slots: Ints  # [rows]
-    every: bool  # scores for every token, or for the last of each row
+    every: bool  # whether to score every token, or only the last one of each row
 
     @classmethod
     def of(cls, rows: list[tuple[Sequence, int, list[int]]], block_tokens: int, *, every: bool) -> Batch:
-        """Rows are (sequence, start, tokens)."""
+        """Build a batch from rows of (sequence, start, tokens)."""
         width = max(len(tokens) for _, _, tokens in rows)
         depth = max(-(-(start + len(tokens)) // block_tokens) for _, start, tokens in rows)
         made = np.zeros((len(rows), width), np.int32)
@@ -46,10 +46,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Luck:
-    """How to choose, per row: temperature and top-p, and a seed for each place.
+    """The sampling parameters per row: temperature and top-p, and a seed for each place.
 
-    A choice is a function of the scores and of the seed at its place, nothing else. So speculation cannot change what is
-    said: the verifying forward chooses at each place exactly what a plain one would have.
+    A choice depends on the scores and on the seed at its place, and on nothing else. So speculation cannot change the
+    answer: the verifying forward chooses at each place exactly what a plain forward would have chosen.
     """
 
     temperature: Floats  # [rows]; 0 is greedy
@@ -58,15 +58,15 @@ class Luck:
 
 
 class Scores(Protocol):
-    """What a forward found out, kept where the model keeps its arrays."""
+    """The result of a forward, kept on the model's device."""
 
     def choose(self, luck: Luck) -> Ints:
-        """The chosen tokens, [rows, places]."""
+        """Return the chosen tokens, [rows, places]."""
 
     def logprobs(self, row: int, place: int, token: int, top: int) -> tuple[float, list[tuple[int, float]]]: ...
 
     def sums(self) -> Floats:
-        """The last states of each row's tokens, normed and added up, [rows, width]; to be asked before the next forward."""
+        """Return each row's last states, normed and summed over its tokens, [rows, width]. Call before the next forward."""
 
 
 class Model(Protocol):
@@ -78,24 +78,24 @@ class Model(Protocol):
     tokenizer: Tokenizer
 
     def make_cache(self, slots: int, blocks: int, block_tokens: int) -> None:
-        """Once, before the first forward; block `SCRAP` comes on top of `blocks`."""
+        """Allocate the cache, once, before the first forward; block `SCRAP` comes on top of `blocks`."""
 
     def forward(self, batch: Batch) -> Scores: ...
 
     def keep_states(self, scores: Scores, slots: Ints, places: Ints) -> None:
-        """From here the MTP head goes on: the state behind one place of each row, kept by slot."""
+        """Store the state at one place of each row by slot; the MTP head continues from it."""
 
     def mtp(self, slots: Ints, tokens: Ints, luck: Luck) -> Ints:
-        """One step of the MTP head: the tokens after `tokens`, guessed from the states kept, which move on."""
+        """Run one step of the MTP head: guess the tokens after `tokens` from the stored states, and advance the states."""
 
 
 def place_seeds(seeds: NDArray[np.uint64], places: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """A seed for each place of a request; neither neighbouring requests nor neighbouring places have anything in common."""
+    """Return a seed for each place of a request; seeds of adjacent requests or places are unrelated."""
     return (_mixed(_mixed(seeds) + places) >> np.uint64(32)).astype(np.uint32)
 
 
 def _mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """As splitmix64 does it."""
+    """Mix the bits as splitmix64 does."""
     number = (number + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,7 +1,7 @@
-"""The built-in model on the CPU: a Llama in numpy, every product batched over all slots.
+"""The built-in model on the CPU: a Llama in numpy that batches every product over all slots.
 
-A step with eight slots costs little more than with one, since most of a small model's time is the fixed price of
-some hundred numpy calls.
+A step with eight slots costs little more than a step with one, since a small model spends most of its time on the fixed
+overhead of some hundred numpy calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NumpyModel:
         self._embedding = tensors["model.embed_tokens.weight"]
         self._norm = tensors["model.norm.weight"]
         head = self._embedding if shape.tied else tensors["lm_head.weight"]
-        # In two halves: up to a million products OpenBLAS multiplies without repacking, which is twice as fast.
+        # In two halves: up to a million products, OpenBLAS multiplies without repacking, which is twice as fast.
         self._head = [_product(part) for part in np.array_split(head, 2)]
         self._layers = [_layer(tensors, f"model.layers.{index}.") for index in range(shape.layers)]
         if self.has_mtp:
@@ -53,7 +53,7 @@ class NumpyModel:
 
     def make_cache(self, slots: int, blocks: int, block_tokens: int) -> None:
         shape = self.shape
-        # Heads first: what one head needs of a block lies together, and one `take` gathers it for all slots.
+        # Heads first: one head's part of a block is contiguous, and one `take` gathers it for all slots.
         size = (shape.layers, 2, shape.kv_heads, blocks + 1, block_tokens, shape.head_size)
         self._cache = np.zeros(size, np.float32)
         self._block_tokens = block_tokens
@@ -132,7 +132,7 @@ class NumpyModel:
 class NumpyScores:
     logits: Floats  # [rows, places, vocab]
     states: Floats  # [rows, places, width]
-    sums: Callable[[], Floats]  # computed when it is asked for
+    sums: Callable[[], Floats]  # computed on demand
 
     def choose(self, luck: Luck) -> Ints:
         return choose(self.logits, luck)
@@ -142,10 +142,10 @@ class NumpyScores:
 
 
 def choose(logits: Floats, luck: Luck) -> Ints:
-    """By a race: each token runs for a random time, the likelier the shorter, and the first one wins.
+    """Sample tokens by a race: each token gets a random time, shorter if it is likelier, and the shortest time wins.
 
-    This is sampling, exactly; and scores that differ by a rounding error choose the same token, but for a chance that
-    is no larger than that error. (The inverse of the cumulative distribution would be a thousand times more touchy.)
+    This samples the distribution exactly. Scores that differ by a rounding error choose the same token, except with a
+    probability no larger than that error. (Inverting the cumulative distribution would be a thousand times more sensitive.)
     """
     chosen = logits.argmax(-1).astype(np.int32)
     rows = np.flatnonzero(luck.temperature)
@@ -158,7 +158,7 @@ def choose(logits: Floats, luck: Luck) -> Ints:
 
 
 def _times(seeds: NDArray[np.uint32], vocab: int) -> Floats:
-    """Exponential times, [rows, places, vocab], by hashing each seed with each token (murmur3's last steps)."""
+    """Return exponential times, [rows, places, vocab], by hashing each seed with each token (murmur3's last steps)."""
     mixed = seeds[..., None] + np.arange(vocab, dtype=np.uint32) * np.uint32(0x9E3779B9)
     mixed = (mixed ^ (mixed >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
@@ -168,7 +168,7 @@ def _times(seeds: NDArray[np.uint32], vocab: int) -> Floats:
 
 
 def _nucleus(weights: Floats, top_p: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """The fewest most likely tokens that make up `top_p`, at least one."""
+    """Return a mask of the smallest set of most likely tokens that adds up to `top_p`, at least one token."""
     order = np.argsort(-weights, -1, kind="stable")
     ranked = np.take_along_axis(weights, order, -1)
     kept = np.cumsum(ranked, -1) - ranked < top_p
@@ -200,7 +200,7 @@ def _swiglu(gate_up: Floats) -> Floats:
 
 
 def _product(*weights: Floats) -> Floats:
-    """Several projections of one input as one matrix, to be multiplied from the right."""
+    """Return several projections of one input as one matrix, for multiplication from the right."""
     return np.ascontiguousarray(np.concatenate(weights).T)
 
 

@@ -1,4 +1,4 @@
-"""How the engine is set up. Every field is a flag of `hangup engine`; the docs in the metadata are its help."""
+"""The engine's options. Every field is a flag of `hangup engine`; the `doc` in its metadata is the flag's help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the engine and what comes back. Plain values; they cross between threads."""
+"""The engine's requests and events: plain values that cross between threads."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ EndReason = Literal["stop", "length", "cancelled", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedRequest:
-    """One generation. Its length is always bounded: the engine cuts `tokens_max` down to what the context holds."""
+    """One generation. Its length is always bounded: the engine caps `tokens_max` at what the context holds."""
 
     prompt: tuple[int, ...]
     tokens_max: int
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
-    seed: int = 0  # the same request with the same seed gets the same tokens
+    seed: int = 0  # the same request with the same seed gives the same tokens
     stop: tuple[str, ...] = ()
-    logprobs: int | None = None  # alternatives to tell per token; None tells nothing
+    logprobs: int | None = None  # how many alternatives to report per token; None reports no logprobs
     ignore_eos: bool = False
-    embed: bool = False  # the prompt is read and becomes a vector; nothing is generated
-    name: str = ""  # whoever asked knows it by this; shown in the status
+    embed: bool = False  # turn the prompt into a vector; generate nothing
+    name: str = ""  # the caller's id for the call; shown in the status
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A token that was chosen, with its log probability and the most likely alternatives."""
+    """A chosen token, with its log probability and the most likely alternatives."""
 
     token: int
     logprob: float
@@ -40,7 +40,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Tokens of one step; their text may be empty while a character or a stop string could still be completed."""
+    """Tokens of one step. The text may be empty while a character or a possible stop string is incomplete."""
 
     text: str
     tokens: int
@@ -49,7 +49,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnded:
-    """The last event of a call. Its slot and its blocks are free."""
+    """The last event of a call. The call's slot and blocks are free."""
 
     reason: EndReason
     prompt_tokens: int
@@ -61,7 +61,7 @@ class GenerationEnded:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """What became of a prompt that was to be embedded: of length 1."""
+    """The embedding of a prompt, normalized to length 1."""
 
     values: NDArray[np.float32]
 
@@ -70,8 +70,8 @@ Event = Progress | Vector | GenerationEnded
 
 
 class Busy(HangupError):
-    """The waiting list is full."""
+    """The queue is full, or the engine has stopped."""
 
 
 class Unfit(HangupError):
-    """The request can never be served here."""
+    """The engine can never serve this request."""

@@ -1,4 +1,4 @@
-"""The engine in a thread of its own, for an event loop; and the models by their options."""
+"""Runs the engine in its own thread for an event loop, and loads the models that the options name."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hangup.errors import ConfigError
 from hangup.tasks import DUTIES
 
 _LOG = logging.getLogger("hangup.engine")
-_STOP_S_MAX = 30.0  # the longest that a single forward is waited for at the end
+_STOP_S_MAX = 30.0  # how long `stop` waits for the forward that is running
 
 
 class EngineRunner:
-    """What a process that serves the engine holds. All methods are for the loop's thread; `Submission.cancel` for any."""
+    """The event loop's handle on an engine. Call its methods from the loop's thread; `Submission.cancel` from any."""
 
     def __init__(self, options: EngineOptions, loop: asyncio.AbstractEventLoop) -> None:
         model, draft = load_models(options)
@@ -40,7 +40,7 @@ class EngineRunner:
         return self._engine.submit(request, on_event)
 
     def stop(self) -> None:
-        """Ends every call as cancelled; returns when the thread is gone."""
+        """End every call as cancelled and join the thread."""
         self._engine.mailbox.close()
         if self._thread is not None:
             self._thread.join(_STOP_S_MAX)
@@ -50,13 +50,13 @@ class EngineRunner:
         return self._thread is not None and self._thread.is_alive()
 
     def counters(self) -> dict[str, float]:
-        """What was computed so far; `waiting` and `running` are of this moment."""
+        """Return the counters so far; `waiting`, `running` and `blocks_free` are current values."""
         scheduler = self._engine.scheduler
         now = {"waiting": len(scheduler.waiting), "running": len(scheduler.running), "blocks_free": scheduler.pool.free}
         return {**asdict(self._engine.counters), **now}
 
     def least_s(self, requests: list[SubmittedRequest]) -> float:
-        """How long these take at the least, at the pace so far: their prompts, and as many tokens as there must be."""
+        """Estimate the least time for these requests at the pace so far: their prompts, and the tokens they must generate."""
         counters = self._engine.counters
         if not counters.steps:
             return 0.0
@@ -67,7 +67,7 @@ class EngineRunner:
         return each * (prompts + tokens / at_a_time)
 
     def calls(self) -> dict[str, int]:
-        """Every call that it has, by its id, with the tokens of its answers so far."""
+        """Return every waiting or running call by id, with the tokens of its answers so far."""
         found: dict[str, int] = {}
         scheduler = self._engine.scheduler
         for sequence in (*list(scheduler.waiting), *scheduler.running):
@@ -76,11 +76,11 @@ class EngineRunner:
         return found
 
     def cut(self) -> dict[str, int]:
-        """The last calls that were cancelled, by id, with the tokens of their answers."""
+        """Return the most recently cancelled calls by id, with the tokens of their answers."""
         return dict(self._engine.cut)
 
     def status(self) -> list[dict[str, Any]]:
-        """What each slot does. Read beside the running engine, so each row is true, but not all of the same moment."""
+        """Return what each slot does. The engine runs meanwhile: each row is true, but not all rows at the same moment."""
         rows = []
         for slot, sequence in enumerate(list(self._engine.scheduler.slots)):
             row: dict[str, Any] = {"id": slot, "is_processing": sequence is not None}
@@ -103,7 +103,7 @@ class EngineRunner:
                 if not engine.step():
                     engine.mailbox.wait()
             except Exception:
-                # Whatever a model throws (out of memory, a lost device), no call may hang for it.
+                # Whatever a model raises (out of memory, a lost device), no call may hang.
                 _LOG.exception("the model failed; every call in the engine is ended")
                 engine.end_all("failed")
         engine.end_all("cancelled")
@@ -119,7 +119,7 @@ def _dispatch(outbox: Outbox) -> None:
 
 
 def load_models(options: EngineOptions) -> tuple[Model, Model | None]:
-    """The model, and the draft model if the options want one."""
+    """Load the model, and the draft model if the options ask for one."""
     model, draft = _load(options)
     model.context = min(model.context, options.context_max)
     return model, draft

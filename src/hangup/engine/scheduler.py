@@ -1,7 +1,7 @@
-"""Who gets a slot, which blocks, and what the next forward is for. No model, no thread, no clock.
+"""Decides which call gets a slot and which blocks, and what the next forward computes. No model, no thread, no clock.
 
-A call takes all the blocks that it can ever need together with its slot, or waits: so no call that has begun is ever
-put back, and running out of memory in the midst of an answer cannot happen.
+A call gets all the blocks that it can ever need together with its slot, or waits. So the engine never preempts a running
+call, and the cache cannot run out in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from hangup.engine.request import EndReason, SubmittedRequest
 
-SCRAP = 0  # the block that padding is written to; nobody owns it
+SCRAP = 0  # padding is written to this block; no call owns it
 
 
 class BlockPool:
-    """The KV cache's blocks, by number. Which call holds which is known to the call alone."""
+    """The free blocks of the KV cache, by number. Only the call knows which blocks it holds."""
 
     def __init__(self, count: int, block_tokens: int) -> None:
         self.count = count
@@ -42,7 +42,7 @@ class BlockPool:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A call inside the engine. It runs while it has a slot; it is over once it has a reason."""
+    """A call inside the engine. It runs while it has a slot; it has ended once it has a reason."""
 
     request: SubmittedRequest
     tokens: list[int] = field(default_factory=list)  # the prompt, then the answer
@@ -54,9 +54,9 @@ class Sequence:
     draft_cached: int = 0  # the same as `cached`, in the draft model's own cache
     drafted: int = 0
     accepted: int = 0
-    states: NDArray[np.float32] | None = None  # of a prompt to be embedded: the sum over what was read
+    states: NDArray[np.float32] | None = None  # for an embedding: the sum over the tokens read so far
     reason: EndReason | None = None
-    paused: bool = False  # its reader does not keep up; set by another thread
+    paused: bool = False  # the reader does not keep up; set by another thread
 
     @property
     def answered(self) -> int:
@@ -73,14 +73,14 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Read these parts of prompts: (sequence, how many of its tokens)."""
+    """The next forward reads these parts of prompts: (sequence, number of tokens)."""
 
     chunks: list[tuple[Sequence, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Find the next token, or tokens, of each of these."""
+    """The next forward generates the next token, or tokens, of each sequence."""
 
     sequences: list[Sequence]
 
@@ -91,7 +91,7 @@ class Scheduler:
         self.context = context
         self.prefill_tokens_max = prefill_tokens_max
         self.slots: list[Sequence | None] = [None] * slots
-        self.waiting: dict[Sequence, None] = {}  # in order of arrival; leaving it is O(1)
+        self.waiting: dict[Sequence, None] = {}  # in order of arrival; removal is O(1)
         self._decoded_last = True
 
     @property
@@ -106,7 +106,7 @@ class Scheduler:
         self.waiting[sequence] = None
 
     def end(self, sequence: Sequence, reason: EndReason) -> bool:
-        """Takes a call out, wherever it is; False if it was over already."""
+        """Remove a waiting or running call; return False if it had already ended."""
         if sequence.reason is not None:
             return False
         sequence.reason = reason
@@ -119,13 +119,13 @@ class Scheduler:
         return True
 
     def admit(self) -> int:
-        """Gives free slots to who waits, first come, first served; tells how many got one."""
+        """Give free slots to waiting calls, first come, first served; return how many got one."""
         admitted = 0
         while self.waiting and None in self.slots:
             sequence = next(iter(self.waiting))
             needed = self.pool.needed(sequence.limit)
             if needed > self.pool.free:
-                break  # nobody overtakes: a long call must not starve
+                break  # no call may overtake: a long call must not starve
             del self.waiting[sequence]
             sequence.blocks = self.pool.take(needed)
             sequence.slot = self.slots.index(None)
@@ -134,7 +134,7 @@ class Scheduler:
         return admitted
 
     def schedule(self) -> Prefill | Decode | None:
-        """Prompts and answers take turns, so that neither a long prompt nor a full house stops the others."""
+        """Alternate between prompts and answers, so that neither a long prompt nor full slots hold up the others."""
         running = self.running
         decoding = [sequence for sequence in running if sequence.decoding and not sequence.paused]
         reading = [sequence for sequence in running if not sequence.decoding]
@@ -145,7 +145,7 @@ class Scheduler:
         return Decode(decoding) if decoding else None
 
     def _chunks(self, reading: list[Sequence]) -> list[tuple[Sequence, int]]:
-        """An equal share for each; what a short prompt leaves over goes to the longer ones."""
+        """Split the prefill budget into equal shares; longer prompts get what short ones do not need."""
         chunks, left = [], self.prefill_tokens_max
         ranked = sorted(reading, key=lambda s: len(s.tokens) - s.cached)
         for index, sequence in enumerate(ranked):

@@ -1,4 +1,4 @@
-"""From tokens to text as it may be shown: whole characters, and nothing that could be the beginning of a stop string."""
+"""Turns tokens into text that is safe to send: whole characters, and nothing that could begin a stop string."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Writer:
         self.stop = ""  # the stop string that was found
 
     def push(self, token: int) -> str:
-        """The text that may be shown now; after a stop string, nothing more."""
+        """Return the text that may be sent now; it ends before a stop string."""
         if not self._stops:
             return self._decoder.push(token)
         text = self._held + self._decoder.push(token)
@@ -29,11 +29,11 @@ class Writer:
         return text[: len(text) - keep]
 
     def rest(self) -> str:
-        """What was held back for a stop string that never came."""
+        """Return the text that was held back for a stop string that never came."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How much of the text's end is the beginning of `stop`."""
+    """Return how many characters at the end of the text are the beginning of `stop`."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,7 +1,7 @@
-"""Text to tokens and back: a byte-level BPE, small enough to read, and the interface that other tokenizers take.
+"""The tokenizer interface, and a byte-level BPE that is small enough to read.
 
-The end of a speech, "\\n\\n", is one token by construction and the model's end-of-sequence: it stops an answer, or, where
-the client says `ignore_eos`, is text like any other and the next speaker enters.
+The end of a speech, "\\n\\n", is one token by construction, and the model's end-of-sequence token: it stops an answer. If
+the client sets `ignore_eos`, it is ordinary text, and the next speaker follows.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Protocol
 
 _WORDS = re.compile(r"\n\n| ?[^\W\d_]+| ?\d+| ?[^\w\s]+|\s|_")
 END_OF_SPEECH = "\n\n"
-_WORD_CHARS_MAX = 32  # a longer run is cut, so that no text can make merging slow
+_WORD_CHARS_MAX = 32  # longer runs are split, so that no text can make merging slow
 
 
 class TextDecoder(Protocol):
-    """Turns the tokens of one answer into text as they come."""
+    """Turns the tokens of one answer into text as they arrive."""
 
     def push(self, token: int) -> str:
-        """The text that `token` completes; empty while a character is still incomplete."""
+        """Return the text that `token` completes; empty while a character is still incomplete."""
 
 
 class Tokenizer(Protocol):
@@ -33,14 +33,14 @@ class Tokenizer(Protocol):
     def decoder(self) -> TextDecoder: ...
 
     def token_text(self, token: int) -> str:
-        """One token by itself, as shown beside its log probability."""
+        """Return the text of a single token, as shown beside its log probability."""
 
     def chat(self, messages: Iterable[tuple[str, str]]) -> str:
-        """The prompt for a conversation of (role, content)."""
+        """Return the prompt for a conversation of (role, content) pairs."""
 
 
 class Bpe:
-    """Ids 0-255 are bytes, 256 is the end of a speech, the rest are merges in the order in which they were learnt."""
+    """A byte-level BPE. Ids 0-255 are bytes, 256 is the end of a speech, the rest are merges in the order of training."""
 
     eos = 256
 
@@ -82,7 +82,7 @@ class Bpe:
         return self._bytes[token].decode("utf-8", "replace")
 
     def chat(self, messages: Iterable[tuple[str, str]]) -> str:
-        """A play: who asks is the First Citizen, and Menenius, who likes to talk, answers."""
+        """Return the conversation as a play: the user is the First Citizen; the assistant is Menenius, who likes to talk."""
         names = {"assistant": "MENENIUS", "system": "Chorus", "developer": "Chorus"}
         speeches = [f"{names.get(role, 'First Citizen')}:\n{content}\n\n" for role, content in messages]
         return "".join(speeches) + "MENENIUS:\n"

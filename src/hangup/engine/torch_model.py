@@ -1,7 +1,7 @@
-"""Llamas from safetensors directories, in torch: on the CPU, or on CUDA in bf16 with a captured graph per batch shape.
+"""Runs a Llama from a safetensors directory in torch: on the CPU, or on CUDA in bf16 with a captured graph per batch shape.
 
-The cache is paged: attention gathers each row's blocks and masks what lies behind the row's position, for all rows in one
-kernel. On CUDA a forward is one replay of a graph, captured when its shape is first met.
+The cache is paged: attention gathers each row's blocks and masks everything after the row's position, for all rows in one
+kernel. On CUDA a forward replays a graph, which is captured when its shape first occurs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hangup.engine.tokenizer import Bpe, Tokenizer
 from hangup.engine.weights import ModelShape
 from hangup.errors import ConfigError
 
-_CAPTURED_WIDTH_MAX = 512  # tokens per row up to which launches, not arithmetic, would take the time
-_SEEN_AHEAD = 3  # forwards before a capture, as torch wants them
+_CAPTURED_WIDTH_MAX = 512  # tokens per row; up to here kernel launches, not arithmetic, would dominate
+_SEEN_AHEAD = 3  # warm-up forwards before a capture; torch needs them
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class TorchModel:
         size = (shape.layers, 2, (blocks + 1) * block_tokens, shape.kv_heads, shape.head_size)
         self._cache = torch.zeros(size, dtype=self.dtype, device=self.device)
         self._block_tokens = block_tokens
-        self._graphs.clear()  # they know the old cache
+        self._graphs.clear()  # they use the old cache
         self._states = torch.zeros(slots, shape.width, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
@@ -91,7 +91,7 @@ class TorchModel:
 
     def _replay(self, batch: Batch) -> Scores:
         rows, width = batch.tokens.shape
-        # Shapes are rounded up so that there are few of them: decoding, which pays for padding, more finely than reading.
+        # Round shapes up so that there are few of them. Decode shapes are rounded more finely, since decoding pays for padding.
         step = 2 if batch.every else 4
         shape = _rounded(rows, step), width if batch.every else _rounded(width, 2), _rounded(batch.blocks.shape[1], step)
         graph = self._graphs.get((*shape, batch.every))
@@ -108,9 +108,9 @@ class TorchModel:
         return sums
 
     def _compute(self, packed: Tensor, width: int, every: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """`packed` is [rows, start | count | tokens | blocks]: all that a forward is told, in one copy.
+        """Return the logits and states of the scored tokens, and the states of all tokens.
 
-        Logits and states of what is asked for, and the states of everything.
+        `packed` is [rows, start | count | tokens | blocks]: the whole input of a forward, in one copy.
         """
         starts, counts, tokens, blocks = packed[:, :1], packed[:, 1:2], packed[:, 2 : 2 + width], packed[:, 2 + width :]
         rows, size = len(packed), self._block_tokens
@@ -121,7 +121,7 @@ class TorchModel:
         seen = (blocks[:, :, None] * size + torch.arange(size, device=self.device)).flatten(1)
         visible = torch.arange(seen.shape[1], device=self.device) <= positions[:, :, None]
         shared = self.shape.heads // self.shape.kv_heads
-        mask = visible.repeat_interleave(shared, 1)[:, None]  # query heads that share keys lie below one another
+        mask = visible.repeat_interleave(shared, 1)[:, None]  # query heads that share keys are adjacent rows
         cos, sin = self._cos[positions.flatten(), None], self._sin[positions.flatten(), None]
         x = self._embedding[tokens.flatten()]
         for layer, cache in zip(self._layers, self._cache, strict=True):
@@ -172,7 +172,7 @@ class TorchModel:
 
 
 class _Captured:
-    """A forward of one shape, recorded once and replayed; rows beyond the batch are padding."""
+    """A captured forward of one shape. Rows beyond the batch are padding."""
 
     def __init__(self, model: TorchModel, rows: int, width: int, blocks: int, every: bool) -> None:
         self._packed = torch.zeros(rows, 2 + width + blocks, dtype=torch.int32, device=model.device)
@@ -211,7 +211,7 @@ class TorchScores:
 
 @torch.inference_mode()
 def choose(logits: Tensor, luck: Luck) -> Ints:
-    """The same race as in `numpy_model.choose`, run where the scores are."""
+    """Sample tokens by the same race as `numpy_model.choose`, on the device that holds the scores."""
     chosen = logits.argmax(-1)
     if luck.temperature.any():
         rows = torch.from_numpy(np.flatnonzero(luck.temperature)).to(logits.device)
@@ -250,7 +250,7 @@ def _packed(batch: Batch, rows: int, width: int, blocks: int) -> np.ndarray[Any,
 
 
 def _rounded(number: int, base: int) -> int:
-    """The next power of `base`."""
+    """Round up to a power of `base`."""
     power = 1
     while power < number:
         power *= base
@@ -258,7 +258,7 @@ def _rounded(number: int, base: int) -> int:
 
 
 class _Taker:
-    """Puts tensors where they are needed; several become one matrix."""
+    """Moves tensors to the device; several tensors become one matrix."""
 
     def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
         self._tensors, self._device, self._dtype = tensors, device, dtype

@@ -1,4 +1,4 @@
-"""Directories with a Llama in them: config.json and safetensors, under Hugging Face's names."""
+"""Reads model directories that hold a Llama: config.json and safetensors, under Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ModelShape:
         if config.get("model_type") != "llama":
             raise ConfigError([f"model: only Llama architectures are understood, not {config.get('model_type')!r}"])
         eos = config.get("eos_token_id")
-        rope = config.get("rope_parameters") or {}  # the newer place for both
+        rope = config.get("rope_parameters") or {}  # newer configs keep rope_theta and rope_scaling here
         return cls(
             vocab=config["vocab_size"],
             width=config["hidden_size"],
@@ -63,7 +63,7 @@ class ModelShape:
         )
 
     def angles(self) -> Floats:
-        """The rotary embedding's angles, [context, head_size / 2]."""
+        """Return the rotary embedding's angles, [context, head_size / 2]."""
         frequencies = self.rope_theta ** (-np.arange(0, self.head_size, 2) / self.head_size)
         if self.rope_scaling is not None:
             frequencies = _llama3(frequencies, self.rope_scaling)
@@ -71,7 +71,7 @@ class ModelShape:
 
 
 def _llama3(frequencies: np.ndarray[Any, Any], scaling: dict[str, Any]) -> np.ndarray[Any, Any]:
-    """Llama 3's long context: slow frequencies are slowed down further, fast ones stay, and a ramp lies between."""
+    """Scale for Llama 3's long context: lower the low frequencies, keep the high ones, and interpolate between them."""
     if scaling.get("rope_type", scaling.get("type")) != "llama3":
         raise ConfigError([f"model: rope_scaling {scaling.get('rope_type', scaling.get('type'))!r} is not understood"])
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
@@ -81,7 +81,7 @@ def _llama3(frequencies: np.ndarray[Any, Any], scaling: dict[str, Any]) -> np.nd
 
 
 def read_safetensors(path: Path) -> dict[str, Floats]:
-    """All tensors of a file, as float32."""
+    """Return all tensors of a file, as float32."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])

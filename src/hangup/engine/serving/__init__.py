@@ -1,1 +1,1 @@
-"""`hangup engine`: the embedded engine by itself, behind the same strict HTTP edge as the gateway."""
+"""The HTTP server of `hangup engine`: the built-in engine by itself, behind the same strict HTTP parsing as the gateway."""

@@ -1,4 +1,4 @@
-"""What answers look like, streamed and whole: what all APIs have in common, and OpenAI's chat and completions."""
+"""The shapes of answers, streamed and whole: the base for all APIs, and OpenAI's chat and completions."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ DONE = b"data: [DONE]\n\n"
 class AnswerShape:
     """The shape of one call's answer and of its errors, in one API."""
 
-    tells_cancelled = True  # an answer can say that it was cancelled; otherwise it ends with an error
+    tells_cancelled = True  # whether an answer can say that it was cancelled; if not, it ends with an error
 
     def __init__(self, id: str, model: str, tokenizer: Tokenizer, asked: ParsedRequest) -> None:
         raise NotImplementedError
 
     def opening(self) -> bytes:
-        """What a stream begins with."""
+        """Return the first bytes of a stream."""
         return b""
 
     def event(self, index: int, text: str, choices: tuple[Choice, ...]) -> bytes:
         raise NotImplementedError
 
     def closing(self, index: int, end: GenerationEnded) -> bytes:
-        """The end of one choice."""
+        """Return the end of one choice."""
         raise NotImplementedError
 
     def last(self, ends: list[GenerationEnded]) -> bytes:
-        """The end of the stream, after that of every choice."""
+        """Return the end of the stream, which follows the end of every choice."""
         return b""
 
     def whole(self, texts: list[str], choices: list[list[Choice]], ends: list[GenerationEnded]) -> bytes:
@@ -51,7 +51,7 @@ class AnswerShape:
 
 
 class ChoicesAnswer(AnswerShape):
-    """Subclasses say what differs between chat and completions."""
+    """An answer with OpenAI's `choices`. Subclasses define what differs between chat and completions."""
 
     object = ""
     chunk_object = ""
@@ -143,7 +143,7 @@ class CompletionAnswer(ChoicesAnswer):
 
 
 def usage(ends: list[GenerationEnded], prompts: int) -> Json:
-    """Each prompt counts once, however many answers it got."""
+    """Return the usage object. Each prompt counts once, however many answers it got."""
     per_prompt = len(ends) // prompts
     prompt_tokens = sum(end.prompt_tokens for end in ends[::per_prompt])
     tokens = sum(end.tokens for end in ends)

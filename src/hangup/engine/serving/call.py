@@ -1,4 +1,4 @@
-"""One HTTP request to the engine: read, submitted, told, and cancelled in the turn in which its client is seen to leave."""
+"""One HTTP request to the engine, from its body to its answer. A hangup cancels it in the same turn of the event loop."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _JSON = b"application/json"
 
 
 class EngineCall:
-    """What a connection carries. Once the answer is complete, or the client gone, it holds nothing.
+    """The request handler of a connection. It holds no engine resources once the answer is complete or the client is gone.
 
-    Subclasses say what is submitted and how it is told.
+    Subclasses define what to submit and how to answer.
     """
 
     shape: type[AnswerShape] = AnswerShape
 
     def __init__(self, server: EngineServer, client: ClientConnection, id: str, deadline_s: float = math.inf) -> None:
-        """`deadline_s` is how long whoever asks will wait for all of it."""
+        """Create the call. `deadline_s` is how long the client will wait for the whole answer."""
         self.id = id
         self._deadline_at = time.monotonic() + deadline_s
         self._timer: asyncio.TimerHandle | None = None
@@ -48,7 +48,7 @@ class EngineCall:
         self._tickets: list[Submission] = []
         self._structure: jsonbody.Structure | None = None
 
-    # The connection tells us
+    # Called by the connection
 
     def body_piece(self, piece: bytes) -> bool:
         try:
@@ -80,13 +80,13 @@ class EngineCall:
 
     def fault(self, error: Exception) -> None:
         self._give_up(reasons.ENGINE_ERROR, 500)
-        raise error  # to the loop's handler, which tells of it
+        raise error  # the event loop's handler logs it
 
     def on_due(self) -> None:
         raise AssertionError("a call sets no time")
 
     def pause_engine(self) -> None:
-        """The client does not read: nothing more is computed for it until it does. Its stall is watched at the edge."""
+        """Compute nothing more while the client does not read. The connection watches how long it stalls."""
         for ticket in self._tickets:
             ticket.pause()
 
@@ -95,18 +95,18 @@ class EngineCall:
             ticket.resume()
 
     def cancel(self) -> None:
-        """From `POST /v1/cancel/{id}`; the client is told by its last event."""
+        """Cancel every submission, as `POST /v1/cancel/{id}` does; the last event tells the client."""
         for ticket in self._tickets:
             ticket.cancel()
 
     # The answer
 
     def _begin(self, body: dict[str, Any]) -> None:
-        """Raises Refusal, Busy or Unfit; otherwise it has answered, or submitted what `on_event` will be told of."""
+        """Answer, or submit requests whose events arrive later. Raises `Refusal`, `Busy` or `Unfit`."""
         raise NotImplementedError
 
     def _check_deadline(self, requests: list[SubmittedRequest]) -> None:
-        """What cannot be done by then is not begun; what turns out not to be is ended then."""
+        """Refuse requests that cannot finish before the deadline; set a timer that ends the others at the deadline."""
         if self._deadline_at == math.inf:
             return
         left_s = self._deadline_at - time.monotonic()
@@ -122,7 +122,7 @@ class EngineCall:
             self._give_up(reasons.CLIENT_DEADLINE)
 
     def _done(self) -> None:
-        """All that was submitted has ended; what is left is to say so."""
+        """Release the call after every submission has ended. The caller still has to finish the answer."""
         self._over = True
         self._stop_timer()
         self._server.closed(self)
@@ -142,7 +142,7 @@ class EngineCall:
             self._timer = None
 
     def _let_go(self) -> None:
-        """The one place where a call that did not complete is given up: one cancel for each of its tickets."""
+        """Abandon an incomplete call: cancel each submission once. Every path that gives up a call goes through here."""
         if not self._over:
             self._over = True
             self._stop_timer()

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: POST /v1/embeddings. A text is the mean of the model's last states over its tokens, of length 1."""
+"""OpenAI's POST /v1/embeddings. A text's vector is the mean of the model's last states over its tokens, with length 1."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hangup.engine.serving.call import EngineCall, respond
 from hangup.engine.serving.requests import bad, tokens_of
 from hangup.errors import Refusal
 
-INPUTS_MAX = 2048  # as OpenAI has it
+INPUTS_MAX = 2048  # OpenAI's limit
 
 
 def read_inputs(body: dict[str, Any]) -> list[Any]:
-    """The texts, or lists of tokens; what they are is found out one by one, when there is room for each."""
+    """Return the texts or token lists. `read_input` checks each of them later, when there is room for it."""
     given = body.get("input")
     if body.get("dimensions") is not None:
         raise Refusal(reasons.BAD_FIELD, "dimensions is not supported by this engine.")
@@ -41,16 +41,16 @@ def read_input(text: Any, model: Model, name: str) -> SubmittedRequest:
 
 
 class EmbeddingsCall(EngineCall):
-    """Its texts are read, and go into the engine, as there is room: as many at a time as it has slots.
+    """Parses and submits its texts as there is room, at most as many at a time as the engine has slots.
 
-    So thousands of them neither fill the waiting list nor keep the event loop from its other calls.
+    So thousands of texts neither fill the queue nor block the event loop.
     """
 
     def _begin(self, body: dict[str, Any]) -> None:
         self._inputs = read_inputs(body)
         self._base64 = body.get("encoding_format") == "base64"
         self._next = 0
-        self._waits: SubmittedRequest | None = None  # the next one, for which there was no room
+        self._waits: SubmittedRequest | None = None  # the next request, parsed but not yet submitted
         self._in_engine = 0
         self._tokens = 0
         self._vectors: dict[int, Floats] = {}
@@ -68,7 +68,7 @@ class EmbeddingsCall(EngineCall):
         return self._waits
 
     def _submit(self) -> None:
-        """Raises Busy if there is no room and none of ours is in the engine, whose end would make some."""
+        """Submit as many texts as fit. Raises `Busy` if none fits and none of this call's texts, once done, would make room."""
         while self._next < len(self._inputs) and self._in_engine < self._server.options.slots:
             request = self._read_next()
             try:
@@ -84,7 +84,7 @@ class EmbeddingsCall(EngineCall):
 
     def _on_event(self, index: int, event: Event) -> None:
         if self._over:
-            return  # what was on its way when the client left
+            return  # the event was under way when the client hung up
         if isinstance(event, Vector):
             self._vectors[index] = event.values
             return

@@ -1,4 +1,4 @@
-"""A call that generates: in which API it came is a way to read it and a shape of its answer."""
+"""Calls that generate text. Each API adds only a parser for the request and a shape for the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SSE = b"text/event-stream; charset=utf-8"
 
 
 class GenerationCall(EngineCall):
-    read: Callable[[dict[str, Any], Model, int, str], ParsedRequest]  # set by the subclasses, as a static method
+    read: Callable[[dict[str, Any], Model, int, str], ParsedRequest]  # subclasses set it, as a static method
 
     def _begin(self, body: dict[str, Any]) -> None:
         server, model = self._server, self._server.runner.model
@@ -60,7 +60,7 @@ class GenerationCall(EngineCall):
 
     def _on_event(self, index: int, event: Event) -> None:
         if self._over:
-            return  # what was on its way when the client left
+            return  # the event was under way when the client hung up
         if isinstance(event, Progress):
             if self._streaming:
                 if event.text or event.choices:

@@ -1,4 +1,4 @@
-"""Anthropic's API: POST /v1/messages, and /v1/messages/count_tokens."""
+"""Anthropic's API: POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hangup.errors import Refusal
 from hangup.gateway.apis.anthropic import AnthropicErrors
 from hangup.gateway.http.sse import SSE
 
-# What would change the answer and cannot be honoured.
+# Fields that would change the answer but that this engine does not support.
 _UNSUPPORTED = ("tools", "mcp_servers", "container", "top_k")
-# What has the same name and meaning as in OpenAI's API, and two fields of this engine.
+# Fields with the same name and meaning as in OpenAI's API, and two fields of this engine.
 _SAME = ("temperature", "top_p", "stream", "seed", "ignore_eos")
 _ERRORS = AnthropicErrors()
 
@@ -101,7 +101,7 @@ class MessagesCall(GenerationCall):
 
 
 class CountTokensCall(EngineCall):
-    """Nothing is computed for it."""
+    """Counts the tokens of a prompt. It does not use the engine."""
 
     shape: type[AnswerShape] = MessageAnswer
 

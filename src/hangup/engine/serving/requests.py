@@ -1,6 +1,6 @@
-"""Requests, read into what the engine takes: OpenAI's chat and completions, and what all APIs have in common.
+"""Parses request bodies into `SubmittedRequest`s: OpenAI's chat and completions, and what all APIs have in common.
 
-Whatever is wrong is a Refusal that says so.
+An invalid field raises a `Refusal` that names it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hangup.errors import Refusal
 STOPS_MAX = 16
 STOP_CHARS_MAX = 256
 LOGPROBS_MAX = 20
-COMPLETION_TOKENS_DEFAULT = 16  # of /v1/completions, as OpenAI has it; chat's default is the rest of the context
-# Fields which would change the answer and which nothing here can honour; unset they are welcome.
+COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's default for /v1/completions; chat's default is the rest of the context
+# Fields that would change the answer but that this engine does not support; empty values are accepted.
 _UNSUPPORTED = ("tools", "functions", "suffix", "echo", "best_of", "response_format", "logit_bias")
 
 
@@ -29,7 +29,7 @@ class ParsedRequest:
     stream: bool
     usage_in_stream: bool
     prompts: int
-    shown: dict[str, Any] = field(default_factory=dict)  # what the answer repeats of the request
+    shown: dict[str, Any] = field(default_factory=dict)  # request fields that the answer repeats
 
 
 def read_chat(body: dict[str, Any], model: Model, choices_max: int, name: str) -> ParsedRequest:

@@ -1,4 +1,4 @@
-"""OpenAI's responses: POST /v1/responses. Nothing is stored here; background ones are jobs of the gateway."""
+"""OpenAI's POST /v1/responses. The engine stores no responses; the gateway runs background responses as jobs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hangup.errors import Refusal
 from hangup.gateway.apis.openai_responses import OpenAIResponses
 from hangup.gateway.http.sse import SSE
 
-# What would change the answer and cannot be honoured.
+# Fields that would change the answer but that this engine does not support.
 _UNSUPPORTED = ("tools", "previous_response_id", "conversation", "prompt", "include", "top_logprobs")
 _TEXT = ("input_text", "output_text", "text")
-# What has the same name and meaning in chat, and two fields of this engine.
+# Fields with the same name and meaning as in chat, and two fields of this engine.
 _SAME = ("temperature", "top_p", "stream", "seed", "ignore_eos")
 _STATUS = {"stop": "completed", "length": "incomplete", "cancelled": "cancelled"}
 _API = OpenAIResponses()
@@ -72,7 +72,7 @@ class ResponseAnswer(AnswerShape):
         self._head: Json = {"id": f"resp_{id}", "object": "response", "created_at": int(time.time()), "model": model}
         self._more: Json = {"parallel_tool_calls": True, "store": False, "tool_choice": "auto", "tools": [], **asked.shown}
         self._number = 0
-        self._texts: list[str] = []  # of a stream: its last events tell all of it once more
+        self._texts: list[str] = []  # of a stream: its last events repeat the whole text
 
     def opening(self) -> bytes:
         begun = self._response("in_progress", [], None)

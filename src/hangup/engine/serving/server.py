@@ -1,4 +1,4 @@
-"""The engine's ports and pages: who is connected, which call is which, and what may be asked about the engine itself."""
+"""The engine's HTTP server: its connections, its calls by id, and the pages about the engine itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CANCEL = "/v1/cancel/"
 
 
 class EngineServer:
-    """The owner of the connections."""
+    """Owns the connections, routes requests and serves the pages."""
 
     half_close_is_hangup = True
 
@@ -90,7 +90,7 @@ class EngineServer:
         body = orjson.dumps(error(reason.status, reason.code, detail or reason.message))
         respond(connection, reason.status, body, secrets.token_hex(12))
 
-    # Calls, by the id that their client gave or was given
+    # Calls, by the id that the client sent or the server generated
 
     def opened(self, call: EngineCall) -> None:
         self._calls.setdefault(call.id, set()).add(call)
@@ -105,7 +105,7 @@ class EngineServer:
     # Pages
 
     def page(self, method: str, path: str) -> tuple[int, bytes, bytes]:
-        """Status, content type and body."""
+        """Return status, content type and body."""
         if path.startswith(_CANCEL) and method == "POST":
             calls = self._calls.get(path.removeprefix(_CANCEL), set())
             for call in calls:
@@ -133,7 +133,7 @@ class EngineServer:
 
 
 class _Page:
-    """A request that is answered as soon as it is complete."""
+    """Answers a request for a page as soon as the request is complete."""
 
     body_bytes_max = 64 * 1024
 
@@ -154,7 +154,7 @@ class _Page:
 
     def fault(self, error: Exception) -> None:
         self.refuse(reasons.INTERNAL)
-        raise error  # to the loop's handler, which tells of it
+        raise error  # the event loop's handler logs it
 
     def on_due(self) -> None: ...
 
@@ -166,13 +166,13 @@ class _Page:
 
 
 def _error(path: str, reason: Reason, detail: str = "") -> Json:
-    """In the shape of the API whose path it is, or is below."""
+    """Return an error in the shape of the API that the path belongs to."""
     shape = MessageAnswer if path.startswith("/v1/messages") else AnswerShape
     return shape.error(reason.status, reason.code, detail or reason.message)
 
 
 class Serving:
-    """An engine that runs, with a port of its own or without. `close` lets every call go and ends its thread."""
+    """A running engine, with or without its own port. `close` ends every call and the engine's thread."""
 
     def __init__(self, server: EngineServer, loop: asyncio.AbstractEventLoop) -> None:
         self.server = server
@@ -189,7 +189,7 @@ class Serving:
         self.port = self._listener.sockets[0].getsockname()[1]
 
     def dial(self, ours: Callable[[], EngineConnection]) -> EngineConnection:
-        """A connection from within the process, without a socket: a hang-up is a function call."""
+        """Connect from within the process, without a socket: a hangup is a function call."""
         return memory.connect(self._loop, ours, self._connection)
 
     def _connection(self) -> ClientConnection:
@@ -201,13 +201,13 @@ class Serving:
         await asyncio.to_thread(self.server.runner.stop)
         for connection in list(self.server.connections):
             connection.close_after_this()
-        await asyncio.sleep(0)  # the last events of the engine
+        await asyncio.sleep(0)  # let the engine's last events arrive
         for connection in list(self.server.connections):
             connection.transport.abort()
 
 
 def embed(options: EngineOptions, limits: TrafficLimits | None = None) -> Serving:
-    """The engine in this process, to be dialled."""
+    """Start the engine in this process without a port; `Serving.dial` connects to it."""
     loop = asyncio.get_running_loop()
     runner = EngineRunner(options, loop)
     runner.start()
@@ -215,7 +215,7 @@ def embed(options: EngineOptions, limits: TrafficLimits | None = None) -> Servin
 
 
 async def start(options: EngineOptions, host: str = "127.0.0.1", port: int = 0, limits: TrafficLimits | None = None) -> Serving:
-    """The engine behind a port of its own."""
+    """Start the engine with its own port."""
     serving = embed(options, limits)
     try:
         await serving.listen(host, port)
