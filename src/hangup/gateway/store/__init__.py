@@ -1,1 +1,1 @@
-"""What outlives the process: the ledger, in SQLite."""
+"""Storage that outlives the process, in SQLite: the ledger and the job store."""

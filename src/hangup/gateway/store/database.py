@@ -1,7 +1,7 @@
-"""One SQLite file, one thread, one connection: whatever is asked of it runs there, in order.
+"""Runs work on one SQLite file, in order, with one thread and one connection.
 
-What has gathered while the last transaction was on its way to the disk is done together in the next one, each piece of work
-behind a savepoint of its own. An answer comes when its transaction is on the disk: who got one need not fear a crash.
+Work that arrives while a transaction is being committed is grouped into the next transaction, each piece behind its own
+savepoint. `Database.do` returns only after that transaction is on disk, so a crash cannot undo work whose caller has a result.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ from hangup.errors import HangupError
 from hangup.tasks import DUTIES
 
 R = TypeVar("R")
-_TOGETHER_MAX = 512  # pieces of work in a transaction
-_WAL_BYTES_MAX = 64 * 1024 * 1024  # what is kept of it when all of it is in the file
-_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # may be well in a while
-_BUSY_S = 5.0  # how long another process may hold the file
+_TOGETHER_MAX = 512  # pieces of work per transaction
+_WAL_BYTES_MAX = 64 * 1024 * 1024  # SQLite truncates the WAL file to this size after a checkpoint
+_PASSING = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+)  # may pass: worth a retry
+_BUSY_S = 5.0  # how long to wait while another process holds the lock
 
 
 class StoreFailed(HangupError):
-    """The disk is full, or the file cannot be written: nothing of what was asked has happened."""
+    """The disk is full or the file cannot be written; none of the requested work took effect."""
 
 
 class StoreDamaged(StoreFailed):
-    """A part of the file cannot be read: no waiting will help."""
+    """Part of the file is corrupt; a retry will not help."""
 
 
 class Database:
-    """`path` empty: in memory, for as long as the process lives."""
+    """A SQLite connection with its own thread. An empty `path` means in memory: the data dies with the process."""
 
     _path = ""
     _identity: tuple[int, int] | None = None
@@ -49,7 +54,7 @@ class Database:
         self._thread = DUTIES.thread("store", self._run)
 
     async def do(self, work: Callable[[], R]) -> R:
-        """Runs `work` in the store's thread; the answer comes when what it wrote is safe."""
+        """Run `work` in the store's thread; return its result once everything it wrote is on disk."""
         if self._closing:
             raise StoreFailed("the store is closed")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -58,17 +63,17 @@ class Database:
         return await future
 
     def close(self) -> None:
-        """Does what is left."""
+        """Run the work that is still queued, then close the file."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout=10)
         closed: BaseException | None = StoreFailed("the store is closed")
-        for _, future in self._work:  # which came while the thread ended: nobody waits for ever
+        for _, future in self._work:  # queued while the thread was ending: fail it, so that no caller waits forever
             with contextlib.suppress(RuntimeError):
                 future.get_loop().call_soon_threadsafe(_resolve, [(future, None, closed)])
         self.db.close()
 
-    # The thread
+    # In the store's thread
 
     def _run(self) -> None:
         while True:
@@ -84,7 +89,7 @@ class Database:
         try:
             if file_identity(self._path) != self._identity:
                 raise StoreFailed(f"{self._path} was deleted, moved or replaced")
-            if self.db.in_transaction:  # the last one could not be rolled back, and keeps everybody out
+            if self.db.in_transaction:  # an earlier ROLLBACK failed, and the open transaction locks everyone out
                 self.db.execute("ROLLBACK")
             self.db.execute("BEGIN IMMEDIATE")
             for work, future in batch:
@@ -94,24 +99,27 @@ class Database:
                 try:
                     outcomes.append((future, work(), None))
                 except sqlite3.OperationalError:
-                    raise  # of the file, not of this piece of work
+                    raise  # the file's fault, not this piece of work's: the whole transaction fails
                 except Exception as error:
                     self.db.execute("ROLLBACK TO work")
                     outcomes.append((future, None, _told(error)))
                 self.db.execute("RELEASE work")
             self.db.execute("COMMIT")
-        except Exception as error:  # whatever it was, nobody waits for ever, and the thread lives
+        except Exception as error:  # whatever it was, every caller gets an error and the thread survives
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
             failure = StoreDamaged if _is_damage(error) else StoreFailed
             told = failure(f"the store cannot be written: {error}")
             outcomes = [(future, None, told) for _, future in batch]
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and everyone who waited with it
+        with contextlib.suppress(RuntimeError):  # the event loop is closed, and so is every caller
             batch[0][1].get_loop().call_soon_threadsafe(_resolve, outcomes)
 
 
 def file_identity(path: str) -> tuple[int, int] | None:
-    """Which file has this name; None if there is none. One that was deleted can be written while it is open, for nobody."""
+    """Return the device and inode of the file at `path`, or None if there is none.
+
+    A deleted file stays writable while it is open, but what is written to it is lost; comparing identities detects that.
+    """
     try:
         found = os.stat(path) if path else None  # noqa: PTH116 - for each transaction
     except OSError:
@@ -120,7 +128,7 @@ def file_identity(path: str) -> tuple[int, int] | None:
 
 
 def _told(error: Exception) -> Exception:
-    """A damaged page fails what needs it, and nothing else."""
+    """Map corruption to `StoreDamaged`: a damaged page fails only the work that reads it."""
     return StoreDamaged(f"the store cannot be used: {error}") if _is_damage(error) else error
 
 
@@ -142,9 +150,9 @@ def _open(path: str, migrations: tuple[str, ...]) -> sqlite3.Connection:
     try:
         if path:
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            Path(path).touch(mode=0o600)  # prompts and answers are nobody else's
+            Path(path).touch(mode=0o600)  # prompts and answers are private
         db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file: what is deleted can be given back to the disk
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # new files only: lets freed pages return to the disk
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
         db.execute("PRAGMA synchronous = FULL")
@@ -157,14 +165,14 @@ def _open(path: str, migrations: tuple[str, ...]) -> sqlite3.Connection:
 
 
 def _migrate(db: sqlite3.Connection, path: str, migrations: tuple[str, ...]) -> None:
-    """Brings the file up to the newest version, one step after the other, in one transaction."""
+    """Migrate the file to the newest schema version, step by step, in one transaction."""
     db.execute("BEGIN IMMEDIATE")
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > len(migrations):
         raise HangupError(f"{path} was written by a newer version of hangup ({version}; this one knows {len(migrations)})")
     for migration in migrations[version:]:
         statement = ""
-        for line in migration.splitlines(keepends=True):  # `executescript` would commit in between
+        for line in migration.splitlines(keepends=True):  # `executescript` would commit between statements
             statement += line
             if sqlite3.complete_statement(statement):
                 db.execute(statement)

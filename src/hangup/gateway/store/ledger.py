@@ -1,7 +1,7 @@
-"""The ledger on disk: per minute, tenant, model, backend and cause, what was spent and what came of it.
+"""Stores the ledger on disk: what calls cost and delivered, per minute, tenant, model, backend and cause.
 
-The data path adds a call to the account it belongs to and is done. A thread takes the accounts away and writes them, one
-transaction per batch (every `ledger_flush_s`): a killed process loses that batch at most, and WAL keeps the file whole.
+The data path only adds a call to an account in memory. A thread takes all accounts every `ledger_flush_s` and writes them in
+one transaction. A killed process loses at most that batch, and WAL keeps the file consistent.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from hangup.errors import HangupError
 from hangup.gateway.store.database import file_identity
 from hangup.tasks import DUTIES
 
-_Accounts = dict[tuple[int, str, str, str, str], Account]  # by minute and groups
+_Accounts = dict[tuple[int, str, str, str, str], Account]  # keyed by minute and `GROUPS`
 GROUPS = ("tenant", "model", "backend", "cause")
 SUMS = tuple(field.name for field in fields(Account))
-_MODELS_MAX = 1000  # a model's name is the client's to choose: what comes beyond this is summed up as one
-_UNSERVED_MODELS_MAX = 100  # the same for names that no engine has served, so that invented ones displace no real one
+_MODELS_MAX = 1000  # clients choose model names: names beyond this limit are summed as `_OTHER`
+_UNSERVED_MODELS_MAX = 100  # the limit for names that no engine has served: invented names must not displace real ones
 _MODEL_CHARS_MAX = 200
 _OTHER = "(other)"
 _VERSION = 1
 _FIRST_SWEEP_S, _RETENTION_EVERY_S = 1.0, 3600.0
-_FORGOTTEN_MINUTES = 1440  # at a time
-_COUNTS_WAITING_MAX = 10_000  # of what engines say, while the file cannot be written
-_MOST = 2.0**53  # beyond this, sums are no longer exact
+_FORGOTTEN_MINUTES = 1440  # deleted per transaction
+_COUNTS_WAITING_MAX = 10_000  # engine counts held in memory while the file cannot be written
+_MOST = 2.0**53  # above this, floats no longer represent every integer, and sums are inexact
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS spent (
     minute INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in GROUPS)},
@@ -54,7 +54,7 @@ _SPEND = (
     f"INSERT INTO spent VALUES (?, {', '.join('?' * (len(GROUPS) + len(SUMS)))})"  # noqa: S608 - names of ours
     f" ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
 )
-_COUNTS = ("computed", "uncounted")  # tables of what engines say, and of what they can no longer say
+_COUNTS = ("computed", "uncounted")  # tokens that engines report, and tokens that died with an engine before it reported them
 _COUNT = {
     table: f"INSERT INTO {table} VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens"  # noqa: S608
     for table in _COUNTS
@@ -62,7 +62,7 @@ _COUNT = {
 
 
 class LedgerStore:
-    """`path` empty: kept in memory, for as long as the process lives."""
+    """The ledger's file and its writer thread. An empty `path` means in memory: the data dies with the process."""
 
     def __init__(
         self,
@@ -74,24 +74,24 @@ class LedgerStore:
         clock: Callable[[], float] = time.time,
         told: Callable[..., None] = lambda event, **fields: None,
     ) -> None:
-        """`told` is told of a file that cannot be written, in any thread."""
+        """`told` receives log events about a file that cannot be written; it may be called in any thread."""
         self.dropped = 0
         self.flush_s = flush_s
         self._days = days
         self._accounts_max = accounts_max
         self._clock = clock
         self._accounts: _Accounts = {}
-        self._booking = threading.Lock()  # for the accounts: held to book one call, or to take them away
+        self._booking = threading.Lock()  # guards the accounts: held to book one call, or to take all accounts
         self._counts: dict[str, deque[tuple[int, str, int]]] = {table: deque() for table in _COUNTS}
         self._models: set[str] = set()
         self._unserved_models: set[str] = set()
-        self._lock = threading.Lock()  # for the database: between this thread and those that ask, never on the data path
+        self._lock = threading.Lock()  # guards the database: taken by the writer thread and by reports, never on the data path
         self._path = str(Path(path).expanduser()) if path else ""
         self._db = _open(path)
         self._identity = file_identity(self._path)
         self._sweep_at = time.monotonic() + _FIRST_SWEEP_S
         self._day = SteadyClock(_newest(self._db), clock(), time.monotonic())
-        self.failing = False  # the file cannot be written: what was booked waits in memory
+        self.failing = False  # the file cannot be written: booked calls wait in memory
         self._told = told
         self._closing = threading.Event()
         self._thread = DUTIES.thread("ledger", self._run)
@@ -99,7 +99,7 @@ class LedgerStore:
     # From the event loop
 
     def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
-        """A call that has ended, with its share of the engine's time."""
+        """Add an ended call, with its share of the engine's time."""
         assert call.reason is not None
         key = (
             int(self._clock() // 60),
@@ -114,7 +114,7 @@ class LedgerStore:
                 account.book(call, engine_s, predicted_tokens, price)
 
     def add(self, entry: Entry) -> None:
-        """What is not booked at a call's end."""
+        """Add an entry that is not booked when a call ends."""
         key = (
             int(self._clock() // 60),
             entry.tenant,
@@ -128,7 +128,7 @@ class LedgerStore:
                 account.add(entry.account)
 
     def _open(self, key: tuple[int, str, str, str, str]) -> Account | None:
-        """The account of that name; None when there are too many."""
+        """Return the account for `key`, creating it if needed; return None and count a drop if there are too many."""
         if len(self._accounts) >= self._accounts_max and key not in self._accounts:
             self.dropped += 1
             return None
@@ -146,11 +146,11 @@ class LedgerStore:
         return model
 
     def computed(self, backend: str, tokens: int) -> None:
-        """What a backend itself says it has computed since the last time."""
+        """Add the tokens that a backend reports to have computed since its last report."""
         self._count("computed", backend, tokens)
 
     def uncounted(self, backend: str, tokens: int) -> None:
-        """What came from a backend and is in no count of its, since it died with it."""
+        """Add tokens that a backend delivered but never reported, because its counters died with it."""
         self._count("uncounted", backend, tokens)
 
     def _count(self, table: str, backend: str, tokens: int) -> None:
@@ -160,7 +160,7 @@ class LedgerStore:
     # From any thread
 
     def report(self, since_s: float, by: str) -> dict[str, Any]:
-        """Sums over the last `since_s` seconds, everything booked so far included."""
+        """Return sums over the last `since_s` seconds; write pending accounts first, so that they are included."""
         if by not in GROUPS:
             raise HangupError(f"by: expected one of {', '.join(GROUPS)}, got {by!r}")
         first = int((self._clock() - since_s) // 60)
@@ -195,19 +195,19 @@ class LedgerStore:
         return {"by": by, "since_s": since_s, "rows": named, "total": total, "engines": engines}
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write the remaining accounts and close the file."""
         self._closing.set()
         self._thread.join(timeout=5)
         with self._lock:
-            self._write()  # what the thread did not come to
+            self._write()  # anything booked since the thread's last write
             with self._booking:
                 self.dropped += sum(account.calls for account in self._accounts.values())
             self._db.close()
 
-    # The thread
+    # In the writer thread
 
     def _run(self) -> None:
-        """Whatever happens in one turn, there is a next one: a full or damaged file costs time, and is told."""
+        """Write every `flush_s`. A full or damaged file delays writes and is logged, but never ends the loop."""
         while not self._closing.wait(self.flush_s):
             with self._lock:
                 self._write()
@@ -238,7 +238,10 @@ class LedgerStore:
                 self._told("ledger_works")
 
     def _prepare(self) -> None:
-        """What could not be rolled back would be booked twice; what goes to a file that was deleted is lost."""
+        """Roll back an open transaction and reopen a deleted file.
+
+        Otherwise accounts would be booked twice, or written to a file that nobody can read.
+        """
         if self._db.in_transaction:
             self._db.rollback()
         if file_identity(self._path) != self._identity:
@@ -248,7 +251,7 @@ class LedgerStore:
             self._told("ledger_begun_anew", path=self._path)
 
     def _put_back(self, accounts: _Accounts, counts: dict[str, list[tuple[int, str, int]]]) -> None:
-        """It is written with what comes next; of more than may wait, the number of calls is all that is kept."""
+        """Merge unwritten accounts into the next batch; beyond the limit, only count the dropped calls."""
         with self._booking:
             for key, account in accounts.items():
                 waiting = self._accounts.get(key)
@@ -273,7 +276,7 @@ class LedgerStore:
         self._sweep_at = now + _RETENTION_EVERY_S
         oldest = int((self._day.at(self._clock(), now) - self._days * 86400) // 60)
         for table in ("spent", *_COUNTS):
-            while self._forget_some(table, oldest):  # others may ask in between
+            while self._forget_some(table, oldest):  # releases the lock between deletions, so that reports can run
                 pass
 
     def _forget_some(self, table: str, oldest: int) -> bool:
@@ -287,7 +290,7 @@ class LedgerStore:
 
 
 def _served(call: Call) -> bool:
-    """Whether an engine knows the model: it gave tokens, or a good answer."""
+    """Return whether an engine knows the model: it produced tokens, or answered with 200."""
     return bool(call.tokens_out) or (call.outcome is Outcome.COMPLETED and call.status == 200)
 
 
@@ -295,7 +298,7 @@ def _open(path: str) -> sqlite3.Connection:
     try:
         if path:
             Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
-            Path(path).expanduser().touch(mode=0o600)  # who asked for what, and what it cost
+            Path(path).expanduser().touch(mode=0o600)  # usage and cost per tenant are private
         db = sqlite3.connect(str(Path(path).expanduser()) if path else ":memory:", check_same_thread=False)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
@@ -304,7 +307,7 @@ def _open(path: str) -> sqlite3.Connection:
             raise HangupError(f"the ledger {path} was written by another version of hangup ({version})")
         db.executescript(_SCHEMA)
         known = {row[1] for row in db.execute("PRAGMA table_info(spent)")}
-        for name in SUMS:  # a file of an earlier version lacks those that came later, which stand last
+        for name in SUMS:  # a file of an earlier version lacks the newer columns, which come last
             if name not in known:
                 db.execute(f"ALTER TABLE spent ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
         db.execute(f"PRAGMA user_version = {_VERSION}")
@@ -314,18 +317,18 @@ def _open(path: str) -> sqlite3.Connection:
 
 
 def _newest(db: sqlite3.Connection) -> float:
-    """The time of day up to which there is anything; 0 when there is nothing."""
+    """Return the wall-clock time of the newest row, or 0 if there are none."""
     (minute,) = db.execute("SELECT max(minute) FROM spent").fetchone()
     return float(minute) * 60 if minute is not None else 0.0
 
 
 def _bounded(value: float) -> float:
-    """A number that SQLite and sums can take, whatever an engine or a client said."""
-    return min(max(value, -_MOST), _MOST) if value == value else 0.0  # noqa: PLR0124 - NaN alone is not
+    """Clamp a number from an engine or a client to what SQLite and sums can represent; NaN becomes 0."""
+    return min(max(value, -_MOST), _MOST) if value == value else 0.0  # noqa: PLR0124 - only NaN differs from itself
 
 
 def _taken(entries: deque[Any]) -> Iterable[Any]:
-    """Empties a deque that another thread appends to."""
+    """Empty a deque while another thread appends to it."""
     for _ in range(len(entries)):
         yield entries.popleft()
 

@@ -1,4 +1,4 @@
-"""The time of day up to which this store has come: what it forgets is judged by it, not by a clock that may be set."""
+"""Persists the latest wall-clock time that the store has seen; retention uses it, because the system clock may be changed."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class ClockTable:
         self._db.execute("UPDATE clock SET seen = max(seen, ?)", (time,))
 
     def probe(self) -> None:
-        """Writes, and changes nothing."""
+        """Write without changing anything, to test whether the file is writable."""
         self._db.execute("UPDATE clock SET seen = seen")

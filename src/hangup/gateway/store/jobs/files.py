@@ -1,4 +1,4 @@
-"""Uploaded files, kept in parts, so that neither writing nor reading holds a whole one in memory."""
+"""Stores uploaded files in parts, so that neither writing nor reading holds a whole file in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class FileTable:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
-    # An upload: begun, filled, ready. What was never ready is pruned.
+    # Uploading: begin, add parts, mark ready. `prune` deletes files that never became ready.
 
     def begin(self, id: str, tenant: str, now: float) -> int:
         key = self._db.execute(
@@ -35,7 +35,7 @@ class FileTable:
     def give_up(self, key: int) -> None:
         self._db.execute("DELETE FROM file WHERE key = ? AND ready = 0", (key,))
 
-    # Looking
+    # Reading
 
     def find(self, id: str, tenant: str) -> File | None:
         row = self._db.execute(
@@ -45,7 +45,7 @@ class FileTable:
         return File(*row) if row is not None else None
 
     def page(self, tenant: str, purpose: str | None, before: int | None, after: int | None, count: int) -> list[File]:
-        """The newest first: those older than `before`, or, newest last, those newer than `after`."""
+        """Return files older than `before`, newest first; or, if `after` is given, files newer than `after`, oldest first."""
         order = "ASC" if after is not None else "DESC"
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM file WHERE tenant = ?1 AND (?2 IS NULL OR purpose = ?2) AND ready = 1"  # noqa: S608
@@ -59,16 +59,16 @@ class FileTable:
         return row[0] if row is not None else None
 
     def counted(self, key: int, size: int) -> None:
-        """How long a file is that was not written but is made when it is read."""
+        """Set the size of a file that is not stored but generated when it is read."""
         self._db.execute("UPDATE file SET bytes = ? WHERE key = ?", (size, key))
 
-    # Ending
+    # Deleting
 
     def delete(self, key: int) -> None:
         self._db.execute("DELETE FROM file WHERE key = ?", (key,))
 
     def prune(self, now: float, created_before: float, unready_before: float) -> int:
-        """Deletes what is past its time; fewer than there are, so that nobody waits: call it until it says 0."""
+        """Delete a few expired files and return how many, so that other work is not held up; call it until it returns 0."""
         return self._db.execute(
             "DELETE FROM file WHERE key IN (SELECT key FROM file WHERE expires < ?"
             " OR (job IS NULL AND created < ?) OR (ready = 0 AND created < ?) LIMIT 10)",

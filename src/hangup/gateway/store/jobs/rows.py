@@ -1,4 +1,4 @@
-"""What is read from the tables."""
+"""Row types that the job store's tables return and accept."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Job:
     tenant: str
     status: JobStatus
     cause: Cause
-    created: float  # times of day
+    created: float  # wall-clock time, like the four below
     begun: float | None
     cancelling: float | None
     ended: float | None
-    expires: float | None  # a batch's window
-    lease_s: float | None  # or how long the job lives without anyone who cares
-    touched: int  # grows when somebody cared
-    worker: int | None  # who checks its lines
+    expires: float | None  # when a batch's completion window closes
+    lease_s: float | None  # or how long a job lives while no client asks for it
+    touched: int  # incremented when a client asks for the job
+    worker: int | None  # which worker checks its input lines
     tally: ItemCounts
     bytes: int
-    about: dict[str, Any]  # what its API needs to show it
+    about: dict[str, Any]  # what its API needs to render it
 
     @classmethod
     def read(cls, row: tuple[Any, ...]) -> Job:
@@ -45,7 +45,7 @@ JOB_COLUMNS = (
 
 
 class NewItem(NamedTuple):
-    """An item as it is submitted."""
+    """An item as submitted."""
 
     custom_id: str
     path: str
@@ -53,9 +53,9 @@ class NewItem(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """An item that is ours to run; `fence` is what a late result of an earlier claim does not have."""
+    """An item that this worker owns; `fence` is unique to this claim, so a late result of an earlier claim cannot match it."""
 
-    of: Job  # as it stood with the claim: whoever has the claim knows the job
+    of: Job  # the job at the time of the claim, so that the owner need not look it up
     n: int
     fence: int
     custom_id: str
@@ -72,7 +72,7 @@ class Claim(NamedTuple):
 
     @property
     def single(self) -> bool:
-        """All of its job."""
+        """Whether the item is the only one of its job."""
         return self.of.kind.single
 
 
@@ -90,13 +90,13 @@ class File(NamedTuple):
     filename: str
     created: float
     expires: float | None
-    bytes: int | None  # None: not counted yet
-    job: int | None  # a view on this job's results
+    bytes: int | None  # None: not measured yet
+    job: int | None  # set if the file is a view of this job's results
 
 
 class Used(NamedTuple):
-    """What a tenant has in the store."""
+    """How much of the store a tenant uses."""
 
-    jobs: int  # that have not ended
-    items: int  # that have not ended
+    jobs: int  # not ended
+    items: int  # not ended
     bytes: int

@@ -1,10 +1,10 @@
-"""The tables, as steps from version to version: a step that was released is never changed, a new one is added."""
+"""The job store's schema, as migrations. Never change a released migration; append a new one."""
 
 from __future__ import annotations
 
-# No key is ever used again (AUTOINCREMENT): a late result must not find another job in the place of its own.
-# What a tenant uses is counted as it changes: asking for it must not take longer the more there is.
-# What an item asks for and what it was answered stand apart from its state, which changes often and must stay small.
+# Keys are never reused (AUTOINCREMENT), so that a late result cannot land in another job.
+# Triggers keep a tenant's usage in `used`, so that a quota check takes constant time.
+# Request bodies (`ask`) and results (`answer`) have their own tables: `item` rows change often and must stay small.
 _FIRST = """
 CREATE TABLE job (
     key INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -115,7 +115,8 @@ CREATE TABLE worker (
 );
 """
 
-# What others have changed is found by a number that grows; what is deleted, by what refers to it.
+# `change` numbers every change of a job, so that a process can read what others changed. The indexes find rows to delete:
+# by job, age, expiry or end.
 _SECOND = """
 CREATE TABLE clock (seen REAL NOT NULL);
 INSERT INTO clock SELECT coalesce(max(coalesce(ended, created)), 0) FROM job;

@@ -1,4 +1,4 @@
-"""The store of jobs, as those who use it see it."""
+"""The job store's public face: its tables, and `do` to run work on them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hangup.gateway.store.jobs.table import JobTable
 from hangup.gateway.store.jobs.workers import WorkerTable
 
 R = TypeVar("R")
-_PAGES_TOGETHER = 1000  # given back to the disk in one go
+_PAGES_TOGETHER = 1000  # freed per call of `shrink`
 
 
 class JobStore:
-    """The tables may be touched in what is handed to `do`, and nowhere else."""
+    """All tables of one job store file. Use the tables only inside functions passed to `do`."""
 
     def __init__(self, path: str) -> None:
         self._database = Database(path, MIGRATIONS)
@@ -27,9 +27,9 @@ class JobStore:
         self.clock = ClockTable(self._database.db)
 
     def shrink(self) -> bool:
-        """Gives some of the room that was deleted back to the disk; False when that is all.
+        """Return some free pages to the disk; return False when there are no more.
 
-        The file of an early version keeps it, for itself.
+        A file created by an early version has no incremental vacuum: it keeps free pages and reuses them.
         """
         db = self._database.db
         (before,) = db.execute("PRAGMA freelist_count").fetchone()

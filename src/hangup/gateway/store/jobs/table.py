@@ -1,4 +1,7 @@
-"""Jobs and their items. Whatever changes an item changes its job's tally with it, and ends the job if it was the last."""
+"""Stores jobs and their items.
+
+Every change of an item updates the counts of its job in the same transaction, and ends the job with its last item.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,33 @@ import orjson
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind, outcome
 from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, Job, NewItem, Result, Used
 
-_STATES = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # columns of the tally, in the order of Item
-_PRUNED_TOGETHER = 100  # jobs, or items of one, that are looked for at a time
-_PRUNED_ITEMS, _PRUNED_BYTES = 1000, 16 * 1024 * 1024  # deleted per transaction, with what they asked and were answered
+_STATES = (
+    "queued",
+    "claimed",
+    "succeeded",
+    "errored",
+    "cancelled",
+    "expired",
+)  # columns of `job`, ordered as `ItemState`
+_PRUNED_TOGETHER = 100  # jobs, or items of a job, read per query
+_PRUNED_ITEMS, _PRUNED_BYTES = 1000, 16 * 1024 * 1024  # deleted per transaction, with requests and results
 
 
 class JobTable:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
-    # Looking
+    # Reading
 
     def find(self, id: str, tenant: str | None = None, kind: Kind | None = None) -> Job | None:
-        """A job; `tenant` None is for operators, who see all."""
+        """Return a job by id, or None. Operators pass no `tenant` and see the jobs of all tenants."""
         return self._one("id = ? AND (?2 IS NULL OR tenant = ?2) AND (?3 IS NULL OR kind = ?3)", id, tenant, kind)
 
     def look(self, key: int) -> Job | None:
         return self._one("key = ?", key)
 
     def get(self, key: int) -> Job:
-        """One that is known to be there."""
+        """Return a job that is known to exist."""
         job = self.look(key)
         assert job is not None
         return job
@@ -42,17 +52,17 @@ class JobTable:
         return {key for (key,) in self._db.execute("SELECT key FROM job WHERE ended IS NULL")}
 
     def unchecked(self) -> list[Job]:
-        """Jobs whose lines were being checked by one who is gone."""
+        """Return jobs whose input lines were being checked by a worker that is gone."""
         return self._many(
             "ended IS NULL AND status = ? AND NOT EXISTS (SELECT 1 FROM worker WHERE id = job.worker)", JobStatus.VALIDATING
         )
 
     def changes(self) -> int:
-        """A number that grows with each change of a job."""
+        """Return a number that grows with each change of a job."""
         return int(self._db.execute("SELECT n FROM change").fetchone()[0])
 
     def changed_since(self, change: int) -> list[Job]:
-        """Jobs, ended ones too, that have changed since there were so many changes."""
+        """Return jobs, including ended ones, that changed after change number `change`."""
         return self._many("changed > ? ORDER BY key", change)
 
     def page(
@@ -65,7 +75,7 @@ class JobTable:
         *,
         active: bool = False,
     ) -> list[Job]:
-        """The newest first: those older than `before`, or, newest last, those newer than `after`."""
+        """Return jobs older than `before`, newest first; or, if `after` is given, jobs newer than `after`, oldest first."""
         where = "(?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR kind = ?2) AND key < ?3 AND key > ?4"
         where += " AND ended IS NULL" if active else ""
         order = "ASC" if after is not None else "DESC"
@@ -78,7 +88,7 @@ class JobTable:
         return Used(*row) if row is not None else Used(0, 0, 0)
 
     def results(self, key: int, start: int, count: int) -> list[Result]:
-        """Ended items from the `start`th on, in the order of their lines."""
+        """Return up to `count` items in input order, from number `start` on, with their results so far."""
         rows = self._db.execute(
             "SELECT item.n, custom_id, state, body FROM item LEFT JOIN answer USING (job, n)"
             " WHERE job = ? AND item.n >= ? ORDER BY item.n LIMIT ?",
@@ -91,7 +101,7 @@ class JobTable:
         return row[0] if row is not None else None
 
     def changed_elsewhere(self) -> int:
-        """A number that is another one when another process has written."""
+        """Return a number that differs once another process has written to the file."""
         (version,) = self._db.execute("PRAGMA data_version").fetchone()
         return int(version)
 
@@ -110,7 +120,7 @@ class JobTable:
         lease_s: float | None = None,
         worker: int | None = None,
     ) -> Job:
-        """A new job. Without items its lines are yet to be checked, by `worker`."""
+        """Insert a job. Without items it waits in VALIDATING until `worker` has checked its input lines."""
         status = JobStatus.VALIDATING if items is None else JobStatus.RUNNING
         cursor = self._db.execute(
             "INSERT INTO job (id, kind, tenant, status, single, created, begun, expires, lease_s, worker, about)"
@@ -125,7 +135,7 @@ class JobTable:
         return self.get(key)
 
     def add_items(self, key: int, first: int, items: Iterable[NewItem]) -> None:
-        """More of a job's items, from the `first`th on."""
+        """Append items to a job, numbered from `first`."""
         items = list(items)
         self._db.executemany(
             "INSERT INTO item (job, n, custom_id) VALUES (?, ?, ?)",
@@ -138,7 +148,7 @@ class JobTable:
         self._db.execute("UPDATE job SET queued = queued + ?, bytes = bytes + ? WHERE key = ?", (len(items), size, key))
 
     def start_checking(self, key: int, worker: int, before: int | None) -> bool:
-        """Begins the check of a job's lines, in the place of who had it `before`; False if somebody else has it by now."""
+        """Take over the check of a job's lines from worker `before` and start afresh; return False if another worker has it."""
         changed = self._db.execute(
             "UPDATE job SET worker = ?1, queued = 0, bytes = 0 WHERE key = ?2 AND status = ?3 AND worker IS ?4"
             " AND EXISTS (SELECT 1 FROM worker WHERE id = ?1)",
@@ -150,12 +160,12 @@ class JobTable:
         return bool(changed)
 
     def checks(self, key: int, worker: int) -> bool:
-        """Whether its lines are this worker's to check."""
+        """Return whether this worker still owns the check of the job's lines."""
         job = self.look(key)
         return job is not None and job.status is JobStatus.VALIDATING and job.worker == worker
 
     def checked(self, key: int, worker: int, now: float, problems: list[dict[str, Any]]) -> Job | None:
-        """All its lines were looked at: it runs, or it failed for what was found. None if it was deleted meanwhile."""
+        """End the check: the job runs, or fails with `problems`. Return None if it was deleted meanwhile."""
         job = self.look(key)
         if job is None or not self.checks(key, worker):
             return job
@@ -175,9 +185,9 @@ class JobTable:
     # Running
 
     def claim(self, worker: int, tenant: str, count: int, bytes_max: int, now: float) -> list[Claim]:
-        """The next items of a tenant, single ones first, then batch by batch; at least one, however large.
+        """Claim the next items of a tenant: single calls first, then batch by batch; at least one item, however large.
 
-        A worker that was given up gets none: nobody would ever give back what it claimed.
+        A worker that was declared dead gets none, because nobody would requeue its claims.
         """
         jobs = self._db.execute(
             "SELECT key FROM job WHERE tenant = ?1 AND ended IS NULL AND status = ?2 AND queued > 0"
@@ -213,7 +223,7 @@ class JobTable:
     def finish(
         self, claim: Claim, state: ItemState, now: float, body: bytes | None = None, events: bytes | None = None
     ) -> Job | None:
-        """An item's end, its result with it; None if it is no longer the claimer's to end."""
+        """End an item and store its result; return None if the claim is stale, that is, the worker no longer owns the item."""
         changed = self._db.execute(
             "UPDATE item SET state = ?, worker = NULL WHERE job = ? AND n = ? AND fence = ? AND state = 1",
             (state, claim.key, claim.n, claim.fence),
@@ -229,28 +239,31 @@ class JobTable:
         return self.get(claim.key)
 
     def give_back(self, claims: Iterable[Claim], now: float) -> None:
-        """Items that were claimed and not run."""
+        """Requeue items that were claimed but not run."""
         for claim in claims:
             self._requeue(claim.key, "n = ? AND fence = ? AND state = 1", (claim.n, claim.fence), now)
 
     def give_back_all(self, worker: int, now: float) -> None:
-        """What a worker had claimed runs again, but for what is to be cancelled anyhow."""
+        """Requeue all items that a worker has claimed; items of a job that is being cancelled end instead."""
         keys = self._db.execute("SELECT DISTINCT job FROM item WHERE worker = ? AND state = 1", (worker,)).fetchall()
         for (key,) in keys:
             self._requeue(key, "worker = ? AND state = 1", (worker,), now)
 
     def claimed_by(self, worker: int) -> set[tuple[int, int, int]]:
-        """The items that it has, by job, number and fence."""
+        """Return the items that a worker has claimed, as (job, number, fence)."""
         rows = self._db.execute("SELECT job, n, fence FROM item WHERE worker = ? AND state = 1", (worker,))
         return set(rows.fetchall())
 
     def give_back_lost(self, items: Iterable[tuple[int, int, int]], now: float) -> None:
-        """Items whose worker does not know that it has them."""
+        """Requeue items whose worker does not know that it has claimed them."""
         for key, n, fence in items:
             self._requeue(key, "n = ? AND fence = ? AND state = 1", (n, fence), now)
 
     def give_back_orphans(self, now: float) -> int:
-        """What is claimed by workers that are not there runs again; nobody else would ever ask for it."""
+        """Requeue items whose worker is not in the table, since nobody else would.
+
+        Return how many pairs of job and worker there were.
+        """
         keys = self._db.execute(
             "SELECT DISTINCT job, worker FROM item WHERE state = 1 AND NOT EXISTS (SELECT 1 FROM worker WHERE id = item.worker)"
         ).fetchall()
@@ -260,7 +273,7 @@ class JobTable:
 
     def _requeue(self, key: int, where: str, values: tuple[Any, ...], now: float) -> None:
         job = self.look(key)
-        if job is None:  # it has ended, and was deleted since
+        if job is None:  # it ended and was deleted since
             return
         state = job.cause.of_items if job.status is JobStatus.CANCELLING else ItemState.QUEUED
         changed = self._db.execute(
@@ -273,9 +286,9 @@ class JobTable:
     # Ending
 
     def cancel(self, key: int, cause: Cause, now: float) -> Job | None:
-        """What waits is gone at once; what runs is for its workers to stop. Harmless when it was cancelled or has ended.
+        """End queued items at once and mark the job CANCELLING, so that workers stop its claimed items.
 
-        None if it was deleted meanwhile.
+        Does nothing if the job is being cancelled already or has ended. Return None if it was deleted meanwhile.
         """
         job = self.look(key)
         if job is None or job.status.ended or job.status is JobStatus.CANCELLING:
@@ -289,17 +302,17 @@ class JobTable:
         return self.get(key)
 
     def touch(self, keys: Iterable[int]) -> None:
-        """Somebody cares, which other processes have to know."""
+        """Record that clients have asked for these jobs, so that other processes renew the leases, too."""
         self._db.executemany("UPDATE job SET touched = touched + 1 WHERE key = ?", [(key,) for key in keys])
 
     def delete(self, key: int) -> None:
-        """A job that has ended, with all that it left."""
+        """Delete an ended job with its items and results."""
         self._db.execute("DELETE FROM job WHERE key = ? AND ended IS NOT NULL", (key,))
 
     def prune(self, ended_before: float, tenant: str | None = None) -> tuple[int, bool]:
-        """Deletes old jobs, the oldest first: how many, and whether there are more.
+        """Delete old jobs, oldest first; return how many, and whether there are more.
 
-        It deletes no more at a time than takes a moment, since everybody waits for it: of a large batch some items at a time.
+        All other work waits for this transaction, so each call deletes little: of a large batch, some items at a time.
         """
         rows = self._db.execute(
             "SELECT key FROM job WHERE ended < ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY ended LIMIT ?3",
@@ -319,7 +332,7 @@ class JobTable:
         return jobs, len(rows) == _PRUNED_TOGETHER
 
     def _prune_items(self, key: int, count: int) -> tuple[int, int]:
-        """The last ones of a job, with what they asked and were answered: how many, and their bytes."""
+        """Delete the last `count` items of a job with requests and results; return how many, and their bytes."""
         rows = self._db.execute(
             "SELECT item.n, ifnull(length(ask.body), 0) + ifnull(length(answer.body), 0) + ifnull(length(events), 0) FROM item"
             " LEFT JOIN ask USING (job, n) LEFT JOIN answer USING (job, n) WHERE job = ? ORDER BY item.n DESC LIMIT ?",
@@ -330,7 +343,7 @@ class JobTable:
                 self._db.execute(f"DELETE FROM {table} WHERE job = ? AND n >= ?", (key, rows[-1][0]))  # noqa: S608 - ours
         return len(rows), sum(size for _, size in rows)
 
-    # The tally
+    # Counting
 
     def _move(self, key: int, from_: ItemState, to: ItemState, count: int) -> None:
         if count and from_ is not to:
@@ -347,7 +360,7 @@ class JobTable:
             self._offer_results(job, now)
 
     def _offer_results(self, job: Job, now: float) -> None:
-        """A batch's results are files, too: views on what its items were answered."""
+        """Create the output and error files of a batch; they are views of its items' results."""
         tally = job.tally
         for part, count in (("output", tally.succeeded), ("error", tally.ended - tally.succeeded)):
             if count:
@@ -366,5 +379,5 @@ class JobTable:
 
 
 def result_file(job: str, part: str) -> str:
-    """The id of the file with a batch's results."""
+    """Return the id of a batch's output or error file."""
     return f"file-{job.removeprefix('batch_')}-{part}"

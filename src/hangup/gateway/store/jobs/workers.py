@@ -1,5 +1,7 @@
-"""The processes that claim items. One that is gone must not keep what it claimed, and one that comes back late must not
-spoil what others have done since: its items were given back, and its results are refused by their fence.
+"""The table of workers: the processes that claim items.
+
+A dead worker must not keep its claims: another worker requeues them. A worker that returns late must not overwrite what others
+have done since: its results carry an old fence, and the store refuses them.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from typing import NamedTuple
 class Worker(NamedTuple):
     id: int
     host: str
-    process: str  # names a process of that host, now and ever
-    beats: int  # grows while it lives
+    process: str  # identifies a process of that host; no later process has the same name
+    beats: int  # incremented while the worker is alive
 
 
 class WorkerTable:
@@ -25,7 +27,7 @@ class WorkerTable:
         return id
 
     def beat(self, id: int) -> bool:
-        """Says that it lives; False if it was given up meanwhile."""
+        """Record a heartbeat; return False if another worker has declared this one dead."""
         return bool(self._db.execute("UPDATE worker SET beats = beats + 1 WHERE id = ?", (id,)).rowcount)
 
     def all(self) -> list[Worker]:
