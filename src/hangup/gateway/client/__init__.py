@@ -1,1 +1,1 @@
-"""The client's side: its sockets, its requests, and above all its departure."""
+"""The client's side: its sockets and its requests, and above all the detection of its hang-up."""

@@ -1,4 +1,4 @@
-"""Whoever a call is answered to: a connection, or a job that has nobody on the line."""
+"""The receiver of a call's answer: a client's connection, or a job that runs without a client."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Protocol
 
 class ResponseSink(Protocol):
     peer: str
-    http11: bool  # whether `write` may be given chunks as an engine framed them
+    http11: bool  # True if `write` accepts chunks as the engine framed them
 
     @property
     def stalled(self) -> bool:
-        """Whether it has not read what was written."""
+        """True if it has not read all that was written."""
 
     @property
     def will_close(self) -> bool:
-        """Whether this answer is the last on its connection."""
+        """True if this answer is the last on its connection."""
 
     def begin(self, head: bytes, *, chunked: bool) -> None: ...
 

@@ -1,11 +1,11 @@
-"""A client's connection: requests in, answers out, and its departure noticed in every phase.
+"""A client's connection: reads requests, writes answers, and notices a hang-up in every phase.
 
     IDLE ──▶ HEAD ──▶ BODY ──▶ BUSY ──▶ IDLE …          one request at a time, keep-alive in between
                                  ├────▶ LINGER          refused: let the client read why, then cut
-                                 └────▶ TUNNEL          a WebSocket: what comes is handed on, until the end
+                                 └────▶ TUNNEL          a WebSocket: pass all data on, until the end
 
-Reading is never paused: a FIN can only be seen by reading up to it. So bytes behind the running request (pipelining)
-are kept up to a limit and dropped beyond it, and the connection then closes after the current answer.
+Reading is never paused, because a FIN can only be seen by reading up to it. So bytes behind the running request (pipelining)
+are kept up to a limit and dropped beyond it; the connection then closes after the current answer.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ClientConnection(asyncio.Protocol):
         self.peer = ""
         self.http11 = True
         self._buffer = b""
-        self._scanned = 0  # so much of it has been looked through for the end of a head
+        self._scanned = 0  # bytes already searched for the end of a head
         self._decoder: BodyDecoder | None = None
         self._body = bytearray()
         self._body_began_at = 0.0
@@ -87,7 +87,7 @@ class ClientConnection(asyncio.Protocol):
         self._keep_alive = True
         self._close_after = False
         self._chunked_answer = False
-        self._bodyless = False  # HEAD: whatever the answer is, its body stays here
+        self._bodyless = False  # HEAD request: its answer is sent without a body
         self._unsent = b""
         self._linger_bytes = 0
         self._due = math.inf
@@ -99,12 +99,13 @@ class ClientConnection(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"<client {self.peer} {self.state.name.lower()}>"
 
-    # The transport tells us
+    # Callbacks of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.write = self.transport.write
-        # No slack: as soon as the kernel takes no more, the engine is no longer read. (With TLS, 0 would mean "always".)
+        # No slack: as soon as the kernel's buffer is full, the gateway stops reading from the engine. (With TLS, 0 would mean
+        # "always".)
         self.transport.set_write_buffer_limits(high=1, low=0)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
@@ -142,11 +143,11 @@ class ClientConnection(asyncio.Protocol):
             self._take_head()
 
     def _fault(self, error: Exception) -> None:
-        """A bug of ours. Where the request ends is not known any more, so the connection ends with its call."""
+        """Handle a bug of ours. The end of the request is no longer known, so the connection ends with its call."""
         self._keep_alive = False
         if self.handler is None:
             self.transport.abort()
-            raise error  # to the loop's handler, which tells of it
+            raise error  # the event loop's exception handler logs it
         self.handler.fault(error)
 
     def eof_received(self) -> bool:
@@ -177,7 +178,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def stalled(self) -> bool:
-        """Whether it has not read what was written."""
+        """True if the client has not read all that was written."""
         return self._stall is not None
 
     def resume_writing(self) -> None:
@@ -194,7 +195,7 @@ class ClientConnection(asyncio.Protocol):
     # Requests
 
     def _take_next_head(self) -> None:
-        """Of a request that was here before the answer to the one before it had been read."""
+        """Parse a request that arrived before the client had read the previous answer."""
         try:
             self._take_head()
         except Exception as error:
@@ -202,16 +203,16 @@ class ClientConnection(asyncio.Protocol):
 
     def _take_head(self) -> None:
         if self.stalled:
-            return  # nothing is begun for a client that does not read what it was answered
+            return  # start nothing for a client that does not read its answers
         if self.state not in (ConnectionState.IDLE, ConnectionState.HEAD):
             return
         limits = self._owner.limits
-        if self._buffer.startswith(b"\r\n"):  # some send an empty line behind a body
+        if self._buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
             self._buffer = without_empty_lines(self._buffer)
             self._scanned = 0
         if not self._buffer:
             return
-        # From where the last look ended: a head that comes byte by byte must not be read anew with each of them.
+        # Search on from where the last search ended: a head that arrives byte by byte must not be searched again for each byte.
         end = self._buffer.find(HEAD_END, max(self._scanned - 3, 0), limits.header_bytes_max)
         if end < 0:
             self._wait_for_head(limits)
@@ -245,7 +246,7 @@ class ClientConnection(asyncio.Protocol):
             self._set_due_in(limits.header_s)
 
     def _refuse_unreadable(self, reason: Reason, detail: str = "") -> None:
-        """A request so broken that nothing of it is trusted, nor anything behind it."""
+        """Refuse a request so malformed that neither it nor anything behind it can be trusted."""
         self._keep_alive = self._bodyless = False
         self._buffer = b""
         self._owner.refuse_unreadable(self, reason, detail)
@@ -263,7 +264,7 @@ class ClientConnection(asyncio.Protocol):
         if self.state is ConnectionState.BUSY:
             self._body_complete(b"")
             return
-        if length is not None and len(self._buffer) >= length:  # all of it came with the head, as most do
+        if length is not None and len(self._buffer) >= length:  # it all came with the head, as usual
             body, self._buffer = self._buffer[:length], self._buffer[length:]
             self._body_complete(body)
             return
@@ -295,7 +296,7 @@ class ClientConnection(asyncio.Protocol):
             return  # refused
         if self._decoder.done:
             self._buffer = self._decoder.rest
-            self._body_complete(b"".join((self._body, payload)) if self._body else payload)  # one copy: it may be large
+            self._body_complete(b"".join((self._body, payload)) if self._body else payload)  # one copy, as it may be large
         elif self._owner.body_bytes + len(payload) > self._owner.limits.bodies_bytes_max:
             self._refuse_body(reasons.BODIES_FULL)
         else:
@@ -313,7 +314,7 @@ class ClientConnection(asyncio.Protocol):
         self.handler.body_arrived(body)
 
     def _refuse_body(self, reason: Reason, detail: str = "") -> None:
-        """The rest of the body will not be read, so this connection can carry no further request."""
+        """Refuse the request. The rest of its body will not be read, so this connection cannot carry another one."""
         assert self.handler is not None
         self._keep_alive = False
         self._buffer = b""
@@ -321,7 +322,7 @@ class ClientConnection(asyncio.Protocol):
         self.handler.refuse(reason, detail)
 
     def _drop_body(self) -> None:
-        """It is complete, or will never be: others have room for theirs."""
+        """Free the memory of a body that is complete, or never will be."""
         self._decoder = None
         if self._body:
             self._owner.body_bytes -= len(self._body)
@@ -338,7 +339,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def will_close(self) -> bool:
-        """Whether this answer is the last on its connection; its head must say so."""
+        """True if this answer is the last on its connection; its head must say so."""
         return self._close_after or not self._keep_alive or self.state is not ConnectionState.BUSY
 
     def close_after_this(self) -> None:
@@ -347,7 +348,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def switch(self, take: Callable[[bytes], None]) -> bytes:
-        """The answer's head was the last of HTTP: what comes is for `take`, and so is what came early, which is returned."""
+        """Leave HTTP behind: from now on all data goes to `take`. Return the data that has arrived already."""
         self.flush()
         self.state = ConnectionState.TUNNEL
         self._tunnel = take
@@ -355,9 +356,9 @@ class ClientConnection(asyncio.Protocol):
         return early
 
     def begin(self, head: bytes, *, chunked: bool) -> None:
-        """The head of an answer whose body follows by `send`; from the second read on also by `write`, framed already."""
+        """Start an answer. Its body follows through `send`; from the second read on also, already framed, through `write`."""
         self._chunked_answer = chunked
-        self._unsent = head  # goes out with what follows it in this turn, see `flush`
+        self._unsent = head  # sent together with the first part of the body, or by `flush`
 
     def send(self, payload: bytes) -> None:
         if self._bodyless:
@@ -370,17 +371,17 @@ class ClientConnection(asyncio.Protocol):
         self.write(payload)
 
     def flush(self) -> None:
-        """Sends a head that nothing followed."""
+        """Send a head that no body has followed yet."""
         if self._unsent:
             unsent, self._unsent = self._unsent, b""
             self.write(unsent)
 
     def left(self) -> bool:
-        """A last look before work is started for this client."""
+        """Return True if the client has gone away; a last check before work is started for it."""
         return sockets.peer_left(self.transport.get_extra_info("socket"), self._owner.half_close_is_hangup)
 
     def finish(self) -> None:
-        """The answer is complete: on to the next request."""
+        """Complete the answer and go on to the next request."""
         if self._chunked_answer and not self._bodyless:
             self._chunked_answer = False
             self.send(LAST_CHUNK)
@@ -393,17 +394,17 @@ class ClientConnection(asyncio.Protocol):
             self._linger()
         elif self.will_close:
             self.state = ConnectionState.CLOSED
-            self._due = math.inf  # the call's time is no longer ours: whoever reads slowly may, the stall watch bounds it
+            self._due = math.inf  # no call deadline any more: the client may read slowly, as far as `StallWatch` allows
             self.transport.close()
         else:
             self.state = ConnectionState.IDLE
             self._set_due_in(self._owner.limits.idle_s)
             if self._buffer:
-                # In a later turn: a row of pipelined requests must neither recurse nor hold up the others.
+                # In a later iteration of the loop: a series of pipelined requests must neither recurse nor delay other clients.
                 self._loop.call_soon(self._take_next_head)
 
     def break_off(self) -> None:
-        """Ends a begun answer so that nobody can take it for a complete one."""
+        """End an answer that has begun, in such a way that nobody can mistake it for a complete one."""
         self.flush()
         self.handler = None
         if self.state is ConnectionState.CLOSED:
@@ -412,16 +413,17 @@ class ClientConnection(asyncio.Protocol):
         if not self.http11:
             sockets.reset_on_close(self.transport.get_extra_info("socket"))
         self._set_due_in(self._owner.limits.linger_s)
-        self.transport.close()  # what is written still goes out, within the bound set above
+        self.transport.close()  # data already written still goes out, within the limit set above
 
     def drop(self) -> None:
-        """The client is gone: nothing more is written."""
+        """Cut the connection of a client that is gone; write nothing more."""
         self.handler = None
         self.state = ConnectionState.CLOSED
         self.transport.abort()
 
     def _linger(self) -> None:
-        """Closing now, with unread bytes of the request, would reset the connection and destroy the refusal."""
+        """Keep the connection open for a while. Closing it with unread bytes of the request would reset it and destroy the
+        refusal."""
         self.state = ConnectionState.LINGER
         self._linger_bytes = 0
         self._set_due_in(self._owner.limits.linger_s)
@@ -430,10 +432,11 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.transport.close()
 
-    # Time
+    # Deadlines
 
     def set_due(self, due: float) -> None:
-        """When to look next. One timer per connection, moved only if it would come too late: most calls never touch it."""
+        """Set the time of the next check. Each connection has one timer, rescheduled only if it would fire too late: most calls
+        never touch it."""
         self._due = due
         if self._timer_at > due:
             if self._timer is not None:
@@ -472,7 +475,7 @@ class ClientConnection(asyncio.Protocol):
         elif self.state is ConnectionState.IDLE:
             self.transport.close()
         else:
-            self.transport.abort()  # it had its time to read the last words
+            self.transport.abort()  # it had time to read the end of the answer
 
     def _give_up(self, reason: Reason) -> None:
         if self.handler is not None:

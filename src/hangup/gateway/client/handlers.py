@@ -1,4 +1,4 @@
-"""Whom a client's connection talks to: the call that it carries, and the owner of all connections."""
+"""The interfaces that a client's connection calls: the call that it carries, and the router of all connections."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ C_contra = TypeVar("C_contra", contravariant=True)
 
 
 class RequestHandler(Protocol):
-    """The call that a connection is carrying, as the connection sees it."""
+    """The call that a connection carries, as the connection sees it."""
 
     body_bytes_max: int
-    body_s: float  # how long all of it may take
+    body_s: float  # how long the whole body may take
 
     def body_piece(self, piece: bytes) -> bool:
-        """Some of a body that does not come in one piece; may refuse the call. True: it was taken, and need not be kept."""
+        """Take a part of a body that arrives in several; may refuse the call. Return True if the part need not be kept."""
 
     def body_arrived(self, body: bytes) -> None: ...
 
     def on_due(self) -> None:
-        """A time set by `set_due` has come."""
+        """Act on a deadline that was set by `set_due`."""
 
     def client_left(self, reason: Reason) -> None: ...
 
@@ -34,27 +34,27 @@ class RequestHandler(Protocol):
     def resume_engine(self) -> None: ...
 
     def fault(self, error: Exception) -> None:
-        """A bug of ours: it costs this call and no other."""
+        """Handle a bug of ours, at the cost of this call and no other."""
 
 
 class RequestRouter(Protocol[C_contra]):
-    """Who gets the requests of connections of type `C_contra`."""
+    """The receiver of the requests of all connections, which are of type `C_contra`."""
 
     half_close_is_hangup: bool
-    body_bytes: int  # of bodies that have not come whole yet, of all connections together
+    body_bytes: int  # size of incomplete bodies, of all connections together
 
     @property
     def limits(self) -> TrafficLimits: ...
 
     def connected(self, connection: C_contra) -> bool:
-        """Whether there is room for it; if not, it is told so and closed."""
+        """Return True if there is room for the connection; otherwise it is refused and closed."""
 
     def may_refuse(self, connection: C_contra) -> bool:
-        """Whether one for which there is no room can be told why; there is little room for those, too."""
+        """Return True if a connection without room can be sent a refusal; the room for those is small, too."""
 
     def disconnected(self, connection: C_contra) -> None: ...
 
     def open(self, connection: C_contra, head: RequestHead) -> RequestHandler | None:
-        """A request's head is here; None when it has been refused already."""
+        """Start a call from its request's head; return None if it was refused already."""
 
     def refuse_unreadable(self, connection: C_contra, reason: Reason, detail: str) -> None: ...

@@ -1,7 +1,8 @@
-"""TLS: a connection counts and has `header_s` from the moment it is accepted, not from the end of its handshake.
+"""Accepts TLS connections: each counts, and has `header_s`, from the moment it is accepted and not from the end of its
+handshake.
 
-asyncio's own TLS servers tell nobody of a connection before its handshake is over, and give that a time of its own. So
-sockets are accepted here.
+asyncio's own TLS servers report a connection only after its handshake, and give the handshake its own timeout. So this module
+accepts the sockets itself.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from hangup.gateway.client.connection import ClientConnection
 from hangup.gateway.client.handlers import RequestRouter
 from hangup.tasks import Tasks
 
-_ACCEPTED_PER_TURN = 64  # then others have their turn
-_RETRY_S = 0.5  # after an accept that failed, as it does when there are no file descriptors left
+_ACCEPTED_PER_TURN = 64  # then other tasks run
+_RETRY_S = 0.5  # after a failed accept, as when no file descriptors are left
 
 
 class TlsOwner(RequestRouter[ClientConnection], Protocol):
-    tls: ssl.SSLContext | None  # that of new connections: a renewed certificate is a new context
-    handshakes: int  # how many are under way
+    tls: ssl.SSLContext | None  # for new connections: a renewed certificate is a new context
+    handshakes: int  # number in progress
 
     def has_room(self) -> bool:
-        """Whether there is room for one more connection; counts those that it says no to."""
+        """Return True if there is room for one more connection; counts the refused ones."""
 
 
 class TlsListener:
-    """Accepts connections until it is closed; owns the handshakes, each a task."""
+    """Accepts connections until it is closed; owns the handshakes, each of which is a task."""
 
     def __init__(self, owner: TlsOwner, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
         self._owner = owner
@@ -62,7 +63,7 @@ class TlsListener:
                 return
             sock.setblocking(False)
             if not self._owner.has_room():
-                sock.close()  # whom TLS has not introduced cannot be told why
+                sock.close()  # without a handshake, no reason can be sent
                 continue
             self._owner.handshakes += 1
             self._handshakes.start(self._shake_hands(sock))
@@ -72,7 +73,7 @@ class TlsListener:
         assert context is not None
         connection = SecuredConnection(owner, self._loop)
         try:
-            with contextlib.suppress(OSError):  # not TLS, not in time, or gone
+            with contextlib.suppress(OSError):  # not TLS, too slow, or gone
                 await self._loop.connect_accepted_socket(
                     lambda: connection, sock, ssl=context, ssl_handshake_timeout=owner.limits.header_s
                 )
@@ -83,7 +84,7 @@ class TlsListener:
 
 
 class SecuredConnection(ClientConnection):
-    """A client's connection that counts as a handshake until it is one."""
+    """A client's connection that counts as a handshake until the handshake is complete."""
 
     __slots__ = ("_counted", "_tls_owner", "began")
 

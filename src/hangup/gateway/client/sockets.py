@@ -1,6 +1,6 @@
-"""Socket options through which the kernel tells us of a client that vanished, and what it knows of one that stalls.
+"""Socket options that make the kernel report a vanished client, and what the kernel knows about a stalled one.
 
-Options set on a listening socket are inherited by the accepted ones, so they cost nothing per connection.
+Accepted sockets inherit the options of the listening socket, so they cost nothing per connection.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 import sys
 from typing import Any
 
-# Linux: unsent bytes beyond this stay in our buffer instead of the kernel's (3 MB otherwise), where we see a stall.
+# Linux: unsent bytes beyond this stay in our buffer, where we see a stall, and not in the kernel's (otherwise 3 MB).
 NOT_SENT_BYTES_MAX = 4096
 BACKLOG = 4096
 _TCP_NOTSENT_LOWAT = 25
@@ -22,7 +22,7 @@ _LINGER_RESET = struct.pack("ii", 1, 0)
 
 
 def listen(host: str, port: int, client_silence_s: float) -> socket.socket:
-    """A listening socket whose connections notice a vanished peer within `client_silence_s`."""
+    """Return a listening socket whose connections notice a vanished peer within `client_silence_s`."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     sock = socket.socket(family, kind, proto)
     try:
@@ -41,7 +41,8 @@ def listen(host: str, port: int, client_silence_s: float) -> socket.socket:
 
 
 def _watch_silence(sock: socket.socket, seconds: float) -> None:
-    """Keep-alive probes for when we are silent, TCP_USER_TIMEOUT for when we write: each alone is not enough."""
+    """Set keep-alive probes, which work while we are silent, and TCP_USER_TIMEOUT, which works while we write; neither is
+    enough alone."""
     probes = 3
     interval = max(1, int(seconds / (probes + 2)))
     idle = max(1, int(seconds) - probes * interval)
@@ -53,14 +54,15 @@ def _watch_silence(sock: socket.socket, seconds: float) -> None:
 
 
 def set_user_timeout(sock: Any, seconds: float) -> None:
-    """How long the kernel lets written data go unacknowledged, or unread behind a closed window."""
+    """Limit how long the kernel lets written data go unacknowledged, or unread behind a closed window."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        with contextlib.suppress(OSError):  # the peer may be gone already; its loss is told elsewhere
+        with contextlib.suppress(OSError):  # the peer may be gone already; the transport reports that
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
 def seconds_since_ack(sock: Any) -> float | None:
-    """How long ago the peer's host last acknowledged anything; a stalled reader still does, a vanished one does not."""
+    """Return how long ago the peer's host last acknowledged anything: the host of a stalled reader still does, a vanished one
+    does not."""
     if sys.platform != "linux" or sock is None:
         return None
     try:
@@ -72,7 +74,7 @@ def seconds_since_ack(sock: Any) -> float | None:
 
 
 def retransmits(sock: Any) -> bool:
-    """Whether something that was sent has gone unacknowledged for so long that it was sent again."""
+    """Return True if sent data has gone unacknowledged for so long that the kernel sent it again."""
     if sys.platform != "linux" or sock is None:
         return False
     try:
@@ -82,7 +84,7 @@ def retransmits(sock: Any) -> bool:
 
 
 def peer_left(sock: Any, half_close_is_hangup: bool) -> bool:
-    """Whether the kernel knows already that the peer has gone, though the event loop has not come round to say so."""
+    """Return True if the kernel already knows that the peer has gone, although the event loop has not reported it yet."""
     if sys.platform != "linux":
         return False
     try:
@@ -93,7 +95,7 @@ def peer_left(sock: Any, half_close_is_hangup: bool) -> bool:
 
 
 def reset_on_close(sock: Any) -> None:
-    """Makes the next close an RST: the only way to break off an answer that its framing would call complete."""
+    """Make the next close an RST: the only way to break off an answer that its framing would call complete."""
     if sock is not None:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)

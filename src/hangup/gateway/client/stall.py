@@ -1,4 +1,4 @@
-"""The watch over a client that has not taken what we wrote: is it slow, has it stopped reading, or is its host gone?"""
+"""Watches a client that has not taken what we wrote: is it slow, has it stopped reading, or is its host gone?"""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.gateway.client import sockets
 
-# A timer that comes so late says that this process did not run. What came meanwhile waits in the sockets, and is read first.
+# A timer that fires this late means that this process did not run. Data that arrived meanwhile waits in the sockets, and is
+# read first.
 LATE_S = 0.5
 CATCH_UP_S = 0.05
 
 
 class StallWatch:
-    """From the moment the transport takes no more until it does, or until the client is given up."""
+    """Runs from the moment the transport's buffer is full until it drains, or until the client counts as gone."""
 
     __slots__ = ("_due", "_give_up", "_limits", "_loop", "_since", "_size", "_timer", "_transport")
 
@@ -30,19 +31,19 @@ class StallWatch:
         self._loop, self._transport, self._limits, self._give_up = loop, transport, limits, give_up
         self._since = loop.time()
         self._size = transport.get_write_buffer_size()
-        # From here on we decide: the kernel would not tell a slow reader from a dead one.
+        # From here on we decide: the kernel cannot tell a slow reader from a dead one.
         self._set_user_timeout(limits.write_stall_s + limits.client_silence_s)
         self._look_in(min(limits.write_stall_s, self._silence_left()))
 
     def _silence_left(self) -> float:
-        """A host that has been silent for a while has less time left; but what is written just now must have time to arrive."""
+        """Return the time left for a host that may be silent already. Data written just now must still have time to arrive."""
         whole = self._limits.client_silence_s
         sock = self._transport.get_extra_info("socket")
         ack_age = sockets.seconds_since_ack(sock) if sockets.retransmits(sock) else None
         return whole if ack_age is None else max(whole - ack_age, whole / 2)
 
     def end(self) -> None:
-        """It reads again."""
+        """Stop watching, because the client reads again."""
         self.cancel()
         self._set_user_timeout(self._limits.client_silence_s)
 

@@ -1,7 +1,7 @@
-"""The reaper: after each call that ended early it asks the engine whether the work is gone, and acts when it is not.
+"""The reaper: after each call that ended early it checks that the engine has stopped the work, and acts if it has not.
 
-One loop per backend (`watch.py`), beside the data path: one question at a time, whatever the number of calls. The decisions are
-`core/reaper`'s; here they are carried out: aborts, restarts (`restart.py`, `process.py`) and the canary (`canary.py`).
+One loop per backend (`watch.py`), outside the data path, sends one status query at a time, whatever the number of calls.
+`core/reaper` decides; this package carries out: aborts, restarts (`restart.py`, `process.py`) and the canary (`canary.py`).
 """
 
 from hangup.gateway.reaper.reaper import BackendView, Reaper, Zombie

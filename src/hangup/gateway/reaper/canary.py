@@ -1,4 +1,4 @@
-"""The canary: one short call of our own, which a backend must answer before it gets those of clients again."""
+"""The canary: one short call of the gateway's own, which a backend must answer before it gets clients' calls again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hangup.gateway.backends.health import see
 
 
 async def sing(backend: Backend, timeout_s: float) -> str:
-    """What is wrong with the backend; "" if it answered."""
+    """Send the canary call. Return what is wrong with the backend; "" if it answered."""
     models = await see(backend, "/v1/models", timeout_s)
     model = next((str(row["id"]) for row in models.rows if "id" in row), "")
     request = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
@@ -19,5 +19,5 @@ async def sing(backend: Backend, timeout_s: float) -> str:
         answer = await fetch(backend, "POST", "/v1/chat/completions", orjson.dumps(request), timeout_s=timeout_s)
     except EngineFault as fault:
         return fault.detail
-    # An engine that says what is wrong with our request is awake.
+    # An engine that rejects our request is alive.
     return f"it answered {answer.head.status}" if answer.head.status >= 500 else ""

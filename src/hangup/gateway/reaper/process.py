@@ -1,4 +1,4 @@
-"""An engine that is a process of ours (`spawn`): started, watched, started again when it dies, ended with us."""
+"""Runs an engine as a child process (`spawn`): starts it, restarts it when it dies, and stops it when the gateway exits."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from hangup.gateway.backends.backend import Backend
 from hangup.gateway.reaper import restart
 from hangup.tasks import DUTIES
 
-_BACKOFF_S = (1.0, 60.0)  # after a death, doubling
-_STEADY_S = 60.0  # one that lived this long has not died of its start
+_BACKOFF_S = (1.0, 60.0)  # minimum and maximum; doubles after each death
+_STEADY_S = 60.0  # a process that lived this long did not die of its start
 
 
 class Spawned:
-    """One engine's process. `told` hears of every start and death."""
+    """One engine's process. `told` is called at each start and death."""
 
     def __init__(self, backend: Backend, told: Callable[..., None]) -> None:
         self.process: Process | None = None
-        self.deaths = 0  # in a row, each soon after its start
+        self.deaths = 0  # consecutive, each soon after its start
         self._backend = backend
         self._told = told
         self._words = restart.command(backend.settings.spawn, backend.settings)
-        self._wanted = asyncio.Event()  # a restart is
+        self._wanted = asyncio.Event()  # set when a restart is requested
         self._up = asyncio.Event()
-        self._died = 0  # so often in all
+        self._died = 0  # total
         self._task = DUTIES.keep("spawn", self._run)
 
     async def restart(self) -> str:
-        """Ends it and waits until it is started again; what went wrong, or ""."""
+        """Stop the process and wait until it has started again. Return what went wrong, or ""."""
         self._up.clear()
         self._wanted.set()
         await self._up.wait()
@@ -59,7 +59,7 @@ class Spawned:
         return Path(log).open("ab") if log else None
 
     async def _life(self) -> float:
-        """From its start to its end, its own or by us."""
+        """Run the process from its start until it exits or is stopped. Return how long it lived, in seconds."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -71,20 +71,20 @@ class Spawned:
             self._told("spawn_failed", error=str(error))
             return 0.0
         if output is not None:
-            output.close()  # the process has its own
+            output.close()  # the process has its own copy
         self._told("spawned", pid=process.pid)
         self._up.set()
         try:
             await _either(process.wait(), self._wanted.wait())
         finally:
             self.process = None
-            # Shielded from our own end: it must not outlive us.
+            # Shielded from cancellation of this task: the process must not outlive the gateway.
             await asyncio.shield(restart.end(process, self._backend.limits.stop_s))
         return loop.time() - began
 
 
 async def _either(*waits: Any) -> None:
-    """Until one of them is over; the others are cancelled."""
+    """Wait until one of them completes; cancel the others."""
     tasks = [DUTIES.start("spawn", wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The reaper as the gateway sees it: calls are left with it, and it can be looked at."""
+"""The gateway's interface to the reaper: accepts ended calls, and reports the state of every backend."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from hangup.gateway.reaper.watch import BackendWatch, ReaperStats, WatchHost
 
 @dataclass(frozen=True, slots=True)
 class Zombie:
-    """Work that runs on though its call is over, or did so."""
+    """Work that runs on, or did, although its call has ended."""
 
     call_id: str
     backend: str
     slot: int | None
     since: float  # monotonic time of the call's end
-    tokens: int | None  # computed since, where the engine tells
-    tokens_exact: bool  # or a share by time of what several had
+    tokens: int | None  # computed since, where the engine reports it
+    tokens_exact: bool  # False: an estimated share, by time, of several calls' tokens
     aborts: int  # sent after the first
     fate: StopState
-    gone_at: float | None  # monotonic, once it is
+    gone_at: float | None  # monotonic; None while it runs
 
 
 @dataclass(frozen=True, slots=True)
 class BackendView:
-    """How a backend stands with the reaper."""
+    """A backend's state in the reaper."""
 
     name: str
     engine: str
-    verifies: bool  # it says what it runs
+    verifies: bool  # it reports what it runs
     rung: str
-    since: float  # when it got there, monotonic
+    since: float  # when it reached the rung, monotonic
     reason: str
-    held: int  # ended calls that are not known to be gone
+    held: int  # ended calls that are not known to have stopped
     orphans: int
     zombies: tuple[Zombie, ...]
 
@@ -49,7 +49,7 @@ class Reaper:
         self.books = ReaperStats(self._watches.values(), stories_max)
 
     def watch(self, backend: Backend) -> None:
-        """A backend of the configuration, which may be known already and have new limits."""
+        """Start to watch a backend of the configuration, or give new limits to one that is watched already."""
         watch = self._watches.get(backend)
         if watch is None:
             self._watches[backend] = BackendWatch(backend, self._aborts, self._host, self.books)
@@ -57,7 +57,8 @@ class Reaper:
             watch.take_limits()
 
     def left(self, backend: Backend, leftover: PendingStop, *, first_token: bool) -> bool:
-        """A call ended while its engine was at work on it; whether its place is to be held until it is known to be gone."""
+        """Take a call that ended while its engine worked on it. Return True if its slot must stay reserved until the work is
+        known to have stopped."""
         watch = self._watches.get(backend)
         if watch is None:
             return False
@@ -65,13 +66,13 @@ class Reaper:
         return True
 
     def look(self, backend: Backend) -> None:
-        """Something about it is new."""
+        """Check the backend soon, because something about it has changed."""
         watch = self._watches.get(backend)
         if watch is not None:
             watch.look()
 
     async def forget(self, backend: Backend) -> None:
-        """Out of the configuration, with nothing left in it."""
+        """Stop watching a backend that has left the configuration and has no calls any more."""
         watch = self._watches.pop(backend, None)
         if watch is not None:
             await watch.close()
@@ -81,21 +82,22 @@ class Reaper:
             await self.forget(backend)
 
     def haunting(self, backend: Backend, since: float) -> list[PendingStop]:
-        """What a backend did not let go of at any time since then."""
+        """Return the backend's zombies of now, and those that ended since then."""
         watch = self._watches.get(backend)
         now = watch.book.zombies if watch is not None else []
         stories = [left for name, left in self.books.zombies if name == backend.name and left.fate is not StopState.ZOMBIE]
         return now + [left for left in stories if left.released_at is not None and left.released_at >= since]
 
     def orphans(self, backend: Backend, *, end: bool) -> Orphans | None:
-        """What a backend runs that is nobody's, and what is done about it; None when nothing is known of it."""
+        """Return what a backend runs that belongs to nobody, and what can be done about it; None if the backend is unknown.
+        `end`: do it."""
         watch = self._watches.get(backend)
         if watch is None:
             return None
         return watch.end_orphans() if end else watch.orphans()
 
     def told(self, backend: Backend) -> EngineStatus | None:
-        """What a backend last said that it runs."""
+        """Return the last status that a backend reported."""
         watch = self._watches.get(backend)
         return watch.status if watch is not None else None
 
@@ -106,7 +108,7 @@ class Reaper:
         return (zombie for view in self.view() for zombie in view.zombies)
 
     def stories(self) -> list[Zombie]:
-        """The last zombies, those that are gone among them; the latest first."""
+        """Return the most recent zombies, including those that have ended; newest first."""
         return [_zombie(backend, left) for backend, left in reversed(self.books.zombies)]
 
 

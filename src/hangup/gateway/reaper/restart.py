@@ -1,4 +1,4 @@
-"""Restarts, by the operator's command. Commands come from the configuration and nowhere else, and no shell reads them."""
+"""Restarts engines with the operator's command. Commands come only from the configuration, and never go through a shell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hangup.gateway.backends.pool import Address
 
 
 def command(template: str, settings: BackendSettings) -> list[str]:
-    """The command's words, with what stands for the backend filled in."""
+    """Split the command into words and replace the backend's placeholders."""
     address = Address.parse(settings.url)
     name = settings.name or address.authority
     known = {"{name}": name, "{url}": settings.url, "{host}": address.host, "{port}": str(address.port)}
@@ -28,7 +28,7 @@ def command(template: str, settings: BackendSettings) -> list[str]:
 
 
 async def start(words: list[str], output: Any = None) -> Process:
-    """A process in a group of its own, so that all of it can be ended."""
+    """Start a process in its own group, so that all of it can be stopped."""
     return await asyncio.create_subprocess_exec(
         *words,
         stdin=DEVNULL,
@@ -44,12 +44,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _die_with_us() -> None:
-    """Even a kill -9 of ours must not leave an engine behind. Runs in the child, before the command."""
+    """Ask the kernel to kill the child when the gateway dies, even by kill -9. Runs in the child, before the command."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 async def end(process: Process, patience_s: float) -> None:
-    """SIGTERM to the whole group, SIGKILL when that was not heard in time. What the leader leaves behind is killed as well."""
+    """Send SIGTERM to the whole group, then SIGKILL after the timeout. The SIGKILL also hits whatever the leader left
+    behind."""
     _signal_group(process, signal.SIGTERM)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
@@ -64,7 +65,7 @@ def _signal_group(process: Process, number: signal.Signals) -> None:
 
 
 async def run(words: list[str], timeout_s: float) -> str:
-    """Runs the command; what went wrong, or ""."""
+    """Run the command. Return what went wrong, or ""."""
     try:
         process = await start(words)
     except OSError as error:

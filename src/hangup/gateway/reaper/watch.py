@@ -1,7 +1,7 @@
-"""The loop over one backend: asks what it runs, lets the book judge, and does what the ladder says.
+"""The reaper's loop over one backend: queries what it runs, lets `PendingStops` decide, and carries out the `Ladder`'s steps.
 
-It looks soon after a call was left behind, then at the engine's own pace; and now and then when there is nothing to look
-for, to find work of nobody's and an engine that is stuck. Never more than one question at a time.
+It queries soon after a call ended early, then at the engine's own pace; and now and then without a reason, to find orphans and
+a stuck engine. It never has more than one query in flight.
 """
 
 from __future__ import annotations
@@ -38,56 +38,57 @@ from hangup.gateway.reaper import canary, restart
 from hangup.gateway.reaper.process import Spawned
 from hangup.tasks import DUTIES
 
-_FIRST_LOOK_S = 0.02  # after a call was left: most engines have let go by then
-_FRESH_S = 0.5  # so long after a call was left it is worth asking at the quicker pace
-_STOOD_STILL_S = 0.5  # a timeout that comes so late says that this process did not run
-_BLIND_PACE_S = 0.05  # of looking at what is held for an engine that cannot be asked
-_AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has died of it, probably
+_FIRST_LOOK_S = 0.02  # after a call ended: most engines have stopped it by then
+_FRESH_S = 0.5  # for so long after a call ended the quicker pace is worthwhile
+_STOOD_STILL_S = 0.5  # a timeout that fires this late means that this process did not run
+_BLIND_PACE_S = 0.05  # pause between checks of pending calls on an engine that reports no status
+_AFTER_ABORT_S = 2.0  # an engine that dies this soon after an abort has probably died of it
 _HEALTH_PAUSE_S = 0.2
 _JUST_AFTER_S = 0.001
 
 
 class WatchHost(Protocol):
-    """Who holds the places, and keeps the log."""
+    """The reaper's host, which owns the slots and writes the log."""
 
     def let_go(self, backend: Backend, leftover: PendingStop) -> None:
-        """Its place is free, if it had one."""
+        """Free the slot of a pending call, if it has one."""
 
     def seat_changed(self, backend: Backend) -> None: ...
 
     def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:
-        """Live calls that wait for something from it, and when anything last came from it."""
+        """Return the live calls that wait for output of the backend, and when it last sent anything."""
 
     def abandon(self, backend: Backend, why: str) -> int:
-        """Its live calls go elsewhere, or are told why not; how many they were."""
+        """Move the backend's live calls elsewhere, or fail them with the reason. Return how many there were."""
 
     def keys(self, backend: Backend) -> set[str]:
-        """The names that it knows our live calls by."""
+        """Return the keys by which the backend knows our live calls."""
 
     def told(self, event: str, **fields: Any) -> None: ...
 
 
 class ReaperStats:
-    """What is counted over all backends."""
+    """The reaper's counters over all backends."""
 
     def __init__(self, watches: Iterable[BackendWatch], stories_max: int) -> None:
         self._watches = watches
         self.release_s = Histogram()
         self.releases: Counter[tuple[str, str]] = Counter()  # backend, verified | restarted | unverified
-        self.zombies: deque[tuple[str, PendingStop]] = deque(maxlen=stories_max)  # backend and what was left, newest last
+        self.zombies: deque[tuple[str, PendingStop]] = deque(maxlen=stories_max)  # backend and pending call, newest last
         self.steps: Counter[tuple[str, str]] = Counter()  # backend, step
 
     def remember(self, backend: str, left: PendingStop) -> None:
-        """A zombie; one that was thought gone and was not has its old place in the memory."""
+        """Record a zombie, unless it is recorded already: one that was believed gone may come back."""
         if all(known is not left for _, known in self.zombies):
             self.zombies.append((backend, left))
 
     def standing(self) -> Iterable[tuple[str, int, int, int]]:
-        """For each backend its name, and how many zombies, orphans and ended calls there are of which nothing is known yet."""
+        """Return for each backend its name and its number of zombies, of orphans, and of other ended calls not known to have
+        stopped."""
         zombies: Counter[str] = Counter()
         orphans: Counter[str] = Counter()
         held: Counter[str] = Counter()
-        for watch in self._watches:  # after a reload there may be two of a name
+        for watch in self._watches:  # after a reload two backends may have the same name
             name, book = watch.backend.name, watch.book
             zombies[name] += len(book.zombies)
             orphans[name] += book.orphans
@@ -100,24 +101,24 @@ class BackendWatch:
         self.backend = backend
         self.ladder = Ladder(_terms(backend))
         self.book = PendingStops(0.0, prefill_grace_s=backend.limits.prefill_grace_s, shared=backend.settings.shared)
-        self.status: EngineStatus | None = None  # the last one
+        self.status: EngineStatus | None = None  # the latest
         self._aborts = aborts
         self._host = host
         self._books = books
         self._adapter: EngineAdapter | None = None
         self._can_tell = False
-        self._judged = False  # by what it tells
-        self._orphans_to_end = False  # an operator said that nobody waits for what is not ours
+        self._judged = False  # pending calls are judged by the engine's own status
+        self._orphans_to_end = False  # an operator declared that nobody waits for the orphans
         self._stillness = Stillness()
-        self._waiting: Sequence[Waiting] = ()  # live calls in it, when they were last looked at,
-        self._heard_at = -math.inf  # and when anything had last come of one
-        self._stood_still_until = -math.inf  # this process itself: that time says nothing of the engine
+        self._waiting: Sequence[Waiting] = ()  # the backend's live calls at the last check
+        self._heard_at = -math.inf  # when the backend had last sent anything for one of them
+        self._stood_still_until = -math.inf  # while this process did not run, silence says nothing about the engine
         self._asked_at = time.monotonic()
         self._answered_at = self._asked_at
         self._aborted_at = 0.0
         self._wake = asyncio.Event()
-        self._due = math.inf  # the next grace's end,
-        self._due_timer: asyncio.TimerHandle | None = None  # and what looks at it
+        self._due = math.inf  # the end of the next grace period
+        self._due_timer: asyncio.TimerHandle | None = None  # fires then
         self._spawned = Spawned(backend, self._tell) if backend.settings.spawn else None
         self._task = DUTIES.keep("reaper", self._run)
 
@@ -125,7 +126,7 @@ class BackendWatch:
         return f"<watch {self.backend.name} {self.ladder!r} {self.book!r}>"
 
     def left(self, leftover: PendingStop, *, first_token: bool) -> None:
-        """A call ended while the engine was at work on it."""
+        """Take a call that ended while the engine worked on it."""
         self._learn()
         self.book.left(leftover, first_token=first_token or not self._can_tell)
         self._aborted_at = leftover.at
@@ -134,19 +135,19 @@ class BackendWatch:
             self._look_again_at(leftover.due)
 
     def take_limits(self) -> None:
-        """The backend has new ones."""
+        """Apply the backend's new limits."""
         self.ladder.terms = _terms(self.backend)
         self.book.prefill_grace_s = self.backend.limits.prefill_grace_s
-        self._adapter = None  # the grace is looked up anew
+        self._adapter = None  # makes `_learn` compute the grace period again
         self._learn()
 
     def look(self) -> None:
-        """Soon, and not only when it is time for it."""
+        """Check the backend soon, instead of at the next interval."""
         self._learn()
         self._wake.set()
 
     def orphans(self) -> Orphans:
-        """What it runs that is neither ours nor was, and what an operator's word would do about that."""
+        """Return what the backend runs that neither is nor was ours, and what an operator's command would do about it."""
         return Orphans.of(
             self.book.orphans,
             named=self.status is not None and self.status.calls is not None and self.backend.facts.can_abort,
@@ -155,7 +156,8 @@ class BackendWatch:
         )
 
     def end_orphans(self) -> Orphans:
-        """An operator says that nobody waits for them. The engine's live calls of ours are not harmed by what follows."""
+        """End the orphans, because an operator declares that nobody waits for them. Our own live calls on the engine are not
+        harmed."""
         found = self.orphans()
         if found.means is Means.ABORT and self.status is not None and self.status.calls is not None:
             ours = self._host.keys(self.backend) | {left.key for left in self.book.held}
@@ -180,11 +182,11 @@ class BackendWatch:
             await self._pause()
             try:
                 await self._look()
-            except Exception as error:  # a bug of ours must not end the watch
+            except Exception as error:  # a bug of ours must not end the loop
                 self._tell("reaper_fault", type=type(error).__name__, text=str(error)[:200])
 
     async def _pause(self) -> None:
-        """Until there is something to look at, and not before the engine may be asked again."""
+        """Wait until there is something to check and the engine may be queried again."""
         if not self.book.held and self.ladder.rung is Rung.WELL and not self.backend.slots.in_doubt:
             self._wake.clear()
             try:
@@ -228,7 +230,7 @@ class BackendWatch:
 
     @property
     def _unanswered(self) -> bool:
-        """The last question, whatever was told before."""
+        """True if the last query was not answered, whatever the engine reported before."""
         return self._answered_at < self._asked_at
 
     async def _ask(self, asked_at: float) -> None:
@@ -239,7 +241,7 @@ class BackendWatch:
         except EngineSilent:
             now = time.monotonic()
             if now - asked_at > self.backend.limits.status_timeout_s + _STOOD_STILL_S:
-                # It was us who stood still, stopped or short of CPU: what the engine said meanwhile is yet to be read.
+                # This process stood still, stopped or short of CPU: the engine's answer may be waiting to be read.
                 self._stood_still_until, self._asked_at = now, self._answered_at
                 return
             book.unanswered(asked_at, now)
@@ -268,7 +270,8 @@ class BackendWatch:
             self._tell("orphans", count=book.orphans, running=status.running, waiting=status.waiting)
 
     def _look_at_slots(self, status: EngineStatus, taken: frozenset[int]) -> None:
-        """What is not ours takes room; and an engine that was started anew may have more slots than before, or fewer."""
+        """Subtract foreign work from the backend's room, and follow a restarted engine that has more slots than before, or
+        fewer."""
         backend = self.backend
         seat, pool = backend.seat, backend.slots
         occupied = self.book.orphans if self._judged else 0
@@ -282,7 +285,7 @@ class BackendWatch:
             self._host.seat_changed(backend)
 
     def _learn(self) -> None:
-        """The backend may have been recognised since."""
+        """Update what depends on the adapter: the backend may have been recognised since."""
         backend = self.backend
         self.ladder.can_abort = backend.facts.can_abort
         if backend.adapter is self._adapter and backend.can_tell == self._can_tell:
@@ -294,14 +297,15 @@ class BackendWatch:
         self.book.lag_s = backend.adapter.lag_s if judged else 0.0
 
     def _trouble(self, now: float, still_s: float) -> str:
-        """What is wrong besides zombies."""
+        """Return what is wrong besides zombies, or ""."""
         limits, book = self.backend.limits, self.book
         silent_s = now - max(self._answered_at, self._stood_still_until)
         if silent_s >= limits.wedge_s and self.backend.seat.up:
             return f"it has not said what it runs for {silent_s:.0f} s"
         if book.zombies and still_s >= limits.still_s:
             return f"nothing has come of any call for {still_s:.0f} s, and {book.zombies[0].call_id} still runs"
-        # The calls that were taken out of it are young again, which makes it no livelier.
+        # Calls that were moved away from a quarantined engine are pending with a new grace period; that does not make the
+        # engine any livelier.
         late = book.all_late(now) or (self.ladder.rung is Rung.QUARANTINED and bool(book.held))
         if self._unanswered and still_s >= limits.still_s and late:
             return f"nothing has come of any call for {still_s:.0f} s, and it has not said what it runs for {silent_s:.0f} s"
@@ -316,7 +320,8 @@ class BackendWatch:
         return self._orphaned(now)
 
     def _orphaned(self, now: float) -> str:
-        """Work of a former life: it is worth a restart, or a quarantine when there is room for nothing else."""
+        """Return why orphans need action, or "". They are worth a restart, or a quarantine if they leave no room for anything
+        else."""
         limits, book = self.backend.limits, self.book
         if self._orphans_to_end:
             self._orphans_to_end = book.unexplained > 0
@@ -332,7 +337,8 @@ class BackendWatch:
         return 0 < self.backend.seat.slots <= self.book.orphans
 
     def _still_s(self, now: float) -> float:
-        """For how long it has given nothing to any live call; these are looked through only if its figures do not move."""
+        """Return for how long the engine has sent nothing to any live call. The calls are examined only if its status shows no
+        progress."""
         status, book = None if self._unanswered else self.status, self.book
         self._waiting = ()
         if status is not None and not status.work:
@@ -350,15 +356,15 @@ class BackendWatch:
             self._tell("abandoned", calls=count, reason=why)
 
     def _engine_gone(self, fault: EngineFault) -> None:
-        """It refuses connections, or closed ours: there is no work in a process that is not there."""
+        """Handle an engine that refuses connections or closed ours: a process that is gone has no work."""
         now = time.monotonic()
         if self.book.held and now - self._aborted_at < _AFTER_ABORT_S:
             self._tell("died_on_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
-        self._answered_at = now  # the health check sees to a backend that is down
+        self._answered_at = now  # the health check handles a backend that is down
         self.book.unexplained = 0
         self._let_go(self.book.passed(now), "unverified")
 
-    # What is done
+    # Actions
 
     async def _take(self, step: LadderStep) -> None:
         self._books.steps[self.backend.name, step.what] += 1
@@ -423,7 +429,7 @@ class BackendWatch:
 
     def _name_zombies(self) -> None:
         known = self._named
-        self._named = {left.key for left in self.book.zombies}  # a client's id may be in use again
+        self._named = {left.key for left in self.book.zombies}  # by key, because a client may reuse an id
         for left in self.book.zombies:
             if left.key not in known:
                 self._books.remember(self.backend.name, left)
@@ -443,8 +449,9 @@ class BackendWatch:
             self._host.seat_changed(self.backend)
 
     def _suspect(self) -> None:
-        """A grace that is over needs no answer to make other backends the better choice. Figures that come late, or not at all,
-        convict later; until then a healthy engine loses nothing by this but its turn."""
+        """Prefer other backends as soon as a grace period is over, without waiting for the engine's answer. A status that comes
+        late, or not at all, convicts the engine later; until then a healthy engine only loses its place in the order of choice.
+        """
         now = time.monotonic()
         suspected = self._judged and self.book.late(now)
         self._look_again_at(self.book.next_due(now))
