@@ -1,11 +1,11 @@
-"""Chaos: real gateways on one store and real engines, under load and faults that come from a seed.
+"""Chaos tests: real gateways on one store and real stand-in engines, under load and faults drawn from a seed.
 
-    world    the processes, and what can be done to them
-    clock    a clock that can be set, for gateways alone
-    load     clients: each writes down what it was promised and what it got
-    faults   what happens to gateways, engines and the store, and how it is undone
-    damage   the last of it: a store that no waiting mends
-    checks   what must be true at the end, and at rest
+    world    the processes, and what a test can do to them
+    clock    a settable clock, for the gateways alone
+    load     clients that record what they were promised and what they got
+    faults   faults of gateways, engines and the store, and how each is undone
+    damage   the last step: a store damaged beyond repair
+    checks   what must be true at the end, and when everything is idle
 
 `make chaos ARGS="--seed 7 --minutes 4"`.
 """

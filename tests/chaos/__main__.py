@@ -1,4 +1,4 @@
-"""`python -m chaos --seed 7 --minutes 4`: exit status 0 if all was as it must be."""
+"""`python -m chaos --seed 7 --minutes 4`: exits with 0 if every check passed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def run(folder: Path, seed: int, seconds: float, only: str = "", without: 
     load, faults = Load(world, seed), Faults(world, seed)
     chosen_load = _chosen(list(load.actors()), only, without)
     chosen_faults = _chosen([name for name in faults.actors() if name != "clock" or world.clock.works], only, without)
-    if not only and seed % 3 == 0:  # of each third seed no live call may notice anything
+    if not only and seed % 3 == 0:  # for every third seed, live calls must not notice anything
         chosen_faults = [name for name in chosen_faults if name in HARMLESS]
     try:
         clients = [asyncio.create_task(load.actors()[name]()) for name in chosen_load]

@@ -1,4 +1,4 @@
-"""What must be true at the end: every promise kept once, in the right shape, and billed once; and at rest nothing is left."""
+"""Checks at the end: every promise was kept once, in the right shape, and billed once; and nothing is left once all is idle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LINE = {"id", "custom_id", "response", "error"}
 
 
 async def all_promises(world: World, book: Book, timeout_s: float) -> list[str]:
-    """Asked at either gateway; each must have ended."""
+    """Ask either gateway about each promise; each must have ended."""
     wrong: list[str] = []
     until = time.monotonic() + timeout_s
     ports = [gateway.port for gateway in world.gateways]
@@ -42,7 +42,7 @@ async def all_promises(world: World, book: Book, timeout_s: float) -> list[str]:
 
 
 async def _promise(port: int, promise: Promise) -> list[str] | None:
-    """What is wrong with it; None if it has not ended."""
+    """Return what is wrong with the promise's job, or None if it has not ended."""
     path = f"{_PATHS[promise.kind]}/{promise.id}"
     try:
         answer = await request(port, "GET", path, timeout_s=30)
@@ -53,7 +53,7 @@ async def _promise(port: int, promise: Promise) -> list[str] | None:
     if answer.status != 200:
         return [f"{promise.id}: {answer.status} {answer.body[:100]!r}"]
     job = answer.json()
-    if promise.kind == "response" and job["status"] == "incomplete":  # all that it was allowed
+    if promise.kind == "response" and job["status"] == "incomplete":  # it reached its token limit
         job["status"] = "completed"
     if job["status"] not in ENDED:
         return None
@@ -95,7 +95,7 @@ async def _batch(port: int, promise: Promise, batch: dict[str, Any]) -> list[str
         return [f"{promise.id}: a line of another shape"]
     ids = [f"r{n}" for n in range(promise.items)]
     if batch["status"] == "cancelled":
-        ids = ids[: len(rows)]  # perhaps before all its lines were known
+        ids = ids[: len(rows)]  # it may have been cancelled before all its lines were read
     if sorted(row["custom_id"] for row in rows) != sorted(ids):
         return [f"{promise.id}: {len(rows)} lines of {promise.items}, {counts}"]
     good = [row for row in rows if row["response"] is not None and row["response"]["status_code"] == 200]
@@ -108,7 +108,7 @@ async def _batch(port: int, promise: Promise, batch: dict[str, Any]) -> list[str
 
 
 async def rest(world: World, timeout_s: float = 30.0) -> list[str]:
-    """Waits for everybody to be idle, and says what is not."""
+    """Wait until gateways and engines are idle, and return what is not."""
     until = time.monotonic() + timeout_s
     while True:
         wrong = [problem for gateway in world.gateways for problem in await asyncio.to_thread(_gateway_at_rest, world, gateway)]
@@ -122,7 +122,7 @@ async def rest(world: World, timeout_s: float = 30.0) -> list[str]:
 
 
 async def idle(gateway: GatewayProcess, timeout_s: float = 30.0) -> list[str]:
-    """Nothing of live calls is left, whatever became of jobs."""
+    """Wait until nothing of live calls remains, whatever happened to jobs."""
     names = ("hangup_calls_live", "hangup_backend_in_flight", "hangup_queue_depth", "hangup_connections")
     until = time.monotonic() + timeout_s
     while True:
@@ -156,7 +156,7 @@ def _gateway_at_rest(world: World, gateway: GatewayProcess) -> list[str]:
 
 
 def logs(world: World) -> list[str]:
-    """No bug of ours, and no sound engine was blamed for anything."""
+    """Check that the logs show no bug of ours, and that no sound engine was blamed."""
     wrong = []
     sound = {engine.name for engine in world.sound}
     for gateway in world.gateways:
@@ -164,7 +164,7 @@ def logs(world: World) -> list[str]:
         for row in gateway.log():
             if row["event"] in ("fault", "reaper_fault"):
                 wrong.append(f"{gateway.name}: {row}")
-            # What a gateway that was killed left behind is there for a moment, or a little longer by figures that come late.
+            # Work that a killed gateway abandoned remains for a moment, or a little longer if the engine's counters lag.
             expected = row["event"] == "orphans" and gateway.deaths
             blamed = (
                 row["event"] in ("zombie", "ladder", "orphans", "divergence") and row.get("backend") in sound and not expected
@@ -175,7 +175,7 @@ def logs(world: World) -> list[str]:
 
 
 def outcomes(world: World, book: Book) -> list[str]:
-    """Each live call has one line in its gateway's log, and one that was answered in full says so; -9 may take the last."""
+    """Check that each live call has one log line, and that fully answered ones say so; a kill -9 may lose the last lines."""
     wrong = []
     for gateway in world.gateways:
         lines: dict[str, list[str]] = {}
@@ -190,18 +190,18 @@ def outcomes(world: World, book: Book) -> list[str]:
 
 
 def harmed(book: Book) -> list[str]:
-    """Live calls that were not answered in full, though nothing befell their gateway or a sound engine."""
+    """Return live calls that were not fully answered, although nothing happened to their gateway or to a sound engine."""
     live = {name: count for name, count in book.outcomes.items() if name.startswith(("stream", "whole"))}
     return [f"harmed: {count} {name}" for name, count in live.items() if not name.endswith("complete")]
 
 
 def cuts(book: Book) -> list[str]:
-    """An answer may break off where its gateway ended, or where its engine did: that call's line says so."""
+    """Check each answer that broke off: its gateway stopped, or its log line says that its engine failed."""
     wrong = []
     for gateway, id, began, ended in book.cut:
-        died = max((at for at in gateway.deaths if at <= ended + 5), default=-math.inf)  # a drain's end is noted late
+        died = max((at for at in gateway.deaths if at <= ended + 5), default=-math.inf)  # the end of a drain is recorded late
         back = max((at for at in gateway.returns if at <= began), default=0.0)
-        if died >= min(back, began - 15):  # it was not there, or was draining
+        if died >= min(back, began - 15):  # the gateway was down, or draining
             continue
         outcomes = [row["outcome"] for row in gateway.log() if row["event"] == "call" and row["id"] == id]
         if outcomes != ["engine_failed"]:
@@ -210,7 +210,7 @@ def cuts(book: Book) -> list[str]:
 
 
 def bills(world: World, book: Book, *, killed: bool) -> list[str]:
-    """Each item once, in one of the books; a killed gateway may have lost its last moment. The gateways have stopped."""
+    """Check, once the gateways have stopped, that each item was billed once; a killed gateway may lose its last entries."""
     billed: Counter[str] = Counter()
     for gateway in world.gateways:
         with contextlib.closing(sqlite3.connect(gateway.ledger)) as db:

@@ -1,4 +1,4 @@
-"""A client of few lines: one request per connection, so that it is known whose bytes those are."""
+"""A minimal client: one request per connection, so that every byte belongs to a known request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 async def request(
     port: int, method: str, path: str, body: bytes | dict[str, Any] = b"", timeout_s: float = 90.0, **headers: str
 ) -> Answer:
-    """The whole answer; Broken if there is none, or not all of it; TimeoutError if nothing ends."""
+    """Return the whole answer; raise `Broken` if it is missing or incomplete, `TimeoutError` if it does not end."""
     async with asyncio.timeout(timeout_s):
         status, fields, pieces = await begin(port, method, path, body, **headers)
         return Answer(status, fields, b"".join([piece async for piece in pieces]))

@@ -1,4 +1,4 @@
-"""A clock of day that can be set, for processes that have it preloaded: twenty lines of C, if there is a compiler."""
+"""A settable wall clock for processes that preload it: twenty lines of C, if there is a compiler."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ class Clock:
         return {"LD_PRELOAD": str(self._library), "CHAOS_CLOCK": str(self._offset)} if self.works else {}
 
     def set(self, offset_s: int) -> None:
-        with self._offset.open("r+b") as file:  # the same file: it is mapped
+        with self._offset.open("r+b") as file:  # write in place: the processes have this file mapped
             file.write(struct.pack("l", offset_s))

@@ -1,4 +1,4 @@
-"""After all else: the store is damaged for good, under load. Jobs are refused or fail; live calls must not notice."""
+"""The last step: damage the store for good, under load. Jobs may be refused or fail; live calls must not notice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STOPS_S = 60.0
 
 
 async def damaged(world: World, seed: int) -> tuple[str, list[str]]:
-    """How the store was damaged, and what is wrong then. It is the last that these gateways live to see."""
+    """Damage the store; return how, and what went wrong then. These gateways are not used afterwards."""
     load = Load(world, seed + 1, first=1_000_000)
     clients = [asyncio.create_task(actor()) for actor in (load.streams, load.whole, load.calls, load.batches)]
     await asyncio.sleep(1)
@@ -33,7 +33,7 @@ async def damaged(world: World, seed: int) -> tuple[str, list[str]]:
 
 
 def _restarts(gateway: GatewayProcess) -> list[str]:
-    """It stops when it is told to, and comes back, or says what the matter is."""
+    """Check that the gateway stops on SIGTERM, and then either starts again or says why it cannot."""
     gateway.signal(signal.SIGTERM)
     try:
         gateway.process.popen.wait(_STOPS_S)

@@ -1,4 +1,4 @@
-"""What happens to gateways, engines and the store. Each fault is undone by itself; one target has one at a time."""
+"""Faults of gateways, engines and the store. Each fault undoes itself; a target has only one at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from chaos.world import Engine, GatewayProcess, World
 from hangup.fake_engine.engine import LIES
 
-# Live calls must not notice these, but for some time that they take longer.
+# Live calls must not notice these, except that they may take longer.
 HARMLESS = ("stop", "reload", "lock", "slow_store", "full_store", "clock", "engine_lies", "engine_late")
 
 
@@ -22,7 +22,7 @@ class Faults:
         self.world = world
         self.done: Counter[str] = Counter()
         self.story: list[str] = []
-        self.killed = False  # a gateway by -9: what it had booked in its last moment is lost
+        self.killed = False  # a gateway was killed with -9: its last ledger entries are lost
         self._chance = random.Random(f"{seed}-faults")
         self._began_at = time.monotonic()
         self._targets: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -50,7 +50,7 @@ class Faults:
         }
 
     async def go_on(self, names: list[str], until: float) -> None:
-        """One after the other, and often several at a time, until it is time to heal."""
+        """Start faults one after the other, often several at a time, until it is time to heal."""
         actors = self.actors()
         running: set[asyncio.Task[None]] = set()
         while time.monotonic() < until:
@@ -77,7 +77,7 @@ class Faults:
             await self._stop_for([gateway], seconds)
 
     async def stop_both(self) -> None:
-        """As a paused virtual machine does it."""
+        """Stop both gateways for a while, as a paused virtual machine would."""
         seconds = self._chance.choice([1.0, 8.0])
         async with self._targets["a"], self._targets["b"]:
             await self._stop_for(self.world.gateways, seconds)
@@ -175,7 +175,7 @@ class Faults:
         await self._behave(f"lies about {lies}", 4, lies=lies)
 
     async def engine_late(self) -> None:
-        """One that is sound, and tells of itself late: that is no reason to blame it."""
+        """Let a sound engine report its counters late, which is no reason to blame it."""
         engine, lag_s = self._chance.choice(self.world.sound), self._chance.choice([0.3, 1.0])
         async with self._targets[engine.name]:
             self._tell(f"{engine.name} tells of itself {lag_s} s late")

@@ -1,4 +1,4 @@
-"""Clients. Each keeps on until it is stopped, and writes down what it was promised and what it got."""
+"""Clients that call until they are stopped, and record what they were promised and what they got."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FORM = {"content_type": "multipart/form-data; boundary=chaos"}
 
 @dataclass
 class Promise:
-    """A job that was acknowledged."""
+    """An acknowledged job."""
 
     id: str
     kind: str
     model: str
     items: int
     tokens: int
-    cancelled: bool = False  # somebody asked for that, or let its lease run out
+    cancelled: bool = False  # a client cancelled it or let its lease expire
 
 
 @dataclass
@@ -39,14 +39,16 @@ class Book:
     promises: dict[str, Promise] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    cut: list[tuple[GatewayProcess, str, float, float]] = field(default_factory=list)  # calls that broke off, from when to when
-    complete: list[tuple[GatewayProcess, str]] = field(default_factory=list)  # live calls that were answered in full
+    cut: list[tuple[GatewayProcess, str, float, float]] = field(
+        default_factory=list
+    )  # calls that broke off, with start and end
+    complete: list[tuple[GatewayProcess, str]] = field(default_factory=list)  # fully answered live calls
     stopping: bool = False
 
 
 class Load:
     def __init__(self, world: World, seed: int, first: int = 0) -> None:
-        """Names are numbered from `first` on."""
+        """Number the models from `first` on."""
         self.world = world
         self.book = Book()
         self._seed = seed
@@ -148,7 +150,7 @@ class Load:
         self.book.outcomes[f"{what} {status} {headers.get('x-hangup-reason', '?')}"] += 1
 
     def _broken(self, gateway: GatewayProcess, started: float, what: str, id: str, error: Exception) -> None:
-        """Right if its gateway was killed or told to stop while it ran, or if it says what befell the engine."""
+        """Record a broken call. It is right if its gateway stopped while it ran, or if its log line blames the engine."""
         if isinstance(error, TimeoutError):
             self.book.wrong.append(f"{what} at {gateway.name}: no end after 120 s")
         else:
@@ -170,7 +172,7 @@ class Load:
         except (Broken, TimeoutError):
             self.book.outcomes["call not acknowledged"] += 1
             return
-        if answer.status == 200:  # a wish that is not granted: its gateway has just come, and the store is locked
+        if answer.status == 200:  # run as a live call: the gateway has just started, and the store is locked
             self.book.outcomes["call answered at once"] += 1
             return
         if answer.status != 202:
@@ -187,7 +189,7 @@ class Load:
         await self._several(2, lambda: self._response(chance), chance)
 
     async def _response(self, chance: random.Random) -> None:
-        """In the background, and listened to: a stream that ends, and was not cut off, has a last event."""
+        """Create a background response and read its events: a stream that ends without being cut off must have a last event."""
         gateway, model, tokens = chance.choice(self.world.gateways), self._model("response"), chance.randint(1, 30)
         asked = {"model": model, "input": "x", "background": True, "stream": True, "max_output_tokens": tokens}
         seen = b""
@@ -203,14 +205,14 @@ class Load:
         if status != 200:
             self._refused("response", status, headers, seen)
             return
-        # Heartbeats may come behind it, while the store cannot take the result.
+        # Heartbeats may follow it while the store cannot save the result.
         ended = any(b"event: response." + name in seen for name in (b"completed", b"failed", b"cancelled", b"incomplete"))
         if not ended and b"event: error" not in seen:
             self.book.wrong.append(f"{model} at {gateway.name}: its events end with {seen[-200:]!r}")
         self.book.outcomes["response heard out"] += 1
 
     def _heard_of(self, seen: bytes, model: str, tokens: int) -> None:
-        """From its first event on it is a promise."""
+        """Record the response as a promise from its first event on."""
         found = re.search(rb'"id":"(resp_[0-9a-f]+)"', seen)
         if found is not None and found[1].decode() not in self.book.promises:
             id = found[1].decode()
@@ -256,7 +258,7 @@ class Load:
             self.book.outcomes["cancel broken"] += 1
 
     async def readers(self) -> None:
-        """Look at jobs, at either gateway, and listen to them."""
+        """Read jobs and their events at either gateway."""
         chance = self._chance("readers")
 
         async def read() -> None:
@@ -279,7 +281,7 @@ class Load:
 
 
 def words(prompt: str, tokens: int) -> str:
-    """What a stand-in says to a prompt; nobody else is told the same."""
+    """Return the stand-in's answer to a prompt; every prompt has a different one."""
     return FakeChat({"messages": [{"role": "user", "content": prompt}]}, "", "").text(0, tokens)
 
 
@@ -289,7 +291,7 @@ def streamed(body: bytes) -> str:
 
 
 def is_answer(answer: Any, prompt: str, tokens: int) -> bool:
-    """Whether it is the whole answer to that prompt; an engine may lie about how many tokens it had."""
+    """Return whether this is the whole answer to that prompt; the engine may lie about the number of tokens."""
     told = answer["usage"]["completion_tokens"]
     return answer["choices"][0]["message"]["content"] == words(prompt, tokens) and told in (tokens, tokens + USAGE_MORE)
 

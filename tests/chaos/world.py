@@ -1,4 +1,4 @@
-"""Two gateways on one store, each with a sound engine and a shaky one; all on fixed ports, so that they can come back."""
+"""Two gateways on one store, each with a sound and a shaky engine, all on fixed ports so that they can restart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ledger_flush_s = 0.2
 
 
 class Engine:
-    """A stand-in; what it computed is kept when it dies."""
+    """A stand-in engine that restarts on the same port."""
 
     def __init__(self, name: str, port: int, **behaviour: Any) -> None:
         self.name = name
@@ -70,7 +70,7 @@ class Engine:
 
 
 class GatewayProcess:
-    """`hangup serve` with a configuration of its own; its log is kept over all its lives."""
+    """`hangup serve` with its own configuration; its log is kept across restarts."""
 
     def __init__(
         self, name: str, ports: tuple[int, int], folder: Path, store: Path, engines: list[Engine], clock: Clock, slots: str
@@ -83,9 +83,9 @@ class GatewayProcess:
         backends = "".join(f'[[backend]]\nname = "{e.name}"\nurl = "http://127.0.0.1:{e.port}"\n{slots}' for e in engines)
         head = f'port = {self.port}\nadmin_port = {self.admin_port}\njobs = "{store}"\nledger = "{self.ledger}"\n'
         self._config.write_text(head + _LIMITS + backends)
-        self.deaths: list[float] = []  # when it was killed, or told to stop,
-        self.returns: list[float] = []  # and when it was there again
-        self.stops: list[tuple[float, float]] = []  # when it stood still
+        self.deaths: list[float] = []  # when it was killed or asked to stop
+        self.returns: list[float] = []  # when it was up again
+        self.stops: list[tuple[float, float]] = []  # when it was paused
         self.past: list[Process] = []
         self.process: Process
         self.start()
@@ -137,7 +137,7 @@ class GatewayProcess:
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
     def may_write(self, most: int | None) -> None:
-        """At most so large may files of it get; None: as large as they like."""
+        """Limit the size of the files that the gateway writes; None removes the limit."""
         if self.alive():
             _, hard = resource.prlimit(self.process.popen.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(self.process.popen.pid, resource.RLIMIT_FSIZE, (hard if most is None else most, hard))
@@ -149,13 +149,13 @@ class World:
         self.store = folder / "jobs.sqlite"
         self.clock = Clock(folder)
         behaviour = {"slots": 8, "queue": 500, "token_s": 0.004, "prefill_s": 0.01}
-        # With vLLM's figures work that goes on is counted, so that an engine can be convicted, rightly or wrongly.
+        # With vLLM's counters the gateway can count work that continues, and so can convict an engine, rightly or wrongly.
         likes = {name: chance.choice(["", "vllm"]) for name in "ab"}
         self._ports = contextlib.ExitStack()
         self.sound = [Engine(f"sound-{name}", self._port(), like=likes[name], **behaviour) for name in "ab"]
         self.shaky = [Engine(f"shaky-{name}", self._port(), like=likes[name], **behaviour) for name in "ab"]
         pairs = zip("ab", zip(self.sound, self.shaky, strict=True), strict=True)
-        slots = {name: chance.choice(["slots = 8\n", ""]) for name in "ab"}  # told, or learned
+        slots = {name: chance.choice(["slots = 8\n", ""]) for name in "ab"}  # configured, or learned
         self.gateways = [
             GatewayProcess(name, (self._port(), self._port()), folder, self.store, list(pair), self.clock, slots[name])
             for name, pair in pairs
@@ -168,7 +168,7 @@ class World:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Somebody else holds the store; an operator's shell, a backup."""
+        """Lock the store, as an operator's shell or a backup would."""
         with contextlib.closing(sqlite3.connect(self.store, isolation_level=None, timeout=0.2)) as other:
             with contextlib.suppress(sqlite3.OperationalError):
                 other.execute("BEGIN IMMEDIATE")
@@ -179,7 +179,7 @@ class World:
                     other.execute("ROLLBACK")
 
     def damage(self, chance: random.Random) -> str:
-        """What no waiting mends; in words."""
+        """Damage the store beyond repair, and return how."""
         wal, kind = Path(f"{self.store}-wal"), chance.choice(["a page", "many pages", "the head", "the WAL", "deleted"])
         match kind:
             case "a page" | "many pages":
@@ -204,7 +204,7 @@ class World:
         return max(path.stat().st_size for path in self.store.parent.glob("jobs.sqlite*"))
 
     def heal(self) -> None:
-        """Everything works again."""
+        """Undo all faults."""
         self.clock.set(0)
         for engine in self.sound:
             engine.behave_again()

@@ -1,10 +1,10 @@
-"""A grammar-based fuzzer for the gateway: `make fuzz` for an hour, a minute of it in CI.
+"""A grammar-based fuzzer for the gateway: `make fuzz` runs it for an hour, CI for a minute.
 
-    grammar    dice, and what they make: requests, bodies, answers, configurations, mostly right, somewhere wrong
-    parts      parsers within this process: no exception but their own, and the same verdict for every split of the input
-    engine     an engine that answers by the number in the request: rightly, or as oddly as that number says
-    clients    clients that send, mutilate, pipeline and leave, and among them some that check that they get what is theirs
-    run        the gateway as a process between the two, and what must be true of it at rest
+    grammar    dice that generate requests, bodies, answers and configurations: mostly right, somewhere wrong
+    parts      parsers in this process: they raise only their own errors, and judge every split of an input the same
+    engine     an engine that answers by the number in the request: correctly, or as oddly as the number says
+    clients    clients that send, mutilate, pipeline and disconnect; some of them check that they get their own answer
+    run        the gateway as a process between the two, and the checks once it is idle
 
-Every case is made from one number, which is in its `X-Request-Id`; `--case NUMBER` does it again.
+Every case is generated from one number, which its `X-Request-Id` carries; `--case NUMBER` repeats it.
 """

@@ -1,4 +1,4 @@
-"""Clients that send, mutilate and leave; and some that check that they get what is theirs, and nothing else."""
+"""Clients that send, mutilate and disconnect, and clients that check that they get their own answer and nothing else."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fuzz.grammar import Dice
 from support.raw import Client
 
 _WORDS = re.compile(rb"(?:check|odd|case)-\d+|POISON")
-_PATIENCE_S = 20.0  # longer than any limit of the gateway under test: beyond it something hangs
+_PATIENCE_S = 20.0  # longer than any limit of the gateway under test: beyond it, something hangs
 
 
 def odd_call(address: tuple[str, int], number: int) -> list[str]:
-    """Any request, sent and left in any way."""
+    """Send any request, and disconnect in any way."""
     dice = Dice(number)
     data = dice.request(number)
     if dice.maybe(0.15):
@@ -29,7 +29,7 @@ def odd_call(address: tuple[str, int], number: int) -> list[str]:
             case 1:
                 client.reset()
             case 2:
-                with contextlib.suppress(OSError):  # refused and cut off already
+                with contextlib.suppress(OSError):  # already refused and cut off
                     client.half_close()
                 return _answered(client, number)
             case _:
@@ -38,7 +38,7 @@ def odd_call(address: tuple[str, int], number: int) -> list[str]:
 
 
 def odd_answer(address: tuple[str, int], number: int) -> list[str]:
-    """A good call that gets an odd answer from the engine."""
+    """Make a good call to which the engine gives an odd answer."""
     dice = Dice(number)
     with contextlib.suppress(ConnectionError), Client(address) as client:
         path, value = dice.good_call(number)
@@ -54,7 +54,7 @@ def odd_answer(address: tuple[str, int], number: int) -> list[str]:
 
 
 def batch_job(address: tuple[str, int], number: int) -> list[str]:
-    """A file of odd lines, and a batch of it: what is taken must come to an end."""
+    """Upload a file of odd lines and create a batch of it; an accepted batch must end."""
     dice = Dice(number)
     lines = dice.batch_lines(number)
     form = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
@@ -73,7 +73,7 @@ def batch_job(address: tuple[str, int], number: int) -> list[str]:
 
 
 def wrong_results(address: tuple[str, int]) -> list[str]:
-    """When all batches are over: do their counts add up, and does each result say whose it is?"""
+    """When all batches have ended, check that their counts add up and that each result names its line."""
     found = []
     with Client(address) as client:
         client.sock.settimeout(_PATIENCE_S)
@@ -91,7 +91,7 @@ def wrong_results(address: tuple[str, int]) -> list[str]:
 
 
 def checked_call(address: tuple[str, int], number: int) -> list[str]:
-    """Its answer must be right, whatever goes on around it; each of its words names the call that it is for."""
+    """Check that the call gets the right answer, whatever else happens; each word of it names the call that it is for."""
     dice = Dice(number)
     mine = f"check-{number}."
     found: list[str] = []
@@ -115,7 +115,7 @@ def checked_call(address: tuple[str, int], number: int) -> list[str]:
 
 
 def _answered(client: Client, number: int) -> list[str]:
-    """Reads what comes until the end of an answer or of the connection; only silence is wrong, and what is not HTTP."""
+    """Read until the end of the head or of the connection; only an answer that is not HTTP, or not ours, is wrong."""
     client.sock.settimeout(_PATIENCE_S)
     data = b""
     try:
@@ -127,7 +127,7 @@ def _answered(client: Client, number: int) -> list[str]:
     except ConnectionError:
         return []
     except TimeoutError:
-        return []  # the request was not complete, or the call may take as long as its limits say: both are bounded there
+        return []  # the request was incomplete, or the call may run up to its limits: the gateway bounds both
     if data and not data.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
         return [f"case {number}: an answer begins with {data[:80]!r}"]
     if b"POISON" in data.partition(b"\r\n\r\n")[0]:

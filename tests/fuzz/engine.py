@@ -1,4 +1,4 @@
-"""An engine that answers by the number in the request: rightly those that check, as the dice say the others."""
+"""An engine that answers by the number in the request: correctly for calls that check, else as the dice say."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CASE = re.compile(rb"case-(\d+)\.")
 
 
 def script(sock: socket.socket, request: bytes) -> None:
-    """For `RawEngine`."""
+    """Serve one request; a script for `RawEngine`."""
     check, case = _CHECK.search(request), _CASE.search(request)
     if check is not None:
         _answer_rightly(sock, request, f"check-{int(check[1])}.")
@@ -37,7 +37,7 @@ def _answer_rightly(sock: socket.socket, request: bytes, word: str) -> None:
 
 
 def odd_answer(number: int) -> tuple[bytes, Dice]:
-    """What the engine says to a case, and the dice that say how."""
+    """Return the engine's answer to a case, and the dice that decide how it is sent."""
     dice = Dice(number ^ 0x5EED)
     return dice.answer(number), dice
 
@@ -45,8 +45,8 @@ def odd_answer(number: int) -> tuple[bytes, Dice]:
 def _answer_oddly(sock: socket.socket, number: int) -> None:
     data, dice = odd_answer(number)
     if dice.maybe(0.5):
-        # It stays open. In one piece, so that whatever stands behind the answer comes with it: nobody could know of bytes that
-        # come when the connection has its next request already.
+        # The connection stays open. Send one piece, so that bytes behind the answer arrive with it: the gateway could not
+        # detect bytes that arrive when the connection already has its next request.
         sock.sendall(data)
         return
     for piece in dice.pieces(data):

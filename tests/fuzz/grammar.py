@@ -1,4 +1,4 @@
-"""What the dice make: mostly right, somewhere wrong. Everything of a case comes from its number."""
+"""Generates the cases: mostly right, somewhere wrong. A case depends only on its number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def kept(kind: str) -> list[bytes]:
-    """What once found something, or well might; each file's ending says what it is."""
+    """Return inputs that once found a bug, or well might; the file extension says what they are."""
     return [path.read_bytes() for path in sorted(CORPUS.glob(f"*.{kind}"))]
 
 
@@ -112,16 +112,16 @@ class Dice(random.Random):
         return data
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """As it may come from a socket."""
+        """Split data as a socket may deliver it."""
         if len(data) < 2 or self.maybe(0.4):
             return [data]
-        # Anywhere, or where parsers look twice: at the ends of lines.
+        # Cut anywhere, or at line ends, where parsers must take care.
         places = [at for at in range(1, len(data)) if data[at - 1] in b"\r\n"] if self.maybe(0.5) else []
         cuts = sorted({self.choice(places) if places else self.randint(1, len(data) - 1) for _ in range(self.randint(1, 6))})
         return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
     def kept(self, kind: str) -> bytes | None:
-        """Now and then something of the corpus, most often changed."""
+        """Return something from the corpus now and then, usually changed."""
         if not self.maybe(0.1):
             return None
         data = self.choice(KEPT[kind])
@@ -142,7 +142,7 @@ class Dice(random.Random):
         return {self.choice([*FIELDS, *WORDS]): self.value(depth + 1) for _ in range(self.randint(0, 5))}
 
     def chat(self, number: int) -> dict[str, Any]:
-        """A good call that names its number."""
+        """Return a good call that names its number."""
         asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": f"case-{number}."}]}
         if self.maybe(0.5):
             asked["stream"] = True
@@ -153,7 +153,7 @@ class Dice(random.Random):
         return asked
 
     def good_call(self, number: int) -> tuple[str, dict[str, Any]]:
-        """A call to any API, with its number in the prompt."""
+        """Return a call to any API, with its number in the prompt."""
         asked, word = self.chat(number), f"case-{number}."
         rest = {name: asked[name] for name in ("model", "stream", "max_tokens", "n") if name in asked}
         small = {name: value for name, value in rest.items() if name != "n"}
@@ -193,7 +193,7 @@ class Dice(random.Random):
         return self.mutilated(data) if self.maybe(0.3) else data
 
     def form(self, number: int) -> tuple[bytes, bytes]:
-        """A multipart body, and its content type."""
+        """Return a multipart body and its content type."""
         boundary = self.choice([b"b", b"-" * 70, b"x" * 300, b"a b", b"", b"\xff", b"--b"])
         name = self.choice([b"f.jsonl", b"", b'q"\r\nx: y', b"../../f", b"\x00\x1b[2J", "é".encode()])
         parts = [
@@ -211,7 +211,7 @@ class Dice(random.Random):
     # Requests
 
     def request(self, number: int) -> bytes:
-        """Any request at all."""
+        """Return any request at all."""
         if (kept := self.kept("request")) is not None:
             return kept
         path = self.choice(PATHS)
@@ -237,7 +237,7 @@ class Dice(random.Random):
         return self.mutilated(data) if self.maybe(0.3) else data
 
     def chunked(self, body: bytes) -> bytes:
-        """In chunks, as a sender may cut them."""
+        """Encode a body in chunks, cut as a sender may cut them."""
         extension = self.choice([b"", b"", b"", b";a=b", b';q="x y"'])
         form = self.choice([b"%x", b"%X", b"%04x"])
         data = b"".join(form % len(piece) + extension + b"\r\n" + piece + b"\r\n" for piece in self.pieces(body) if piece)
@@ -248,7 +248,7 @@ class Dice(random.Random):
     # Answers
 
     def events(self, number: int) -> bytes:
-        """A stream of chat events, more or less."""
+        """Return a stream of chat events, more or less."""
         if (kept := self.kept("events")) is not None:
             return kept
         rows: list[bytes] = []
@@ -272,7 +272,7 @@ class Dice(random.Random):
         return self.mutilated(data) if self.maybe(0.3) else data
 
     def event(self, shape: str, text: str, n: int) -> dict[str, Any]:
-        """One of the n-th place in a stream of that API."""
+        """Return the n-th event of a stream of that API."""
         finish = self.choice([None, None, None, None, "stop", "length", "abort", 5])
         index = self.choice([0, 0, 0, 0, 1, -1, None])
         base: dict[str, Any] = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -341,10 +341,11 @@ class Dice(random.Random):
                 return {"content": text, "stop": self.maybe(0.1), "tokens_predicted": n, "timings": self.value()}
 
     def answer(self, number: int) -> bytes:
-        """What an engine may send, head and body."""
+        """Return what an engine may send, head and body."""
         if (kept := self.kept("answer")) is not None:
             return kept
-        # Not 429 and 503: an engine that says so is left alone for a second, and those who check would wait in vain.
+        # Not 429 or 503: the gateway pauses an engine that answers so for a second, and the clients that check would wait in
+        # vain.
         status = self.choice([200, 200, 200, 200, 204, 205, 301, 304, 400, 404, 422, 500, 501, 502, 599, 999, 100, 101])
         stream = self.maybe(0.7)
         body = self.events(number) if stream else json.dumps(self.value()).encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Parsers within this process: no exception but their own, and one verdict for every split of the input."""
+"""Fuzzes the parsers in this process: they may raise only their own errors, and must judge every split of an input the same."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ PARTS: dict[str, Callable[[Dice, int], None]] = {
 
 
 def try_parts(numbers: Iterator[int], more: Callable[[], bool]) -> list[str]:
-    """What was found, each with how to do it again."""
+    """Return what was found, each with how to repeat it."""
     found: list[str] = []
     while more() and len(found) < 20:
         number = next(numbers)
@@ -122,7 +122,7 @@ def try_parts(numbers: Iterator[int], more: Callable[[], bool]) -> list[str]:
 
 
 def try_corpus() -> list[str]:
-    """All that is kept, as it is."""
+    """Try everything in the corpus, unchanged."""
     found = []
     for kind, datas in KEPT.items():
         for data in datas:

@@ -1,4 +1,4 @@
-"""The gateway as a process between odd clients and an odd engine, and what must be true of it then."""
+"""Runs the gateway as a process between odd clients and an odd engine, and checks it once it is idle."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from support.processes import Gateway, get_json
 from support.raw_engine import RawEngine
 from support.waiting import wait_until
 
-FOUND = Path(".fuzz")  # where cases that found something are written, as the bytes that they were
+FOUND = Path(".fuzz")  # where the bytes of cases that found something are written
 THREADS = 6
-PARTS_SHARE = 0.25  # of the time, for the parsers within this process
+PARTS_SHARE = 0.25  # share of the time for the parsers in this process
 RSS_GROWTH_MAX = 64 * 1024 * 1024
-FILES_GROWTH_MAX = 8  # kept connections to the engine, and a thread that has just come
-# Short, so that a call that waits for an engine that will say no more ends within the run.
+FILES_GROWTH_MAX = 8  # kept-alive connections to the engine, and a thread that has just started
+# Short, so that a call to an engine that stays silent ends within the run.
 SETTINGS: dict[str, Any] = {
     "header_s": 2,
     "body_idle_s": 2,
@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "queue_s": 16,
     "write_stall_s": 2,
     "linger_s": 0.5,
-    "slots": 4000,  # places of those that left are held for a while: nobody shall wait for these
+    "slots": 4000,  # slots of disconnected clients stay taken for a while: no call shall wait for these
     "client_silence_s": 5,
     "job_lease_s": 2,
     "engine_idle_s": 1,
@@ -62,7 +62,7 @@ class Report:
 
 
 def fuzz(seconds: float, seed: int, told: Callable[[str], None] = print) -> Report:
-    """So many seconds of everything."""
+    """Run every kind of case for `seconds`."""
     report = Report()
     numbers = _numbers(seed)
     until = time.monotonic() + seconds * PARTS_SHARE
@@ -86,7 +86,7 @@ def fuzz(seconds: float, seed: int, told: Callable[[str], None] = print) -> Repo
 
 
 def _keep(found: list[str]) -> None:
-    """The bytes of what was found: numbers mean something else when the grammar changes, bytes do not."""
+    """Save the bytes of what was found: numbers mean something else when the grammar changes, bytes do not."""
     for number in {int(word) for row in found for word in re.findall(r"\b\d{9,15}\b", row)}:
         FOUND.mkdir(exist_ok=True)
         dice = {kind: Dice(number) for kind in ("request", "events", "configuration")}
@@ -97,7 +97,7 @@ def _keep(found: list[str]) -> None:
 
 
 def again(number: int) -> Report:
-    """One case, in all its forms."""
+    """Repeat one case, in all its forms."""
     report = Report(try_one(number))
     with running() as (gateway, _):
         before = _size(gateway)
@@ -130,7 +130,7 @@ def _warm_up(gateway: Gateway, report: Report) -> None:
 
 
 def batch(gateway: Gateway, numbers: Iterator[int], seconds: float, report: Report) -> None:
-    """Threads take numbers and do what these say, until the time is over or something is found."""
+    """Let threads take numbers and run their cases until the time is over or something is found."""
     until, lock = time.monotonic() + seconds, threading.Lock()
 
     def work() -> None:
@@ -154,7 +154,7 @@ def batch(gateway: Gateway, numbers: Iterator[int], seconds: float, report: Repo
 
 
 def at_rest(gateway: Gateway, before: tuple[int, int]) -> list[str]:
-    """Nothing may be left: calls, connections, places, bodies, descriptors, memory; and no fault may have been told of."""
+    """Check that nothing is left (calls, connections, slots, bodies, descriptors, memory) and that no fault was logged."""
     found: list[str] = []
     if gateway.popen.poll() is not None:
         return [f"the gateway ended with {gateway.popen.returncode}: {gateway.stderr_lines[-20:]}"]
@@ -188,6 +188,6 @@ def _live(gateway: Gateway) -> int:
 
 
 def _size(gateway: Gateway) -> tuple[int, int]:
-    """Open files, and bytes in memory."""
+    """Return the number of open files, and bytes in memory."""
     pages = int(Path(f"/proc/{gateway.popen.pid}/statm").read_text().split()[1])
     return gateway.open_files(), pages * 4096

@@ -1,4 +1,4 @@
-"""A board of jobs by itself: its gateway is an object that keeps what it is given."""
+"""A `JobRegistry` by itself: its gateway is an object that records what it gets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENTRY = Entry("ann", "m", "engine", "completed", Account())
 
 
 class FakeExchange:
-    """A call under way for as long as nobody ends it."""
+    """A call that runs until something ends it."""
 
     def __init__(self, errand: ItemClient, id: str) -> None:
         self.call = Call(id, time.monotonic(), "job")
@@ -41,7 +41,7 @@ class FakeExchange:
 
 
 class FakeGateway:
-    """Has room for `room` items that wait, and runs what it is given until it is told how that ended."""
+    """A gateway with room for `room` waiting items; each item runs until the test says how it ended."""
 
     def __init__(self, room: int = 1000, limits: LimitSettings | None = None) -> None:
         self.room = room
@@ -74,7 +74,7 @@ class FakeGateway:
 
 
 def answered(errand: ItemClient, body: bytes = b'{"id":"x"}', status: int = 200, reason: Reason = reasons.COMPLETED) -> None:
-    """An engine's answer, all at once."""
+    """Let the engine's answer arrive all at once."""
     exchange = errand.exchange
     assert exchange is not None
     errand.begin(b"", chunked=False)
@@ -87,7 +87,7 @@ def answered(errand: ItemClient, body: bytes = b'{"id":"x"}', status: int = 200,
 async def open_board(
     store: JobStore, host: FakeGateway, keep_days: float = 1, *, ticks: bool = True
 ) -> AsyncIterator[JobRegistry]:
-    """Without `ticks` it looks at the store, and shows that it lives, only when it is told to."""
+    """Open a registry; without `ticks`, it reads the store and sends heartbeats only when the test says so."""
     board = JobRegistry(store, host, asyncio.get_running_loop(), keep_days)
     JobApi(board, lambda: Router(()))
     await board.open()

@@ -1,4 +1,4 @@
-"""The store of jobs with faults: each operation on the file may fail, hang, or be the last of its process."""
+"""The job store with faults: each operation on the file may fail, hang, or be the last of its process."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ ERRORS: dict[str, Callable[[], Exception]] = {
     "damaged": lambda: sqlite3.DatabaseError("database disk image is malformed"),
 }
 KINDS = (*ERRORS, "killed before", "killed after", "hangs")
-# And `applied`: it is done, and said to have failed. SQLite does not do that, so it is not among the kinds: a batch that
-# was not acknowledged may then wait for the check of its lines until its process ends.
+# There is also `applied`: the operation succeeds but reports a failure. SQLite does not do that, so it is not one of the kinds:
+# an unacknowledged batch could then wait for the check of its lines until its process ends.
 _HANGS_S = 8.0
 
 
 class Around(Protocol):
-    """The world that the store is in."""
+    """The world around the store."""
 
     loop: Loop
     chance: random.Random
     faults: Faults
 
     def look(self, db: sqlite3.Connection) -> None:
-        """A transaction is over."""
+        """A transaction has ended."""
 
     def kill(self, process: Process) -> None: ...
 
 
 class Killed(BaseException):
-    """Thrown where the process ends."""
+    """Raised where the process is killed."""
 
 
 @dataclass
 class Faults:
-    """`plan` says what befalls the nth operation on the store, counted over all processes."""
+    """Faults of operations on the store. `plan` names the fault of the nth operation, counted over all processes."""
 
     plan: dict[int, str] = field(default_factory=dict)
     count: int = 0
-    chance: random.Random | None = None  # else by chance
+    chance: random.Random | None = None  # for operations that are not in the plan
     rate: float = 0.0
     happened: list[str] = field(default_factory=list)
 
@@ -68,14 +68,14 @@ class Faults:
 
 
 class Connection:
-    """SQLite's, with faults."""
+    """SQLite's connection, with faults."""
 
     def __init__(self, real: sqlite3.Connection, world: Around, process: Process) -> None:
         self.real = real
         self._world, self._process = world, process
         self.hangs_s = 0.0  # before the next transaction
         real.execute("PRAGMA synchronous = OFF")
-        real.execute("PRAGMA busy_timeout = 0")  # nobody else gets a turn meanwhile
+        real.execute("PRAGMA busy_timeout = 0")  # waiting is pointless: no other process runs meanwhile
 
     @property
     def in_transaction(self) -> bool:
@@ -109,7 +109,7 @@ class Connection:
 
 
 class SimDatabase(Database):
-    """The transactions of the real one, made in turns of the loop instead of a thread."""
+    """The real database's transactions, run by the event loop instead of a thread."""
 
     def __init__(self, path: str, world: Around, process: Process) -> None:
         self.db: Any = Connection(_open(path, MIGRATIONS), world, process)

@@ -1,7 +1,7 @@
-"""A hosted provider: files, batches and background responses as OpenAI has them, message batches as Anthropic does.
+"""A hosted provider with OpenAI's files, batches and background responses, and Anthropic's message batches.
 
-Its jobs run until they are cancelled, unless `runs_s` says otherwise. A cancel takes `cancel_takes_s`, and never comes to an
-end if that is None; the next `cancel_failures` of them are answered 500.
+Its jobs run until they are cancelled, unless `runs_s` says otherwise. A cancel takes `cancel_takes_s`, or never ends if that is
+None; the next `cancel_failures` cancels are answered with 500.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Seen:
 
     @property
     def ours(self) -> bool:
-        """Whether the gateway itself asked."""
+        """Return whether the gateway itself sent the request."""
         return self.headers.get("user-agent") == "hangup"
 
 
@@ -47,8 +47,8 @@ class Hosted:
         self.runs_s = 3600.0
         self.cancel_takes_s: float | None = 0.0
         self.cancel_failures = 0
-        self.cancel_drops = 0  # so many are not answered at all
-        self.may_answer = threading.Event()  # cleared: creations are not answered
+        self.cancel_drops = 0  # this many cancels get no answer at all
+        self.may_answer = threading.Event()  # while cleared, creations get no answer
         self.may_answer.set()
         self.works: dict[str, Work] = {}
         self.files: dict[str, bytes] = {}
@@ -76,7 +76,7 @@ class Hosted:
     def wait_asked(self, method: str, path: str, count: int = 1) -> list[Seen]:
         return wait_until(lambda: len(found := self.asked(method, path)) >= count and found, what=f"{method} {path}") or []
 
-    # What a handler does
+    # Called by the request handler
 
     def note(self, seen: Seen) -> None:
         with self._lock:
@@ -161,7 +161,7 @@ class _Server(ThreadingHTTPServer):
         self.hosted = hosted
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left is nothing to write about."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json(hosted.shown(work))
 
     def _stream(self, work: Work) -> None:
-        """Events until the response has ended."""
+        """Send events until the response has ended."""
         hosted = self.server.hosted
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")

@@ -1,4 +1,4 @@
-"""A gateway with one engine in this process, on real sockets, so that any of its functions can be made to fail."""
+"""A gateway with one engine in this process, on real sockets, so that a test can make any of its functions fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EMBED = b'{"input":"x"}'
 
 
 class Engine:
-    """Answers everything, on real sockets."""
+    """An engine on a real socket that answers everything."""
 
     async def start(self) -> str:
         self._handlers: set[asyncio.Task[None]] = set()
@@ -58,7 +58,7 @@ class Engine:
 
 
 class House:
-    """A gateway with one engine, on real sockets, in this loop."""
+    """A gateway with one engine, on real sockets, in this event loop."""
 
     async def __aenter__(self) -> House:
         loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class House:
         await self.engine.close()
 
     async def post(self, path: str, body: bytes) -> bytes:
-        """Everything that comes until the gateway closes."""
+        """Send a request and return everything until the gateway closes the connection."""
         port = self.listener.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -94,7 +94,7 @@ class House:
                 await writer.wait_closed()
 
     async def at_rest(self) -> None:
-        """Nothing is left of any call."""
+        """Wait until nothing is left of any call."""
         await soon(lambda: not self._is_busy(), "a gateway at rest")
 
     def _is_busy(self) -> bool:

@@ -1,8 +1,8 @@
-"""The job store and those who run its jobs in virtual time: real boards, runners, keepers and SQLite; faults at any operation.
+"""The job store and the processes that run its jobs, in virtual time: real registries, runners, result writers and SQLite.
 
-Several processes share a file. Each may be stopped and killed, before or after any single operation of its own on the file, and
-each operation may fail. What was acknowledged is written down; in the end every item of it has ended once, with the answer
-that was its own, and was billed once.
+Several processes share a file. Each may be stopped or killed before or after any of its operations on the file, and each
+operation may fail. The world records what was acknowledged; in the end every acknowledged item has ended once, with its own
+answer, and was billed once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _STARTS_AGAIN_S = 1.0
 
 
 class SimExchange:
-    """A call: it waits, runs for a while, and ends in one of the ways in which calls end."""
+    """A call that waits, runs for a while, and ends in one of the ways in which calls end."""
 
     answer_bytes_max = 1 << 20
 
@@ -93,7 +93,7 @@ class SimExchange:
 
 
 class SimGateway:
-    """Two places, and a line."""
+    """A gateway with two slots and a queue."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -154,11 +154,11 @@ class Promise:
     id: str
     items: int
     may_be_cancelled: bool
-    ended: JobStatus | None = None  # as somebody was told
+    ended: JobStatus | None = None  # the status that a client was told
 
 
 class Life:
-    """A process with its board, from its start to its end."""
+    """A process with its `JobRegistry`, from its start to its end."""
 
     def __init__(self, world: World, number: int) -> None:
         world.lives += 1
@@ -171,7 +171,7 @@ class Life:
         self.process.start(self._open())
 
     async def _open(self) -> None:
-        """As `app.server` does it: a store that fails is tried again."""
+        """Open the store as the gateway does: if it fails, try again."""
         while self.board is None:
             store = self.store = SimStore(str(self.world.path), self.world, self.process)
             registry = JobRegistry(store, self.host, self.world.loop, keep_days=1)
@@ -190,7 +190,7 @@ class Life:
         return self.board
 
     async def drain(self) -> None:
-        """Stops as a gateway does: what runs may finish for a while, then everything is closed."""
+        """Stop as a gateway does: running calls may finish for a while, then everything is closed."""
         registry = self.opened()
         registry.stop()
         for _ in range(40):
@@ -209,7 +209,7 @@ class Life:
         return Promise(job.id, 1, lease_s < 100)
 
     async def batch(self, n: int, items: int) -> Promise:
-        """Its file is uploaded, its lines are checked: as `/v1/batches` has it."""
+        """Upload a file, have its lines checked and create the batch, as `/v1/batches` does."""
         store, desk = self.opened().store, self.desk
         assert desk is not None
         rows = [
@@ -242,7 +242,7 @@ class Life:
         return (await self.opened().find(id, TENANT, None)).status
 
     def left(self) -> list[str]:
-        """What is held when there is nothing to do."""
+        """Return what is still held when there is nothing to do."""
         registry = self.board
         if registry is None:
             return [f"{self.process.name} has not opened its store"]
@@ -264,14 +264,14 @@ class Life:
 
 
 class World:
-    """So many processes on one file, and load from a seed."""
+    """Several processes on one file, and load drawn from a seed."""
 
     def __init__(self, folder: Path, seed: int, faults: Faults, processes: int = 2, *, seen_dead: bool = True) -> None:
         self.path = folder / "jobs.sqlite"
         self.loop = Loop()
         self.chance = random.Random(f"world {seed}")
         self.faults = faults
-        self.set_by = 0.0  # how far the clock of day is off
+        self.set_by = 0.0  # how far the wall clock is off
         self.lives = 0
         self.billed: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
@@ -280,22 +280,22 @@ class World:
         self.kills = 0
         self._ended: dict[tuple[int, int], tuple[int, bytes | None]] = {}
         self._dead: set[str] = set()
-        self._seen_dead = seen_dead  # else only their silence tells
+        self._seen_dead = seen_dead  # else other processes notice a death only by missing heartbeats
         self._numbers = iter(range(1, 1 << 30))
         self._processes = processes
         self._asking = 0  # clients that wait for an answer
         self.living: list[Life] = []
 
-    # What happens to processes
+    # Faults of processes
 
     def kill(self, process: Process) -> None:
-        """By -9: its connection goes with it, and the transaction that it was in."""
+        """Kill with -9: the connection and its open transaction are lost."""
         if process.alive:
             self.kills += 1
             self._end(process)
 
     async def drain(self, life: Life) -> None:
-        """SIGTERM, and a new process in its place."""
+        """Send SIGTERM, and start a new process in its place."""
         with suppress(Died):
             await life.process.do(life.drain())
             if life.process.alive:
@@ -306,16 +306,16 @@ class World:
         self._dead.add(process.name)
         life = next(life for life in self.living if life.process is process)
         if life.store is not None:
-            life.store._database.db.close()  # once more, if it was drained
+            life.store._database.db.close()  # a second time, if it was drained
         self.living.remove(life)
-        outside = contextvars.Context()  # this may be said within the process that ends
+        outside = contextvars.Context()  # the process that ends may itself be the caller
         self.loop.call_later(self.chance.choice([0.0, 1.0, 9.0]), self._start, life.number, context=outside)
 
     def _start(self, number: int) -> None:
         self.living.append(Life(self, number))
 
     def look(self, db: sqlite3.Connection) -> None:
-        """After each transaction: what has ended stays as it is."""
+        """Check after each transaction that ended items stay as they are."""
         query = "SELECT item.job, item.n, state, body FROM item LEFT JOIN answer USING (job, n) WHERE state > 1"
         rows = {(job, n): (state, body) for job, n, state, body in db.execute(query)}
         for at, before in self._ended.items():
@@ -344,7 +344,7 @@ class World:
             yield
 
     def run(self, story: Callable[[World], Any], rest_s: float = 400.0) -> list[str]:
-        """The story, with faults; then none, and everything must come to rest."""
+        """Run the story with faults, then stop the faults; everything must become idle."""
         self.loop.set_exception_handler(lambda _, about: self.wrong.append(f"in a callback: {about}"))
         with self.patched():
             try:
@@ -374,10 +374,10 @@ class World:
             with suppress(Died):
                 await life.process.do(life.opened().close())
 
-    # What clients do
+    # Clients
 
     async def submit(self, life: Life, items: int, lease_s: float = 3600.0) -> Promise | None:
-        """Whatever is acknowledged is written down; `items` 0 is a call, else a batch."""
+        """Submit a job and record it if it is acknowledged; `items` 0 is a call, else a batch."""
         n = next(self._numbers)
         self._asking += 1
         try:
@@ -394,7 +394,7 @@ class World:
         await self._ask(promise, life.process.do(life.cancel(promise.id)))
 
     async def look_at(self, life: Life, promise: Promise) -> None:
-        """One that was acknowledged is known to all; one that has ended stays so."""
+        """Check that every process knows an acknowledged job, and that an ended job stays ended."""
         status = await self._ask(promise, life.process.do(life.look(promise.id)))
         if status is not None and promise.ended is not None and status is not promise.ended:
             self.wrong.append(f"{promise.id} had ended as {promise.ended}, and is {status}")
@@ -412,7 +412,7 @@ class World:
         finally:
             self._asking -= 1
 
-    # What must be true
+    # Checks at the end
 
     def _check(self) -> None:
         db = sqlite3.connect(self.path)

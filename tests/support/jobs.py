@@ -1,4 +1,4 @@
-"""Jobs from a client's side: batches as files, and waiting for what becomes of them."""
+"""Jobs as a client uses them: creates batches from files and waits for their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hangup, its embedded and its stand-in engine as processes of their own, on free ports of 127.0.0.1."""
+"""Runs hangup, its embedded engine and its stand-in engine as processes, on free ports of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HANGUP = [sys.executable, "-m", "hangup"]
 
 
 class Process:
-    """A process whose output is kept line by line and which is gone when the `with` block ends."""
+    """A process whose output is kept line by line; it is stopped when the `with` block ends."""
 
     def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
         self.arguments = arguments
@@ -106,12 +106,12 @@ class StandIn(Process):
         return dict(get_json(f"{self.url}/standin/stats"))
 
     def seen(self) -> list[dict[str, Any]]:
-        """The requests that reached it, but for the gateway's own (health, recognition)."""
+        """Return the requests that reached it, without the gateway's own (health, recognition)."""
         rows = get_json(f"{self.url}/standin/seen")["seen"]
         return [row for row in rows if row["headers"].get("user-agent") != "hangup"]
 
     def last_name(self) -> dict[str, str]:
-        """The header by which the last request was named: asked directly under it, the engine says the same."""
+        """Return the header that named the last request: asked directly with it, the engine gives the same answer."""
         return {"X-Request-Id": self.seen()[-1]["headers"]["x-request-id"]}
 
     def past(self) -> dict[str, dict[str, Any]]:
@@ -121,18 +121,18 @@ class StandIn(Process):
         post_json(f"{self.url}/standin/behave", values)
 
     def wait_idle(self) -> dict[str, int]:
-        """Waits until nothing runs or waits in the engine."""
+        """Wait until nothing runs or waits in the engine."""
         return wait_until(lambda: (s := self.stats())["running"] + s["waiting"] == 0 and s, what="an idle engine") or {}
 
     def wait_stopped(self, calls: int = 1) -> dict[str, int]:
-        """Waits until nothing runs: so many calls, in all its life, did not come to their own end."""
+        """Wait until nothing runs; exactly `calls` calls since its start must have been aborted."""
         stats = self.wait_idle()
         assert stats["aborted"] == calls, stats
         return stats
 
 
 class EngineProcess(Process):
-    """The embedded engine by itself."""
+    """The embedded engine on its own."""
 
     def __init__(self, **options: Any) -> None:
         flags = [part for name, value in options.items() for part in ("--" + name.replace("_", "-"), str(value))]
@@ -157,7 +157,7 @@ class EngineProcess(Process):
 
 
 class Gateway(Process):
-    """hangup serve, on free ports."""
+    """`hangup serve`, on free ports."""
 
     def __init__(self, *upstreams: str, config: str = "", env: dict[str, str] | None = None, **settings: Any) -> None:
         flags: list[str] = []
@@ -193,7 +193,7 @@ class Gateway(Process):
         return [json.loads(line) for line in list(self.stdout_lines) if line.startswith("{")]
 
     def call_log(self, id: str) -> dict[str, Any]:
-        """The line of one call, once it is there."""
+        """Return the log line of one call, once it is written."""
 
         def look() -> dict[str, Any] | None:
             return next((row for row in self.log() if row.get("event") == "call" and row["id"] == id), None)
@@ -224,9 +224,11 @@ def gateway_and_engine(settings: dict[str, Any] | None = None, **behaviour: Any)
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port of 127.0.0.1 for a server to come, to go and to come back on: as long as this is held nobody else is given it."""
+    """Reserve a port of 127.0.0.1 on which a server can start, stop and restart; nothing else gets it meanwhile."""
     with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who listens says the same, and may share it with us
+        holder.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # the server sets this too, so it can share the port with us
         holder.bind(("127.0.0.1", 0))
         yield int(holder.getsockname()[1])
 

@@ -1,4 +1,4 @@
-"""A client that is nothing but a socket, so that a test decides about every byte, and about every departure."""
+"""A client that is only a socket, so that a test controls every byte and every way to disconnect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    complete: bool  # the framing was closed as it should be
+    complete: bool  # the framing ended as it should
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -66,7 +66,7 @@ class Client:
         return data
 
     def read_until(self, mark: bytes) -> bytes:
-        """Everything up to and with `mark`; fails if the connection ends before."""
+        """Read up to and including `mark`; fail if the connection ends before."""
         while mark not in self.buffer:
             assert self.read_some(), f"closed before {mark!r}; got {self.buffer!r}"
         cut = self.buffer.index(mark) + len(mark)
@@ -79,7 +79,7 @@ class Client:
         return int(lines[0].split(" ")[1]), {name.lower(): value.strip() for name, _, value in pairs}
 
     def read_answer(self) -> Answer:
-        """A whole answer by its framing, or as much of it as came."""
+        """Read a whole answer by its framing, or as much of it as came."""
         status, headers = self.read_head()
         while status == 100:
             status, headers = self.read_head()
@@ -123,7 +123,7 @@ class Client:
                 return body, True
 
     def closed_within(self, timeout_s: float = PATIENCE_S) -> bool:
-        """Whether the other side closes in time; what it still sends is read away."""
+        """Return whether the other side closes in time; read and drop what it still sends."""
         self.sock.settimeout(timeout_s)
         deadline = time.monotonic() + timeout_s
         try:
@@ -136,7 +136,7 @@ class Client:
             return True
         return False
 
-    # Leaving
+    # Disconnecting
 
     def fin(self) -> None:
         self.sock.close()
@@ -149,7 +149,7 @@ class Client:
         self.sock.close()
 
     def vanish(self) -> None:
-        """Like a host that lost its power: from now on this socket's kernel drops whatever comes, unanswered."""
+        """Vanish like a host that lost power: from now on the kernel drops all incoming packets, unanswered."""
         instruction = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF: return 0 bytes
         buffer = ctypes.create_string_buffer(instruction)
         program = struct.pack("HL", 1, ctypes.addressof(buffer))
@@ -157,7 +157,7 @@ class Client:
 
 
 def events(body: bytes) -> list[Any]:
-    """The JSON events of an SSE body."""
+    """Return the JSON events of an SSE body."""
     rows = [line[5:].strip() for line in body.split(b"\n") if line.startswith(b"data:")]
     return [json.loads(row) for row in rows if row != b"[DONE]"]
 

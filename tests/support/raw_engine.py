@@ -1,4 +1,4 @@
-"""An engine that is nothing but a script of bytes, for answers that no honest engine would give."""
+"""An engine that is only a script of bytes, for answers that no honest engine would give."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Script = Callable[[socket.socket, bytes], None]
 
 
 class RawEngine:
-    """Listens on a free port; each request is read whole and handed to the script with its socket."""
+    """Listens on a free port; reads each request whole and passes it to the script with its socket."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -40,7 +40,7 @@ class RawEngine:
                 if b" /health " in request.split(b"\r\n", 1)[0] + b" ":
                     sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
                     continue
-                if b"user-agent: hangup" in request:  # the gateway asks what this is
+                if b"user-agent: hangup" in request:  # the gateway's own request, to recognise the engine
                     sock.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
                     continue
                 self.requests.append(request)
@@ -49,7 +49,7 @@ class RawEngine:
     def close(self) -> None:
         self._closing = True
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
         for sock in self._open:
             with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def raw_engine(script: Script) -> Iterator[RawEngine]:
 
 
 def answer(data: bytes, close: bool = False) -> Script:
-    """Always the same bytes; then the connection stays, or is closed."""
+    """Always send the same bytes; then keep the connection open, or close it."""
 
     def script(sock: socket.socket, request: bytes) -> None:
         sock.sendall(data)

@@ -1,4 +1,4 @@
-"""An event loop in virtual time, in which processes can be stopped and killed: nothing waits, and a seed gives one run."""
+"""An event loop in virtual time, whose processes can be stopped and killed: nothing really waits, and a seed gives one run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proce
 
 
 class Process:
-    """What is started in it, and all that follows from that, runs while it lives and does not stand still."""
+    """A simulated process. Everything started in it, directly or indirectly, runs only while it is alive and not stopped."""
 
     def __init__(self, loop: Loop, name: str) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class Process:
         return self._loop.create_task(work, context=context)
 
     async def do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """For one outside of it; Died if it does not live to answer."""
+        """Run `work` in the process for a caller outside of it; raise `Died` if the process dies first."""
         if not self.alive:
             work.close()
             raise Died
@@ -42,7 +42,7 @@ class Process:
         return task.result()
 
     def kill(self) -> None:
-        """No turn of it comes ever again, but for `bury`."""
+        """Never run anything of the process again, until `bury`."""
         self.alive = False
         if not self.died.done():
             self.died.set_result(None)
@@ -51,7 +51,7 @@ class Process:
         self.stopped = True
 
     def go_on(self) -> None:
-        """What fell due meanwhile is done now, in its order."""
+        """Resume: run what became due meanwhile, in order."""
         self.stopped = False
         if not self.alive:
             return
@@ -60,7 +60,7 @@ class Process:
             self._loop.call_soon(step, context=context)
 
     def bury(self) -> None:
-        """When all is over: its tasks can be cancelled, so that none is left behind half done."""
+        """At the very end, let its tasks be cancelled, so that none is left half done."""
         self.alive = True
         self.go_on()
 
@@ -77,7 +77,7 @@ class Process:
 
 
 class Died(Exception):
-    """The process is gone, and with it its answer."""
+    """The process died before it answered."""
 
 
 def this_process() -> Process | None:
@@ -85,7 +85,7 @@ def this_process() -> Process | None:
 
 
 class _Selector(selectors.DefaultSelector):
-    """Instead of waiting, it moves the time on."""
+    """Advances the time instead of waiting."""
 
     loop: Loop
 
@@ -103,9 +103,7 @@ class Loop(asyncio.SelectorEventLoop):
         selector = _Selector()
         selector.loop = self
         self.processes: list[Process] = []
-        self._tasks: list[
-            asyncio.Task[Any]
-        ] = []  # all there ever were: the loop itself would forget those that nobody can wake
+        self._tasks: list[asyncio.Task[Any]] = []  # all tasks ever: the loop itself would forget those that nothing can wake
         super().__init__(selector)
         self.set_task_factory(self._task)
 
@@ -135,7 +133,7 @@ class Loop(asyncio.SelectorEventLoop):
         return handle
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
-        """At once: a thread would have a time of its own."""
+        """Run at once: a thread would have its own time."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -144,10 +142,10 @@ class Loop(asyncio.SelectorEventLoop):
         return future
 
     def end(self) -> None:
-        """Cancels whatever is left, in processes that were killed as well, and closes the loop."""
+        """Cancel everything that is left, also in killed processes, and close the loop."""
         for process in self.processes:
             process.bury()
-        for _ in range(100):  # what is cancelled may begin something
+        for _ in range(100):  # a cancelled task may start another
             tasks = [task for task in self._tasks if not task.done()]
             if not tasks:
                 break
@@ -159,6 +157,6 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, with no process in it."""
+    """Run `main` like `asyncio.run`, in virtual time and in no process."""
     with asyncio.Runner(debug=True, loop_factory=Loop) as runner:
         return runner.run(main)

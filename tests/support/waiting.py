@@ -1,7 +1,7 @@
-"""Waiting for events: no test sleeps and hopes, and how busy the machine is decides about none.
+"""Waits for events: no test sleeps and hopes, and no test depends on how busy the machine is.
 
-What must happen has `PATIENCE_S` for it, far more than it ever takes: only what hangs takes longer. Whether something happens
-soon enough is a question for the benchmarks; tests ask what has happened, and how often.
+An event that must happen gets `PATIENCE_S`, far more than it ever takes: only what hangs takes longer. Whether something
+happens soon enough is a question for the benchmarks; tests check what has happened, and how often.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: str = "") -> T:
-    """The condition's first true value; fails when there is none in time. Less time than `PATIENCE_S` proves nothing."""
+    """Return the condition's first true value; fail if there is none in time. Less time than `PATIENCE_S` proves nothing."""
     timeout_s = max(timeout_s, PATIENCE_S)
     deadline = time.monotonic() + timeout_s
     while True:
@@ -31,10 +31,10 @@ def wait_until(condition: Callable[[], T], timeout_s: float = PATIENCE_S, what: 
 
 
 async def soon(condition: Callable[[], object], what: str = "") -> None:
-    """The same in an event loop, which goes on meanwhile."""
+    """Do the same in an event loop, which keeps running meanwhile."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while not condition():  # noqa: ASYNC110 - the condition is anybody's
+            while not condition():  # noqa: ASYNC110 - the condition can be anything
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"not within {PATIENCE_S:g} s: {what or condition}") from None

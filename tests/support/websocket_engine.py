@@ -1,4 +1,4 @@
-"""An engine that speaks WebSocket on /v1/realtime, by aiohttp: an implementation that is not ours."""
+"""An engine that speaks WebSocket on /v1/realtime, built on aiohttp, an implementation that is not ours."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from support.waiting import PATIENCE_S
 class Session:
     headers: dict[str, str]
     messages: list[str | bytes] = field(default_factory=list)
-    ended: str = ""  # "close 1000", "lost": how the other side went
+    ended: str = ""  # "close 1000", "lost": how the other side disconnected
 
 
 class WebSocketEngine:
-    """Echoes what it is sent. Told `say N` it sends N messages, `close` it closes, `die` it cuts, `deaf` it stops reading."""
+    """Echoes messages. On `say N` it sends N messages, on `close` it closes, on `die` it cuts, on `deaf` it stops reading."""
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
