@@ -1,8 +1,8 @@
-"""An engine's own count of its tokens, followed over its restarts and squared with the tokens that came from it.
+"""Follows an engine's own token count across restarts, and reconciles it with the tokens that we received.
 
-A count that falls has begun anew with the engine; what its former lives had counted is kept. What a life computed between our
-last look and its death is in no count. Of that, the part which came to us is found when both sides rest (`settle`); the part
-which did not, nobody can know. Tokens for nobody that were counted since the last rest are set off against it.
+A count that falls means that the engine was restarted; the counts of its earlier runs are kept. Tokens that a run computed
+between our last look and its death are in no count. The part of them that we received is found when both sides are idle
+(`settle`); nobody can know the rest. Tokens for nobody that were counted since the last settlement are set off against it.
 """
 
 from __future__ import annotations
@@ -11,28 +11,32 @@ from typing import NamedTuple
 
 
 class Settled(NamedTuple):
-    nobodys: int  # tokens that were computed and never came
-    uncounted: int  # tokens that came, from a life whose count died with it
+    """The result of a settlement."""
+
+    nobodys: int  # computed, and never received by us
+    uncounted: int  # received by us, from a run whose count died with it
 
 
 _NOTHING = Settled(0, 0)
 
 
 class EngineCount:
+    """The token count of one engine, over all of its runs."""
+
     def __init__(self) -> None:
-        self._first: int | None = None  # what it said when we first saw it
-        self._told = 0  # what it said last
-        self._before = 0  # counted by its former lives
-        self._may_have_lost = False  # it was, or may have been, started anew since both sides last agreed
-        self._squared = 0  # tokens for nobody less those uncounted, so far
+        self._first: int | None = None  # its first report to us
+        self._told = 0  # its last report
+        self._before = 0  # counted by its earlier runs
+        self._may_have_lost = False  # it was, or may have been, restarted since both sides last agreed
+        self._squared = 0  # tokens for nobody minus uncounted ones, explained so far
 
     @property
     def computed(self) -> int | None:
-        """Tokens it says it has computed since we know it; None as long as it has said nothing."""
+        """Return the tokens that the engine says it has computed since we know it; None until it has reported."""
         return None if self._first is None else self._before + self._told - self._first
 
     def note(self, told: int) -> bool:
-        """What it says now; True if it has begun anew."""
+        """Note the engine's current count; return True if it has been restarted."""
         anew = self._first is not None and told < self._told
         if self._first is None:
             self._first = told
@@ -43,21 +47,22 @@ class EngineCount:
         return anew
 
     def lost_sight(self) -> None:
-        """It could not be asked: when it can be again, it may have begun anew, even if its count does not show that."""
+        """Note that the engine could not be asked: it may restart meanwhile without its count showing that."""
         self._may_have_lost = True
 
     def ahead(self, seen: int) -> int:
-        """Tokens that were computed, did not come, and have no name yet; less than 0 while it counts late."""
+        """Return the tokens that were computed, not received and not explained yet; negative while the engine's count lags."""
         return (self.computed or 0) - seen - self._squared
 
     def name(self, tokens: int) -> None:
-        """So many of them have got theirs."""
+        """Note that this many of those tokens have been explained."""
         self._squared += tokens
 
     def settle(self, seen: int) -> Settled:
-        """Nothing is at work on either side, and `seen` tokens have come in all: whatever differs gets its name, once.
+        """Reconcile while nothing is at work on either side and `seen` tokens have been received: each difference is explained
+        once.
 
-        A count that is behind though it never began anew is wrong, and stays so for all to see.
+        A count that is behind although the engine was never restarted is wrong, and the difference stays visible.
         """
         rest = (self.computed or 0) - seen - self._squared
         if rest > 0:

@@ -1,30 +1,32 @@
-"""Whose the engine's time is: a second in which an engine worked for n calls is split among them, 1/n each.
+"""Splits an engine's time among its calls: a second in which it worked for n calls counts as 1/n s for each.
 
-So the shares of all calls add up to the time in which the engine had any call at all, and a price per hour can be
-charged to those who caused it. A running sum of 1/n over time makes a call's share one subtraction.
+So the shares of all calls add up to the time in which the engine had any call at all, and a price per hour can be charged to
+those who caused it. A running sum of 1/n over time makes a call's share one subtraction.
 """
 
 from __future__ import annotations
 
 
 class EngineTime:
+    """The time of one engine."""
+
     __slots__ = ("_at", "_per_call_s", "busy_s", "call_s", "count")
 
     def __init__(self) -> None:
         self.count = 0
         self.busy_s = 0.0
-        self.call_s = 0.0  # of all calls, added up
-        self._per_call_s = 0.0  # what a call that was there all along would have got
+        self.call_s = 0.0  # call-seconds: the durations of all calls, added up
+        self._per_call_s = 0.0  # the share of a call that has been there from the start
         self._at = 0.0
 
     def enter(self, now: float) -> float:
-        """A call begins; the mark is for `leave`."""
+        """Note that a call begins; return a mark for `leave`."""
         self.pass_until(now)
         self.count += 1
         return self._per_call_s
 
     def leave(self, mark: float, now: float) -> float:
-        """A call is over: the seconds that it used."""
+        """Note that a call is over; return its share in seconds."""
         assert self.count > 0
         self.pass_until(now)
         self.count -= 1

@@ -1,14 +1,15 @@
-"""The admission: every call starts, waits or is refused, and this is where it is decided.
+"""`Admission`: decides for every call whether it starts, waits or is refused.
 
-    arrive ──▶ start on a seat ──▶ first_token ──▶ end
+    arrive ──▶ start on a backend ──▶ first_token ──▶ end
        │  └──▶ wait in the queue ──▶ start │ leave │ pushed out │ too late
        └─────▶ refused
 
-An item of a job goes the same way through a line of its own, when nobody live waits and enough stays free for those who may
-come. If they turn out to be more, jobs that run are told to yield: the caller ends them like any other call.
+An item of a job takes the same path through a queue of its own. It starts when no live call waits for the backend and enough
+stays free for live calls that may come. If more of them come, running jobs are told to yield, and the caller ends them like any
+other call.
 
-Each method takes what happened and the time, and returns what follows from it: `Action`s to be carried out by the
-caller, in order. Budgets are charged in the same call that decides, so nothing can slip in between.
+Each method takes an event and the time, and returns `Action`s, which the caller carries out in order. Budgets are charged in
+the same call that decides, so nothing can slip in between.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from hangup.core.admission.tenants import Band, Tenant, TenantTerms
 from hangup.core.admission.ticket import ANYWHERE, NOBODY, AnyTicket, K, Ticket, Where
 from hangup.core.reasons import Reason
 
-_OUTPUT_WEIGHT = 2.0  # an output token's cost against a prompt token's
+_OUTPUT_WEIGHT = 2.0  # the cost of an output token, in prompt tokens
 _RETRY_AFTER_S = (1.0, 30.0)
-_CLOSED_S = 5.0  # about how long a quarantine takes that ends well, and how often a backend that is down is looked at
+_CLOSED_S = 5.0  # about how long a successful quarantine takes, and how often a backend that is down is checked
 _NOT_SERVING = frozenset([reasons.BACKENDS_CLOSED, reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])
-_CALM_S = 1.0  # an engine counts as open again when nobody has waited for so long
-_CACHE_SHARE_MAX = 0.5  # of an engine's cache for one call: what needs more is the engine's own to say
-_BYTES_PER_TOKEN = 4.0  # of a request's body, until engines have told how many they count
+_CALM_S = 1.0  # an engine counts as open again when no call has waited for this long
+_CACHE_SHARE_MAX = 0.5  # of an engine's cache for one call; the engine itself decides about larger ones
+_BYTES_PER_TOKEN = 4.0  # of a request body, until engines have reported token counts
 
 
 class Action(NamedTuple, Generic[K]):
-    """`ticket` starts on `seat`, or is refused for `reason`; a job that runs is to be ended for it."""
+    """Start `ticket` on `seat`, or refuse it for `reason`; a running job with a `reason` is to be ended."""
 
     ticket: Ticket[K]
     seat: BackendLoad | None
@@ -54,7 +55,7 @@ def _yielded(jobs: list[AnyTicket]) -> list[Action[Any]]:
 
 
 class Admission(Generic[K]):
-    """Decides about tickets, whose keys it hands back and never looks at."""
+    """Decides about tickets. It returns their keys and never looks at them."""
 
     def __init__(self, limits: AdmissionLimits, seats: Iterable[BackendLoad], jitter: Callable[[], float]) -> None:
         self.fleet = Fleet(seats)
@@ -64,9 +65,9 @@ class Admission(Generic[K]):
         self.live = 0  # calls in flight, without jobs
         self._live_peak = self.jobs.live_peak
         self.tenants: dict[str, Tenant] = {}
-        self._drain = DrainRates()  # calls per second that leave a standing queue
+        self._drain = DrainRates()  # calls per second that start from a queue in which calls wait all the time
         self._at = 0.0
-        self._waited_at = -math.inf  # when somebody was last in line, or refused for its length
+        self._waited_at = -math.inf  # when a call last waited, or was refused because of the queue's length
         self._jitter = jitter  # between 0 and 1
         self._bytes_per_token = _BYTES_PER_TOKEN
         self.configure(limits, {})
@@ -74,7 +75,7 @@ class Admission(Generic[K]):
     # Configuration
 
     def configure(self, limits: AdmissionLimits, terms: dict[str, TenantTerms]) -> None:
-        """New limits, and what each tenant is granted; others get the default terms."""
+        """Apply new limits and new terms per tenant; tenants without terms get the default."""
         self.limits = limits
         self.queue.lifo_after_s = limits.lifo_after_s
         self._foresight.queue_s = limits.queue_s
@@ -99,13 +100,14 @@ class Admission(Generic[K]):
         return self.jobs.in_flight
 
     def jobs_waiting(self, tenant_name: str) -> int:
-        """How many items of this tenant's jobs are in line."""
+        """Return how many items of this tenant's jobs are queued."""
         tenant = self.jobs.tenants.get(tenant_name)
         return tenant.waiting if tenant is not None else 0
 
-    # What happens to a call
+    # Events of a call
 
     def arrive(self, ticket: Ticket[K], tenant_name: str, now: float) -> list[Action[K]]:
+        """Decide about a new call."""
         if ticket.job:
             return self._arrive_job(ticket, tenant_name, now)
         self.fleet.now = now
@@ -145,12 +147,12 @@ class Admission(Generic[K]):
         if not self.fleet.seats:
             return [Action(ticket, None, reasons.NO_BACKEND)]
         if not self.fleet.usable(ticket.tried, ticket.seats):
-            return [Action(ticket, None, reasons.BACKENDS_CLOSED)]  # nothing that it could wait for is sure to come
+            return [Action(ticket, None, reasons.BACKENDS_CLOSED)]  # no backend is certain to become usable
         if self.fleet.paused_until(ticket.seats) > min(ticket.queue_by, ticket.first_by, ticket.all_by):
             return [Action(ticket, None, reasons.BACKEND_PAUSED)]
         self._pass_time(now)
         patience_s = self._foresight.patience_s(ticket, tenant, now)
-        cold = self.fleet.is_cold(ticket.seats)  # nothing shows that engines queue: nobody is refused for a long line
+        cold = self.fleet.is_cold(ticket.seats)  # no evidence that engines queue: no call is refused because the queue is long
         actions: list[Action[K]] = []
         if not cold:
             self._clear_stale(tenant, now, actions)
@@ -174,7 +176,8 @@ class Admission(Generic[K]):
         return actions
 
     def _clear_stale(self, tenant: Tenant, now: float, actions: list[Action[K]]) -> None:
-        """Those of its line who would come too late by now, even if they were next, make room for those who would not."""
+        """Refuse the tenant's oldest calls as long as they would be too late even if they were next, to make room for calls
+        that would not."""
         while tenant.line:
             oldest = tenant.line.oldest()
             if not self._foresight.too_late(oldest, None, 0.0, now):
@@ -184,7 +187,7 @@ class Admission(Generic[K]):
             actions.append(Action(oldest, None, reasons.DEADLINE_NEAR))
 
     def _hopeless(self, ticket: Ticket[K], tenant: Tenant, patience_s: float, now: float) -> Reason | None:
-        """Why it is not worth waiting in line, if so."""
+        """Return the reason why the call should not wait, or None if it may."""
         if ticket.retry and tenant.retries.spent:
             return reasons.RETRY_BUDGET
         per_s = self._drain.per_s(ticket.seats)
@@ -196,7 +199,7 @@ class Admission(Generic[K]):
         return None
 
     def leave(self, ticket: Ticket[K], now: float, *, left: bool = False) -> list[Action[K]]:
-        """Its client is gone (`left`), or its time in the queue is up; harmless if it does not wait."""
+        """Remove a call whose client has gone (`left`), or whose time in the queue is up; do nothing if it does not wait."""
         if not ticket.queued:
             return _NOTHING
         self._pass_time(now)
@@ -207,6 +210,7 @@ class Admission(Generic[K]):
         return self.dispatch(now) if was_aside or self.jobs.count else _NOTHING
 
     def first_token(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
+        """Note that the first token of a call has come."""
         if not ticket.reading:
             return _NOTHING
         seat = ticket.seat
@@ -218,7 +222,7 @@ class Admission(Generic[K]):
         return actions
 
     def step(self, seat: BackendLoad, seconds: float, now: float) -> list[Action[K]]:
-        """How long a token takes on this seat just now."""
+        """Note the current time per token on this backend."""
         return self.dispatch(now) if self.fleet.step(seat, seconds, now) and self.queue.count else _NOTHING
 
     def end(
@@ -233,7 +237,7 @@ class Admission(Generic[K]):
         steady: bool = True,
         hold: bool = False,
     ) -> list[Action[K]]:
-        """It is over, wherever it was; `left`: by its client's departure.
+        """End a call, whether it runs or waits; `left`: because its client hung up.
 
         `steady`: nothing but the engine set the pace of its answer. `hold`: its engine may still be at work, so its place is
         not free before `let_go`.
@@ -255,10 +259,10 @@ class Admission(Generic[K]):
         actions = self.step(seat, (now - first) / (each - 1), now) if first and steady and each > 4 else _NOTHING
         return actions + self.dispatch(now) if self.queue.count or self.jobs.count else actions
 
-    # What an engine says
+    # Reports from engines
 
     def engine_told(self, seat: BackendLoad, waiting: int, now: float) -> list[Action[K]]:
-        """By its own figures so many calls wait in it."""
+        """Note how many calls wait inside the engine, by its own figures."""
         self.fleet.engine_told(seat, waiting)
         actions = self.dispatch(now) if self.queue.count else _NOTHING
         if not self.queue.count and now - self._waited_at > _CALM_S:
@@ -266,13 +270,14 @@ class Admission(Generic[K]):
         return actions
 
     def refused(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
-        """Its engine has no room for it: it goes elsewhere or waits, before all others of its tenant."""
+        """Note that the engine has no room for the call: the call goes to another backend or waits, ahead of its tenant's other
+        calls."""
         assert ticket.seat is not None
         self.fleet.refused(ticket.seat, now)
         return self.fell_back(ticket, now)
 
     def pause(self, seat: BackendLoad, paused: bool, now: float) -> list[Action[K]]:
-        """The engine wants no calls for a while, or does again."""
+        """Pause or resume a backend: the engine asked for a break, or takes calls again."""
         if seat.paused == paused:
             return _NOTHING
         seat.paused = paused
@@ -280,12 +285,12 @@ class Admission(Generic[K]):
         return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 
     def let_go(self, seat: BackendLoad, kv: int, now: float) -> list[Action[K]]:
-        """The engine has let go of a call whose place was held."""
+        """Free the place of an ended call: its engine has stopped working on it."""
         self.fleet.let_go(seat, kv)
         return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 
     def fell_back(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
-        """Its seat failed before the first byte: it goes elsewhere, before all others of its tenant."""
+        """Send the call to another backend, ahead of its tenant's other calls: its backend failed before the first byte."""
         seat, tenant = ticket.seat, ticket.tenant
         assert seat is not None and tenant is not None
         self._stop(ticket, seat, tenant, now)
@@ -294,10 +299,10 @@ class Admission(Generic[K]):
         (self.jobs if ticket.job else self.queue).push(ticket, now, first=True)
         return self.dispatch(now)
 
-    # Who starts
+    # Starts
 
     def dispatch(self, now: float) -> list[Action[K]]:
-        """Lets those who wait go, as far as there is room; jobs when nobody else waits."""
+        """Start as many waiting calls as there is room for; start jobs on backends that no live call waits for."""
         self.fleet.now = now
         queue, jobs = self.queue, self.jobs
         actions = _NOTHING
@@ -321,7 +326,7 @@ class Admission(Generic[K]):
                 if seat is not None:
                     self._leave_line(aside, seat, now, actions)
                     continue
-                if now - queue.aside_at > self.limits.backfill_s:  # what gets free is kept for it now
+                if now - queue.aside_at > self.limits.backfill_s:  # from now on, free room is kept for it
                     if aside.seats is None:
                         break
                     kept = aside.seats
@@ -340,11 +345,11 @@ class Admission(Generic[K]):
             elif ticket.where is ANYWHERE:
                 break
             else:
-                full.add(ticket.where)  # others may wait for something else
+                full.add(ticket.where)  # other calls may wait for other backends
         return actions
 
     def _dispatch_jobs(self, now: float, wanted: frozenset[str]) -> list[Action[K]]:
-        """`wanted`: seats that live calls wait for."""
+        """Start as many items of jobs as may start, on none of the backends in `wanted`, which live calls wait for."""
         jobs = self.jobs
         actions: list[Action[K]] = []
         full: set[Where] = set()
@@ -385,7 +390,7 @@ class Admission(Generic[K]):
             actions.append(self._start(ticket, seat, now))
 
     def _leave_line(self, ticket: Ticket[K], seat: BackendLoad, now: float, actions: list[Action[K]]) -> None:
-        """Its turn: it starts, unless it would come too late."""
+        """Start the call that is next in the queue, or refuse it if it would be too late."""
         self.queue.remove(ticket)
         if now >= ticket.queue_by or self._foresight.too_late(ticket, seat, 0.0, now):
             self._foresight.watched(ticket, now, False)
@@ -426,7 +431,7 @@ class Admission(Generic[K]):
         tenant.in_flight -= 1
 
     def _settle(self, ticket: Ticket[K], tenant: Tenant, tokens_out: int, tokens_in: int | None) -> None:
-        """From what it was charged to what it cost."""
+        """Replace the predicted cost that the tenant was charged by the actual cost."""
         prompt = ticket.prompt if tokens_in is None else tokens_in
         true = prompt + _OUTPUT_WEIGHT * tokens_out
         if tenant.allowance is not None:
@@ -434,7 +439,7 @@ class Admission(Generic[K]):
             tenant.allowance.charge(prompt + tokens_out - ticket.prompt - predicted)
         (self.jobs if ticket.job else self.queue).charge(tenant, true - ticket.charge)
 
-    # What stands in the way
+    # Obstacles
 
     def _over_quota(self, tenant: Tenant, now: float) -> Reason | None:
         terms = tenant.terms
@@ -445,12 +450,13 @@ class Admission(Generic[K]):
         return None
 
     def _cache_for(self, ticket: Ticket[K], tenant: Tenant) -> int:
-        """Tokens of an engine's cache that are set aside for it: never so many that others would have to leave first."""
+        """Return how many tokens of an engine's cache to reserve for the call: never so many that other calls would have to end
+        first."""
         need = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
         return min(need, int(self.fleet.smallest_cache * _CACHE_SHARE_MAX))
 
     def _held(self, tenant: Tenant, seats: frozenset[str] | None) -> bool:
-        """Whether what is free is held back for higher bands: a share of what is known to exist, never of a guess."""
+        """Return whether the free capacity is held back for higher bands. It is a share of known capacity, never of a guess."""
         share = self._held_back[tenant.terms.band]
         if share <= 0:
             return False
@@ -460,19 +466,19 @@ class Admission(Generic[K]):
     # Time
 
     def _pass_time(self, now: float) -> None:
-        """The drain rate is that of a standing queue: only such time counts."""
+        """Advance the clock of the drain rate, which counts only time in which calls wait."""
         if self.queue.count and now > self._at:
             self._waited_at = now
             self._drain.pass_time(now - self._at, self.queue.waited_for())
         self._at = now
 
     def prompt_tokens(self, size: int) -> int:
-        """About how many tokens a request body of this size has."""
+        """Estimate how many tokens a request body of this size has."""
         return int(size / self._bytes_per_token) + 1
 
     def retry_after_s(self, tenant_name: str, reason: Reason, now: float, seats: frozenset[str] | None = None) -> float:
-        """When it is worth to try again, for a call that these seats can answer; jittered, so that those who were refused
-        together do not come together."""
+        """Return when to retry, for a call that these backends can answer; jittered, so that calls refused together do not come
+        back together."""
         tenant = self.tenant(tenant_name)
         least, most = _RETRY_AFTER_S
         per_s = self._drain.per_s(None)

@@ -1,23 +1,23 @@
-"""How many calls an engine may have at a time, learned from what can be seen of it.
+"""`LearnedLimit`: learns how many calls an engine may have at a time, from what the gateway can see of it.
 
 Unknown is not full: an engine gets every call until there is evidence that it queues. Evidence is
 
-    its own word      it says that calls wait in it
+    its own report    it says that calls wait in it
     its refusals      429, 529, or 503 with a time to come back
     late tokens       first tokens come later than usual for prompts of their size, or are overdue
     slow steps        a token takes longer than `step_slo_s` and twice its best, and fewer calls make it quicker
 
     OPEN ── evidence ──▶ LIMITED ── on time again, and the limit does not bind ──▶ OPEN
 
-While an engine is limited, what is bounded is the number of calls *without a first token*: a call whose first token has come is
-running for sure; one without is being read, or stands in the engine's own queue. How many an engine reads at a time follows
-from how often first tokens come and how long one usually takes. That many are allowed, plus `SPARE`, which is the most that
-ever stands in the engine's queue. Nothing need be known about its slots: when they are all taken, first tokens come only as
-others end, and so do new calls. Each first token on time allows one call more, so the limit doubles in a first-token time; a
-late one takes that back.
+While an engine is limited, the limiter bounds the number of calls *without a first token*. A call whose first token has come is
+certainly running; one without is being read, or waits in the engine's own queue. How many prompts an engine reads at a time
+follows from how often first tokens come and how long one usually takes. That many calls are allowed, plus `SPARE`, which is the
+most that ever waits in the engine's queue. Nobody need know the engine's slots: when they are all taken, first tokens come only
+as other calls end, and so new calls start only then. Each first token on time allows one more call, so the limit doubles in a
+first-token time; a late one takes that back.
 
-Jobs do not go by any of this, since whatever they fill would soon be full: they get what the engine has been seen to run at a
-time. When nobody else is there one more of them is tried now and then, which is how more is seen.
+Jobs follow a different rule, because they would soon fill any limit: they get as many places as the engine has been seen to run
+at a time. When there are no other calls, one more job is tried now and then, which is how a higher number is seen.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from hangup.core.admission.estimates import Peak
 from hangup.core.admission.first_token_time import FirstTokenTimes
 
 SPARE = 2
-COLD_MAX = 1024  # calls at a time for an engine that has not shown a single first token
-LATE_BY = 2.5  # times the usual first-token time,
-LATE_S = 0.05  # and this much more, is late
-_EASY_BY, _EASY_S = 1.5, 0.025  # within this, one call more may be sent
-_LATE_SHARE = (0.4, 0.6)  # of first tokens: below, it does not queue; above, it does
-_FREE_SHARE = 0.75  # of the most it has run at a time: with fewer, a slot was free
-_ENOUGH = 4  # first tokens before late ones say anything
-_MANY = 8  # calls without a first token: from so many on it can be told whether fewer of them help,
-_FEW = 4  # by so many with half of them ahead,
-_AS_LATE = 0.8  # if those take this share of the time, or more
+COLD_MAX = 1024  # calls at a time for an engine that has not sent a single first token
+LATE_BY = 2.5  # a first token is late after this many times the usual time,
+LATE_S = 0.05  # plus this
+_EASY_BY, _EASY_S = 1.5, 0.025  # a first token within this allows one more call
+_LATE_SHARE = (0.4, 0.6)  # late share of first tokens: below the first, the engine does not queue; above the second, it does
+_FREE_SHARE = 0.75  # with fewer than this share of the most it has run at a time, a slot was free
+_ENOUGH = 4  # first tokens before late ones count as evidence
+_MANY = 8  # only from this many calls without a first token on can it be tested whether fewer help,
+_FEW = 4  # with this many first tokens of calls that had half as many ahead;
+_AS_LATE = 0.8  # fewer do not help if those take at least this share of the time
 _USUAL_GAIN = (0.1, 0.5)  # upward and downward
-_MEMORY = 4.0  # over so many first-token times, or a second, first tokens are counted
+_MEMORY = 4.0  # first tokens are counted over this many first-token times, or over a second
 _SHRINK = 0.95
 _GROW = 0.02
-_HELPED = 0.9  # of the step time before it: what shrinking to `_SHRUNK` of the calls must bring, or it is undone
+_HELPED = 0.9  # shrinking to `_SHRUNK` of the calls must bring steps to this share of their time, or is undone
 _SHRUNK = 0.7
-_RAN_S = 600.0  # how long it is remembered how many ran at a time
-_TRY_S = (1.0, 10.0)  # pause after a try for one more that showed nothing; doubled each time
-_TRY_TOKENS = (4, 32)  # first tokens between such tries of a full engine; doubled each time
-_SOON_S = 0.25  # what waits in the engine's queue should be begun by then
-_SLOWER = 2.0  # against its best step time, which an engine may always take
-_WORD_MAX = SPARE  # so many may wait in the engine for a moment: it takes calls in between two steps
-_AFTER_REFUSAL_S = 1.0  # then one call more is tried
+_RAN_S = 600.0  # how long to remember how many calls ran at a time
+_TRY_S = (1.0, 10.0)  # pause after a try of one more job that showed nothing; doubled each time
+_TRY_TOKENS = (4, 32)  # first tokens between two tries of one more call on a full engine; doubled each time
+_SOON_S = 0.25  # a call in the engine's queue should start within this time
+_SLOWER = 2.0  # times its best step time: an engine may always take that long
+_WORD_MAX = SPARE  # this many calls may wait in the engine for a moment: it accepts calls between two steps
+_AFTER_REFUSAL_S = 1.0  # then one more call is tried
 _FORGET_REFUSAL_S = 60.0
 
 
@@ -66,14 +66,14 @@ class Evidence(StrEnum):
 
 
 class _InVain:
-    """Whether first tokens stay as late with half as many calls ahead of them and slots to spare: then those are not why."""
+    """Detects that the limit does not help: first tokens stay as late with half as many calls ahead and slots to spare."""
 
     __slots__ = ("_few", "_many_s", "_unstarted", "few_s")
 
     def __init__(self, unstarted: int) -> None:
-        self._unstarted = unstarted  # when the limit began
-        self._many_s = 0.0  # first-token time with about so many calls ahead,
-        self.few_s = 0.0  # and with half of them
+        self._unstarted = unstarted  # calls without a first token when the limit began
+        self._many_s = 0.0  # first-token time with about that many calls ahead,
+        self.few_s = 0.0  # and with at most half of them
         self._few = 0
 
     def see(self, ahead: int, free: bool, waited_s: float, *, on_time: bool) -> bool:
@@ -90,6 +90,8 @@ class _InVain:
 
 
 class LearnedLimit:
+    """The learned limit of one engine."""
+
     __slots__ = (
         "_accepted_at",
         "_count",
@@ -123,55 +125,55 @@ class LearnedLimit:
 
     def __init__(self, step_slo_s: float = math.inf) -> None:
         self.step_slo_s = step_slo_s
-        self.by_tokens = True  # whether late first tokens are evidence; of a hosted API they are not
+        self.by_tokens = True  # whether late first tokens are evidence; not for hosted APIs
         self.queues = Evidence.NONE  # LATE or WAITING while calls without a first token are bounded
         self.unstarted_max: float = COLD_MAX
-        self.unlimited = False  # it gets every call: the common case, which must cost next to nothing
-        self.refused_max = math.inf  # calls at a time, by its refusals,
-        self.slow_max = math.inf  # and by the time that steps take
+        self.unlimited = False  # it gets every call: the common case, which must cost almost nothing
+        self.refused_max = math.inf  # the most calls at a time, by its refusals,
+        self.slow_max = math.inf  # and by its step time
         self._usual = {
             True: FirstTokenTimes(),
             False: FirstTokenTimes(),
-        }  # of calls whose first token is seen, and of whole answers
-        self._reads_s = 0.0  # usual first-token time of the calls that come
-        self._late = 0.0  # share of first tokens that were late, of late
-        self._has_word = False  # by the engine's own word
+        }  # calls whose first token is visible, and whole answers
+        self._reads_s = 0.0  # usual first-token time of the current mix of calls
+        self._late = 0.0  # recent share of first tokens that were late
+        self._has_word = False  # the engine itself says that no calls wait
         self._in_vain = _InVain(0)
-        self._grown = 0  # calls allowed beyond what is being read, as they were on time
-        self._full = False  # what was sent beyond the most it has run was late
-        self._try_after = _TRY_TOKENS[0]  # first tokens until one call more is tried then,
-        self._tokens_to_try = self._try_after  # and how many of those are left
-        self._reported = 0  # looks in a row at which the engine said that calls wait, or, below zero, that none does
+        self._grown = 0  # calls allowed beyond those being read, because calls were on time
+        self._full = False  # calls beyond the most it has run were late
+        self._try_after = _TRY_TOKENS[0]  # first tokens until one more call is tried on a full engine,
+        self._tokens_to_try = self._try_after  # and how many of those remain
+        self._reported = 0  # consecutive reports of waiting calls, or, below zero, of none
         self._seen = 0  # first tokens
-        self._count = 0.0  # the same, fading
+        self._count = 0.0  # the same, decaying
         self._first_at = -math.inf
         self._refused_at = self._accepted_at = -math.inf
         self._step_best = math.inf
         self._slow_from: tuple[float, float] | None = None  # step time and calls when shrinking began
         self._ran = Peak(_RAN_S)
-        self.ran = 0  # calls at a time that it was seen to run, at most
+        self.ran = 0  # the most calls at a time that it was seen to run
         self._try_from = -math.inf
         self._try_pause_s = _TRY_S[0]
 
-    # What is seen of a call
+    # Observations of calls
 
     def late_after_s(self, prompt: int, visible: bool) -> float:
-        """When the first token of a call that is sent now is overdue; never, before anything is known."""
+        """Return how long after being sent a call's first token is overdue; infinite before anything is known."""
         usual = self._usual[visible].get(prompt) if self.by_tokens else None
         return math.inf if usual is None else LATE_BY * usual + LATE_S
 
     def usual_s(self, prompt: int, visible: bool) -> float | None:
-        """The first-token time of a call that nobody is ahead of; None before anything is known."""
+        """Return the first-token time of a call that has no others ahead of it; None before anything is known."""
         return self._usual[visible].get(prompt)
 
     def has_free_slot(self, running: int) -> bool:
-        """Whether one more would surely run at once, as far as has been seen."""
+        """Return whether one more call would certainly run at once, as far as has been seen."""
         return running < _FREE_SHARE * self.ran
 
     def overdue(self, sent_at: float, unstarted: int) -> None:
-        """A call that may be queueing has no first token though it is time."""
+        """Note that a call which may be queueing has no first token although it should."""
         if self._first_at < sent_at and unstarted >= SPARE:
-            self._late = 1.0  # nor has anybody else: nothing moves
+            self._late = 1.0  # no other call has got one either: nothing moves
         self._judge(True, unstarted)
 
     def first_token(
@@ -186,8 +188,11 @@ class LearnedLimit:
         unqueued: bool,
         visible: bool,
     ) -> None:
-        """`ahead`: calls without a first token when it was sent. `free`: there was a slot for it, as far as has been seen.
-        `unqueued`: nothing can have been ahead of it. `late`: None if this was said before, or says nothing."""
+        """Learn from a first token.
+
+        `ahead`: calls without a first token when this one was sent. `free`: there was a slot for it, as far as has been seen.
+        `unqueued`: no call can have been ahead of it. `late`: None if its lateness was counted before, or is not evidence.
+        """
         usual = self._usual[visible]
         if unqueued or self.queues is Evidence.NONE:
             usual.observe(prompt, waited_s)
@@ -210,14 +215,14 @@ class LearnedLimit:
         self._bound()
 
     def open_if_on_time(self) -> None:
-        """The limit holds nobody back: if calls are on time as well, there is no need for it."""
+        """Drop the limit if calls are on time; call this while the limit holds nobody back."""
         if self.queues is not Evidence.NONE and self._late < _LATE_SHARE[0]:
             self.queues = Evidence.NONE
             self._grown = 0
             self._bound()
 
     def _judge(self, late: bool, unstarted: int) -> None:
-        if self._seen < _ENOUGH:  # the first to come are the quickest: beside them all others look late
+        if self._seen < _ENOUGH:  # the first to come are the quickest: compared with them all others look late
             late = late and self._late == 1.0
         # The more prompts are usually read at a time, the more of their first tokens it takes to tell a queue from scatter.
         self._late += (late - self._late) / (4 + 2 * self._reading())
@@ -230,7 +235,7 @@ class LearnedLimit:
         self._bound()
 
     def _is_full(self) -> None:
-        """Calls wait in it. If that was a try, the next one comes later."""
+        """Note that calls wait in the engine. If that followed a try, the next try comes later."""
         if self._full and self._tokens_to_try <= 0:
             self._try_after = min(2 * self._try_after, _TRY_TOKENS[1])
         self._full = True
@@ -245,13 +250,13 @@ class LearnedLimit:
             self.unlimited = self.unstarted_max == self.refused_max == self.slow_max == math.inf
 
     def _reading(self) -> float:
-        """About how many prompts it reads at a time, by how often first tokens come and how long one usually takes."""
+        """Estimate how many prompts the engine reads at a time, from the rate of first tokens and the usual wait for one."""
         return max(self._count - 1, 0.0) * self._reads_s / max(_MEMORY * self._reads_s, 1.0)
 
-    # What the engine says
+    # Reports from the engine
 
     def told(self, waiting: int) -> None:
-        """By its own word so many calls wait in it: that goes before any estimate."""
+        """Note how many calls wait in the engine by its own report: that overrides any estimate."""
         if not waiting:
             self._reported = min(self._reported, 0) - 1
             self._late = 0.0
@@ -268,17 +273,18 @@ class LearnedLimit:
         self._bound()
 
     def refused(self, others: int, now: float) -> None:
-        """It refused a call while it had so many others."""
+        """Note that the engine refused a call while it had `others` more."""
         self._refused_at = now
         self.refused_max = max(1.0, min(self.refused_max, others))
         self.unlimited = False
 
     def refuses_all(self, sent_at: float) -> bool:
-        """Whether the call that was sent then, and is refused now, came after another refusal and nothing was taken since."""
+        """Return whether a call sent at `sent_at`, and refused now, came after another refusal with no call accepted in
+        between."""
         return self._accepted_at < self._refused_at < sent_at
 
     def accepted(self, in_flight: int, now: float) -> bool:
-        """A call was taken; whether that allows one more after refusals."""
+        """Note that the engine accepted a call; return whether that allows one more after refusals."""
         self._accepted_at = now
         if self._refused_at == -math.inf or now - self._refused_at < _AFTER_REFUSAL_S:
             return False
@@ -287,18 +293,18 @@ class LearnedLimit:
                 self.refused_max, self._refused_at = math.inf, -math.inf
             return False
         self.refused_max += 1
-        self._refused_at = now  # the next try comes after a pause, too
+        self._refused_at = now  # the next try also waits for a pause
         return True
 
     def step(self, seconds: float, in_flight: int) -> None:
-        """The engine's step time just now."""
+        """Note the engine's current step time."""
         self._step_best = min(seconds, self._step_best * 1.001)
         if seconds > max(self.step_slo_s, _SLOWER * self._step_best):
             began_s, began = self._slow_from = self._slow_from or (seconds, min(self.slow_max, in_flight))
             if in_flight > _SHRUNK * began:
                 self.slow_max = max(1.0, min(self.slow_max, in_flight) * _SHRINK)
                 self.unlimited = False
-            elif seconds > _HELPED * began_s:  # the engine itself is slower now, and fewer calls do not help it
+            elif seconds > _HELPED * began_s:  # the engine itself has become slower, and fewer calls do not help
                 self._step_best, self._slow_from = seconds, None
                 self.slow_max = math.inf
             else:
@@ -308,15 +314,15 @@ class LearnedLimit:
             self._slow_from = None
 
     def forget(self, *, by_tokens: bool = True) -> None:
-        """The engine was started anew, or is another one."""
+        """Start over: the engine was restarted, or is another one."""
         self.__init__(self.step_slo_s)  # type: ignore[misc]
         self.by_tokens = by_tokens
         self._bound()
 
-    # What it was seen to run
+    # What the engine was seen to run
 
     def runs(self, running: int, now: float) -> None:
-        """So many calls run at a time."""
+        """Note how many calls run at a time."""
         if running <= self._ran.latest and now < self._ran.until:
             return
         if running > self.ran:
@@ -325,14 +331,14 @@ class LearnedLimit:
         self.ran = self._ran.get(running, now)
 
     def one_more(self, in_flight: int, now: float) -> bool:
-        """Whether to try if the engine runs more at a time than it has been seen to."""
+        """Return whether to try one more job than the engine has been seen to run, and schedule the next try."""
         if in_flight != self.ran or now < self._try_from or in_flight + 1 > self.in_flight_max:
             return False
         self._try_from = now + self._try_pause_s
         self._try_pause_s = min(2 * self._try_pause_s, _TRY_S[1])
         return True
 
-    # What follows from it
+    # Conclusions
 
     @property
     def in_flight_max(self) -> float:
@@ -340,7 +346,7 @@ class LearnedLimit:
 
     @property
     def evidence(self) -> Evidence:
-        """Why its calls are limited; the stronger word first."""
+        """Return why calls are limited; the strongest evidence first."""
         if self.queues is not Evidence.NONE:
             return self.queues
         if self.refused_max < self.slow_max:
@@ -348,18 +354,18 @@ class LearnedLimit:
         return Evidence.SLOW if self.slow_max < math.inf else Evidence.NONE
 
     def limit(self, in_flight: int, unstarted: int, held: int) -> float:
-        """How many calls the engine may have, as things are; `held`: of these, ended and not known to be gone."""
+        """Return how many calls the engine may have now; `held` of its calls have ended and are not known to be gone."""
         running = in_flight - unstarted
         most = min(running + self.unstarted_allowed(running), self.in_flight_max)
         if self._full and not self._has_word and self._count - 1 < SPARE / _SOON_S * max(_MEMORY * self._reads_s, 1.0):
-            # A call had better wait here than in the engine, where slots get free too seldom: nobody can overtake it there.
+            # Slots get free too seldom: a call had better wait here than in the engine, where no other can overtake it.
             most = min(most, self.ran + held + (self._tokens_to_try <= 0))
         return most
 
     def unstarted_allowed(self, running: int) -> float:
-        """How many of them without a first token. Beyond what it was seen to run it is one more at a time, unless the engine
-        itself says that nobody waits."""
+        """Return how many calls may be without a first token. Beyond the number that the engine was seen to run, only one more
+        is allowed at a time, unless the engine itself reports that none waits."""
         if not self._grown:
             return self.unstarted_max
-        # One that has ended here may still be counted, and its successor already: so many less are free for sure.
+        # A call that has ended here may still count, and its successor already: that many fewer are certainly free.
         return self.unstarted_max + (self._grown if self._has_word else min(self._grown, max(self.ran - running - SPARE, 1)))

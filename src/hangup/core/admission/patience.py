@@ -1,8 +1,8 @@
-"""How long clients wait before they leave, learned from departures.
+"""Learns how long clients wait before they leave, from their departures.
 
-A survival curve (Kaplan and Meier's): of those who were still waiting after so many seconds, which share left then? A call that
-ended otherwise says only that its client was there until its end. So a timeout that all clients have shows as a
-cliff, however few of them were ever kept waiting that long, and people who leave one by one show as a slope.
+It is a survival curve (Kaplan-Meier): of the clients that were still waiting after so many seconds, which share left then? A
+call that ended in another way says only that its client was there until then. So a timeout that all clients share shows as a
+cliff, however few of them ever had to wait that long, and people who leave one by one show as a slope.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ _FIRST_S = 0.05  # where the first bin ends
 _BINS_PER_OCTAVE = 16
 _BINS = 15 * _BINS_PER_OCTAVE  # up to about half an hour
 _ENOUGH = 6  # departures before anything is concluded
-_ENOUGH_ALIKE = 3  # whole streams, if they left when others do who have no first token
-_STAY_SHARE = 0.1  # fewer than so many have ever waited longer: then nobody does
-_CLIFF = 1.25  # if all of them leave within this factor of time, it is a timeout: then its edge counts
+_ENOUGH_ALIKE = 3  # departures from whole streams, if they happen when clients without a first token leave, too
+_STAY_SHARE = 0.1  # if fewer than this share waited longer, no client counts as waiting longer
+_CLIFF = 1.25  # if all leave within this factor of time, it is a timeout: then its start counts
 _ALIKE = 1.1
-_LEAST_S = 1.0  # who leaves sooner than that did not lose patience
+_LEAST_S = 1.0  # a client that leaves sooner did not lose patience
 _MEMORY = 400.0  # calls after which older ones have faded by half
-_DRAW_S = 0.25  # the curve is drawn anew after that long: it costs more than to count a call
+_DRAW_S = 0.25  # the curve is redrawn this often: that costs more than counting a call
 
 
 class Patience:
-    """Of one kind of client, for one kind of wait."""
+    """The patience of one kind of client, for one kind of wait."""
 
     __slots__ = (
         "_began",
@@ -39,26 +39,26 @@ class Patience:
     )
 
     def __init__(self) -> None:
-        self._began = [0.0] * _BINS  # calls by the moment from which they were watched,
-        self._ended = [0.0] * _BINS  # those by the moment at which they ended,
-        self._ended_s = [0.0] * _BINS  # and the sum of those moments,
-        self._left = [0.0] * _BINS  # and the same of those who left
+        self._began = [0.0] * _BINS  # calls by the time at which we began to watch them,
+        self._ended = [0.0] * _BINS  # calls that ended, by the time of their end,
+        self._ended_s = [0.0] * _BINS  # and the sum of those times,
+        self._left = [0.0] * _BINS  # and the same for clients that left
         self._left_s = [0.0] * _BINS
         self._seen = 0.0
         self._limit_s = math.inf
-        self._live: dict[object, tuple[float, float]] = {}  # who waits now: since when, and from which moment of it watched
+        self._live: dict[object, tuple[float, float]] = {}  # waiting now: since when, and from which moment of the wait watched
         self._draw_at = -math.inf
         self.departures = 0
 
     def watch(self, who: object, since: float, from_s: float) -> None:
-        """Somebody waits: those who are still there count, too, or the first to leave would stand for all."""
+        """Note that a client waits. Clients that are still there count as well, or the first to leave would stand for all."""
         self._live[who] = since, from_s
 
     def unwatch(self, who: object) -> None:
         self._live.pop(who, None)
 
     def observe(self, from_s: float, to_s: float, *, left: bool) -> None:
-        """A client was seen to wait from one moment after its arrival to another; whether it left then."""
+        """Note that a client waited from one time after its arrival to another, and whether it left then."""
         at = _bin(to_s)
         self._began[_bin(from_s)] += 1
         self._seen += 1
@@ -79,13 +79,14 @@ class Patience:
 
     @property
     def limit_s(self) -> float:
-        """The same, of those who have ended alone."""
+        """Return the limit from finished waits alone."""
         return self.limit(-math.inf)
 
     def limit(self, now: float, like_s: float = math.inf) -> float:
-        """The time that hardly any client has waited beyond; infinite while nothing says so.
+        """Return the time that hardly any client has waited beyond; infinite until there is enough evidence.
 
-        `like_s`: the same of another wait of theirs. A few who leave at that time here, too, have one timeout for both.
+        `like_s` is the limit of another wait of the same clients. A few departures at that time here, too, show one timeout for
+        both.
         """
         if self.departures < (_ENOUGH if like_s == math.inf else _ENOUGH_ALIKE):
             return math.inf
@@ -97,7 +98,7 @@ class Patience:
         return self._limit_s
 
     def _breaks_off(self, at_s: float, now: float) -> bool:
-        """Whether some left about then, and hardly anybody was there for longer."""
+        """Return whether some clients left at about that time and hardly any stayed longer."""
         first, last = _bin(at_s / _ALIKE), _bin(at_s * _CLIFF)
         left = sum(self._left[first : last + 1])
         stayed = sum(self._left[last + 1 :]) + sum(self._ended[last + 1 :])
@@ -106,7 +107,7 @@ class Patience:
 
     def _draw(self, now: float) -> float:
         began = self._began.copy()
-        still = [0.0] * _BINS  # who is there by the time waited so far
+        still = [0.0] * _BINS  # clients still waiting, by the time waited so far
         for since, from_s in self._live.values():
             if now >= since + from_s:
                 began[_bin(from_s)] += 1
@@ -117,7 +118,7 @@ class Patience:
             ended = self._ended[at]
             if left:
                 left_s = self._left_s[at] / left
-                # Who ended shortly before the others left was no longer waiting then.
+                # A call that ended shortly before the others left was no longer waiting then.
                 waited = watched - ended if ended and self._ended_s[at] / ended < left_s else watched
                 stay *= max(1 - left / max(waited, left), 0.0)
                 if stay < 1 - _STAY_SHARE:
@@ -136,16 +137,16 @@ def _bin(seconds: float) -> int:
 
 
 class PatienceBook:
-    """Of all kinds of clients of one tenant: by what they call themselves, and whether they read a stream."""
+    """The patience of one tenant's clients, by the name that they give themselves and by whether they read a stream."""
 
     __slots__ = ("_kinds",)
-    KINDS_MAX = 32  # of clients; the rest are one kind
+    KINDS_MAX = 32  # kinds of clients; all others count as one kind
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, bool], tuple[Patience, Patience]] = {}
 
     def of(self, client: str, stream: bool) -> tuple[Patience, Patience]:
-        """Until the first token, and for all of it."""
+        """Return the patience until the first token, and the patience for the whole answer."""
         found = self._kinds.get((client, stream))
         if found is None:
             if len(self._kinds) >= 2 * self.KINDS_MAX:

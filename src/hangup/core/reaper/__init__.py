@@ -1,7 +1,7 @@
-"""Whether an engine has let go of work that nobody waits for, and what follows if it has not. No I/O.
+"""Decides whether an engine has stopped abandoned work, and what to do if it has not. No I/O.
 
-`EngineStatus` is what an engine reports. `PendingStops` holds the calls that ended while the engine worked on them, and
-decides from that report which of them have stopped. `Ladder` decides what to do about the rest.
+`EngineStatus` is what an engine reports. `PendingStops` holds the calls that ended while the engine worked on them, and decides
+from that report which of them have stopped. `Ladder` decides what to do about the rest.
 """
 
 from hangup.core.reaper.engine_status import EngineStatus, Slot

@@ -1,4 +1,4 @@
-"""What an engine says that it is doing."""
+"""`EngineStatus`: an engine's own report of its current work."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import NamedTuple
 
 
 class Slot(NamedTuple):
-    """One of the places in which an engine runs a call."""
+    """One of the slots in which an engine runs a call."""
 
     id: int
     busy: bool
-    task: str = ""  # the engine's own name for what runs there; "" when it tells none
-    tokens: int = 0  # of its answer so far
-    read: int = 0  # of its prompt so far
+    task: str = ""  # the engine's own name for the work; "" if it reports none
+    tokens: int = 0  # tokens of the answer so far
+    read: int = 0  # tokens of the prompt read so far
 
 
 class EngineStatus(NamedTuple):
-    """Counts, and single slots where the engine tells them."""
+    """Counts of running and waiting calls, and single slots or calls where the engine reports them."""
 
     running: int
     waiting: int = 0
     slots: tuple[Slot, ...] | None = None
-    tokens: int | None = None  # computed since the engine's start, where it counts them
-    calls: dict[str, int] | None = None  # every call it has by our key, with its tokens so far, where it tells that
-    cut: Mapping[str, int] = MappingProxyType({})  # those that were stopped lately, with all their tokens
+    tokens: int | None = None  # computed since the engine started, if it counts them
+    calls: dict[str, int] | None = None  # every call it has, by our key, with its tokens so far, if it reports them
+    cut: Mapping[str, int] = MappingProxyType({})  # calls it stopped recently, with all their tokens
 
     @property
     def work(self) -> int:
@@ -36,12 +36,12 @@ class EngineStatus(NamedTuple):
 
     @property
     def shows_progress(self) -> bool:
-        """Whether its figures move when it gets something done."""
+        """Return whether the engine's figures move when it makes progress."""
         return self.slots is not None or self.tokens is not None
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """Changes whenever the engine gets anything done, as far as it shows."""
+        """Return a value that changes whenever the engine makes visible progress."""
         if self.slots is not None:
             return tuple((slot.id, slot.task, slot.tokens, slot.read) for slot in self.slots if slot.busy)
         return self.running, self.waiting, self.tokens

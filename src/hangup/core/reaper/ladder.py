@@ -1,14 +1,14 @@
-"""What is done, in which order and how often, about an engine that does not let go. Every step has a reason and a limit.
+"""Decides what to do about an engine that does not stop abandoned work: in which order, and how often.
 
     WELL ──▶ DOUBTED ──▶ QUARANTINED ──▶ RESTARTING ──▶ CANARY ──▶ WELL
-              │  ▲ abort again, with backoff, a few times; new calls go elsewhere if there is an elsewhere. An engine
+              │  ▲ abort again, with backoff, a few times; new calls go to other backends if there are any. An engine
               │  │ that has no abort gets the same time
               ▼
              WELL        the trouble went away by itself
 
-In quarantine no new call goes there, and the calls that run may finish. A restart waits for them, unless `force` says that it
-need not. Trouble that ends in quarantine leads to the canary without a restart. Each rung can be turned off; where the next
-one is off, the ladder rests on the rung below and goes on looking.
+Every step has a reason and a limit. A quarantined backend gets no new calls, and its running calls may finish. A restart waits
+for them, unless `force` is set. Trouble that ends in quarantine leads to the canary without a restart. Each rung can be turned
+off; where the next one is off, the ladder stays on the rung below and keeps watching.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from typing import NamedTuple
 from hangup.core.reaper.pending_stops import PendingStop
 
 _HOUR_S = 3600.0
-_CANARIES_MAX = 2  # that failed in a row, before a restart
+_CANARIES_MAX = 2  # failed canaries in a row before a restart
 
 
 class Rung(StrEnum):
+    """How far the ladder has gone on a backend."""
+
     WELL = "well"
     DOUBTED = "doubted"
     QUARANTINED = "quarantined"
@@ -38,7 +40,7 @@ class Rung(StrEnum):
 class LadderTerms:
     """How far the ladder may go on a backend."""
 
-    aborts_max: int = 3  # after the first one, per call
+    aborts_max: int = 3  # per call, after the first one
     abort_backoff_s: float = 0.5  # doubles
     quarantine: bool = True
     restart: bool = False
@@ -51,7 +53,7 @@ class LadderTerms:
 
 
 class LadderStep(NamedTuple):
-    """One thing to do or to tell: `what` is abort, wait where there is no abort, or the rung that was reached."""
+    """One step to take or to report: `what` is "abort", "wait" (where there is no abort), or the rung that was reached."""
 
     what: str
     reason: str
@@ -59,6 +61,8 @@ class LadderStep(NamedTuple):
 
 
 class Ladder:
+    """The escalation on one backend."""
+
     def __init__(self, terms: LadderTerms) -> None:
         self.terms = terms
         self.can_abort = True
@@ -66,15 +70,15 @@ class Ladder:
         self.since = -math.inf
         self.reason = ""
         self._restarts: deque[float] = deque()
-        self._next: dict[str, float] = {}  # when a zombie's next abort is due
-        self._not_before = -math.inf  # the next restart or canary, after a failed one
+        self._next: dict[str, float] = {}  # when each zombie's next abort is due
+        self._not_before = -math.inf  # no restart and no canary before this time, after one that failed
         self._tries = 0
 
     def __repr__(self) -> str:
         return f"<ladder {self.rung.value} {self.reason}>"
 
     def advance(self, now: float, zombies: Sequence[PendingStop], trouble: str, live: int) -> list[LadderStep]:
-        """What is to be done now. `trouble` is anything wrong besides zombies, or ""."""
+        """Return the steps to take now. `trouble` names anything wrong besides zombies, or is ""."""
         match self.rung:
             case Rung.WELL:
                 if not zombies and not trouble:
@@ -112,7 +116,7 @@ class Ladder:
         if now < self._not_before:
             return []
         if not trouble and self._tries >= _CANARIES_MAX and self._may_restart(now):
-            trouble = self.reason  # it looks well and answers nothing
+            trouble = self.reason  # the engine reports no trouble, yet answers no canary
         if not zombies and not trouble:
             return [self._to_canary(now, "the engine has let go")]
         waited = now - self.since >= self.terms.restart_wait_s
@@ -127,13 +131,14 @@ class Ladder:
         return self.terms.restart and len(self._restarts) < self.terms.restarts_per_hour
 
     def restarted(self, ok: bool, now: float, why: str = "") -> list[LadderStep]:
+        """Note the result of a restart."""
         assert self.rung is Rung.RESTARTING, self
         if ok:
             return [self._to_canary(now, "restarted")]
         return [self._back_off(now, f"the restart failed: {why}")]
 
     def canary(self, ok: bool, now: float, why: str = "") -> list[LadderStep]:
-        """How a call of our own fared; it decides whether clients' calls go there again."""
+        """Note the result of our own test call; it decides whether the backend gets clients' calls again."""
         assert self.rung is Rung.CANARY, self
         if not ok:
             return [self._back_off(now, f"the canary failed: {why}")]

@@ -1,4 +1,5 @@
-"""Work in an engine that no call of ours has caused: what can be done when an operator says that nobody waits for it."""
+"""Decides what can be done about orphans (work in an engine that none of our calls caused) once an operator says that nobody
+waits for them."""
 
 from __future__ import annotations
 
@@ -7,20 +8,23 @@ from typing import NamedTuple
 
 
 class Means(StrEnum):
-    """From the gentlest to none."""
+    """What can be done about orphans, from the gentlest means to none."""
 
-    ABORT = "abort"  # the engine names its calls, and is told to stop those that are not ours
-    RESTART = "restart"  # no new calls go there, and it is restarted when ours have finished
-    QUARANTINE = "quarantine"  # there is room for nothing else, so it gets no calls until they are gone
-    NOTHING = "nothing"  # none are known, or the engine can neither be told which are meant nor be restarted
+    ABORT = "abort"  # the engine names its calls, so those that are not ours can be aborted
+    RESTART = "restart"  # the backend gets no new calls, and is restarted when ours have finished
+    QUARANTINE = "quarantine"  # the orphans leave no room, so the backend gets no calls until they are gone
+    NOTHING = "nothing"  # there are none, or the engine can neither abort them by name nor be restarted
 
 
 class Orphans(NamedTuple):
+    """The number of orphans in an engine, and what can be done about them."""
+
     calls: int
     means: Means
 
     @classmethod
     def of(cls, calls: int, *, named: bool, restart: bool, closes: bool) -> Orphans:
+        """Choose the gentlest means that is possible."""
         if not calls:
             return cls(0, Means.NOTHING)
         ways = ((named, Means.ABORT), (restart, Means.RESTART), (closes, Means.QUARANTINE))

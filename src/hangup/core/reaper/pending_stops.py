@@ -1,16 +1,44 @@
-"""Calls that ended while their engine was at work on them, until the engine itself shows that it has let go.
+"""Tracks calls that ended while their engine was working on them, until the engine itself shows that it has stopped.
 
-    left ──▶ held ──▶ released      a status that was asked for after its end shows the work gone
-                 └──▶ zombie ──▶ released      the work was still there when the grace had passed
-                 └──▶ unknown       nothing could be learned until the grace had passed
+    ended ──▶ held ──▶ released               a status requested after the call's end shows that the work is gone
+                  └──▶ zombie ──▶ released    the work was still there when the grace period was over
+                  └──▶ unknown                nothing could be learned within the grace period
 
-A socket that was closed, or an abort that was answered with 200, is no evidence. Two kinds of it are:
+A closed socket is not evidence, and neither is an abort that the engine answered with 200. Two things are evidence:
 
-- Slots. A call that was pinned to a slot is gone when the slot is free or does something else: exact.
-- Counts. Whatever an engine runs beyond our own calls, and beyond those that ended within the grace, is work that nobody
-  waits for. That is exact only in number: the name is that of the ended call which it most probably is. It needs an
-  engine that serves nobody else (`shared = false`), and allows for figures that come late (`lag_s`). A call without a first
-  token may not have come into them yet: vLLM tells of nothing but steps that are over, and a prefill is a step of seconds.
+- Slots, or calls by name. A call that was pinned to a slot is gone when the slot is free or runs something else. An engine that
+  lists its calls by our key says outright which ones it has. Both are exact.
+- Counts. Work beyond our live calls, and beyond the calls that ended within the grace period, is work that nobody waits for.
+  Counts are exact only in number: the name is that of the ended call that is most probably still running. They require an
+  engine that serves nobody else (`shared = false`), and they allow for figures that are up to `lag_s` old.
+
+Verification by counts compares the engine's figure with two different counts of ours: one to release, one to convict.
+
+- To release, it compares with our calls *now* (`live`, less those that the engine may not have counted yet). If the engine runs
+  no more than those, the ended calls are gone. A release that was premature, because the figure was stale, is revoked later
+  (`_convict` looks at recently released calls as well).
+- To convict, it compares with the *most* calls that we had at any moment that the figure may date from, and also subtracts
+  every ended call that is still within its grace period plus `lag_s`. Only the remainder is certainly work for nobody.
+
+Example: vLLM with a grace period of 2 s and figures up to 6 s old. We have 11 calls; the client of A hangs up at t=0 and 10
+calls go on.
+
+    t=1 s   the engine reports 10:  10 - 10 live = 0 beyond ours; A is released, verified
+    t=1 s   the engine reports 11:  11 - 10 live = 1 beyond ours; A stays held, since it may stop within its grace period
+    t=8 s   still 11:               11 - 10 at most = 1, less 1 for A itself (its 2 + 6 s are not over) = 0; no verdict
+    t=9 s   still 11:               even a figure from t=3 s dates from after A's grace period, and at no moment since
+                                    did we have more than 10; 11 - 10 = 1 is certain, and A is a zombie
+
+A healthy engine that lags: of 12 clients, 2 hang up at t=4 s. The engine stops both calls at once but reports 12 until t=10 s.
+At t=9 s that is 2 more than our 10 live calls, so nothing is released. But the figure may date from t=3 s, when 12 calls were
+ours: 12 - 12, less 2 for the ended calls (their 2 + 6 s last until t=12 s), is below zero, so nothing is convicted. At t=10 s
+the engine reports 10, and both are released. In general, an engine that serves only us, stops within the grace period, and
+reports figures no older than `lag_s` can never report more than the most calls that were ours in that time plus those that
+ended in it. So it is never convicted, however calls come and go.
+
+A call without a first token may not be in the figures yet: vLLM reports only finished steps, and a prefill is a step that can
+take seconds. Such a call gets `prefill_grace_s` more, and a figure counts as evidence for its release only once a step has
+ended since, or once the figure must be newer than the call's end (`_tell_of`).
 """
 
 from __future__ import annotations
@@ -23,22 +51,23 @@ from typing import Any
 
 from hangup.core.reaper.engine_status import EngineStatus, Slot
 
-_STEP_S = 0.25  # what a step may take besides a prompt
-REMEMBERED = 256  # ended calls of which one may turn out to be what still runs
+_STEP_S = 0.25  # the time that a step may take, beyond reading the prompt
+REMEMBERED = 256  # ended calls to remember, because one of them may turn out to be still running
 
 
 class StopState(StrEnum):
-    """What is known of the work that an ended call left behind, from the best to the worst."""
+    """What is known about the work of an ended call, from best to worst."""
 
-    VERIFIED = "verified"  # gone, by the engine's own word
-    RESTARTED = "restarted"  # gone with the process that had it
+    VERIFIED = "verified"  # gone: the engine says so
+    RESTARTED = "restarted"  # gone: the engine process was restarted
     UNVERIFIED = "unverified"  # nothing could be learned
     PENDING = "pending"  # nothing is known yet
-    ZOMBIE = "zombie"  # it runs on
+    ZOMBIE = "zombie"  # still running
 
 
 class PendingStop:
-    """What an ended call left behind in an engine. `place` is the caller's: what is held until it is released."""
+    """A call that ended, and whose engine has not confirmed yet that the work stopped. `place` belongs to the caller: the
+    resource that stays taken until the release."""
 
     __slots__ = (
         "abort_sent",
@@ -72,35 +101,35 @@ class PendingStop:
         self, call_id: str, at: float, *, key: str = "", slot: int | None = None, tokens: int = 0, choices: int = 1
     ) -> None:
         self.call_id = call_id
-        self.key = key or call_id  # the engine's name for it
+        self.key = key or call_id  # the name by which the engine knows the call
         self.slot = slot
-        self.tokens = tokens  # at its end
-        self.tokens_now: int | None = None  # as the engine tells
+        self.tokens = tokens  # when the call ended
+        self.tokens_now: int | None = None  # by the engine's own report
         self.choices = choices
         self.at = at
         self.grace_s = 0.0
-        self.silent = False  # it had sent nothing yet
-        self.reading_s: float | None = None  # how long its prompt takes to be read, if that is known
-        self.figures: tuple[object, ...] | None = None  # the engine's first ones after its end
-        self.tenant = self.model = self.cause = ""  # whose it was, and how its call ended
-        self.booked = 0  # tokens since its end that are in the ledger
-        self.estimated = False  # they are a share of what several may have had
-        self.saved: tuple[int, float] = (0, 0.0)  # tokens and money that its end was thought to have saved
-        self.abort_sent = False  # by id, at its end
-        self.aborts = 0  # sent after the first
+        self.silent = False  # the engine had sent nothing before the call ended
+        self.reading_s: float | None = None  # expected time to read its prompt, if known
+        self.figures: tuple[object, ...] | None = None  # the engine's first figures after the call ended
+        self.tenant = self.model = self.cause = ""  # who sent the call, and how it ended
+        self.booked = 0  # tokens computed since its end that the ledger has already counted
+        self.estimated = False  # `booked` is this call's share of a sum that belongs to several calls
+        self.saved: tuple[int, float] = (0, 0.0)  # tokens and money that ending the call was thought to save
+        self.abort_sent = False  # an abort by id went out when the call ended
+        self.aborts = 0  # further aborts
         self.task = ""
         self.zombie_since: float | None = None
-        self.released: StopState | None = None  # how, once it is no longer held
+        self.released: StopState | None = None  # the final state, once the call is no longer held
         self.released_at: float | None = None
         self.place: Any = None
-        self.on_confirmed: Callable[[], None] | None = None  # who waits for that
+        self.on_confirmed: Callable[[], None] | None = None  # called when the stop is confirmed
 
     def __repr__(self) -> str:
         return f"<leftover {self.call_id} slot={self.slot} {'zombie' if self.zombie_since is not None else 'held'}>"
 
     @property
     def due(self) -> float:
-        """When its grace is over."""
+        """Return when the grace period is over."""
         return self.at + self.grace_s
 
     @property
@@ -108,42 +137,43 @@ class PendingStop:
         return self.released or (StopState.PENDING if self.zombie_since is None else StopState.ZOMBIE)
 
     def let_go(self, how: StopState, now: float) -> None:
+        """Record how and when the call was released."""
         self.released, self.released_at = how, now
 
     @property
     def tokens_since(self) -> int | None:
-        """Computed since its end, as far as the engine tells."""
+        """Return the tokens computed since the call ended; None if the engine does not report tokens per call."""
         return None if self.tokens_now is None else max(0, self.tokens_now - self.tokens)
 
     @property
     def tokens_after(self) -> int | None:
-        """The same, or what was booked to it where the engine tells no more than a sum; None when nothing is known."""
+        """Return `tokens_since`, or this call's share where the engine reports only a sum; None when nothing is known."""
         return self.tokens_since if self.tokens_since is not None else self.booked or None
 
     @property
     def tokens_exact(self) -> bool:
-        """Whether that is the engine's own number for this call, and no estimate."""
+        """Return whether `tokens_after` is the engine's own number for this call, not an estimate."""
         return self.tokens_now is not None or not self.estimated
 
 
 class PendingStops:
-    """One backend's leftovers. Times are monotonic seconds."""
+    """The ended calls of one backend that still await confirmation. Times are monotonic seconds."""
 
     def __init__(self, grace_s: float, lag_s: float = 0.0, *, prefill_grace_s: float = 0.0, shared: bool = False) -> None:
         self.grace_s = grace_s
-        self.lag_s = lag_s  # how old the engine's figures may be
-        self.prefill_grace_s = prefill_grace_s  # more for a call without a first token: a prefill runs on
+        self.lag_s = lag_s  # the maximum age of the engine's figures
+        self.prefill_grace_s = prefill_grace_s  # more grace for a call without a first token: engines finish a prefill
         self.shared = shared
         self.held: list[PendingStop] = []  # oldest first
-        self.orphans = 0  # work that is neither ours nor was
-        self.unexplained = 0  # answers that the engine was at, by its last figures, beyond those we wait for
-        self.orphans_since: float | None = None  # as far as they were there before we came, and nobody else was seen
-        self.frozen_since: float | None = None  # busy, and nothing moves
+        self.orphans = 0  # answers in the engine that belong neither to live calls nor to ended ones
+        self.unexplained = 0  # answers in the engine, by its last figures, beyond those that our live calls wait for
+        self.orphans_since: float | None = None  # since when; only work that predates us, while no other client shows
+        self.frozen_since: float | None = None  # since when the engine has been busy without progress
         self._progress: tuple[object, ...] = ()
-        self._slots: dict[int, tuple[Slot, float]] = {}  # each busy one, and since when it has not moved
-        self._others_at_most = math.inf  # at some moment there was no more work than this that is not ours
-        self._recent: deque[PendingStop] = deque(maxlen=REMEMBERED)  # released or given up, newest last
-        self._peaks: deque[tuple[float, int]] = deque()  # most calls of ours at a time, between two looks
+        self._slots: dict[int, tuple[Slot, float]] = {}  # each busy slot, and since when it has made no progress
+        self._others_at_most = math.inf  # the least foreign work seen at any moment
+        self._recent: deque[PendingStop] = deque(maxlen=REMEMBERED)  # released, verified or not; newest last
+        self._peaks: deque[tuple[float, int]] = deque()  # (time, most answers that we waited for at once since the last look)
 
     def __repr__(self) -> str:
         return f"<book held={len(self.held)} zombies={len(self.zombies)} orphans={self.orphans}>"
@@ -153,13 +183,13 @@ class PendingStops:
         return [left for left in self.held if left.zombie_since is not None]
 
     def left(self, leftover: PendingStop, *, first_token: bool = True) -> None:
-        """A call has ended, and its engine was told to stop."""
+        """Start to track a call that has ended and whose engine was told to stop."""
         leftover.silent = not first_token
         leftover.grace_s = self.grace_s + (0.0 if first_token else self.prefill_grace_s)
         self.held.append(leftover)
 
     def reset(self) -> list[PendingStop]:
-        """The engine was started anew: all of it is gone."""
+        """Drop and return everything: the engine was restarted, so all its work is gone."""
         gone, self.held = self.held, []
         self._recent.clear()
         self._peaks.clear()
@@ -173,11 +203,11 @@ class PendingStops:
     def observe(
         self, status: EngineStatus, asked_at: float, now: float, live: int, peak: int, *, unseen: int = 0, pinned: bool = True
     ) -> list[PendingStop]:
-        """What the engine answered to a question of `asked_at`; returns what it has let go of.
+        """Evaluate the engine's answer to a status request sent at `asked_at`; return the calls that have stopped.
 
-        `live` counts the answers that our calls are waiting for there now, `peak` the most since the last look, `unseen`
-        those of them that it may not have counted yet: what it counts in their stead is somebody else's;
-        `pinned` says that each of our calls has its own slot.
+        `live` counts the answers that our calls wait for in this engine now, and `peak` the most since the last look. `unseen`
+        counts those of `live` that the engine may not have counted yet: it must not be mistaken for them when it reports as
+        much work. `pinned` says that each of our calls has its own slot.
         """
         self._watch_progress(status, now)
         self._peaks.append((now, max(live, peak)))
@@ -199,8 +229,8 @@ class PendingStops:
         return released
 
     def passed(self, now: float) -> list[PendingStop]:
-        """Those of which nothing was learned in their grace: they are let go unverified, but not while they may be what the
-        engine runs beyond our own calls and could still be convicted of it."""
+        """Stop tracking, and return, the calls about which nothing was learned within their grace period: they are released
+        unverified. A call stays while it may be part of the engine's unexplained work and could still be convicted."""
         in_doubt = self.unexplained - sum(left.choices for left in self.zombies)
         late = []
         for left in self.held:
@@ -214,37 +244,38 @@ class PendingStops:
         return late
 
     def unanswered(self, asked_at: float, now: float) -> None:
-        """The engine did not say what it runs, though it is there. Its place stays taken for longer, since a large batch can
-        keep an engine from answering; then it is a zombie."""
+        """Note that the engine is up but did not report what it runs. The place stays taken for longer than usual, because a
+        large batch can keep an engine from answering; after that the call is a zombie."""
         for left in self.held:
             late = now > left.due + self.lag_s + self.prefill_grace_s
             if left.at < asked_at and late and left.zombie_since is None:
                 left.zombie_since = now
 
     def late(self, now: float) -> bool:
-        """Whether anything is held beyond its grace, as the clock alone tells."""
+        """Return whether any call is held beyond its grace period, by the clock alone."""
         return any(now > left.due for left in self.held)
 
     def all_late(self, now: float) -> bool:
-        """Whether something is held, and all of it beyond its grace: no prefill of an ended call keeps the engine busy."""
+        """Return whether calls are held and all are beyond their grace period, so that no prefill of an ended call keeps the
+        engine busy."""
         return bool(self.held) and all(now > left.due + self.lag_s for left in self.held)
 
     def next_due(self, now: float) -> float:
-        """When the next grace is over."""
+        """Return when the next grace period ends."""
         return min((left.due for left in self.held if left.due >= now), default=math.inf)
 
     def overdue(self, now: float) -> bool:
-        """Whether anything is held beyond its grace, convicted or not."""
+        """Return whether any call is held beyond its grace period and `lag_s`, convicted or not."""
         return any(now > left.due + self.lag_s for left in self.held)
 
     def _forget(self, gone: Iterable[PendingStop]) -> None:
         away = set(gone)
-        if away:  # all of ten thousand clients may leave at once
+        if away:  # a set, because ten thousand clients may hang up at once
             self._recent.extend(left for left in self.held if left in away)
             self.held = [left for left in self.held if left not in away]
 
     def _by_name(self, calls: dict[str, int], cut: Mapping[str, int], asked_at: float, now: float) -> list[PendingStop]:
-        """The engine says which calls it has: exact, whoever else uses it."""
+        """Release the calls that the engine no longer lists. This is exact even when others use the engine."""
         released = []
         for left in self.held:
             if asked_at <= left.at:
@@ -259,7 +290,7 @@ class PendingStops:
         return released
 
     def _count_others(self, status: EngineStatus, live: int, most: int) -> None:
-        """What is neither a call of ours nor one that ended: only its number is asked for."""
+        """Count the work that belongs neither to a live call nor to an ended one, from an engine that names its calls."""
         ended = sum(left.key in (status.calls or ()) for left in self.held)
         self.unexplained = 0 if self.shared else status.work - live - ended
         self.orphans = 0 if self.shared else max(0, status.work - most - ended)
@@ -280,7 +311,7 @@ class PendingStops:
             if left.zombie_since is None and now > left.due:
                 if pinned:
                     left.zombie_since = now
-                else:  # a call without a slot of its own may have got this one
+                else:  # an unpinned call of ours may have taken this slot
                     left.grace_s += self.grace_s
         return released
 
@@ -290,7 +321,7 @@ class PendingStops:
         slots_taken = sum(left.choices for left in self.held if left.slot is not None)
         beyond = self.unexplained = status.work - live - slots_taken
         released, rest = [], sum(left.choices for left in lefts)
-        # Those that have been at it for long are kept longest: the usual time to stop is much shorter than the grace.
+        # Keep the oldest longest: engines usually stop in much less than the grace period, so a call that has not is suspect.
         for left in sorted(lefts, key=lambda left: (now - left.at > left.grace_s / 2, left.at)):
             if self._tell_of(left, status, asked_at) and rest - left.choices >= max(beyond, 0):
                 released.append(left)
@@ -300,7 +331,7 @@ class PendingStops:
         return released
 
     def _tell_of(self, left: PendingStop, status: EngineStatus, asked_at: float) -> bool:
-        """Whether the call would be in these counts if it still ran."""
+        """Return whether these counts would include the call if it still ran."""
         if asked_at <= left.at:
             return False
         lag_s = self.lag_s if left.reading_s is None else min(self.lag_s, 2 * left.reading_s + _STEP_S)
@@ -308,10 +339,14 @@ class PendingStops:
             return True
         if left.figures is None:
             left.figures = status.progress
-        return status.progress != left.figures  # a step has ended since
+        return status.progress != left.figures  # a step has ended since then
 
     def _convict(self, lefts: list[PendingStop], beyond: int, now: float) -> None:
-        """`beyond` what was ours at any time that the figures may be from: the young among the ended may still be in it."""
+        """Mark as zombies as many overdue calls as the figures prove to be running; count the rest as orphans.
+
+        `beyond` is the work beyond the most that was ours at any time that the figures may date from. It may still include the
+        ended calls that are within their grace period (`young`).
+        """
         young = sum(left.choices for left in (*self._recent, *lefts) if now <= left.due + self.lag_s)
         sure = beyond - young
         for left in sorted(lefts, key=lambda left: left.at):
@@ -319,7 +354,7 @@ class PendingStops:
                 if sure > 0 and left.zombie_since is None:
                     left.zombie_since = now
                 sure -= left.choices
-        for left in reversed(list(self._recent)):  # released by a figure that was too good
+        for left in reversed(list(self._recent)):  # released because of a stale figure
             if sure <= 0 or left.slot is not None or now > left.due + 2 * (self.lag_s + self.grace_s):
                 continue
             if now > left.due + self.lag_s:
@@ -343,31 +378,32 @@ class PendingStops:
         return since if slot == before else now
 
     def frozen_s(self, now: float) -> float:
-        """How long the engine has been busy without getting anything done, by its own figures. Some count nothing of what they
-        do for embeddings: whether anything came of calls must be asked besides."""
+        """Return how long the engine has been busy without progress, by its own figures. Some engines count nothing for
+        embeddings, so the caller must also check whether any call received something."""
         return -math.inf if self.frozen_since is None else now - self.frozen_since
 
     def frozen_slot(self, now: float) -> tuple[int, float] | None:
-        """The slot that has been busy for longest with nothing done, and for how long; others may move beside it."""
+        """Return the slot that has been busy without progress for longest, and for how long; other slots may be moving."""
         rows = ((id, now - since) for id, (_, since) in self._slots.items())
         return max(rows, key=lambda row: row[1], default=None)
 
     def _watch_orphans(self, now: float) -> None:
-        """Whether what is not ours can be work of a former gateway's: it was there from the first look on, and is surely no
-        more than at any moment since. What came later is another client's, who is in sight then: nothing is done about that."""
+        """Track whether foreign work can be that of a previous gateway process: it was there from the first look on, and has
+        never certainly grown since. Work that appears later belongs to another client, which is thereby known to exist: such
+        work is left alone."""
         self._others_at_most = min(self._others_at_most, max(self.unexplained, 0))
         if self.unexplained <= 0:
             self.orphans_since = None
         elif self.orphans > self._others_at_most:
-            self._others_at_most, self.orphans_since = 0, None  # somebody else calls
+            self._others_at_most, self.orphans_since = 0, None  # another client uses this engine
         elif self.orphans and self.orphans_since is None:
             self.orphans_since = now
 
     def orphaned_s(self, now: float) -> float:
-        """How long there has been work that was there before us and that nobody else seems to wait for."""
+        """Return how long the engine has had work that predates us and that apparently nobody waits for."""
         return -math.inf if self.orphans_since is None else now - self.orphans_since
 
 
 def _still(left: PendingStop, slot: Slot) -> bool:
-    """Whether what runs in the slot can be what was left in it."""
+    """Return whether the work in the slot can be that of the ended call."""
     return slot.busy and slot.tokens >= left.tokens and (not left.task or slot.task == left.task)

@@ -1,4 +1,4 @@
-"""Whether anything comes of the live calls in an engine, judged by what reached us: that holds for every kind of engine."""
+"""Measures how long an engine has given nothing to our live calls, from what we received; this works for any engine."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-READING_MAX_S = 0.05  # a token of a prompt, on a slow machine, where nothing has been learned yet
-_LATE = 3.0  # times as long as expected: then it is late
+READING_MAX_S = 0.05  # per prompt token, on a slow machine, before anything has been learned
+_LATE = 3.0  # a prompt is late when it takes this many times the expected time
 
 
 class Waiting(NamedTuple):
-    """A live call that an engine has."""
+    """A live call that waits for an engine."""
 
-    since: float  # its last token, or when it was sent
-    reading_s: float  # how long its first token may take; 0 once it has come
+    since: float  # when its last token came, or when it was sent
+    reading_s: float  # how long its first token may take; 0 once that has come
 
 
 def reading_s(prompt_tokens: float, expected_s: float | None) -> float:
-    """How long a prompt may take to be read: from what is usual there, or from what is slow anywhere."""
+    """Return how long a prompt may take to be read: a multiple of the usual time, or of what is slow on any machine if none is
+    known."""
     return prompt_tokens * READING_MAX_S if expected_s is None else expected_s * _LATE
 
 
 class Stillness:
-    """For how long an engine has had calls of ours and given nothing to any of them, beyond the time that their prompts take.
+    """Measures how long an engine has had calls of ours and answered none, beyond the time to read their prompts.
 
-    It outlasts the calls: that those who waited in vain are gone makes an engine no livelier.
+    The measurement outlives the calls: an engine is no healthier because the clients that waited in vain have left.
     """
 
     def __init__(self) -> None:
-        self._waited_since = math.inf  # the oldest wait that nothing has come after
+        self._waited_since = math.inf  # since when a call has waited with nothing received from the engine
 
     def look(self, waiting: Sequence[Waiting], heard_at: float, now: float) -> float:
-        """`heard_at` is when anything last came from the engine, for whichever call. Seconds; below 0 when nobody waits."""
+        """Return for how many seconds the engine has been still; negative when nobody waits. `heard_at` is when anything last
+        came from the engine, for any call."""
         oldest = min((call.since for call in waiting), default=math.inf)
         if heard_at > self._waited_since:
             self._waited_since = math.inf
@@ -42,5 +44,5 @@ class Stillness:
         return now - self._waited_since - max((call.reading_s for call in waiting), default=0.0)
 
     def reset(self) -> None:
-        """The engine is idle, or was started anew."""
+        """Start over: the engine is idle, or was restarted."""
         self._waited_since = math.inf
