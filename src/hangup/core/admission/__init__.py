@@ -9,8 +9,9 @@ Theory of operation
 
 Unknown is not full. A backend whose slots are neither configured nor reported by the engine gets every call until there is
 evidence that calls queue inside the engine (up to `COLD_MAX` before its very first token). A guessed limit would refuse calls
-that the engine would have served. So every estimate can say "not known", and that is never a reason to refuse. While any backend that can answer a call is in this state (`Fleet.is_cold`), the call is not refused because
-many calls wait; only the bytes in the queue are bounded.
+that the engine would have served. So every estimate can say "not known", and that is never a reason to refuse. While any
+backend that can answer a call is in this state (`Fleet.is_cold`), the call is not refused because many calls wait; only the
+bytes in the queue are bounded.
 
 Evidence (`limiter.py`). Four things show that an engine queues or is overloaded: it reports waiting calls; it refuses calls
 (429, 529, or 503 with a time to come back); first tokens come late for their prompt size, or are overdue; steps are slow, and

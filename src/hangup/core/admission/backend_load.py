@@ -1,4 +1,4 @@
-"""One backend as the admission sees it: what it may run, what it runs, how it is."""
+"""`BackendLoad`: one backend as admission sees it: its limit, its load and its health."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from hangup.core.admission.limiter import Evidence, LearnedLimit
 from hangup.core.admission.ticket import AnyTicket
 from hangup.core.engine_time import EngineTime
 
-_SLOTS_PER_READER = 8  # items of jobs without a first token, when they are alone: one for so many slots
+_SLOTS_PER_READER = 8  # without live calls, one job item may be without a first token for every this many slots
 NO_LIMIT = 10**9  # calls
-SLOTS = "slots"  # limited by what it has, as was set or as it says
+SLOTS = "slots"  # limited by its slots, as configured or as the engine reports
 
 
 class BackendLoad:
+    """The load, the limit and the health of one backend."""
+
     __slots__ = (
         "choices",
         "closed",
@@ -60,35 +62,35 @@ class BackendLoad:
         step_slo_s: float = 0.1,
     ) -> None:
         self.name = name
-        self.slots = slots  # 0: learned
+        self.slots = slots  # 0: the limit is learned
         self.weight = weight
         self.failures_max = failures_max
-        self.kv_tokens = kv_tokens  # 0: not known
+        self.kv_tokens = kv_tokens  # 0: unknown
         self.limiter = LearnedLimit(step_slo_s)
         self.estimates = Estimates()
-        self.time = EngineTime()  # whose its time is
+        self.time = EngineTime()  # how its time is split among calls
         self.in_flight = 0
-        self.jobs = 0  # of those, items of jobs
-        self.held = 0  # of those, ended and not known to be gone from the engine
-        self.occupied = 0  # slots at work on what is not ours, as far as the engine tells
-        self.choices = 0  # answers that the others are waiting for
-        self.peak = 0  # the most of them since somebody looked
-        self.placed = 0  # answers that were ever begun there
-        self.unstarted = 0  # without a first token
-        self.waits: OrderedDict[AnyTicket, None] = OrderedDict()  # of those, live calls that are not overdue, as they were sent
-        self.reading = 0  # prompt tokens of those; not of jobs, which make way
+        self.jobs = 0  # of those in flight, items of jobs
+        self.held = 0  # of those in flight, ended calls that may still be in the engine
+        self.occupied = 0  # slots busy with work that is not ours, by the engine's report
+        self.choices = 0  # answers that the calls in flight, without those held, wait for
+        self.peak = 0  # the most `choices` since the last look
+        self.placed = 0  # all answers ever requested there
+        self.unstarted = 0  # calls without a first token
+        self.waits: OrderedDict[AnyTicket, None] = OrderedDict()  # of those, live calls that are not overdue, in the order sent
+        self.reading = 0  # prompt tokens of `unstarted`, without jobs, which yield
         self.kv_used = 0
         self.failures = 0  # in a row
         self.up = True
-        self.seen = False  # it has answered at least once; until then `up` is only a hope
-        self.drained = False  # an operator wants no new work there, what runs may finish
-        self.retired = False  # taken out of the configuration: no new work, what runs may finish
-        self.doubted = False  # it runs what nobody waits for: taken like one that is down
-        self.suspected = False  # it may do so: taken when the others are full
-        self.closed = False  # in quarantine: no new work at all, what runs may finish
-        self.paused = False  # it told us to come back later: no new work
-        self.paused_until = 0.0  # until then
-        self.turn = 0  # when it was last chosen, to break ties in turn
+        self.seen = False  # it has answered at least once; until then `up` is an assumption
+        self.drained = False  # an operator wants no new calls there; running calls may finish
+        self.retired = False  # removed from the configuration: no new calls; running calls may finish
+        self.doubted = False  # it runs abandoned work: used only as a backend that is down would be
+        self.suspected = False  # it may run abandoned work: used when the others are full
+        self.closed = False  # in quarantine: no new calls at all; running calls may finish
+        self.paused = False  # the engine told us to come back later: no new calls
+        self.paused_until = 0.0  # when the pause ends
+        self.turn = 0  # when it was last chosen, to break ties round-robin
         self.counted = 0  # its part of the fleet's limit
         self.entry = 0  # number of its valid entry in the heap
 
@@ -97,7 +99,7 @@ class BackendLoad:
 
     @property
     def limit(self) -> int:
-        # What is held counts as running: it takes one of the slots, and one of the learned most.
+        # A held call counts as running: it takes a slot, and a place within the learned limit.
         if self.closed or self.drained or self.paused:
             return 0
         limiter = self.limiter
@@ -108,25 +110,25 @@ class BackendLoad:
 
     @property
     def full_of_others(self) -> bool:
-        """Whether every slot is at work on what is not ours."""
+        """Return whether every slot is busy with work that is not ours."""
         return bool(self.slots) and self.occupied >= self.slots
 
     @property
     def known(self) -> int:
-        """How many calls it can run at a time, as far as that has been said or seen."""
+        """Return how many calls it can run at a time, as far as configured, reported or seen."""
         limiter = self.limiter
         return int(min(self.slots, limiter.refused_max) if self.slots else min(limiter.ran, limiter.in_flight_max))
 
     @property
     def capacity(self) -> int | None:
-        """The same, where there is evidence that it cannot run more; None while it may be any number."""
+        """Return `known` if there is evidence that the engine cannot run more; None while there is none."""
         if self.slots:
             return self.known
         return None if self.limiter.evidence is Evidence.NONE else max(self.known, 1)
 
     @property
     def limited_by(self) -> str:
-        """Why it gets no more calls than that; "none" when it gets every call."""
+        """Return why it gets no more calls; "none" if it gets every call."""
         if self.paused:
             return Evidence.REFUSED
         if self.slots:
@@ -135,7 +137,7 @@ class BackendLoad:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing shows that calls would wait there."""
+        """Return whether there is no evidence that calls would wait there."""
         return not self.slots and not self.paused and self.limiter.evidence is Evidence.NONE
 
     @property
@@ -143,7 +145,7 @@ class BackendLoad:
         return self.up and not self.doubted and not self.closed and not self.drained
 
     def take_peak(self) -> int:
-        """The most answers under way at a time since the last look."""
+        """Return the most answers under way at a time since the last look, and start over."""
         peak, self.peak = self.peak, self.choices
         return peak
 
@@ -152,29 +154,31 @@ class BackendLoad:
         return self.in_flight < self.limit
 
     def has_room_without(self, ticket: AnyTicket) -> bool:
-        """Whether there would be room if this call of its own were gone."""
+        """Return whether there would be room if this call of its own were gone."""
         if self.slots:
             return self.in_flight <= self.slots
-        # Its end makes room where the number counts; one more prompt can be read only if it was itself not read yet,
-        # or if prompts are not read because the engine has no slot for them.
+        # The call's end makes room where the number of calls is limited. One more prompt can be read only if this call's
+        # own prompt was not read yet, or if prompts wait because the engine has no slot for them.
         limiter, unstarted = self.limiter, self.unstarted - ticket.reading
         running = self.in_flight - self.unstarted
         full = running >= limiter.ran
         return self.in_flight <= limiter.in_flight_max and (unstarted < limiter.unstarted_allowed(running) or full)
 
     def quiet(self, alone: bool) -> bool:
-        """Whether an item of a job may be sent there: prompts are read in turn, so a live call would wait for its own.
+        """Return whether an item of a job may be sent there: prompts are read in turn, so a live call would have to wait for
+        it.
 
-        Without live calls a few are read at a time, which keeps the engine full; they all make way for one that comes.
+        Without live calls, a few items are read at a time, which keeps the engine full; they all yield to a live call that
+        comes.
         """
         return self.unstarted < (max(1, self.slots // _SLOTS_PER_READER) if alone else 1)
 
     def fits(self, kv: int) -> bool:
-        """An empty engine takes anything: what is too large for it is its own to say."""
+        """Return whether the cache has room. An empty engine takes anything: it decides itself what is too large."""
         return not self.kv_tokens or not self.in_flight or self.kv_used + kv <= self.kv_tokens
 
     def failed(self) -> bool:
-        """A call or a check found it broken; True if it has just gone down. Tell the fleet."""
+        """Note that a call or a check found it broken; return True if it has just gone down. The caller must tell the fleet."""
         self.failures += 1
         if self.up and self.failures >= self.failures_max:
             self.up = False
@@ -182,7 +186,7 @@ class BackendLoad:
         return False
 
     def succeeded(self) -> bool:
-        """A call or a check found it well; True if it has just come up. Tell the fleet."""
+        """Note that a call or a check found it healthy; return True if it has just come up. The caller must tell the fleet."""
         self.failures = 0
         self.seen = True
         came_up, self.up = not self.up, True

@@ -1,15 +1,15 @@
-"""How fast those who wait get their turn, apart by the seats that they wait for."""
+"""Measures how fast waiting calls start, separately for each set of backends that they wait for."""
 
 from __future__ import annotations
 
 from hangup.core.admission.estimates import Rate
 
 Seats = frozenset[str] | None
-_KEPT_MAX = 256  # sets of seats of which nobody waits any more
+_KEPT_MAX = 256  # sets of backends to keep, including those that no call waits for any more
 
 
 class DrainRates:
-    """The drain rate is that of a standing queue: only time in which somebody waits for these seats counts."""
+    """The drain rates of the queue. Only time in which calls wait for these backends counts."""
 
     __slots__ = ("_rates",)
 
@@ -17,7 +17,7 @@ class DrainRates:
         self._rates: dict[Seats, Rate] = {None: Rate()}
 
     def pass_time(self, seconds: float, waiting: set[Seats]) -> None:
-        """`waiting`: the sets of seats that somebody waited for all this time."""
+        """Advance time for `waiting`: the sets of backends that calls waited for all this time."""
         for seats in waiting:
             rate = self._rates.get(seats)
             if rate is None:
@@ -27,13 +27,14 @@ class DrainRates:
             rate.pass_time(seconds)
 
     def add(self, seats: Seats) -> None:
-        """One of those who waited for these starts."""
+        """Note that a call that waited for these backends starts."""
         rate = self._rates.get(seats)
         if rate is not None:
             rate.add()
 
     def per_s(self, seats: Seats) -> float | None:
-        """How many start in a second of those who wait for any of these; None before there is enough to go by."""
+        """Return how many of the calls that wait for any of these backends start per second; None before there is enough
+        evidence."""
         if len(self._rates) == 1:
             return self._rates[None].per_s
         known = [rate.per_s for other, rate in self._rates.items() if overlap(seats, other)]
@@ -41,5 +42,5 @@ class DrainRates:
 
 
 def overlap(one: Seats, other: Seats) -> bool:
-    """Whether some seat is in both."""
+    """Return whether some backend is in both sets."""
     return one is None or other is None or not one.isdisjoint(other)

@@ -1,6 +1,6 @@
-"""What recent calls tell about the next one: time to the first token, time per token, length of answers, rates.
+"""Estimates from recent calls: time to the first token, time per token, length of answers, rates.
 
-Everything forgets: a sum decays as new observations come in. And everything can say that it does not know, which is
+Every estimate forgets: its sums decay as new observations come in. And every estimate can say that it does not know, which is
 never a reason to refuse a call.
 """
 
@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 
 _MEMORY = 200.0  # observations after which older ones have faded
-_FRESH_S = 30.0  # an estimate that nothing has confirmed for so long is not believed
-_ENOUGH = 8  # observations before an estimate is believed at all
-_RATE_S = 5.0  # over which rates are averaged,
-_LONG = 0.8  # and the share of it after which few events are no chance any more
+_FRESH_S = 30.0  # an estimate without an observation for this long is not used
+_ENOUGH = 8  # observations before an estimate is used at all
+_RATE_S = 5.0  # seconds over which rates are averaged,
+_LONG = 0.8  # and the share of them after which even a few events count
 _STEP_GAIN = 0.2
 _SPREAD_GAIN = 0.05
-_FAR = 2.0  # how far beyond the largest prompt seen a prediction is made
+_FAR = 2.0  # predictions go this many times beyond the largest prompt seen
 
 
 class FirstTokenTime:
-    """Seconds to the first token as a line over the prompt tokens to be read before it: `fixed + each · tokens`."""
+    """Seconds to the first token as a linear function of the prompt tokens to be read before it: `fixed + each · tokens`."""
 
     __slots__ = ("_n", "_spread", "_x", "_xx", "_xy", "_y", "at", "largest", "seen")
 
@@ -44,8 +44,8 @@ class FirstTokenTime:
         self.seen += 1
 
     def predict(self, tokens: float, now: float) -> float | None:
-        """On the safe side by the usual error. None when too little, or nothing recent, is known, or nothing about
-        prompts of this size."""
+        """Return a cautious prediction (the line plus the usual error). None if too little, or nothing recent, is known, or
+        nothing about prompts of this size."""
         if self.seen < _ENOUGH or now - self.at > _FRESH_S or tokens > self.largest * _FAR:
             return None
         return self._line(tokens) + self._spread
@@ -82,7 +82,7 @@ class StepTime:
 
 
 class Lengths:
-    """How long answers get, as counts over half octaves of tokens."""
+    """The distribution of answer lengths, as counts over half octaves of tokens."""
 
     __slots__ = ("_counts", "_sum", "_total", "seen")
 
@@ -111,7 +111,7 @@ class Lengths:
         return self._sum / self._total
 
     def share_within(self, tokens: float) -> float:
-        """The share of answers that are no longer than `tokens`."""
+        """Return the share of answers that are no longer than `tokens`."""
         if tokens < 1:
             return 0.0
         return sum(self._counts[: _half_octave(tokens) + 1]) / self._total
@@ -130,7 +130,7 @@ def _half_octave(tokens: float) -> int:
 
 
 class Rate:
-    """Events per second, forgetting over some seconds; only the time that it is told about counts."""
+    """Events per second, averaged over recent seconds; only time passed to `pass_time` counts."""
 
     __slots__ = ("_count", "_seconds")
 
@@ -148,24 +148,24 @@ class Rate:
 
     @property
     def per_s(self) -> float | None:
-        """None before there is enough to go by."""
+        """Return the rate; None before there is enough evidence."""
         known = self._count >= _ENOUGH or (self._count >= 1 and self._seconds > _LONG * _RATE_S)
         return self._count / self._seconds if known and self._seconds > 0.2 else None
 
 
 class Peak:
-    """The most that something was of late: over `period_s` at least, twice that at most.
+    """The recent maximum of a value: over at least `period_s`, at most twice that.
 
-    Told after each rise and before each fall, it knows what held in between.
+    If it is updated after each rise and before each fall, it knows every value in between.
     """
 
     __slots__ = ("_before", "latest", "period_s", "until")
 
     def __init__(self, period_s: float) -> None:
         self.period_s = period_s
-        self.latest = 0  # in the period that lasts
-        self.until = -math.inf  # when that ends
-        self._before = 0  # in the one before it
+        self.latest = 0  # the maximum in the current period
+        self.until = -math.inf  # when the current period ends
+        self._before = 0  # the maximum in the previous period
 
     def note(self, value: int, now: float) -> None:
         if now >= self.until:
@@ -176,13 +176,13 @@ class Peak:
             self.latest = value
 
     def get(self, value: int, now: float) -> int:
-        """With what it is now."""
+        """Note the current value and return the maximum."""
         self.note(value, now)
         return max(self._before, self.latest)
 
 
 class Estimates:
-    """What is known of one backend, or of all of them together."""
+    """The estimates for one backend, or for all of them together."""
 
     __slots__ = ("first_token", "step")
 

@@ -1,30 +1,33 @@
-"""How long an engine usually takes to the first token of a call that nobody is ahead of, by the size of its prompt.
+"""Learns how long an engine usually takes to the first token of a call with no others ahead of it, by prompt size.
 
-Calls are compared with calls of their own size, octave by octave, since a prompt of 50 tokens and one of 50,000 have
-nothing to say about each other. A low quantile of recent samples is taken: one cold start does not raise it, and an
-engine whose first-token times scatter has most of them above it without being late.
+Calls are compared with calls of their own size, octave by octave, because a prompt of 50 tokens and one of 50,000 say nothing
+about each other. The usual time is a low quantile of recent samples: one cold start does not raise it, and an engine whose
+first-token times scatter has most of them above it without being late.
 """
 
 from __future__ import annotations
 
 import math
 
-_SAMPLES = 32  # remembered for each size, and looked at anew
-_LOOK = 4  # at each so-manieth once there are enough
+_SAMPLES = 32  # samples to keep for each size; the quantile is recomputed
+_LOOK = 4  # every this many samples once there are enough
 _LOW = 0.25  # the quantile that counts as usual,
-_SOME = 16  # from so many on: the first tokens to come are the quickest, so before that it is the median
-_RISE_MAX = 1.5  # against its best: a load that grows slowly must not pass for what is usual,
-_FORGET = 1.002  # which fades with each look
+_SOME = 16  # from this many samples on; before that it is the median, since the first tokens to come are the quickest
+_RISE_MAX = 1.5  # times its best: a slowly growing load must not pass for usual;
+_FORGET = 1.002  # the best fades by this at each look
 
 
 class FirstTokenTimes:
+    """The usual first-token times of one engine, by prompt size."""
+
     __slots__ = ("_by_size",)
 
     def __init__(self) -> None:
         self._by_size: dict[int, _Samples] = {}
 
     def get(self, prompt: int) -> float | None:
-        """None before anything is known. A size never seen is scaled up from a smaller one: time grows at most with size."""
+        """Return the usual time; None before anything is known. A size never seen is scaled up from a smaller one: time grows
+        at most in proportion to size."""
         size = prompt.bit_length()
         known = self._by_size.get(size)
         if known is not None:
@@ -46,13 +49,14 @@ class FirstTokenTimes:
             known.add(seconds)
 
     def observe_lower(self, prompt: int, seconds: float) -> None:
-        """While the engine queues, only what is quicker than is known says something, and only as long as that is little."""
+        """Learn from a call while the engine queues: only times below the known one say something, and only while few are
+        known."""
         known = self._by_size.get(prompt.bit_length())
         if known is None or (seconds < known.usual and known.few):
             self.observe(prompt, seconds)
 
     def is_now(self, prompt: int, seconds: float) -> None:
-        """The engine itself takes longer than it used to: what was known of this size is of no use."""
+        """Replace what was known about this size: the engine itself has become slower."""
         self._by_size[prompt.bit_length()] = _Samples(seconds)
 
 

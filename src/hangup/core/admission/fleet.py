@@ -1,7 +1,7 @@
-"""The backends as the admission sees them, and the choice among them: the least loaded one that has room.
+"""`Fleet`: all backends as admission sees them, and the choice of the least loaded one that has room.
 
-Choosing costs the same for a thousand as for one: seats with room stand in a heap, and a seat that changes gets a new
-entry there, which makes its old one void.
+The choice costs the same for a thousand backends as for one: backends with room are in a heap, and a backend whose load changes
+gets a new entry, which invalidates its old one.
 """
 
 from __future__ import annotations
@@ -15,42 +15,44 @@ from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.limiter import SPARE, Evidence
 from hangup.core.admission.ticket import NOBODY, AnyTicket
 
-_LOOK_PAST = 4  # seats without enough cache that are looked past
-_LAST = 1e9  # beyond any load: of two seats with room the one without it
-_CAPACITY_S = 0.05  # how old the sum of all capacities may be, where there are
-_FEW = 16  # seats or more
+_LOOK_PAST = 4  # backends without enough cache to skip before giving up
+_LAST = 1e9  # larger than any load: a suspected backend comes after all others with room
+_CAPACITY_S = 0.05  # how old the sum of all capacities may be, if there are
+_FEW = 16  # this many backends or more
 
 
 class Fleet:
+    """The backends (`BackendLoad`, called `seat` in the code), and the room that they have."""
+
     def __init__(self, seats: Iterable[BackendLoad] = ()) -> None:
         self.seats: list[BackendLoad] = []
         self._by_name: dict[str, BackendLoad] = {}
         self.in_flight = 0
-        self.limit = 0  # of all seats together
-        self.now = 0.0  # as the admission was last told
+        self.limit = 0  # of all backends together
+        self.now = 0.0  # the time of the last event
         self._heap: list[tuple[float, int, int, BackendLoad]] = []
         self._entries = 0
         self._turn = 0
         self._any_up = False
         self._any_paused = False
-        self._odd: list[BackendLoad] = []  # their limit is not what jobs go by: learned, or out of use
+        self._odd: list[BackendLoad] = []  # their limit does not apply to jobs: it is learned, or the backend is out of use
         self._only: BackendLoad | None = None
         self._together = Estimates()
-        self.estimates = self._together  # over all seats
+        self.estimates = self._together  # over all backends
         self.has_kv = False  # whether the size of any cache is known,
         self.smallest_cache = 0  # and the least of those
-        self._capacity: int | None = None  # of all seats together
+        self._capacity: int | None = None  # of all backends together
         self._capacity_at = -math.inf
         self.set(seats)
 
     def set(self, seats: Iterable[BackendLoad]) -> None:
-        """The configured seats; one that is retired still releases its calls."""
+        """Set the configured backends; a retired one still releases its calls."""
         self.seats = list(seats)
         self._by_name = {seat.name: seat for seat in self.seats}
         self.refresh()
 
     def refresh(self) -> None:
-        """After seats went up, down, were drained, or left the configuration."""
+        """Recompute everything after backends went up or down, were drained, or left the configuration."""
         self._only = self.seats[0] if len(self.seats) == 1 else None
         self.estimates = self._only.estimates if self._only is not None else self._together
         self._any_up = any(seat.well for seat in self.seats)
@@ -66,8 +68,8 @@ class Fleet:
             self.changed(seat)
 
     def changed(self, seat: BackendLoad) -> None:
-        """Its load or its limit is not what it was."""
-        # Those that are down are taken only when nothing else is left, so that a wrong verdict costs a failed attempt
+        """Update the fleet after the load or the limit of a backend has changed."""
+        # Backends that are down are used only when there is no other, so that a wrong verdict costs a failed attempt
         # and never an outage.
         limit = seat.limit
         if seat.retired:
@@ -85,11 +87,11 @@ class Fleet:
                 heapq.heapify(self._heap)
 
     def best(self, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None) -> BackendLoad | None:
-        """The seat for the next call: none of `tried`, and one of `seats` unless any will do."""
+        """Return the backend for the next call: none of `tried`, and one of `seats` unless that is None."""
         if tried or seats is not None:
             return self._best_of(kv, tried, seats)
         only = self._only
-        if only is not None:  # as it mostly is: then there is nothing to choose
+        if only is not None:  # the usual case: there is nothing to choose
             if only.waits:
                 self.look_for_overdue(only)
             return only if only.in_flight < only.counted and (not only.kv_tokens or only.fits(kv)) else None
@@ -106,7 +108,7 @@ class Fleet:
         return None
 
     def _look_past(self, kv: int, alone: bool | None = None) -> BackendLoad | None:
-        """The least loaded has no cache left for it, or is not quiet; one of the next may be better."""
+        """Try the next few backends: the least loaded one has no cache left for the call, or is not quiet."""
         passed: list[tuple[float, int, int, BackendLoad]] = []
         found = None
         while self._heap and found is None and len(passed) < _LOOK_PAST:
@@ -125,7 +127,7 @@ class Fleet:
         return [seat for name in seats if name not in tried and (seat := self._by_name.get(name)) is not None]
 
     def _best_of(self, kv: int, tried: frozenset[str], seats: frozenset[str] | None) -> BackendLoad | None:
-        """For a call that failed elsewhere, or that only some can answer: few, so it may look at all of them."""
+        """Choose for a call that failed elsewhere, or that only some backends can answer; such calls are few, so scan."""
         left = self._among(tried, seats)
         left = [seat for seat in left if seat.well] or left
         for seat in left:
@@ -136,7 +138,7 @@ class Fleet:
     def quiet(
         self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None
     ) -> BackendLoad | None:
-        """The seat for the next item of a job; `alone` when there are no live calls."""
+        """Return the backend for the next item of a job; `alone` when there are no live calls."""
         if tried or seats is not None:
             left = [seat for seat in self._among(tried, seats) if seat.has_room and seat.fits(kv)]
             left = [seat for seat in left if seat.well and seat.quiet(alone)]
@@ -147,7 +149,7 @@ class Fleet:
         return self._look_past(kv, alone)
 
     def places(self, seats: frozenset[str] | None = None) -> tuple[int, int]:
-        """How many calls the seats in use can run, and how many they have; of these seats, or of all."""
+        """Return how many calls the backends in use can run, and how many they have; of `seats`, or of all."""
         if seats is not None:
             among = [seat for seat in self._among(NOBODY, seats) if seat.well]
             return sum(seat.known for seat in among), sum(seat.in_flight for seat in among)
@@ -161,20 +163,20 @@ class Fleet:
         return most, taken
 
     def paused_until(self, seats: frozenset[str] | None) -> float:
-        """When the first of those that could take a call does so again; 0 if one does now."""
+        """Return when the first of the backends that could take a call does so again; 0 if one does now."""
         if seats is None and not self._any_paused:
             return 0.0
         usable = [seat for seat in self._among(NOBODY, seats) if not seat.closed and not seat.drained]
         return min((seat.paused_until if seat.paused else 0.0 for seat in usable), default=0.0)
 
     def is_cold(self, seats: frozenset[str] | None) -> bool:
-        """Whether there is a seat of which nothing shows that calls would wait there."""
+        """Return whether there is a healthy backend with no evidence that calls would wait there."""
         among = self.seats if seats is None else self._among(NOBODY, seats)
         return any(seat.is_open and seat.well for seat in among)
 
     @property
     def capacity(self) -> int | None:
-        """How many calls the seats in use can run, if there is evidence for each; None while it may be any number."""
+        """Return how many calls the backends in use can run, if there is evidence for each; None while there is not."""
         if self.now - self._capacity_at > _CAPACITY_S or len(self.seats) < _FEW:
             self._capacity_at = self.now
             parts = [seat.capacity for seat in self.seats if seat.well]
@@ -182,7 +184,7 @@ class Fleet:
         return self._capacity
 
     def load_of(self, seats: frozenset[str] | None) -> tuple[int, int | None]:
-        """How many calls these seats have, and how many they can run, if that is known."""
+        """Return how many calls these backends have, and how many they can run, if that is known."""
         if seats is None:
             return self.in_flight, self.capacity
         among = [seat for seat in self._among(NOBODY, seats) if seat.well]
@@ -191,25 +193,26 @@ class Fleet:
         return sum(seat.in_flight for seat in among), known
 
     def takes(self, seat: BackendLoad, tried: frozenset[str], seats: frozenset[str] | None = None) -> bool:
-        """Whether such a call would be sent there if there were room."""
+        """Return whether such a call would be sent to this backend if it had room."""
         if seat.retired or seat.name in tried or (seats is not None and seat.name not in seats):
             return False
         any_up = self._any_up if seats is None else any(other.well for other in self._among(tried, seats))
         return seat.well or not (any_up or seat.closed or seat.drained)
 
     def usable(self, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None) -> bool:
-        """Whether there is any seat that such a call could wait for."""
+        """Return whether there is any backend that such a call could wait for."""
         among = self.seats if seats is None and not tried else self._among(tried, seats)
         return any(not seat.closed and not seat.drained for seat in among)
 
     def estimates_of(self, seats: frozenset[str] | None) -> Estimates:
-        """Of those that can answer a call: of one of them, where they are not all."""
+        """Return the estimates for a call: those of all backends, or of one that can answer it if not all can."""
         if seats is None:
             return self.estimates
         one = min(self._among(NOBODY, seats), key=lambda seat: seat.name, default=None)
         return one.estimates if one is not None else self.estimates
 
     def take(self, seat: BackendLoad, ticket: AnyTicket, now: float) -> None:
+        """Put a call on a backend."""
         self._turn += 1
         seat.turn = self._turn
         seat.in_flight += 1
@@ -227,7 +230,7 @@ class Fleet:
         self.changed(seat)
 
     def _read(self, seat: BackendLoad, ticket: AnyTicket, now: float) -> None:
-        """Its first token is waited for from here on."""
+        """Start to wait for the call's first token."""
         limiter, ahead = seat.limiter, seat.unstarted
         ticket.reading = True
         ticket.late = False
@@ -242,11 +245,12 @@ class Fleet:
             seat.waits[ticket] = None
 
     def look_for_overdue(self, seat: BackendLoad) -> bool:
-        """A call that is overdue shows that the engine queues before its first token does; whether that changed anything."""
+        """Look for calls whose first token is overdue, which shows that the engine queues before a late token does. Return
+        whether any was found."""
         waits, limiter, found = seat.waits, seat.limiter, False
         while waits:
             ticket = next(iter(waits))
-            if ticket.late_at == math.inf:  # when it was sent, nothing was known yet
+            if ticket.late_at == math.inf:  # nothing was known yet when it was sent
                 ticket.late_at = ticket.sent_at + limiter.late_after_s(ticket.prompt, not ticket.whole)
             if ticket.late_at > self.now:
                 break
@@ -260,7 +264,7 @@ class Fleet:
         return found
 
     def first_token(self, ticket: AnyTicket, now: float) -> None:
-        """The engine has read the prompt and begun to answer."""
+        """Note that the engine has read the call's prompt and begun to answer."""
         seat = ticket.seat
         assert seat is not None
         ticket.reading = False
@@ -269,7 +273,7 @@ class Fleet:
         seat.reading -= ticket.ahead
         if not seat.slots:
             self._learn_from(seat, ticket, now)
-        if not ticket.job and not ticket.whole:  # an item may have stood in the engine's queue, which no live call should
+        if not ticket.job and not ticket.whole:  # an item may have waited in the engine's queue, which no live call should
             waited = now - ticket.sent_at
             seat.estimates.first_token.observe(ticket.work, waited, now)
             if self._only is None:
@@ -283,7 +287,7 @@ class Fleet:
         late = ticket.late or now > ticket.late_at
         if not ticket.whole:
             limiter.runs(seat.in_flight - seat.held - seat.unstarted, now)
-        elif not late:  # all that it had at the time was being worked on
+        elif not late:  # the engine was working on all calls that it had
             limiter.runs(seat.in_flight - seat.held, now)
         if ticket.job:
             return
@@ -300,28 +304,28 @@ class Fleet:
         )
 
     def engine_told(self, seat: BackendLoad, waiting: int) -> None:
-        """By its own figures so many calls wait in it."""
+        """Note how many calls wait in the engine, by its own figures."""
         if not seat.slots:
             seat.limiter.told(waiting)
             self.changed(seat)
 
     def nobody_waits(self, seat: BackendLoad) -> None:
-        """What is learned of it holds nobody back."""
+        """Drop the learned limit of a backend if it holds nobody back and calls are on time."""
         if seat.limiter.queues is not Evidence.NONE:
             seat.limiter.open_if_on_time()
             self.changed(seat)
 
     def has_other(self, tried: frozenset[str], seats: frozenset[str] | None) -> bool:
-        """Whether a call that was refused could go to another seat now."""
+        """Return whether a refused call could go to another backend now."""
         return any(seat.well and not seat.paused for seat in self._among(tried, seats))
 
     def refused(self, seat: BackendLoad, now: float) -> None:
-        """It refused a call that is still counted among those in flight."""
+        """Note that a backend refused a call, which still counts as in flight."""
         seat.limiter.refused(seat.in_flight - 1, now)
         self.changed(seat)
 
     def step(self, seat: BackendLoad, seconds: float, now: float) -> bool:
-        """How long a token takes on this seat just now; whether that changes what it may have."""
+        """Note the current time per token on this backend; return whether that changes its limit."""
         seat.estimates.step.observe(seconds, now)
         if self._only is None:
             self._together.step.observe(seconds, now)
@@ -335,7 +339,7 @@ class Fleet:
         return True
 
     def release(self, ticket: AnyTicket, now: float, hold: bool = False) -> BackendLoad:
-        """Its call is over. With `hold` its place stays taken, and its cache, until `let_go`."""
+        """Take an ended call off its backend. With `hold`, its place and its cache stay taken until `let_go`."""
         seat = ticket.seat
         assert seat is not None and seat.in_flight > 0, f"{ticket} was released more often than taken"
         ticket.seat = None
@@ -357,7 +361,7 @@ class Fleet:
         return seat
 
     def let_go(self, seat: BackendLoad, kv: int) -> None:
-        """A place that was held is free."""
+        """Free a place that was held."""
         assert seat.held > 0, f"{seat} holds nothing"
         seat.held -= 1
         seat.in_flight -= 1
@@ -367,5 +371,5 @@ class Fleet:
 
 
 def _order(seat: BackendLoad) -> float:
-    """Which seat is taken first."""
+    """Return the key by which the lowest backend is chosen first."""
     return seat.in_flight / seat.weight + (_LAST if seat.suspected else 0.0)

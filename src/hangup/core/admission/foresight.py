@@ -1,4 +1,4 @@
-"""Whether an answer would reach its client in time, as far as can be known: by when the client will have left, and how long the
+"""`Foresight`: predicts whether an answer would reach its client in time, from when the client will leave and how long the
 answer takes."""
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.tenants import Tenant
 from hangup.core.admission.ticket import AnyTicket
 
-_SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how sure a whole answer must be to come in time, by how busy we are
-_FORESIGHT_S = 300.0  # nothing is foretold beyond: the caps are there for that
+_SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how likely a whole answer must be to come in time, on an idle and on a full backend
+_FORESIGHT_S = 300.0  # no predictions beyond this: the time limits apply there
 _PATIENCE_GAIN = 0.02
 
 
 class Foresight:
+    """Predicts whether calls would be answered in time, and learns clients' patience."""
+
     __slots__ = ("_fleet", "queue_s")
 
     def __init__(self, fleet: Fleet, queue_s: float) -> None:
         self._fleet = fleet
-        self.queue_s = queue_s  # how long calls may wait in line
+        self.queue_s = queue_s  # how long calls may wait in the queue
 
     def patience_s(self, ticket: AnyTicket, tenant: Tenant, now: float) -> float:
-        """How long this tenant's clients would wait in line, on average: a longer line would be for nobody."""
+        """Return how long this tenant's clients would wait in the queue, on average: a longer queue would be for nobody."""
         first_by, all_by = self.gone_by(ticket, tenant)
-        if ticket.stream and all_by < math.inf:  # what it has to spare is what its answer does not take
+        if ticket.stream and all_by < math.inf:  # the time to spare is what the answer itself does not take
             all_by -= tenant.predict(ticket.output_max) * (self._fleet.estimates_of(ticket.seats).step.get(now) or 0.0)
         ticket.patience_s = max(min(first_by, all_by) - now, 0.0)
         told = min(ticket.patience_s, self.queue_s)
@@ -34,21 +36,22 @@ class Foresight:
         return tenant.patience_s
 
     def gone_by(self, ticket: AnyTicket, tenant: Tenant) -> tuple[float, float]:
-        """When its client will have left, without a first token and in any case: by its word, or by what such clients do."""
+        """Return when the client will have left, without a first token and in any case: by its own deadline, or by what such
+        clients do."""
         first, whole = ticket.curves or tenant.patience.of(ticket.client, ticket.stream)
         if not (first.departures or whole.departures):
             return ticket.first_by, ticket.all_by
         arrived, now = ticket.arrived_at, self._fleet.now
         first_s = first.limit(now)
         first_by, all_by = arrived + first_s, arrived + whole.limit(now, first_s)
-        # Who is still there then is more patient than its like: nothing is known of such.
+        # A client that is still there then is more patient than its kind: nothing is known about it.
         return (
             ticket.first_by if first_by <= now else min(ticket.first_by, first_by),
             ticket.all_by if all_by <= now else min(ticket.all_by, all_by),
         )
 
     def too_late(self, ticket: AnyTicket, seat: BackendLoad | None, wait_s: float, now: float) -> bool:
-        """Whether the answer would not reach its client in time, as far as can be known."""
+        """Return whether the answer would come too late for its client, as far as can be known."""
         tenant = ticket.tenant
         assert tenant is not None
         open_seat = seat is not None and seat.is_open
@@ -76,23 +79,23 @@ class Foresight:
         busy = 1.0 if seat is None else min((seat.in_flight - seat.jobs) / max(seat.limit, 1), 1.0)
         return lengths.share_within(room) < _SURE_IDLE + (_SURE_FULL - _SURE_IDLE) * busy
 
-    # What is learned of clients' patience
+    # Learning clients' patience
 
     def watch(self, ticket: AnyTicket, tenant: Tenant) -> None:
-        """Its client waits from here on."""
+        """Note that the call's client begins to wait."""
         if not ticket.whole:
             ticket.curves = first, whole = tenant.patience.of(ticket.client, ticket.stream)
             (first if ticket.stream else whole).watch(ticket, ticket.arrived_at, 0.0)
 
     def first_token(self, ticket: AnyTicket, now: float) -> None:
-        """From here on its client waits for the rest."""
+        """Note that the client has its first token and now waits for the rest."""
         if ticket.stream and ticket.curves is not None:
             first, whole = ticket.curves
             first.unwatch(ticket)
             whole.watch(ticket, ticket.arrived_at, now - ticket.arrived_at)
 
     def watched(self, ticket: AnyTicket, now: float, left: bool) -> None:
-        """How long its client was seen to wait, and whether it left then."""
+        """Learn how long the client waited, and whether it left then."""
         if ticket.curves is None:
             return
         first, whole = ticket.curves

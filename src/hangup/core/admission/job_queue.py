@@ -1,7 +1,7 @@
-"""The second line: items of jobs, which nobody waits for at the other end of a connection.
+"""`JobQueue`: the second queue, for items of jobs, which no client waits for.
 
-They are fair among each other as calls are, and seen from the first line they are not there: what is counted of jobs is
-counted here. They get what is idle, and leave room for live calls that may come; when more come than that, jobs make way.
+Its tenants share fairly just as live calls do, and the first queue knows nothing of them: jobs are counted only here. Jobs get
+idle capacity and leave room for live calls that may come; when more of those come, jobs yield.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hangup.core.admission.ticket import NOBODY, AnyTicket
 
 
 class JobQueue(Queue):
-    """Who waits in it, who of it runs, and who of those has been told to make way."""
+    """The items of jobs that wait, those that run, and those of them that have been told to yield."""
 
     def __init__(self, fleet: Fleet, limits: AdmissionLimits) -> None:
-        super().__init__(lifo_after_s=math.inf)  # nobody loses patience: always in order
+        super().__init__(lifo_after_s=math.inf)  # nobody loses patience: always first come, first served
         self.tenants: dict[str, Tenant] = {}
-        self.running: dict[AnyTicket, None] = {}  # as they started
-        self.yielding: set[AnyTicket] = set()  # told, and not yet ended
+        self.running: dict[AnyTicket, None] = {}  # in the order of their start
+        self.yielding: set[AnyTicket] = set()  # told to yield, and not yet ended
         self.live_peak = Peak(limits.jobs_calm_s)  # of live calls in flight
         self._fleet = fleet
         self.configure(limits)
@@ -38,23 +38,23 @@ class JobQueue(Queue):
     def in_flight(self) -> int:
         return len(self.running) + len(self.yielding)
 
-    # Whose they are
+    # Tenants
 
     def tenant(self, live: Tenant) -> Tenant:
-        """Where the jobs of a tenant are counted."""
+        """Return the tenant that counts the jobs of a live tenant."""
         found = self.tenants.get(live.name)
         if found is None:
             found = self.tenants[live.name] = live.for_its_jobs()
         return found
 
     def follow(self, live: Tenant) -> None:
-        """The tenant has been given new terms."""
+        """Apply the tenant's new terms to its jobs."""
         found = self.tenants.get(live.name)
         if found is not None:
             self.change_terms(found, live.terms)
             found.allowance = live.allowance
 
-    # Coming and going
+    # Starts and ends
 
     def on(self, seat: BackendLoad, ticket: AnyTicket) -> None:
         self.running[ticket] = None
@@ -65,20 +65,22 @@ class JobQueue(Queue):
         self.yielding.discard(ticket)
         seat.jobs -= 1
 
-    # What they leave to others
+    # Room for live calls
 
     def idle_seat(
         self, live: int, now: float, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None
     ) -> BackendLoad | None:
-        """Where an item may start, if enough stays free for live calls, of which `live` are in flight."""
+        """Return a backend where an item may start, if enough stays free for live calls, of which `live` are in flight."""
         peak = self.live_peak.get(live, now)
         seat = self._fleet.quiet(not peak, kv, tried, seats)
         if seat is None:
             return None
-        if not seat.slots and not peak:  # jobs alone show what the engine can do; for a live call that comes one makes way
+        if (
+            not seat.slots and not peak
+        ):  # without live calls, jobs show the engine's capacity; one yields when a live call comes
             return seat if seat.in_flight < seat.known or seat.limiter.one_more(seat.in_flight, now) else None
         most, taken = self._fleet.places(seats)
-        # Where the peak was is not known: some backends keep free no more than their share, and jobs there make way.
+        # The peak is not known per backend: a subset of backends keeps free no more than its share, and jobs there yield.
         headroom = max(self._kept_free(most, peak), peak - live if seats is None else 0)
         return seat if seat.in_flight < seat.known and most - taken - 1 >= headroom else None
 
@@ -86,16 +88,17 @@ class JobQueue(Queue):
         share = self._limits.jobs_hold_back_share if peak else self._limits.hold_back_share
         return min(max(1, math.ceil(share * most)), most - 1)
 
-    # Making way
+    # Yielding
 
     def make_way(self, queue: Queue) -> list[AnyTicket]:
-        """One job for each live call that stays in line, unless a place is about to get free for it anyway."""
+        """Choose one job to yield for each live call that stays in the queue, unless a place is about to become free for it
+        anyway."""
         fleet = self._fleet
         coming = Counter({seat: seat.held for seat in fleet.seats if seat.well and seat.held})
         coming.update(job.seat for job in self.yielding if job.seat is not None)
         if queue.count <= coming.total() and queue.waited_for() == {None}:
             return []
-        # Those whose end makes room; the one that started last has the least to lose.
+        # Jobs whose end makes room; the one that started last has the least to lose.
         could = [(job, job.seat) for job in self._may_yield() if job.seat is not None and job.seat.has_room_without(job)]
         told: list[AnyTicket] = []
         for waiting in queue if could else ():
@@ -114,14 +117,14 @@ class JobQueue(Queue):
         return self._tell(told)
 
     def make_way_on(self, seat: BackendLoad) -> list[AnyTicket]:
-        """A live call was sent where prompts of jobs are being read, which it would have to wait for; or where there may be
-        no slot left, as far as has been seen."""
+        """Choose jobs to yield after a live call was sent to a backend that is reading prompts of jobs, which the call would
+        wait for, or that may have no slot left."""
         full = not seat.slots and seat.in_flight - sum(job.seat is seat for job in self.yielding) > seat.limiter.ran
         here = [job for job in reversed(self._may_yield()) if job.seat is seat]
         return self._tell([job for job in here if job.reading] or here[:full])
 
     def _may_yield(self) -> list[AnyTicket]:
-        """All that run, but for one on each seat that has made way often enough: work must come to an end."""
+        """Return all running jobs, except one per backend that has yielded often enough: work must finish at some point."""
         often, stays = self._limits.job_yields_max, set[BackendLoad]()
         may = []
         for job in self.running:

@@ -1,13 +1,14 @@
-"""Who waits, and who is next.
+"""`Queue`: holds the waiting calls and decides who is next.
 
-Bands go in order. Within a band the tenant with the least service goes next (virtual token counter): each start is
-charged to the tenant's counter, and one that comes back after a pause is lifted to where the others are, so that
-nobody saves up. Within a tenant it is first come first served as long as the oldest has waited little; once the line
-stands, the newest goes first, whose client is the most likely to be still there when the answer comes.
+Bands go in order. Within a band, the tenant with the least service goes next (virtual token counter): each start is charged to
+the tenant's counter, and a tenant that comes back after a pause is lifted to the level of the others, so that nobody can save
+up. Within a tenant, calls go first come, first served as long as the oldest has waited only briefly. Once the queue stands
+still, the newest goes first, because its client is the most likely to be still there when the answer comes.
 
-Every operation takes the same time however many wait; finding the least served tenant takes log(tenants).
+Every operation takes the same time however many calls wait; finding the least served tenant takes log(tenants).
 
-Calls that only some seats can take (`Ticket.seats`) stand in the same line; when these seats are full, they are passed over.
+Calls that only some backends can take (`Ticket.seats`) are in the same queue; when those backends are full, the calls are
+skipped.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from hangup.core.admission.drain_rate import overlap
 from hangup.core.admission.tenants import Band, Tenant, TenantTerms
 from hangup.core.admission.ticket import ANYWHERE, NOBODY, AnyTicket, Where
 
-_PATIENCE_SHARE = 0.25  # of what a call may wait, that it waits in order
+_PATIENCE_SHARE = 0.25  # of a client's patience: for that long, calls go in order
 
 
 class _Lane:
-    """One band: its tenants with someone in line."""
+    """One band: its tenants that have waiting calls."""
 
     __slots__ = ("by_length", "by_service", "count", "tenants", "weight")
 
@@ -32,26 +33,28 @@ class _Lane:
         self.by_length: list[tuple[float, int, Tenant]] = []
         self.count = 0
         self.tenants = 0
-        self.weight = 0.0  # of those tenants
+        self.weight = 0.0  # the sum over those tenants
 
 
 class Queue:
+    """The waiting calls of all tenants."""
+
     def __init__(self, lifo_after_s: float) -> None:
         self.lifo_after_s = lifo_after_s
         self.count = 0
         self.bytes = 0
-        self.groups: dict[Where, int] = {}  # how many wait for what, without the one set aside
-        self.aside: AnyTicket | None = None  # one that no seat can take at the moment, though there is room for others
+        self.groups: dict[Where, int] = {}  # how many calls wait for which backends, without the one set aside
+        self.aside: AnyTicket | None = None  # a call that no backend can take at the moment, although there is room for others
         self.aside_at = 0.0
         self._lanes = [_Lane() for _ in Band]
-        self._floor = 0.0  # the service of who went last: where those who come back begin
+        self._floor = 0.0  # the service of the tenant that started last: returning tenants begin here
         self._entries = 0
-        self._order = 0  # of who came last; who goes before all others gets it below zero
+        self._order = 0  # the number of the last arrival; a call that goes before all others gets a negative one
 
-    # Coming and going
+    # Arrivals and departures
 
     def push(self, ticket: AnyTicket, now: float, *, first: bool = False) -> None:
-        """Puts it in line; `first` for one that has waited already."""
+        """Add a call; `first` for a call that has waited before."""
         tenant = ticket.tenant
         assert tenant is not None and not ticket.queued
         self._order += 1
@@ -80,7 +83,7 @@ class Queue:
             self._tidy(lane)
 
     def remove(self, ticket: AnyTicket) -> None:
-        """It does not wait any longer, for whatever reason."""
+        """Remove a call, for whatever reason."""
         assert ticket.queued
         if ticket is self.aside:
             self.aside = None
@@ -93,7 +96,7 @@ class Queue:
         self.bytes -= ticket.size
 
     def set_aside(self, ticket: AnyTicket, now: float) -> None:
-        """It goes as soon as it can, and until then stands in nobody's way."""
+        """Take a call out of the order: it starts as soon as it can, and until then blocks no other."""
         assert self.aside is None
         self._unlink(ticket)
         self.aside = ticket
@@ -109,12 +112,12 @@ class Queue:
             del self.groups[ticket.where]
         lane.count -= 1
         if not tenant.line:
-            tenant.version += 1  # voids its entry
+            tenant.version += 1  # invalidates its entry in the heap
             lane.tenants -= 1
             lane.weight -= tenant.terms.weight
 
     def change_terms(self, tenant: Tenant, terms: TenantTerms) -> None:
-        """Takes those who wait along into the new band and weight."""
+        """Move the tenant's waiting calls into its new band and weight."""
         waiting = sorted(tenant.line, key=lambda ticket: ticket.order)
         for ticket in waiting:
             self._unlink(ticket)
@@ -123,7 +126,7 @@ class Queue:
             self._link(ticket, tenant)
 
     def regroup(self, seats_of: Callable[[AnyTicket], frozenset[str] | None]) -> None:
-        """What seats can answer has changed: all who wait are told anew where they can go, and keep their places."""
+        """Update where each waiting call can go, after a change in what backends can answer; the calls keep their order."""
         if self.aside is not None:
             self.aside.seats = seats_of(self.aside)
         waiting = sorted((ticket for ticket in self if ticket is not self.aside), key=lambda ticket: ticket.order)
@@ -137,7 +140,7 @@ class Queue:
             self._link(ticket, ticket.tenant)
 
     def __iter__(self) -> Iterator[AnyTicket]:
-        """All who wait, tenant by tenant."""
+        """Yield all waiting calls, tenant by tenant."""
         if self.aside is not None:
             yield self.aside
         for lane in self._lanes:
@@ -148,7 +151,7 @@ class Queue:
     # Who is next
 
     def next(self, now: float, full: Collection[Where] = ()) -> AnyTicket | None:
-        """Whose turn it is, of those who wait for something else than what is full."""
+        """Return the next call to start, of those that wait for something other than `full`."""
         if full and len(full) == len(self.groups):
             return None
         for lane in self._lanes:
@@ -159,12 +162,12 @@ class Queue:
         return None
 
     def waited_for(self) -> set[frozenset[str] | None]:
-        """The sets of seats that somebody waits for one of; None is any seat."""
+        """Return the sets of backends that calls wait for; None stands for any backend."""
         sets = {seats for seats, _ in self.groups}
         return sets if self.aside is None else sets | {self.aside.seats}
 
     def wanted(self) -> frozenset[str] | None:
-        """All seats that somebody waits for; None if it may be any."""
+        """Return all backends that calls wait for; None if a call waits for any."""
         wanted = NOBODY
         for seats in self.waited_for():
             if seats is None:
@@ -173,11 +176,11 @@ class Queue:
         return wanted
 
     def _stands(self, oldest: AnyTicket, newest: AnyTicket, now: float) -> bool:
-        """Whether the line moves too slowly for the newest to wait until all before it have gone."""
+        """Return whether the queue moves too slowly for the newest call to wait until all before it have started."""
         return now - oldest.queued_at > min(self.lifo_after_s, _PATIENCE_SHARE * newest.patience_s)
 
     def _least_served(self, lane: _Lane, full: Collection[Where]) -> tuple[AnyTicket, AnyTicket] | None:
-        """The oldest and the newest of the tenant whose turn it is."""
+        """Return the oldest and the newest call of the tenant that is next."""
         heap = lane.by_service
         passed: list[tuple[float, int, int, Tenant]] = []
         found = None
@@ -194,16 +197,17 @@ class Queue:
         return found
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
-        """Tokens were spent on it, or fewer than it was charged with."""
+        """Charge a tenant for tokens; a negative number corrects an earlier charge."""
         tenant.served += tokens / tenant.terms.weight
         if tenant.line:
             self._enter(self._lanes[tenant.terms.band], tenant)
 
     def went(self, tenant: Tenant) -> None:
-        """One of its calls starts: those who come back later begin here."""
+        """Note that a call of this tenant starts: tenants that come back later begin at its level."""
         self._floor = max(self._floor, tenant.served)
 
     def lift(self, tenant: Tenant) -> None:
+        """Raise a returning tenant to the level of the others."""
         tenant.served = max(tenant.served, self._floor)
 
     def _enter(self, lane: _Lane, tenant: Tenant) -> None:
@@ -217,16 +221,17 @@ class Queue:
     # Overflow
 
     def ahead_of(self, newcomer: AnyTicket, tenant: Tenant) -> float:
-        """About how many have to go until all of this tenant's line has."""
+        """Estimate how many calls start until all of this tenant's queue has started."""
         return self._rounds(newcomer, tenant, len(tenant.line))
 
     def before(self, newcomer: AnyTicket, tenant: Tenant, now: float) -> float:
-        """About how many go before a newcomer of this tenant."""
+        """Estimate how many calls start before a new call of this tenant."""
         first = not tenant.line or self._stands(tenant.line.oldest(), newcomer, now)
         return self._rounds(newcomer, tenant, 0 if first else len(tenant.line))
 
     def _rounds(self, newcomer: AnyTicket, tenant: Tenant, turns: int) -> float:
-        """Calls that start until this tenant has had so many turns; those who wait for other seats do not count."""
+        """Return how many calls start until this tenant has had `turns` starts; calls that wait for other backends do not
+        count."""
         lane = self._lanes[tenant.terms.band]
         higher = sum(lane.count for lane in self._lanes[: tenant.terms.band])
         rounds = higher + min(lane.count, turns * lane.weight / tenant.terms.weight)
@@ -235,9 +240,9 @@ class Queue:
         return min(rounds, sum(count for (seats, _), count in self.groups.items() if overlap(seats, newcomer.seats)))
 
     def victim(self, tenant: Tenant) -> AnyTicket | None:
-        """Who makes room for a newcomer of this tenant: the oldest of the longest line, of the lowest band.
+        """Return the call that makes room for a new call of this tenant: the oldest of the longest queue, of the lowest band.
 
-        None if that would be one of its own, or of a higher band: then the newcomer has to go.
+        Return None if that would be one of its own calls, or one of a higher band: then the new call is refused.
         """
         for band in reversed(Band):
             lane = self._lanes[band]
@@ -254,7 +259,8 @@ class Queue:
         return None
 
     def victim_elsewhere(self, newcomer: AnyTicket, tenant: Tenant) -> AnyTicket | None:
-        """One who waits for other seats, if more do so than for the newcomer's: they shall not fill the queue alone."""
+        """Return a call that waits for other backends, if more wait there than for the new call's: they must not fill the queue
+        alone."""
         if newcomer.seats is None:
             return None
         mine = sum(count for (seats, _), count in self.groups.items() if overlap(seats, newcomer.seats))

@@ -1,7 +1,7 @@
-"""The retry budget: how much of the traffic may be second attempts.
+"""The retry budget: bounds the share of the traffic that may be second attempts.
 
-Every attempt earns a share of a retry, every retry costs one. What was earned can be saved up to a reserve, so that a
-short bad time does not cut off those whose second attempt would have succeeded.
+Every attempt earns a share of a retry, every retry costs one. Unspent retries accumulate up to a reserve, so that a short
+outage does not cut off clients whose second attempt would have succeeded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ _RESERVE = 100.0  # retries
 
 
 class RetryBudget:
-    """Of one tenant: nobody else pays for its retries."""
+    """The retry budget of one tenant: no other tenant pays for its retries."""
 
     __slots__ = ("_left",)
 

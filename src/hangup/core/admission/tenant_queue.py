@@ -1,7 +1,7 @@
-"""One tenant's calls that wait, in order, and apart by the seats that can take them.
+"""`TenantQueue`: one tenant's waiting calls, in order, grouped by the backends that can take them.
 
-A call that waits for one backend must not hold up a call for another. So they are kept in groups, one for each set of
-seats, and who is next is asked for without those groups whose seats are full.
+A call that waits for one backend must not block a call for another. So there is a group for each set of backends, and the
+search for the next call skips the groups whose backends are full.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ _NONE: tuple[Where, ...] = ()
 
 
 class TenantQueue:
+    """The waiting calls of one tenant."""
+
     __slots__ = ("_count", "_groups")
 
     def __init__(self) -> None:
-        self._groups: dict[Where, OrderedDict[AnyTicket, None]] = {}  # each in order, and none empty
+        self._groups: dict[Where, OrderedDict[AnyTicket, None]] = {}  # each in order; none is empty
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[AnyTicket]:
-        """All of them, group by group."""
+        """Yield all calls, group by group."""
         for group in self._groups.values():
             yield from group
 
     def push(self, ticket: AnyTicket) -> None:
-        """At the end, or where it was taken from: by its `order`."""
+        """Add a call at the end, or at the front if its `order` says so."""
         group = self._groups.setdefault(ticket.where, OrderedDict())
         first = group and ticket.order < next(iter(group)).order
         group[ticket] = None
@@ -49,9 +51,9 @@ class TenantQueue:
         return min((next(iter(group)) for group in self._groups.values()), key=_order)
 
     def ends(self, full: Container[Where] = _NONE) -> tuple[AnyTicket, AnyTicket] | None:
-        """The oldest and the newest, of those who wait for something else than what is full."""
+        """Return the oldest and the newest call, of those that wait for something other than `full`."""
         groups = [group for where, group in self._groups.items() if where not in full]
-        if len(groups) == 1:  # as it mostly is
+        if len(groups) == 1:  # the usual case
             return next(iter(groups[0])), next(reversed(groups[0]))
         if not groups:
             return None

@@ -1,4 +1,4 @@
-"""A tenant in the admission: its share, its own limits, and what is known of its answers."""
+"""`Tenant`: a tenant as admission sees it: its share, its own limits, and statistics of its answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hangup.core.admission.tenant_queue import TenantQueue
 
 
 class Band(IntEnum):
-    """Priorities, the first to go first."""
+    """Priorities; the first goes first."""
 
     HIGH = 0
     NORMAL = 1
@@ -38,7 +38,7 @@ class TenantTerms:
 
 
 class Allowance:
-    """Tokens per minute, as a bucket that may go into debt by one call: its length is known only at its end."""
+    """Tokens per minute, as a bucket that may go into debt by one call, because its length is known only at its end."""
 
     __slots__ = ("_at", "_level", "per_minute")
 
@@ -57,11 +57,13 @@ class Allowance:
         self._level -= tokens
 
     def wait_s(self, now: float) -> float:
-        """Until it is out of debt."""
+        """Return the seconds until it is out of debt."""
         return max(-self.left(now), 0.0) * 60 / self.per_minute
 
 
 class Tenant:
+    """One tenant's terms, waiting and running calls, and statistics."""
+
     __slots__ = (
         "_lengths",
         "allowance",
@@ -79,13 +81,13 @@ class Tenant:
 
     def __init__(self, name: str, terms: TenantTerms) -> None:
         self.name = name
-        self.line = TenantQueue()  # who waits
-        self.served = 0.0  # weighted tokens: the virtual counter that fairness goes by
-        self.waiting = 0  # in line, or set aside
+        self.line = TenantQueue()  # waiting calls
+        self.served = 0.0  # weighted tokens: the virtual counter that decides who is next
+        self.waiting = 0  # queued, or set aside
         self.in_flight = 0
-        self.version = 0  # of its entry among those who wait
+        self.version = 0  # of its entry in the queue's heap
         self.patience = PatienceBook()
-        self.patience_s: float | None = None  # how long its clients would wait in line, on average
+        self.patience_s: float | None = None  # how long its clients would wait in the queue, on average
         self.retries = RetryBudget()
         self._lengths: dict[int, Lengths] = {}
         self.set(terms)
@@ -95,17 +97,18 @@ class Tenant:
         self.allowance = Allowance(terms.tokens_per_minute) if terms.tokens_per_minute else None
 
     def for_its_jobs(self) -> Tenant:
-        """A tenant beside it: jobs have its terms and its allowance, and nothing else that they do is counted against it."""
+        """Return a second tenant for its jobs: it shares the terms and the allowance, and nothing else is counted against this
+        one."""
         jobs = Tenant(self.name, self.terms)
         jobs.allowance = self.allowance
         return jobs
 
     def spent(self, now: float) -> bool:
-        """Whether its tokens are used up for now."""
+        """Return whether its tokens per minute are used up for now."""
         return self.allowance is not None and self.allowance.left(now) <= 0
 
     def lengths(self, output_max: int) -> Lengths:
-        """Of its answers with about this maximum."""
+        """Return the lengths of its answers with about this maximum."""
         bucket = output_max.bit_length()
         found = self._lengths.get(bucket)
         if found is None:
@@ -113,13 +116,13 @@ class Tenant:
         return found
 
     def predict(self, output_max: int) -> float:
-        """Output tokens of a call on average."""
+        """Return the expected output tokens of a call."""
         lengths = self.lengths(output_max)
         expected = lengths.mean if lengths.known else _PREDICTED_UNKNOWN
         return min(expected, output_max) if output_max else expected
 
     def most(self, output_max: int) -> float:
-        """Output tokens that nine calls of ten stay within; twice what is usual, before that is known."""
+        """Return the output tokens that nine of ten calls stay within; twice the default while that is unknown."""
         lengths = self.lengths(output_max)
         if not lengths.known:
             return min(2 * _PREDICTED_UNKNOWN, output_max)
