@@ -1,1 +1,2 @@
-"""The admin port: health, metrics, the API of live calls, the dashboard. Not hot, so it runs on Starlette and uvicorn."""
+"""The admin port: health, metrics, the API of live calls, the dashboard. It is not on the hot path, so it uses Starlette and
+uvicorn."""

@@ -19,7 +19,7 @@ from hangup.gateway.admin.overview import Watchers
 from hangup.gateway.admin.view import GatewayView, Killed
 
 _DAY_S = 86_400.0
-_KILLS_PER_TURN = 50  # then the event loop may see to others
+_KILLS_PER_TURN = 50  # then the event loop may run other tasks
 
 
 def routes(view: GatewayView) -> list[Route]:
@@ -75,7 +75,7 @@ async def kill_call(view: GatewayView, request: Request) -> Answer:
 
 
 async def kill_chosen(view: GatewayView, request: Request) -> Answer:
-    """`DELETE /api/calls?tenant=…&dry_run=1`. Kills in portions, since a filter may choose thousands."""
+    """Handle `DELETE /api/calls?tenant=…&dry_run=1`. Kills in batches, because a filter may match thousands."""
     query = dict(request.query_params)
     dry_run = query.pop("dry_run", "") in ("1", "true")
     wait_s = _wait_s(query)
@@ -98,12 +98,12 @@ async def kill_chosen(view: GatewayView, request: Request) -> Answer:
 
 
 def _wait_s(query: Mapping[str, str]) -> float | None:
-    """How long the caller wants to wait for the engine; None: as long as is set (`kill_wait_s`)."""
+    """Return how long the caller wants to wait for the engine; None: the configured `kill_wait_s`."""
     return calls.number(query, "wait_s", 0.0) if query.get("wait_s") else None
 
 
 async def _verified(view: GatewayView, killed: list[Killed], wait_s: float | None) -> list[dict[str, Any]]:
-    """What became of those calls, once their engines have had time to say that they let go."""
+    """Describe the killed calls after their engines have had time to confirm that they stopped."""
     await view.until_let_go([row.call for row in killed], wait_s)
     return [calls.killed(row) for row in killed]
 
@@ -124,14 +124,14 @@ async def drain(view: GatewayView, request: Request) -> Answer:
 
 
 async def orphans(view: GatewayView, request: Request) -> Answer:
-    """`DELETE` is an operator's word that nobody waits for what a backend runs besides our own calls."""
+    """Show a backend's orphans; with `DELETE`, an operator declares that nobody waits for them, and they are ended."""
     name = request.path_params["name"]
     found = view.orphans(name, end=request.method == "DELETE")
     return (200, found) if found is not None else _no_such("backend", name)
 
 
 async def report(view: GatewayView, request: Request) -> Answer:
-    """`GET /api/report?since_s=86400&by=tenant`."""
+    """Handle `GET /api/report?since_s=86400&by=tenant`."""
     since_s = calls.number(request.query_params, "since_s", _DAY_S)
     return 200, await view.report(since_s, request.query_params.get("by", "tenant"))
 

@@ -1,7 +1,7 @@
-"""The live registry as the admin side shows it: calls chosen, sorted, cut into pages and described.
+"""Filters, sorts, pages and describes live calls for the admin API.
 
-Everything is read off the calls that exist, when somebody asks; the data path keeps nothing for it. Only the calls of
-the page asked for are described, so that ten thousand live calls cost a few milliseconds.
+Everything is read from the existing calls on request; the data path stores nothing for it. Only the calls of the requested page
+are described, so that ten thousand live calls cost a few milliseconds.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PAGE_DEFAULT = 100
 
 
 class BadQuery(HangupError):
-    """A parameter of a request that is not understood."""
+    """A request has an invalid parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which calls are meant; what is empty chooses all."""
+    """Selects calls; an empty field matches all."""
 
     id: frozenset[str] = frozenset()
     tenant: str = ""
@@ -44,7 +44,7 @@ class Filter:
         if phase and phase not in {p.value for p in Phase}:
             raise BadQuery(f"phase: expected one of {', '.join(p.value for p in Phase)}, got {phase!r}")
         texts = {name: query.get(name, "") for name in ("tenant", "model", "backend", "route", "client")}
-        ids = frozenset(filter(None, query.get("id", "").split(",")))  # no id has a comma in it
+        ids = frozenset(filter(None, query.get("id", "").split(",")))  # no id contains a comma
         return cls(ids, **texts, phase=phase, older_than_s=number(query, "older_than_s", 0.0))
 
     def __bool__(self) -> bool:
@@ -83,7 +83,7 @@ SORTS: dict[str, _Key] = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """How the chosen calls are shown."""
+    """The sort order and the page of a listing."""
 
     sort: str = "age"
     descending: bool = False
@@ -112,7 +112,7 @@ class Page:
 
 
 def listing(calls: Iterable[Call], waits_for: Callable[[Call], str], query: Mapping[str, str], now: float) -> dict[str, Any]:
-    """`GET /api/calls`."""
+    """Build the answer to `GET /api/calls`."""
     filter, page = Filter.read(query), Page.read(query)
     every = list(calls)
     chosen = [call for call in every if filter.chooses(call, now)] if filter else every
@@ -121,7 +121,7 @@ def listing(calls: Iterable[Call], waits_for: Callable[[Call], str], query: Mapp
 
 
 def describe(call: Call, waits_for: str, now: float) -> dict[str, Any]:
-    """One live call. Nothing here comes from the body of a request but the model's name."""
+    """Describe one live call. Of the request's body it shows nothing but the model's name."""
     left = call.started_at + min(call.clock.total_s, call.clock.client_total_s) - now
     return {
         "id": call.id,
@@ -147,7 +147,7 @@ def describe(call: Call, waits_for: str, now: float) -> dict[str, Any]:
 
 
 def tokens_per_s(call: Call, now: float) -> float | None:
-    """Since its first token."""
+    """Return the rate since the first token."""
     if call.first_token_at is None:
         return None
     seconds = (call.ended_at or now) - call.first_token_at
@@ -155,12 +155,12 @@ def tokens_per_s(call: Call, now: float) -> float | None:
 
 
 def release(call: Call) -> str | None:
-    """How its engine let go of a call that ended; None while it is live, and where no engine was left at work."""
+    """Return whether and how the engine stopped an ended call; None while it is live, and if no engine was working on it."""
     return call.fate.value if call.ended and call.fate is not None else None
 
 
 def killed(row: Killed) -> dict[str, Any]:
-    """A call that was killed, with what is known of its engine by now."""
+    """Describe a killed call, with what is known about its engine by now."""
     call = row.call
     ended = call.ended_at or 0.0
     gone = [left.released_at - ended for left in call.leftovers if left.released_at is not None]
@@ -180,7 +180,7 @@ def killed(row: Killed) -> dict[str, Any]:
 
 
 def timeline(call: Call) -> list[dict[str, Any]]:
-    """What happened to a call, in order; seconds since its first byte."""
+    """Return a call's events in order, with seconds since its first byte."""
     steps: list[tuple[float | None, str]] = [
         (call.started_at, "first byte of the request"),
         (call.received_at, "request complete, waiting for a backend"),
@@ -199,7 +199,7 @@ def timeline(call: Call) -> list[dict[str, Any]]:
 
 
 def _release_steps(left: PendingStop) -> list[tuple[float | None, str]]:
-    """From the moment in which an engine was told to stop to its word that it did."""
+    """Return the events from the engine's order to stop until its confirmation."""
     about = "" if left.tokens_exact else "about "
     since = f", {about}{left.tokens_after} tokens computed since" if left.tokens_after is not None else ""
     again = f" and was told again {left.aborts} times" if left.aborts else ""
@@ -224,7 +224,7 @@ def _place(slot: int | None) -> str:
 
 
 def number(query: Mapping[str, str], name: str, default: float) -> float:
-    """A parameter that is a number, 0 or more."""
+    """Return a parameter that must be a number, 0 or more."""
     given = query.get(name, "")
     if not given:
         return default

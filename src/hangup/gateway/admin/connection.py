@@ -1,4 +1,5 @@
-"""Connections to the admin port: few, none silent for long, no large request. uvicorn itself waits for a request for ever."""
+"""Limits connections to the admin port: their number, their idle time and their requests' size. uvicorn itself would wait for a
+request for ever."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hangup.config import ClientLimits
 
-_REQUEST_BYTES_MAX = 256 * 1024  # nothing that may be asked here is nearly as long
+_REQUEST_BYTES_MAX = 256 * 1024  # no valid request is nearly as long
 
 
 class AdminConnection(HttpToolsProtocol):
@@ -46,7 +47,7 @@ class AdminConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.limits.header_s, self._look)
 
     def _look(self) -> None:
-        """Closes a connection that has nothing under way and made no request since the last look."""
+        """Close a connection that has no request in progress and made none since the last check."""
         self._timer = None
         rests = self.cycle is None or self.cycle.response_complete
         if rests and self._requests == self._requests_before:
@@ -57,5 +58,5 @@ class AdminConnection(HttpToolsProtocol):
 
 
 def bounded(limits: ClientLimits) -> type[Any]:
-    """The class of connections under these limits, for uvicorn to make them."""
+    """Return a connection class with these limits for uvicorn to instantiate."""
     return type("BoundedAdminConnection", (AdminConnection,), {"limits": limits})

@@ -1,9 +1,9 @@
-"""Who may talk to the admin port.
+"""Decides who may use the admin port.
 
-- On loopback anybody on this machine may, as with any local tool; elsewhere a token is needed (`admin_token_env`).
-- A web page of another site must not reach it through a browser that can: the Host header must be a name of ours (against
-  DNS rebinding), and what changes something must neither come from another origin nor be a request that any page can
-  send without asking (so it carries the header `x-hangup: 1`).
+- On loopback anybody on this machine may, as with any local tool; elsewhere a token is required (`admin_token_env`).
+- Another site's web page must not reach it through a browser that can. So the Host header must be a name of ours (against
+  DNS rebinding), and a request that changes something must neither come from another origin nor be one that any page can
+  send without a preflight (so it needs the header `x-hangup: 1`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hangup.gateway.http.hosts import is_address
 
 CSRF_HEADER = "x-hangup"
 _SAFE_METHODS = frozenset(["GET", "HEAD", "OPTIONS"])
-# Probes and the page itself carry no secrets; the page asks for the token and sends it with its requests.
+# Probes and the page itself contain no secrets; the page asks for the token and sends it with its requests.
 _OPEN_PATHS = frozenset(["/healthz", "/readyz", "/", "/page.css", "/page.js"])
 _PAGE_HEADERS = [
     (
@@ -37,7 +37,7 @@ _PAGE_HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The token's digest (empty: none is asked for) and the host names that are ours."""
+    """The token's digest (empty: none is required) and the host names that are ours."""
 
     token_sha256: bytes = b""
     names: frozenset[str] = frozenset()
@@ -48,7 +48,7 @@ class Policy:
         return cls(hashlib.sha256(token.encode()).digest() if token else b"", frozenset(ours))
 
     def refuses(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
-        """Status and reason, if this request is not to be served."""
+        """Return status and reason if the request must be refused, else None."""
         if not self._is_ours(headers.get("host", "")):
             return 421, "this host name is not one of the admin port's; see admin_names"
         if method not in _SAFE_METHODS:
@@ -85,11 +85,11 @@ def _host_name(host: str) -> str:
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
-        return ""  # which is nobody's
+        return ""  # matches no name of ours
 
 
 class Guard:
-    """The policy as middleware: nothing behind it sees a request that is refused."""
+    """Applies the policy as middleware: a refused request reaches nothing behind it."""
 
     def __init__(self, app: ASGIApp, policy: Policy) -> None:
         self._app = app

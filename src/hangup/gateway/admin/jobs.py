@@ -1,4 +1,4 @@
-"""`/api/jobs`: which jobs there are, whose, how far; to cancel one, and to forget old ones."""
+"""`/api/jobs`: lists jobs with their tenants and progress, cancels one, and deletes old ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def _answer(view: GatewayView, handler: Callable[[JobsView, Request], Awai
     else:
         try:
             status, value = await handler(jobs, request)
-        except HangupError as error:  # the store, most likely
+        except HangupError as error:  # most likely from the store
             status, value = 503, {"error": str(error)}
     return Response(orjson.dumps(value), status, media_type="application/json")
 
@@ -62,7 +62,7 @@ async def cancel(jobs: JobsView, request: Request) -> Answer:
 
 
 async def prune(jobs: JobsView, request: Request) -> Answer:
-    """Forgets jobs that ended longer ago than `ended_before_s`."""
+    """Delete jobs that ended longer ago than `ended_before_s`."""
     given = request.query_params.get("ended_before_s", "")
     try:
         seconds = float(given)

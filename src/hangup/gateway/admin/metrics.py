@@ -1,4 +1,4 @@
-"""Prometheus metrics, read off the gateway's books at each scrape: nothing is counted twice, nothing on the hot path.
+"""Prometheus metrics, collected from the gateway's own counters at each scrape: nothing is counted twice, or on the hot path.
 
 Every metric is listed in docs/metrics.md, which a test compares with this file's output.
 """
@@ -200,7 +200,7 @@ class GatewayCollector(Collector):
         running = GaugeMetricFamily("hangup_tasks_running", "Tasks and threads of the gateway's own that run.", labels=["task"])
         failures = CounterMetricFamily("hangup_task_failures", "Failures of them; each is started again.", labels=["task"])
         for duty in self._view.tasks():
-            if duty.expected or duty.running:  # else it is one that comes and goes, and there is none just now
+            if duty.expected or duty.running:  # otherwise it is a temporary task, of which none runs now
                 running.add_metric([duty.name], duty.running)
             failures.add_metric([duty.name], duty.failures)
         yield running

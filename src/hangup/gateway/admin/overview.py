@@ -1,6 +1,6 @@
-"""The gateway at a glance, and the stream of such glances that the dashboard lives on.
+"""Builds snapshots of the gateway's state, and streams them to the dashboard.
 
-A glance is made once for all who watch, and only while somebody watches.
+A snapshot is built once for all watchers, and only while somebody watches.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def overview(view: GatewayView) -> dict[str, Any]:
         "tokens": fates,
         "tokens_streaming": sum(
             call.tokens_out for call in view.calls() if call.stream
-        ),  # their calls are not in the books yet
+        ),  # the ledger does not have their calls yet
         "backends": view.backends(),
         "alarms": view.alarms(),
         "zombies": view.zombies()[:_ZOMBIES_SHOWN],
@@ -72,7 +72,7 @@ def _jobs(view: GatewayView) -> dict[str, Any]:
 
 
 def _left(view: GatewayView) -> list[Call]:
-    """Who ended lately while an engine was at work for them: the zombies there may be, and those there are not."""
+    """Return the latest calls that ended while an engine worked on them, whether or not they became zombies."""
     ended = [call for call in view.ended(_LOOKED_THROUGH) if call.sent_at is not None and not call.engine_finished]
     return ended[:_ENDED_SHOWN]
 
@@ -90,7 +90,7 @@ def _story(view: GatewayView, call: Call) -> dict[str, Any]:
 
 
 def _rates(history: list[dict[str, float]]) -> list[list[float | None]]:
-    """At, busy, tokens per second that engines computed, tokens per second that came, live, waiting."""
+    """Return rows of: time, utilisation, tokens per second computed by engines, tokens per second received, live, waiting."""
     rows: list[list[float | None]] = []
     for before, after in pairwise(history):
         seconds = after["monotonic"] - before["monotonic"]
@@ -111,7 +111,7 @@ def _rates(history: list[dict[str, float]]) -> list[list[float | None]]:
 
 
 class Watchers:
-    """`GET /api/events`: a glance each second, as server-sent events."""
+    """`GET /api/events`: one snapshot per second, as server-sent events."""
 
     def __init__(self, view: GatewayView) -> None:
         self._view = view

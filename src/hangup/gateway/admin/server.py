@@ -1,4 +1,4 @@
-"""The admin port's pages and the server under them."""
+"""The admin port's routes, and the server that runs them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PAGE = {
 
 
 async def page(file: str, kind: str, request: Request) -> Response:
-    """The dashboard: three files, nothing from elsewhere."""
+    """Serve a file of the dashboard, which consists of three files and loads nothing from elsewhere."""
     return Response((_FILES / file).read_bytes(), media_type=kind)
 
 
@@ -67,7 +67,7 @@ def make_app(view: GatewayView, policy: Policy) -> Starlette:
 
 
 class AdminServer(uvicorn.Server):
-    """uvicorn on a socket of ours, leaving the signals to the gateway."""
+    """Runs uvicorn on the gateway's socket, and leaves signals to the gateway."""
 
     def __init__(self, view: GatewayView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
         super().__init__(

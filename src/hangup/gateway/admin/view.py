@@ -1,4 +1,4 @@
-"""What the admin side may see of the gateway, and what it may do to it: kill, drain, undrain."""
+"""The interface through which the admin side sees the gateway and acts on it: kill, drain, undrain."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from hangup.tasks import LongTask
 
 
 class Reapings(Protocol):
-    """What the reaper has done and sees."""
+    """The reaper's counters and current state."""
 
     release_s: Histogram
     releases: Counter[tuple[str, str]]  # backend, verified | restarted | unverified
     steps: Counter[tuple[str, str]]  # backend, step of the ladder
 
     def standing(self) -> Iterable[tuple[str, int, int, int]]:
-        """For each backend its name, and how many zombies, orphans and ended calls there are of which nothing is known yet."""
+        """Return for each backend its name and its number of zombies, of orphans, and of other ended calls not known to have
+        stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A call that an operator has ended, and what was done to its engine."""
+    """A call that an operator ended, and how its engine was stopped."""
 
     call: Call
     connection_cut: bool
@@ -34,13 +35,13 @@ class Killed:
 
 
 class JobsView(Protocol):
-    """Jobs of all tenants."""
+    """The jobs of all tenants."""
 
     async def page(self, tenant: str | None, kind: str | None, active: bool, before: str | None, count: int) -> dict[str, Any]:
-        """`jobs`, the newest first, and whether there are `more`."""
+        """Return `jobs`, newest first, and whether there are `more`."""
 
     def active(self, count: int) -> tuple[int, list[dict[str, Any]]]:
-        """How many have not ended, and the newest of them."""
+        """Return how many jobs have not ended, and the newest of them."""
 
     async def show(self, id: str) -> dict[str, Any] | None: ...
 
@@ -49,7 +50,7 @@ class JobsView(Protocol):
     async def prune(self, older_than_s: float, tenant: str | None) -> int: ...
 
     def counts(self) -> dict[str, Any]:
-        """Those under way, for the metrics."""
+        """Return counts of active jobs and items, and the counters for the metrics."""
 
 
 class GatewayView(Protocol):
@@ -59,88 +60,89 @@ class GatewayView(Protocol):
     def now(self) -> float: ...
 
     def ready(self) -> str | None:
-        """None when calls can be served, else why not."""
+        """Return None if calls can be served, else the reason why not."""
 
     def not_running(self) -> list[str]:
-        """Tasks and threads that should be running and have failed, in words."""
+        """Describe the tasks and threads that should be running and have failed."""
 
     def tasks(self) -> Iterable[LongTask]:
-        """Those that must go on, and how often each failed."""
+        """Return the long-running tasks, with how often each failed."""
 
     def loop_tasks(self) -> int: ...
 
     def longest_stall_s(self) -> float:
-        """For which the event loop did not come round."""
+        """Return the longest time for which the event loop was blocked."""
 
     def seats(self) -> Iterable[BackendLoad]: ...
 
     def backends(self) -> list[dict[str, Any]]:
-        """Each backend as `GET /api/backends` shows it."""
+        """Return each backend as `GET /api/backends` shows it."""
 
     def calls(self) -> Iterable[Call]:
-        """Those that are live."""
+        """Return the live calls."""
 
     def find(self, id: str) -> Call | None:
-        """A call by its id, live or ended lately."""
+        """Return a call by its id, live or recently ended."""
 
     def waits_for(self, call: Call) -> str:
-        """What has to happen next in a call, in words."""
+        """Describe what has to happen next in a call."""
 
     async def find_slots(self) -> None:
-        """Asks those engines that know which call is in which slot of theirs; others say it by themselves, or never."""
+        """Query the engines that assign slots themselves and report which call is in which; other engines need no query, or
+        never say."""
 
     def kill(self, id: str) -> Killed | None:
-        """Ends a live call, in its engine too; None when there is no such call."""
+        """End a live call, in its engine too; return None if there is no such call."""
 
     async def until_let_go(self, ended: list[Call], within_s: float | None) -> None:
-        """Waits until nothing is left to be learned of these calls' engines; for that long, or as long as is set, at most."""
+        """Wait until the outcome of these calls is known, or at most for `within_s`; None: the configured time."""
 
     def zombies(self) -> list[dict[str, Any]]:
-        """The last zombies as `GET /api/zombies` shows them, the latest first."""
+        """Return the latest zombies as `GET /api/zombies` shows them, newest first."""
 
     def drain(self, backend: str, on: bool) -> bool:
-        """Gives a backend no new calls, or again; False when there is no such backend."""
+        """Stop sending new calls to a backend, or resume; return False if there is no such backend."""
 
     def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
-        """What a backend runs that no call of ours has caused, and what is (`end`) or would be done about it; None when there
-        is no such backend."""
+        """Return the orphans of a backend, which no call of ours caused, and what is done about them (`end`) or would be; None
+        if there is no such backend."""
 
     async def report(self, since_s: float, by: str) -> dict[str, Any]:
-        """The ledger's sums; HangupError says what is wrong with the question."""
+        """Return the ledger's sums; raise `HangupError` if the query is invalid."""
 
     def history(self) -> list[dict[str, float]]:
-        """The last looks at the engines, oldest first."""
+        """Return the latest samples of the engines, oldest first."""
 
     def alarms(self) -> list[dict[str, Any]]:
-        """The divergence alarms that last."""
+        """Return the active divergence alarms."""
 
     def ended(self, count: int) -> list[Call]:
-        """The calls that ended last, the latest first."""
+        """Return the calls that ended last, newest first."""
 
     def jobs(self) -> JobsView | None:
-        """None where there are none."""
+        """Return None if jobs are off."""
 
     def fault(self, error: Exception) -> None:
-        """A bug of ours goes to the log."""
+        """Log a bug of ours."""
 
     def phases(self) -> Iterable[Phase]:
-        """The phase of each live call."""
+        """Return the phase of each live call."""
 
     def queue_depth(self) -> int: ...
 
     def connections(self) -> int: ...
 
     def media_held_bytes(self) -> int:
-        """Of bodies of calls with audio or image files."""
+        """Return the size of the bodies held for calls with audio or image files."""
 
     def body_bytes(self) -> int:
-        """Of request bodies that have not come whole yet."""
+        """Return the size of incomplete request bodies."""
 
     def counts(self) -> dict[str, int]:
-        """Plain counters by metric name, without the prefix and the suffix."""
+        """Return plain counters by metric name, without the prefix and the suffix."""
 
     def aborts(self) -> dict[str, int]:
-        """Explicit aborts by result."""
+        """Return the number of explicit aborts by result."""
 
     def reaper(self) -> Reapings: ...
 

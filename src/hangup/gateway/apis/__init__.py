@@ -1,1 +1,1 @@
-"""The APIs that clients speak: paths, fields, error shapes, how tokens are counted and answers assembled. No I/O."""
+"""The APIs that clients use: paths, fields, error formats, token counting and assembly of answers. No I/O."""

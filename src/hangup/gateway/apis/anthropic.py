@@ -21,7 +21,7 @@ _WORK = ("content_block_start", "content_block_stop", "message_delta", "message_
 
 
 class AnthropicErrors(Api):
-    """The error shape of all of Anthropic's paths."""
+    """The error format of all of Anthropic's paths."""
 
     def error(self, status: int, code: str, message: str) -> Json:
         kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -41,7 +41,7 @@ class AnthropicMessages(AnthropicErrors):
     usage_mark = b'_tokens"'
 
     def least_maximum(self, value: Json) -> int:
-        # A budget for thinking must be below the maximum.
+        # The thinking budget must be below the maximum.
         thinking = value.get("thinking")
         budget = thinking.get("budget_tokens") if type(thinking) is dict else None
         return budget + 1 if type(budget) is int else 1
@@ -59,13 +59,13 @@ class AnthropicMessages(AnthropicErrors):
         return set(event["delta"]) <= {"type", "text"}
 
     def moves(self, event: Json) -> bool:
-        """A tool that the engine runs itself is seen by its block's beginning and end alone."""
+        """A tool that the engine runs itself shows only at the start and the end of its block."""
         if event.get("type") == "content_block_delta":
             return bool((event.get("delta") or {}).get("signature"))
         return event.get("type") in _WORK
 
     def usage(self, event: Json) -> Usage | None:
-        # The start tells the input, and an output count of the first instant only; the end tells the output.
+        # The start event has the input count, but only an initial output count; the end has the final output count.
         if event.get("type") == "message_start":
             usage = (event.get("message") or {}).get("usage") or {}
             return Usage(usage.get("input_tokens"), None)
@@ -83,7 +83,7 @@ class AnthropicMessages(AnthropicErrors):
         return Failure(_ERROR_STATUS.get(str(kind), 502), event)
 
     def closing(self, cut: Cut) -> bytes:
-        # What is beyond the cap is a piece of a block that has begun.
+        # The event beyond the cap belongs to a block that has begun.
         events: list[Json] = [{"type": "content_block_stop", "index": cut.over.get("index", 0)}]
         stop = {"stop_reason": "max_tokens", "stop_sequence": None}
         events.append({"type": "message_delta", "delta": stop, "usage": {"output_tokens": cut.tokens}})
@@ -141,7 +141,7 @@ class MessageAssembler(Assembler):
             try:
                 self._blocks[index]["input"] = orjson.loads(text) if text else {}
             except orjson.JSONDecodeError:
-                self._blocks[index]["input"] = {}  # cut short by the cap
+                self._blocks[index]["input"] = {}  # truncated by the cap
         if capped and not self._message.get("stop_reason"):
             self._message.update(stop_reason="max_tokens", stop_sequence=None)
         self._message["content"] = [self._blocks[index] for index in sorted(self._blocks)]

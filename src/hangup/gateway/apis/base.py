@@ -1,4 +1,4 @@
-"""What the gateway needs to know of an API, and the pieces that the APIs share."""
+"""The base class of APIs, and the helpers that they share."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ Json = dict[str, Any]
 
 
 class Usage(NamedTuple):
-    """Token counts as the engine tells them."""
+    """Token counts as the engine reports them."""
 
     tokens_in: int | None
     tokens_out: int | None
 
 
 class Assembler:
-    """Builds the one JSON answer out of a stream's events."""
+    """Builds one JSON answer from a stream's events."""
 
     finished = False  # a terminal event was seen
-    texts_in_pieces: bool | None = None  # as the engine says of its streams, where APIs differ in that; None: it does not
+    texts_in_pieces: bool | None = None  # whether events have text deltas, if APIs' engines differ in that. None: unknown
 
     def add(self, event: Json) -> None:
-        """Takes an event over; it may be changed."""
+        """Add an event; it may be modified."""
         raise NotImplementedError
 
     def result(self, capped: bool) -> Json:
-        """The answer; `capped` if the gateway ended it at the token cap."""
+        """Return the answer; `capped` if the gateway ended it at the token cap."""
         raise NotImplementedError
 
 
 class Caps(NamedTuple):
-    """Where an API keeps its maximum of output tokens."""
+    """The fields in which an API has its maximum of output tokens."""
 
     names: tuple[str, ...]
-    table: str = ""  # the sub-object that they are in
-    endless: int | None = None  # the number that means "no end"; other negative ones are then the engine's own words
-    # Fields of the same table that engines refuse to see above the maximum.
+    table: str = ""  # the sub-object with these fields
+    endless: int | None = None  # the value for "unlimited"; other negative values then have the engine's own meaning
+    # Fields of the same table that engines refuse if they exceed the maximum.
     minima: tuple[str, ...] = ()
-    least: int = 1  # a smaller maximum is refused by some engines
+    least: int = 1  # some engines refuse a smaller maximum
 
 
 class Cap(NamedTuple):
-    """The most output tokens that a call may have. It is counted on the way, whatever the engine is told."""
+    """The maximum of a call's output tokens. The gateway counts them itself, whatever maximum the engine gets."""
 
     tokens: int  # per choice
-    named: bool  # the client gave a maximum of its own
-    lowered: Json  # what the engine is told instead of the client's own maximum, where that is higher
+    named: bool  # the client set a maximum
+    lowered: Json  # replaces a client's maximum that is too high
 
     @property
     def planned(self) -> int:
-        """What an answer may be expected to take: where the client named no maximum, hardly all that is allowed."""
+        """The number of tokens to plan for: a call without a maximum of its own rarely uses all that it may."""
         return self.tokens if self.named else min(self.tokens, _PLANNED_UNNAMED)
 
 
@@ -70,39 +70,39 @@ _PLANNED_UNNAMED = 4096
 
 @dataclass(slots=True)
 class Ask:
-    """A generation call: what the client wants and how the engine is asked for it."""
+    """A generation call: what the client wants, and how the engine is asked for it."""
 
     path: str
     model: str
-    stream: bool  # as the client wants it
+    stream: bool  # the client wants a stream
     choices: int
     cap: Cap
-    spare: int = 0  # what may come beyond the cap from an engine that keeps it: prompts that are repeated, an end a little late
-    assembler: Assembler | None = None  # there is one if the engine streams what the client gets as a whole
-    to_stream: Json = field(default_factory=dict)  # fields set so that the engine streams
+    spare: int = 0  # tokens allowed beyond the cap, for echoed prompts or an engine that stops a little late
+    assembler: Assembler | None = None  # set if the engine streams and the client gets a whole answer
+    to_stream: Json = field(default_factory=dict)  # fields that make the engine stream
 
     def body(self, body: bytes, value: Json, more: Json) -> bytes:
-        """The client's body as the engine gets it; `more` is what this kind of engine must be told."""
+        """Return the client's body as the engine gets it, with the fields `more` that this kind of engine needs."""
         lowered = self.cap.lowered
         changes = {**lowered, **self.to_stream, **more} if self.to_stream or more else lowered
         return jsonbody.with_fields(body, value, changes)
 
     @property
     def tokens_max(self) -> int:
-        """Where the answers, all together, are ended."""
+        """The number of tokens, of all choices together, at which the call is ended."""
         return self.cap.tokens * self.choices + self.spare
 
     def ends_late(self, tokens: int) -> None:
-        """The engine was told its maximum, and is known to go beyond it by so many tokens."""
+        """Allow for an engine that got a maximum and is known to exceed it by so many tokens."""
         self.spare = max(self.spare, tokens * self.choices)
 
     @property
     def streams(self) -> bool:
-        """Whether the engine is asked to stream, whatever the client gets."""
+        """True if the engine streams, whatever the client gets."""
         return self.stream or self.assembler is not None
 
     def ask_plainly(self, path: str) -> None:
-        """The engine would not stream this: ask as the client did."""
+        """Ask as the client did, because the engine cannot stream this."""
         self.path, self.assembler, self.to_stream = path, None, {}
 
 
@@ -110,37 +110,37 @@ class Cut(NamedTuple):
     """A stream that is ended at the cap."""
 
     ask: Ask
-    last: Json  # the last event that was looked at before
-    over: Json  # the event that is beyond
-    history: list[Json]  # all that was sent, where the API needs it
+    last: Json  # the last event that was parsed before
+    over: Json  # the event beyond the cap
+    history: list[Json]  # all events that were sent, if the API needs them
     tokens: int
     ended: set[int]  # choices that had ended by themselves
 
 
 class Failure(NamedTuple):
-    """An error in the midst of a stream, as it would have been answered in its place."""
+    """An error inside a stream, as it would have been answered without one."""
 
     status: int
     body: Json
 
 
 def marks(*fields: str) -> tuple[bytes, ...]:
-    """How the beginning of a text in each of these fields is written."""
+    """Return how the beginning of a text is encoded in each of these fields."""
     return tuple(f'"{field}":{space}"'.encode() for field in fields for space in ("", " "))
 
 
 class Api:
-    """One API. Those with `generates` count tokens and may assemble answers."""
+    """One API. APIs with `generates` count tokens and may assemble answers."""
 
     name = ""
-    family = ""  # which API it is part of: the name before the dot; none if that is not known
+    family = ""  # the part of the name before the dot; empty if it is not a known API
     generates = False
     about_jobs = False  # answered by the gateway itself, or by the provider that has the jobs
-    engine_may_have = False  # of those about jobs: what is not ours may be the engine's
-    kept_by_engine = False  # the engine may keep the answer, and be asked for it later
-    sized = False  # not generated: how long its answer takes depends on what is sent
-    question = False  # costs an engine next to nothing: goes past the queue, and takes no place
-    media = False  # the body may be a file: `media_bytes_max` and `upload_s` hold
+    engine_may_have = False  # if about jobs: an object that is not ours may be the engine's
+    kept_by_engine = False  # the engine may store the answer for later requests
+    sized = False  # no generation: the duration depends on the size of the request
+    question = False  # costs an engine next to nothing: bypasses the queue, and takes no slot
+    media = False  # the body may be a file: `media_bytes_max` and `upload_s` apply
     format: Format = SSE
 
     def __init_subclass__(cls) -> None:
@@ -158,87 +158,87 @@ class Api:
     # Requests
 
     caps: Caps
-    fields: Mapping[str, tuple[type, ...]] = {}  # types of the fields that matter to us
+    fields: Mapping[str, tuple[type, ...]] = {}  # types of the fields that the gateway reads
 
     def read(self, path: str, value: Json, limits: CallLimits, assemble: bool) -> Ask:
-        """Checks the request, sets the caps and decides how to ask the engine."""
+        """Check the request, set the caps and decide how to ask the engine."""
         expect(value, self.fields)
         cap = read_cap(self.caps, value, limits, self.least_maximum(value))
         stream = self.wants_stream(path, value)
-        model = value.get("model")  # not every API knows the field: then it may be anything, and names nothing
+        model = value.get("model")  # in an API without this field it may be anything, and names no model
         ask = Ask(path, model if type(model) is str else "", stream, self.count_choices(value, limits), cap)
         if assemble and not stream:
             self.set_assembly(ask, value)
         return ask
 
     def least_maximum(self, value: Json) -> int:
-        """The maximum below which engines refuse this request, because of what else it asks for."""
+        """Return the maximum below which engines refuse this request, because of its other fields."""
         return self.caps.least
 
     def wants_stream(self, path: str, value: Json) -> bool:
         return bool(value.get("stream"))
 
     def count_choices(self, value: Json, limits: CallLimits) -> int:
-        """How many answers are asked for in all; more than allowed is refused."""
+        """Return how many answers the request asks for in all; raise if they exceed the limit."""
         return 1
 
     def set_assembly(self, ask: Ask, value: Json) -> None:
-        """Lets the engine stream what will be assembled, where that can be done."""
+        """Make the engine stream an answer that will be assembled, if it can."""
 
     # Answers
 
-    # What stands before the text in an event that carries a token; where it ends in a quote, another one right behind it means
-    # that there is none. Which of them it is depends on the field and on how the engine writes its JSON.
+    # Bytes that precede the text in an event with a token. If a mark ends in a quote, another quote right behind it means that
+    # the text is empty. The variants depend on the field and on how the engine writes its JSON.
     text_marks: tuple[bytes, ...] = ()
-    # What stands in every event that is not the last of an answer; () where an event with a text never is.
+    # Bytes in every event but the last of an answer; () if an event with text is never the last.
     open_marks: tuple[bytes, ...] = ()
-    # What stands before the text in an event whose text is all that changes from one to the next.
+    # Bytes that precede the text in events that differ in nothing but their text.
     text_mark = b""
-    # What stands in every event that tells how many tokens there were.
+    # Bytes in every event that reports token counts.
     usage_mark = b'"completion_tokens"'
-    # The closing event of a stream cut by the token cap needs the whole stream.
+    # True if the closing event at the token cap must contain the whole stream.
     needs_history = False
-    # The stream is over with its last event; else with the event [DONE].
+    # True if the stream ends with its last event; otherwise it ends with the event [DONE].
     ends_with_last = True
 
     def weigh(self, event: Json) -> int:
-        """How many tokens one event carries, as far as it shows."""
+        """Return how many tokens an event carries, as far as can be seen."""
         return 1
 
     def is_all_text(self, event: Json) -> bool:
-        """Whether the text behind `text_mark` is all that an event adds to an answer."""
+        """Return True if the text behind `text_mark` is all that an event adds to an answer."""
         return False
 
     def usage(self, event: Json) -> Usage | None:
-        """Exact counts, where an event or a whole answer tells them."""
+        """Return exact counts, if an event or a whole answer reports them."""
         return None
 
     def moves(self, event: Json) -> bool:
-        """Whether an event without a token shows that the engine goes on with the answer; pings, roles and the like do not."""
+        """Return True if an event without a token shows progress of the answer; pings, roles and the like do not."""
         return False
 
     def is_last(self, event: Json) -> bool:
-        """Whether a stream may properly end after this event."""
+        """Return True if a stream may properly end after this event."""
         raise NotImplementedError
 
     def ended(self, event: Json) -> list[int]:
-        """The choices, by their index, whose answers end with this event."""
+        """Return the indexes of the choices whose answers end with this event."""
         return [event.get("index") or 0] if self.is_last(event) else []
 
     def given_up(self, event: Json) -> str | None:
-        """What an engine says that has given the answer up, though the stream ends as if it were complete."""
+        """Return the engine's reason if it abandoned the answer, although the stream ends as if it were complete."""
         return None
 
     def failure(self, event: Json) -> Failure | None:
-        """The error in which an engine says that it failed after its 200."""
+        """Return the error by which an engine reports a failure after its 200."""
         error = event.get("error")
-        if not error:  # some write it into every event
+        if not error:  # some engines have an empty one in every event
             return None
         status = error.get("code") if type(error) is dict else None
         return Failure(status if type(status) is int and 400 <= status < 600 else 502, event)
 
     def closing(self, cut: Cut) -> bytes:
-        """The events that end a stream which the gateway stops at its token cap."""
+        """Build the events that end a stream at its token cap."""
         raise NotImplementedError
 
 
@@ -248,13 +248,13 @@ def _openai_type(status: int) -> str:
     )
 
 
-# Checks on request fields. A wrong type is refused here, in the API's own shape, before any engine sees it.
+# Checks of request fields. A wrong type is refused here, in the API's own error format, before any engine sees it.
 
 _TYPE_NAMES = {str: "a string", list: "an array", dict: "an object", bool: "true or false", int: "an integer"}
 
 
 def expect(value: Json, kinds: Mapping[str, tuple[type, ...]]) -> None:
-    """Fields that are given must have one of their types; null counts as not given."""
+    """Raise if a field is not of one of its types; null counts as absent."""
     for name, given in value.items():
         allowed = kinds.get(name)
         if allowed is not None and given is not None and type(given) not in allowed:
@@ -263,7 +263,7 @@ def expect(value: Json, kinds: Mapping[str, tuple[type, ...]]) -> None:
 
 
 def whole_number(table: Json, name: str) -> int | None:
-    """An integer field; numbers too large for 64 bits arrive as floats and are integers all the same."""
+    """Return an integer field; numbers too large for 64 bits arrive as floats and are integers all the same."""
     given = table.get(name)
     if given is None:
         return None
@@ -273,7 +273,7 @@ def whole_number(table: Json, name: str) -> int | None:
 
 
 def count_answers(table: Json, names: tuple[str, ...], prompts: int, limits: CallLimits) -> int:
-    """The answers asked for: the largest of the named fields, for each prompt."""
+    """Return the number of answers: the largest of the named fields, for each prompt."""
     each = 1
     for name in names:
         given = whole_number(table, name) if name in table else None
@@ -287,14 +287,13 @@ def count_answers(table: Json, names: tuple[str, ...], prompts: int, limits: Cal
 
 
 def count_prompts(prompt: object) -> int:
-    """A prompt is a text, a list of token ids, or a list of either."""
+    """Return the number of prompts: a text or a list of token ids is one, a list of either has several."""
     return len(prompt) if type(prompt) is list and prompt and type(prompt[0]) is not int else 1
 
 
 def read_cap(caps: Caps, value: Json, limits: CallLimits, least: int) -> Cap:
-    """What the call may have at most. The client's own maximum is lowered where it is above that, never raised, and left
-    alone where an engine would refuse the lower one.
-    """
+    """Return the call's cap. A client's maximum above it is lowered, unless engines would refuse the lower one; none is ever
+    raised."""
     table = value
     if caps.table:
         table = value.get(caps.table) or {}
@@ -318,12 +317,12 @@ def read_cap(caps: Caps, value: Json, limits: CallLimits, least: int) -> Cap:
 
 # Assembling
 
-# Of a delta, what is said once, though some engines repeat it; all other texts grow.
+# Fields of a delta that do not grow, although some engines repeat them; all other texts do.
 _SAID_ONCE = frozenset(["role", "id", "type", "name", "object", "model", "status", "format", "tool_call_id"])
 
 
 def merge(into: Json, delta: Json) -> None:
-    """Adds a delta to what came before: texts and lists grow, objects merge, other values are replaced."""
+    """Add a delta: texts and lists grow, objects merge, other values are replaced."""
     for key, new in delta.items():
         old = into.get(key)
         if old is None or new is None:
@@ -340,7 +339,7 @@ def merge(into: Json, delta: Json) -> None:
 
 
 def merge_choice(into: Json, choice: Json, text: str = "") -> None:
-    """Adds what stands beside the delta: logprobs and token ids grow, as does the field `text`; the rest is replaced."""
+    """Add the fields beside the delta: logprobs and token ids grow, as does the field `text`; the rest is replaced."""
     for key, new in choice.items():
         old = into.get(key)
         if type(old) is type(new) and (type(old) in (list, dict) or key == text):
@@ -350,7 +349,7 @@ def merge_choice(into: Json, choice: Json, text: str = "") -> None:
 
 
 def join_base64(old: str, new: str) -> str:
-    """Pieces of base64 that were padded one by one are no base64 when they are put together."""
+    """Join base64 texts: pieces that were padded one by one are not valid base64 when simply concatenated."""
     if not old.endswith("="):
         return old + new
     try:

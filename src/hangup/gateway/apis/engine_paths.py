@@ -1,8 +1,8 @@
-"""Paths of engines that are passed as they are, and those that are not, with the reason.
+"""The engines' paths that the gateway passes on unchanged, and those that it refuses, with the reason.
 
-From the sources of vLLM and SGLang (August 2026), with what llama.cpp, TEI and Ollama add. Of an inference call here nothing
-is known but that it runs: it takes a place, and a hang-up closes its connection. A question costs an engine next to nothing:
-it goes past the queue.
+Compiled from the sources of vLLM and SGLang (August 2026), with the additions of llama.cpp, TEI and Ollama. The gateway knows
+nothing about an inference call here but that it runs: it takes a slot, and a hang-up closes its connection. A question costs an
+engine next to nothing, so it bypasses the queue.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from hangup.gateway.apis.base import Api
 
 
 class PlainApi(Api):
-    """Passed as it is."""
+    """An API that is passed on unchanged."""
 
     def __init__(
         self, name: str, *, family: str = "openai", question: bool = False, media: bool = False, sized: bool = False
     ) -> None:
         self.name = name
-        self.family = family  # engines that have such paths speak it as well
+        self.family = family  # engines with such paths have this API, too
         self.sized = sized
         self.question = question
         self.media = media
 
 
 class HealthApi(Api):
-    """Answered here: whether a call that came now could be served."""
+    """Answered by the gateway itself: could a call be served now?"""
 
     name = "health"
 
@@ -37,7 +37,7 @@ _OLLAMA_INFO = PlainApi("ollama.info", family="ollama", question=True)
 _IMAGES, _IMAGE_FILES = PlainApi("openai.images"), PlainApi("openai.images", media=True)
 _TOKENIZE, _INFO = PlainApi("tokenize", question=True), PlainApi("engine.info", question=True)
 _POST, _GET = ("POST",), ("GET",)
-_POST_OR_PUT = ("POST", "PUT")  # SGLang takes both
+_POST_OR_PUT = ("POST", "PUT")  # SGLang accepts both
 
 # path: (methods, API)
 PASSED: dict[str, tuple[tuple[str, ...], Api]] = {
@@ -71,7 +71,7 @@ PASSED: dict[str, tuple[tuple[str, ...], Api]] = {
     "/v1/images/edits": (_POST, _IMAGE_FILES),
     "/v1/images/variations": (_POST, _IMAGE_FILES),
     # Questions
-    "/v1/images/*": (_GET, PlainApi("openai.images", question=True)),  # what it made: /v1/images/{id}/content
+    "/v1/images/*": (_GET, PlainApi("openai.images", question=True)),  # generated images: /v1/images/{id}/content
     "/tokenize": (_POST, _TOKENIZE),
     "/detokenize": (_POST, _TOKENIZE),
     "/v1/tokenize": (_POST, _TOKENIZE),
@@ -185,7 +185,7 @@ REFUSED = {path: why for why, paths in _WHY.items() for path in paths}
 
 
 def why_not(path: str) -> str:
-    """What a client is told about a path that is not passed."""
+    """Return the error text for a path that is not passed on."""
     shown = path[:200]
     allow = f'a [[route]] with path = "{shown}" in hangup\'s configuration allows it.'
     why = REFUSED.get(path)

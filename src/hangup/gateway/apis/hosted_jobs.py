@@ -1,4 +1,4 @@
-"""Jobs as hosted providers have them: their paths, and what their objects say in our words."""
+"""The job APIs of hosted providers: their paths, and how their objects translate into ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hangup.gateway.http.sse import SSE, Splitter
 _BASES = {Kind.BATCH: "/v1/batches", Kind.RESPONSE: "/v1/responses", Kind.MESSAGES: "/v1/messages/batches"}
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _UPLOADS = ("/v1/files", "/v1/messages/batches")
-# Where an object's own words differ from ours, or there are more of them.
+# Statuses of providers' objects, including those whose names differ from ours.
 _STATUS = {
     "queued": JobStatus.RUNNING,
     "in_progress": JobStatus.RUNNING,
@@ -33,11 +33,11 @@ class ProviderRequestKind(Enum):
     LOOK = auto()
     CANCEL = auto()
     DELETE = auto()
-    OTHER = auto()  # lists, results, files: nothing that changes what is known of a job
+    OTHER = auto()  # lists, results, files: requests that do not change what is known about a job
 
 
 class Target(NamedTuple):
-    """What a request is about."""
+    """The subject of a request."""
 
     what: ProviderRequestKind
     kind: Kind | None = None
@@ -46,18 +46,18 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProviderAnswer:
-    """What an object of the provider's says of itself."""
+    """A job's state, as the provider's object reports it."""
 
     id: str
     status: JobStatus
     tally: ItemCounts
     model: str | None = None
-    expires: float | None = None  # by the clock of day
-    detached: bool = True  # it needs no connection; a response that its client waits for is no job
+    expires: float | None = None  # wall-clock time
+    detached: bool = True  # False: a response that its client waits for, which is no job
 
 
 def is_upload(method: str, path: str) -> bool:
-    """Whether the body is as large as a file."""
+    """Return True if the body may be as large as a file."""
     return method == "POST" and path in _UPLOADS
 
 
@@ -85,7 +85,7 @@ def cancel_path(kind: Kind, id: str) -> str:
 
 
 def heard(kind: Kind, body: bytes) -> ProviderAnswer | None:
-    """What an answer says, be it an object or a stream of events that has begun."""
+    """Read an answer, which may be an object or the beginning of a stream of events."""
     if not body.startswith((b"event:", b"data:", b":")):
         return read(kind, _parsed(body))
     told = (heard_event(event) for event in Splitter(SSE, len(body)).feed(body))
@@ -93,7 +93,7 @@ def heard(kind: Kind, body: bytes) -> ProviderAnswer | None:
 
 
 def heard_event(event: bytes) -> ProviderAnswer | None:
-    """What an event in the stream of a response says of it."""
+    """Read what an event in a response's stream says about the response."""
     value = _parsed(SSE.data(event) or b"")
     return read(Kind.RESPONSE, value.get("response")) if type(value) is dict else None
 
@@ -106,7 +106,7 @@ def _parsed(data: bytes) -> object:
 
 
 def read(kind: Kind, value: object) -> ProviderAnswer | None:
-    """None if that is no such object."""
+    """Read a provider's object; return None if it is not one."""
     if type(value) is not dict or type(value.get("id")) is not str or not _ID.fullmatch(value["id"]):
         return None
     match kind:

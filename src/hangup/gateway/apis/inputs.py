@@ -1,11 +1,11 @@
-"""How many answers a call asks for that is not a generation: engines count each text of an embeddings call by itself."""
+"""Counts the answers of a call that is not a generation: engines count each text of an embeddings call separately."""
 
 from __future__ import annotations
 
 import orjson
 
 _LISTS = (b'"input"', b'"documents"', b'"text_2"')  # embeddings and classification, reranking, scoring
-BYTES_MAX = 1024 * 1024  # larger bodies are not looked into: they count as one
+BYTES_MAX = 1024 * 1024  # larger bodies are not parsed: they count as one
 
 
 def count(body: bytes) -> int:

@@ -1,4 +1,4 @@
-"""llama.cpp's own completion: POST /completion."""
+"""llama.cpp's own completion API: POST /completion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import orjson
 from hangup.config import CallLimits
 from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers, marks
 
-# It makes one token even of a maximum of 0, and goes on to the end of a character.
+# It generates one token even with a maximum of 0, and continues to the end of a character.
 LATE_TOKENS = 4
 
 
@@ -34,7 +34,7 @@ class LlamaCppCompletion(Api):
         return ask
 
     def set_assembly(self, ask: Ask, value: Json) -> None:
-        # Several answers come as a list whose parts a stream does not tell apart.
+        # Several answers form a list, whose parts a stream does not distinguish.
         if ask.choices == 1:
             ask.assembler, ask.to_stream = LlamaCppAssembler(bool(value.get("return_tokens"))), {"stream": True}
 
@@ -59,13 +59,13 @@ class LlamaCppCompletion(Api):
 
 
 def _count_prompts(prompt: object) -> int:
-    """A list of texts and token ids is one prompt; a list that holds lists or objects is several."""
+    """Return the number of prompts: a list of texts and token ids is one; a list with lists or objects in it has several."""
     several = type(prompt) is list and any(type(part) not in (int, str) for part in prompt)
     return len(prompt) if several and type(prompt) is list else 1
 
 
 class LlamaCppAssembler(Assembler):
-    """The last event has all but the text."""
+    """Collects the text; the last event has everything else."""
 
     def __init__(self, with_tokens: bool) -> None:
         self._kept = ("tokens", "completion_probabilities") if with_tokens else ("completion_probabilities",)

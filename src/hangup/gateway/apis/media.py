@@ -1,5 +1,5 @@
-"""Files inside a JSON request: images, audio and documents, as base64 whose bytes tell nothing of their tokens, or as a
-link, of which there is nothing to be seen at all."""
+"""Finds the files in a JSON request: images, audio and documents, as base64, whose size says nothing about their tokens, or as
+links, which show nothing at all."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from hangup.gateway.apis.base import Json
 
-FILE_TOKENS = 1500  # about what an image takes; an engine's own count corrects it
-_LEAST_BYTES = 1024  # what is smaller may as well be text
+FILE_TOKENS = 1500  # roughly one image; the engine's own count corrects it
+_LEAST_BYTES = 1024  # anything smaller may as well be text
 _DEPTH_MAX = 6  # request · messages · message · content · part · image_url · url
-_MAY_HOLD_FILES = 16 * 1024  # bytes of a body, from which on it is looked through in any case
-_LINKS = (b'_url"', b'file_id"', b'"source"')  # what a body with a link to a file has in it
+_MAY_HOLD_FILES = 16 * 1024  # bytes; a body of at least this size is always searched
+_LINKS = (b'_url"', b'file_id"', b'"source"')  # found in any body with a link to a file
 _FILE_PARTS = frozenset(
     [
-        *("image_url", "video_url", "audio_url", "input_audio", "file"),  # OpenAI's chat and vLLM's additions to it
+        *("image_url", "video_url", "audio_url", "input_audio", "file"),  # OpenAI's chat, with vLLM's additions
         *("input_image", "input_file"),  # OpenAI's responses
         *("image", "document"),  # Anthropic's
     ]
@@ -22,12 +22,12 @@ _FILE_PARTS = frozenset(
 
 
 def may_hold_files(body: bytes) -> bool:
-    """Whether to look for them; costs next to nothing for the small text that most calls are."""
+    """Return True if a search for files is worthwhile; costs next to nothing for the small texts of most calls."""
     return len(body) >= _MAY_HOLD_FILES or any(mark in body for mark in _LINKS)
 
 
 def embedded(value: Json) -> tuple[int, int]:
-    """Bytes of a request that are files, and how many files belong to it."""
+    """Return how many bytes of a request are files, and how many files it has."""
     size = count = 0
     messages = value.get("messages") or value.get("input")
     todo: list[tuple[Any, int, bool]] = [(messages, 1, False)] if isinstance(messages, list) else []
@@ -51,5 +51,5 @@ def _is_file_part(item: Json) -> bool:
 
 
 def _is_file(text: str) -> bool:
-    """A data URL, or base64: one long word."""
+    """Return True for a data URL or base64, which is one long word."""
     return text.startswith("data:") or " " not in text[:_LEAST_BYTES]

@@ -1,4 +1,4 @@
-"""The model that a request names, where the request is not read for anything else: embeddings, audio, whatever is passed on."""
+"""Finds the model in a request that is not parsed for anything else: embeddings, audio, passed-on paths."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import orjson
 _IN_JSON = re.compile(rb'"model"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _IN_FORM = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n', re.IGNORECASE)
 _IN_QUERY = re.compile(rb"([?&]model=)[^&]*")
-_FORM_BYTES = 64 * 1024  # at either end of a form: between them is the file, which is not searched
-_READ_BYTES_MAX = 256 * 1024  # a larger body is searched, not read: that takes a hundredth of the time
+_FORM_BYTES = 64 * 1024  # searched at both ends of a form; the file between them is not
+_READ_BYTES_MAX = 256 * 1024  # a larger body is searched, not parsed: that takes a hundredth of the time
 
 
 def find(body: bytes, content_type: bytes, query: bytes = b"") -> str:
-    """The name; empty if there is none, or none that is certain."""
+    """Return the model's name; "" if there is none, or no certain one."""
     if body and content_type.lower().startswith(b"multipart/form-data"):
         found = _in_form(body)
         return found[1].decode("utf-8", "replace") if found is not None else ""
@@ -38,13 +38,13 @@ def _in_json(body: bytes) -> str:
         name = value.get("model") if isinstance(value, dict) else None
         return name if isinstance(name, str) else ""
     if _IN_JSON.search(body, found.end()) is not None:
-        return ""  # one of them is deeper inside
+        return ""  # one of them is in a nested object
     name = _loads(b'"%b"' % found[1])
     return name if isinstance(name, str) else ""
 
 
 def replace(body: bytes, content_type: bytes, name: str) -> bytes:
-    """The body with another model; `find` found one there."""
+    """Replace the model in a body in which `find` found one."""
     is_form = content_type.lower().startswith(b"multipart/form-data")
     found = _in_form(body) if is_form else _IN_JSON.search(body)
     if found is None:
@@ -58,7 +58,7 @@ def replace(body: bytes, content_type: bytes, name: str) -> bytes:
 
 
 def in_query(query: bytes, name: str) -> bytes:
-    """The query with another model."""
+    """Replace the model in a query."""
     return _IN_QUERY.sub(lambda found: found[1] + quote(name, safe="").encode("ascii"), query, count=1)
 
 

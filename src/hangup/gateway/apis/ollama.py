@@ -1,4 +1,4 @@
-"""Ollama: POST /api/chat and POST /api/generate, newline-delimited JSON, streaming unless told otherwise."""
+"""Ollama: POST /api/chat and POST /api/generate, newline-delimited JSON, streaming by default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hangup.gateway.http.sse import NDJSON
 
 
 class OllamaApi(Api):
-    """Both of its ways to generate; they differ only in where the text is."""
+    """Both of Ollama's generation APIs; they differ only in the field of the text."""
 
     name = "ollama"
     generates = True
@@ -29,7 +29,7 @@ class OllamaApi(Api):
     def read(self, path: str, value: Json, limits: CallLimits, assemble: bool) -> Ask:
         for key in value:
             if key not in self.fields and _folded(key) in self.fields:
-                # Go reads keys in any case; the engine would heed this one beside ours.
+                # Go matches keys in any case: the engine would read this one beside ours.
                 raise Refusal(reasons.BAD_FIELD, f"'{_folded(key)}' must be written in small letters.")
         return super().read(path, value, limits, assemble)
 
@@ -62,7 +62,7 @@ class OllamaApi(Api):
 
 
 def _folded(key: str) -> str:
-    """As Go compares keys: the long s and the Kelvin sign are letters to it, too."""
+    """Fold a key as Go does, which also equates the long s and the Kelvin sign with letters."""
     return key.casefold()
 
 
@@ -75,7 +75,7 @@ class OllamaGenerate(OllamaApi):
 
 
 class OllamaAssembler(Assembler):
-    """The last line has all but the text."""
+    """Collects the text; the last line has everything else."""
 
     def __init__(self) -> None:
         self._message: Json = {}

@@ -12,12 +12,12 @@ from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage
 DONE = b"data: [DONE]\n\n"
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _TOOL_CALLS_MAX = 1024
-# How engines say that somebody made them stop, or that they could not go on: vLLM and SGLang, hangup's own and others.
+# How engines report that they were aborted or failed: vLLM and SGLang, hangup's own and others.
 _GIVEN_UP = ("abort", "aborted", "cancelled", "canceled", "error")
 
 
 class OpenAIStream(Api):
-    """What chat and text completions have in common: chunks with choices, usage at the end, then [DONE]."""
+    """The common part of chat and text completions: chunks with choices, usage at the end, then [DONE]."""
 
     generates = True
     open_marks = (b'"finish_reason":null', b'"finish_reason": null')
@@ -28,7 +28,7 @@ class OpenAIStream(Api):
         return Usage(usage.get("prompt_tokens"), usage.get("completion_tokens")) if usage else None
 
     def is_last(self, event: Json) -> bool:
-        # Most engines close with [DONE], some with the finish reason or the usage alone.
+        # Most engines end with [DONE], some only with the finish reason or the usage.
         choices = event.get("choices")
         if choices:
             return any(c.get("finish_reason") for c in choices)
@@ -62,7 +62,7 @@ class OpenAIChat(OpenAIStream):
         return count_answers(value, ("n", "best_of"), 1, limits)
 
     def set_assembly(self, ask: Ask, value: Json) -> None:
-        # What OpenAI gives of sound as a whole (WAV, MP3) it does not stream.
+        # OpenAI cannot stream the audio formats of its whole answers (WAV, MP3).
         if not value.get("audio") and "audio" not in (value.get("modalities") or ()):
             ask.assembler, ask.to_stream = ChatAssembler(), streaming_fields(value)
 
@@ -75,7 +75,7 @@ class OpenAIChat(OpenAIStream):
         )
 
     def moves(self, event: Json) -> bool:
-        """A field that is not known, sound for one, is part of the answer all the same."""
+        """An unknown field, such as audio, is part of the answer, too."""
         deltas = [c.get("delta") or {} for c in event.get("choices") or ()]
         return any(value for delta in deltas for key, value in delta.items() if key != "role") or self.is_last(event)
 
@@ -94,18 +94,18 @@ def _has_token(choice: Json) -> bool:
 
 
 def adds_only_text(event: Json, where: str) -> bool:
-    """One choice that holds nothing to be collected besides: no logprobs, no token ids."""
+    """Return True if the event has one choice with nothing else to collect: no logprobs, no token ids."""
     choices = event["choices"]
     return len(choices) == 1 and all(key in (where, "index") or value is None for key, value in choices[0].items())
 
 
 def streaming_fields(value: Json) -> Json:
-    """What makes an engine stream, and tell the usage at the end."""
+    """Return the fields that make an engine stream, and report usage at the end."""
     return {"stream": True, "stream_options": {**(value.get("stream_options") or {}), "include_usage": True}}
 
 
 class ChoicesAssembler(Assembler):
-    """Merges the chunks choice by choice; what is in a choice, its subclass knows."""
+    """Merges the chunks choice by choice; subclasses know the contents of a choice."""
 
     object = ""
 
@@ -115,10 +115,10 @@ class ChoicesAssembler(Assembler):
 
     def add(self, event: Json) -> None:
         choices = event.pop("choices", None) or ()
-        event.pop("obfuscation", None)  # pads the events of a stream, and says nothing
+        event.pop("obfuscation", None)  # meaningless padding of stream events
         if not self._answer:
             self._answer = event
-        elif event.keys() != self._answer.keys() or event.get("usage"):  # else the frame only repeats itself
+        elif event.keys() != self._answer.keys() or event.get("usage"):  # otherwise the chunk only repeats these fields
             self._answer.update({key: value for key, value in event.items() if value is not None})
         for choice in choices:
             index = choice.pop("index", 0) or 0
@@ -155,7 +155,7 @@ class ChatAssembler(ChoicesAssembler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._places: dict[tuple[int, int], int] = {}  # of tool calls in their message, by message and index
+        self._places: dict[tuple[int, int], int] = {}  # positions of tool calls in their message, by message and index
 
     def new_choice(self) -> Json:
         return {"message": {"role": "assistant", "content": None}}
@@ -177,8 +177,8 @@ class ChatAssembler(ChoicesAssembler):
         else:
             key = (id(message), index)
             place = self._places.setdefault(key, index)
-            # Some engines give all of their calls one index: another name with another id is another call. The id alone says
-            # nothing, since some give every piece a new one.
+            # Some engines give all their calls the same index: another name with another id is another call. The id alone
+            # proves nothing, because some engines give each piece a new one.
             if place < len(calls) and _name_of(call) and _name_of(calls[place]) and call.get("id") != calls[place].get("id"):
                 place = self._places[key] = len(calls)
         while len(calls) <= place and len(calls) < _TOOL_CALLS_MAX:
@@ -187,7 +187,7 @@ class ChatAssembler(ChoicesAssembler):
 
     @staticmethod
     def _place_without_index(calls: list[Json], call: Json) -> int:
-        """A call that is named begins here; other pieces belong to the last one."""
+        """Return the position of a piece: one with a name begins a new call, others belong to the last one."""
         same = [place for place, known in enumerate(calls) if call.get("id") and known.get("id") == call["id"]]
         if same:
             return same[0]

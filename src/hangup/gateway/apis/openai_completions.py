@@ -15,7 +15,7 @@ class OpenAICompletions(OpenAIStream):
     text_mark = b'"text":"'
 
     def count_choices(self, value: Json, limits: CallLimits) -> int:
-        embeds = value.get("prompt_embeds")  # prompts of vLLM's, beside the others or instead of them
+        embeds = value.get("prompt_embeds")  # vLLM's own kind of prompts, in addition to the others or instead of them
         more = 0 if embeds is None else len(embeds) if type(embeds) is list else 1
         prompts = count_prompts(value.get("prompt")) if value.get("prompt") is not None or not more else 0
         return count_answers(value, ("n", "best_of"), prompts + more, limits)

@@ -1,4 +1,4 @@
-"""OpenAI responses: POST /v1/responses. Its last event carries the whole answer, which makes assembling easy."""
+"""OpenAI responses: POST /v1/responses. The last event has the whole answer, which makes assembly easy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OpenAIResponses(Api):
         return 1 if event.get("delta") and str(event.get("type", "")).endswith(".delta") else 0
 
     def moves(self, event: Json) -> bool:
-        """Tools that the engine runs itself, and parts that begin and end, are all that is seen for a while."""
+        """Tools that the engine runs itself, and the start and end of parts, may be the only signs of progress for a while."""
         return event.get("type") not in _NO_WORK
 
     def usage(self, event: Json) -> Usage | None:
@@ -49,7 +49,8 @@ class OpenAIResponses(Api):
         return "cancelled" if whole or event.get("type") == "response.cancelled" else None
 
     def failure(self, event: Json) -> Failure | None:
-        """`error` ends a stream without any `response.failed`, which is an answer: whoever does not stream gets it with 200."""
+        """Translate an error. `error` ends a stream without `response.failed`. The latter is an answer: a client that does not
+        stream gets it with status 200."""
         if event.get("type") == "response.failed":
             response = event.get("response")
             return Failure(200, response if type(response) is dict else event)
@@ -74,7 +75,7 @@ class OpenAIResponses(Api):
 
 
 class ResponsesAssembler(Assembler):
-    """Takes the last event's response; of a stream cut short it rebuilds the output from the deltas."""
+    """Takes the last event's response; rebuilds the output of a truncated stream from its deltas."""
 
     def __init__(self) -> None:
         self._response: Json = {}
@@ -115,7 +116,7 @@ class ResponsesAssembler(Assembler):
         return {**self._response, **cut}
 
 
-# Of a stream that is cut short the answer is made from its pieces: where they are, which one it is, and what grows.
+# How to rebuild the answer of a truncated stream: for each event, the list, the index in it, and the field that grows.
 _PARTS = {
     "response.content_part.added": ("content", "content_index"),
     "response.content_part.done": ("content", "content_index"),

@@ -1,4 +1,4 @@
-"""Which path is which API. Whatever is not in these tables does not exist from outside."""
+"""Maps paths to APIs. A path that is not in these tables does not exist for clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ModelsApi(Api):
 
 
 class AnthropicModelsApi(AnthropicErrors):
-    """The same path, asked as Anthropic's clients ask."""
+    """The same path with a request in Anthropic's style."""
 
     name = "anthropic.models"
 
@@ -61,20 +61,20 @@ class JobsApi(Api):
 
 
 class PassThroughApi(Api):
-    """A path that the configuration allows and that we know nothing about."""
+    """A path that the configuration allows and about which nothing is known."""
 
     name = "pass_through"
 
 
 class GenerateApi(TgiGenerate):
-    """/generate belongs to TGI and to SGLang; the body tells which (see `Route.api_for`)."""
+    """/generate belongs to TGI and to SGLang; the body decides (see `Route.api_for`)."""
 
 
 class InvocationsApi(OpenAIChat):
-    """SageMaker's one path for all that a model does; the body tells what it is (see `Route.api_for`)."""
+    """SageMaker's single path for everything that a model does; the body decides (see `Route.api_for`)."""
 
 
-UNKNOWN = Api()  # for errors before the path is known: OpenAI's shape, which most clients read
+UNKNOWN = Api()  # for errors before the path is known: in OpenAI's format, which most clients can read
 _SGLANG = SglangGenerate()
 _CHAT, _COMPLETIONS, _INVOCATION = OpenAIChat(), OpenAICompletions(), PlainApi("invocations")
 ANTHROPIC_MODELS = AnthropicModelsApi()
@@ -85,7 +85,7 @@ class Route:
     path: str
     methods: tuple[str, ...]
     api: Api
-    websocket: bool = False  # whether one may be opened here
+    websocket: bool = False  # clients may open one here
 
     def api_for(self, value: Json) -> Api:
         if type(self.api) is GenerateApi and "inputs" not in value:
@@ -125,7 +125,7 @@ BUILT_IN: dict[str, Route] = {
     )
 } | {path: Route(path, methods, api) for path, (methods, api) in PASSED.items()}
 
-# Where jobs are a hosted API's, its paths are all passed, and there are none of our own.
+# The routes if a hosted API has the jobs: all its paths are passed on, and we have none of our own.
 AT_PROVIDER: dict[str, Route] = {
     path: replace(route, methods=("GET", "POST", "DELETE")) if route.api.about_jobs else route
     for path, route in BUILT_IN.items()
@@ -134,7 +134,7 @@ AT_PROVIDER: dict[str, Route] = {
 
 
 class Router:
-    """The built-in routes and those that the configuration adds; `provider`: those about jobs are a hosted API's."""
+    """The built-in routes and those of the configuration; `provider`: a hosted API handles the routes about jobs."""
 
     def __init__(self, extra: tuple[RouteSettings, ...] = (), *, provider: bool = False) -> None:
         built_in = AT_PROVIDER if provider else BUILT_IN
@@ -150,7 +150,7 @@ class Router:
                 self._exact[row.path] = route
 
     def answering(self) -> list[str]:
-        """The paths on which an engine is asked something that may be a batch's item."""
+        """Return the paths that a batch's items may request from an engine."""
         return [path for path, route in self._exact.items() if route.api.generates or isinstance(route.api, EmbeddingsApi)]
 
     def find(self, path: str) -> Route | None:
@@ -165,7 +165,7 @@ class Router:
 
 
 def _is_plain(path: str) -> bool:
-    """No segment that an engine could read as a way to another path."""
+    """Return True if no segment of the path could lead an engine to another path."""
     decoded = unquote_to_bytes(path)
     if any(byte < 0x21 or byte > 0x7E for byte in decoded) or any(c in decoded for c in b"\\%?#;"):
         return False

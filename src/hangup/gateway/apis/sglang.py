@@ -1,4 +1,4 @@
-"""SGLang's own generation: POST /generate. Its events are cumulative: each holds all the text so far."""
+"""SGLang's own generation API: POST /generate. Its events are cumulative: each has all the text so far."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ def _cut(event: Json, cap: int) -> Json:
 
 
 class SglangAssembler(Assembler):
-    """The last event is the answer, unless the server streams differences, of ids or of texts as well (`--stream-output`,
-    `--incremental-streaming-output`). It says so where it can be asked; else differences are recognised when they cannot be
-    anything else.
+    """Returns the last event as the answer, unless the server streams deltas, of ids alone or also of texts (`--stream-output`,
+    `--incremental-streaming-output`).
+
+    The server reports which, if it can be asked; otherwise deltas are recognised as soon as they cannot be anything else.
     """
 
     def __init__(self) -> None:
         self._text = ""
-        self._lengths: list[int] = []  # of the texts so far, as long as each may hold all those before it
+        self._lengths: list[int] = []  # of the texts so far, as long as each may contain all before it
         self._text_grows = True
         self._ids: list[int] = []
         self._ids_grow = True
@@ -81,7 +82,7 @@ class SglangAssembler(Assembler):
         if self.texts_in_pieces is not None:
             self._text = self._text + text if self.texts_in_pieces else text
             return
-        # The same text again, beside other ids, is a piece; a text that holds the one before may be all of it.
+        # The same text again, with other ids, is a delta; a text that starts with the previous one may be cumulative.
         again = not self._ids_grow and text == self._text != ""
         if self._text_grows and (again or not text.startswith(self._text)):
             self._text_grows = False

@@ -8,7 +8,7 @@ from hangup.config import CallLimits
 from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage, count_answers
 
 _STREAM_PATH = "/generate_stream"
-# What /generate can give and /generate_stream cannot.
+# Features of /generate that /generate_stream lacks.
 _NOT_STREAMED = ("best_of", "decoder_input_details", "top_n_tokens")
 
 
@@ -53,7 +53,7 @@ class TgiGenerate(Api):
 
 
 class TgiAssembler(Assembler):
-    """Joins the tokens; the last event has the text as a whole and the details."""
+    """Joins the tokens; the last event has the whole text and the details."""
 
     def __init__(self, details: bool) -> None:
         self._wants_details = details

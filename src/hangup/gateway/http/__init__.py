@@ -1,1 +1,1 @@
-"""HTTP/1.1, SSE and JSON as bytes, without I/O: strict about what peers send, cheap about what passes through."""
+"""HTTP/1.1, SSE and JSON at the byte level, without I/O: strict about what peers send, cheap for what passes through."""

@@ -1,4 +1,4 @@
-"""Response heads as we write them."""
+"""Builds the heads of the gateway's own responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def status_line(status: int) -> bytes:
 
 
 def date() -> tuple[bytes, bytes]:
-    """RFC 9110, 6.6.1: an answer says when it was made."""
+    """Return the Date header of RFC 9110, 6.6.1."""
     return b"date", _date(int(time.time()))
 
 

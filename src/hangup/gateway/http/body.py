@@ -1,7 +1,7 @@
-"""Message bodies by their framing: chunked, counted, or until the connection closes.
+"""Decodes message bodies by their framing: chunked, counted, or until the connection closes.
 
-A decoder takes what a socket gave and returns the payload in it; `done` says that the message is over and `rest`
-holds what came behind it. The same strict chunk decoder reads clients and engines.
+A decoder takes bytes from a socket and returns the payload in them. `done` says that the message is complete, and `rest` holds
+the bytes behind it. One strict chunk decoder serves clients and engines.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Protocol
 
 from hangup.errors import WireError
 
-# A size line with its extensions, or one trailer line; both are dropped, so there is no use for long ones.
+# Limits a size line with its extensions, or one trailer line. Both are dropped, so there is no use for long ones.
 LINE_BYTES_MAX = 1024
 TRAILER_BYTES_MAX = 8 * 1024
 LAST_CHUNK = b"0\r\n\r\n"
 
 _SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-# By the letter of RFC 9112, but for blanks within, which it would forgive: readers differ about those.
+# Strictly RFC 9112, except that it tolerates blanks within extensions and this does not: parsers differ about those.
 _EXTENSION = re.compile(rb'[ \t]*(?:;%b(?:=(?:%b|"[\t\x20\x21\x23-\x5b\x5d-\x7e]*"))?)+' % (_TOKEN, _TOKEN))
 _TRAILER = re.compile(_TOKEN + rb":[\t\x20-\x7e\x80-\xff]*")
 
-# Size lines that need no parsing, so that the pump takes them by a look-up. Fixed: no peer can fill or spoil it.
+# Size lines that the relay can look up instead of parsing. The table is fixed: no peer can fill or corrupt it.
 _KNOWN_SIZES_MAX = 4096
 KNOWN_SIZES: dict[bytes, int] = {form % size: size for form in (b"%x", b"%X") for size in range(_KNOWN_SIZES_MAX)}
 
@@ -39,7 +39,7 @@ def chunk(payload: bytes) -> bytes:
 
 
 def chunk_size(line: bytes) -> int:
-    """The number in a chunk's size line; hex digits alone, then at most an extension."""
+    """Return the number in a chunk's size line, which may have hex digits alone, then at most an extension."""
     size = KNOWN_SIZES.get(line)
     if size is None:
         digits = _SIZE.match(line)
@@ -50,7 +50,8 @@ def chunk_size(line: bytes) -> int:
 
 
 def _take_whole_chunks(data: bytes, payload: list[bytes]) -> int:
-    """Moves the payload of the complete chunks that `data` begins with; the common case, without a state machine."""
+    """Append to `payload` the content of the complete chunks at the start of `data`; return where they end. This is the common
+    case, without a state machine."""
     at, end = 0, len(data)
     while True:
         line_end = data.find(b"\r\n", at, at + 18)
@@ -65,9 +66,9 @@ def _take_whole_chunks(data: bytes, payload: list[bytes]) -> int:
 
 
 def is_whole_chunks(data: bytes) -> bool:
-    """Whether `data` is nothing but complete chunks of usual sizes; False is no verdict, only the slow way.
+    """Return True if `data` is nothing but complete chunks of usual sizes. False decides nothing, it only means the slow path.
 
-    The caller has seen that it ends in CRLF.
+    The caller must have checked that `data` ends in CRLF.
     """
     at, end = 0, len(data)
     while True:
@@ -83,7 +84,7 @@ def is_whole_chunks(data: bytes) -> bool:
 
 
 class Chunked:
-    """The chunked coding. Extensions and trailers are bounded and dropped."""
+    """Decodes the chunked coding. Extensions and trailers are bounded and dropped."""
 
     __slots__ = ("_kept", "_left", "_state", "_trailer_bytes", "done", "rest")
 
@@ -92,12 +93,12 @@ class Chunked:
         self.rest = b""
         self._state = "size"
         self._left = 0
-        self._kept = b""  # the beginning of a line whose end has not come
+        self._kept = b""  # the beginning of an incomplete line
         self._trailer_bytes = 0
 
     @property
     def between_chunks(self) -> bool:
-        """Nothing of a chunk has been read yet: raw bytes from here on are whole chunks, if they parse as such."""
+        """True if no part of a chunk has been read yet: raw bytes from here on are whole chunks, if they parse as such."""
         return self._state == "size" and not self._kept
 
     def feed(self, data: bytes) -> bytes:
@@ -152,7 +153,7 @@ class Chunked:
 
 
 class Counted:
-    """A body of Content-Length bytes."""
+    """Decodes a body of Content-Length bytes."""
 
     __slots__ = ("_left", "done", "rest")
 
@@ -170,7 +171,7 @@ class Counted:
 
 
 class UntilClose:
-    """A body that ends with the connection: the owner sets `done` when it does."""
+    """Decodes a body that ends with the connection: the owner must set `done` then."""
 
     __slots__ = ("done", "rest")
 

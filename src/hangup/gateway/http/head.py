@@ -1,8 +1,8 @@
-"""Request and response heads: split off, their fields parsed by llhttp (httptools), then checked for what llhttp lets through.
+"""Parses request and response heads with llhttp (httptools), then checks what llhttp lets through.
 
-A head is handed to llhttp whole and alone; bodies are read by `hangup.gateway.http.body`. Everything ambiguous is refused:
-two readers that disagree about a request are how requests get smuggled. The request line is read here, by the letter of
-RFC 9112, since llhttp takes a method that it does not know, or a later HTTP/1.x, for broken HTTP.
+llhttp gets each head whole and alone; `hangup.gateway.http.body` reads the bodies. Everything ambiguous is refused, because
+request smuggling needs two parsers that disagree about a request. The request line is parsed here, strictly by RFC 9112,
+because llhttp treats an unknown method or a later HTTP/1.x as broken HTTP.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ENCODED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _UNRESERVED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
 _EMPTY_LINES = re.compile(rb"(?:\r\n)*+")
 _BARE_LF = re.compile(rb"(?:^|[^\r])\n")
-# llhttp reads fields alone, so it is given a line that it knows.
+# llhttp only has to read the fields, so it gets a request line that it knows.
 _ANY_REQUEST_LINE = b"POST / HTTP/1.1\r\n"
-# Headers of which two would be two opinions on who asks for what.
+# Headers that must not occur twice: two could contradict each other about who requests what.
 _SINGLE_IN_REQUESTS = frozenset(
     [b"host", b"content-length", b"authorization", b"x-api-key", b"content-type", b"x-request-id", b"x-request-timeout"]
 )
@@ -45,11 +45,11 @@ HOP_BY_HOP = frozenset(
     ]
 )
 
-Headers = list[tuple[bytes, bytes]]  # names in lower case, in the order they came
+Headers = list[tuple[bytes, bytes]]  # names in lower case, in the order of arrival
 
 
 class _Head:
-    """What requests and responses have in common; llhttp calls the `on_…` methods."""
+    """The common part of requests and responses; llhttp calls the `on_…` methods."""
 
     __slots__ = ("_complete", "_twice", "chunked", "content_length", "fields", "headers", "keep_alive")
 
@@ -57,7 +57,7 @@ class _Head:
 
     def __init__(self) -> None:
         self.headers: Headers = []
-        self.fields: dict[bytes, bytes] = {}  # what came on several lines is one list, as RFC 9110 has it
+        self.fields: dict[bytes, bytes] = {}  # repeated headers are joined into one list, as in RFC 9110
         self.content_length: int | None = None
         self.chunked = False
         self.keep_alive = False
@@ -81,14 +81,14 @@ class _Head:
             for part in parts:
                 parser.feed_data(part)
         except httptools.HttpParserUpgrade:
-            pass  # an Upgrade is a wish, and we do not grant it
+            pass  # llhttp reports an Upgrade request this way; it is not granted here
         except httptools.HttpParserError as error:
             raise WireError(str(error)) from None
         if not self._complete:
             raise WireError("incomplete head")
         if self._twice:
             raise WireError(f"two {self._twice.decode('ascii')} headers")
-        # How the body is delimited; llhttp has checked most of it already.
+        # The framing of the body; llhttp has checked most of it already.
         length = self.fields.get(b"content-length")
         if length is not None:
             if not (length.isdigit() and len(length) < 19):
@@ -102,7 +102,7 @@ class _Head:
             self.chunked = True
 
     def connection_options(self) -> frozenset[bytes]:
-        """What `Connection` asks for, and the headers that it names."""
+        """Return the options of the `Connection` header, including the headers that it names."""
         return _options(self.fields.get(b"connection", b""))
 
 
@@ -115,7 +115,7 @@ class RequestHead(_Head):
     query: bytes  # with its question mark, or empty
 
     def __init__(self, head: bytes, *, count_max: int, url_bytes_max: int) -> None:
-        """Reads a head, blank line included; WireError carries the status to refuse it with."""
+        """Parse a head, including the blank line; raise `WireError` with the status to refuse it with."""
         super().__init__()
         line = _REQUEST_LINE.match(head)
         if line is None:
@@ -126,7 +126,7 @@ class RequestHead(_Head):
             raise WireError("URL too long", 414)
         if major != b"1":
             raise WireError(f"HTTP/{major.decode()}.{minor.decode()} is not supported", 505)
-        self.http11 = minor != b"0"  # a later minor version is read as the latest that we know
+        self.http11 = minor != b"0"  # a later minor version is treated as the latest that we know
         self._feed(httptools.HttpRequestParser(self), _ANY_REQUEST_LINE, head[line.end() :])
         if len(self.headers) > count_max:
             raise WireError("too many headers", 431)
@@ -143,7 +143,7 @@ class RequestHead(_Head):
         self.keep_alive = b"close" not in options and (self.http11 or b"keep-alive" in options)
         self.path, self.query, authority = _split_target(self.method, self.target)
         if authority:
-            self.fields[b"host"] = authority  # the target has the last word
+            self.fields[b"host"] = authority  # the target takes precedence over the header
 
 
 class ResponseHead(_Head):
@@ -152,12 +152,13 @@ class ResponseHead(_Head):
     single = _SINGLE_IN_RESPONSES
 
     def __init__(self, head: bytes) -> None:
-        """Reads a head, blank line included."""
+        """Parse a head, including the blank line."""
         super().__init__()
         parser = httptools.HttpResponseParser(self)
         self._feed(parser, head)
         self.status: int = parser.get_status_code()
-        # llhttp looks at the message's end too; a body that only the close delimits leaves nothing to keep.
+        # llhttp's own answer also depends on the message's end; a body that ends with the connection leaves nothing to keep
+        # alive.
         delimited = self.chunked or self.content_length is not None
         self.keep_alive = delimited and b"close" not in self.connection_options() and parser.get_http_version() == "1.1"
 
@@ -171,7 +172,7 @@ def _options(value: bytes) -> frozenset[bytes]:
 
 
 def _check_codings(value: bytes) -> None:
-    """`chunked` alone is read here; RFC 9112 has a status for everything else."""
+    """Raise unless the coding is `chunked` alone, with the status that RFC 9112 prescribes."""
     codings = [coding.strip(b" \t").lower() for coding in value.split(b",")]
     if codings == [b"chunked"]:
         return
@@ -187,7 +188,7 @@ def _is_host(host: bytes) -> bool:
 
 @lru_cache(1024)
 def _split_target(method: str, target: bytes) -> tuple[str, bytes, bytes]:
-    """The path, the query with its question mark, and the authority if the target has one."""
+    """Return the path, the query with its question mark, and the authority if the target has one."""
     if method == "CONNECT":
         raise WireError("CONNECT is not supported", 501)
     authority = b""
@@ -207,17 +208,18 @@ def _split_target(method: str, target: bytes) -> tuple[str, bytes, bytes]:
 
 
 def _decoded(octet: re.Match[bytes]) -> bytes:
-    """RFC 3986, 2.3: a letter means the same encoded or not, so nobody gets past a rule about paths by encoding it."""
+    """Decode unreserved characters. By RFC 3986, 2.3, they mean the same encoded or not, so encoding must not get anybody past
+    a rule about paths."""
     byte = bytes([int(octet[1], 16)])
     return byte if byte in _UNRESERVED else octet[0]
 
 
 def has_bare_lf(data: bytes, start: int = 0) -> bool:
-    """A line that ends in LF alone; told before the head is complete, since such a head may never become so."""
+    """Return True if a line ends in LF alone. Checked before the head is complete, because such a head may never become so."""
     return _BARE_LF.search(data, max(start - 1, 0)) is not None
 
 
 def without_empty_lines(data: bytes) -> bytes:
-    """Empty lines before a request line mean nothing (RFC 9112, 2.2)."""
+    """Drop the empty lines before a request line, which mean nothing (RFC 9112, 2.2)."""
     lines = _EMPTY_LINES.match(data)
     return data[lines.end() :] if lines is not None else data

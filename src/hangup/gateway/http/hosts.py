@@ -1,4 +1,4 @@
-"""Names of hosts: which are addresses, and which mean this machine."""
+"""Tells which host names are addresses, and which mean this machine."""
 
 from __future__ import annotations
 

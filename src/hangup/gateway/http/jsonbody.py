@@ -1,7 +1,7 @@
-"""JSON request bodies: decoded under guard, changed with as little disturbance as possible.
+"""Decodes JSON request bodies safely, and changes them with minimal edits.
 
-The gateway and the engine must read the same thing, so whatever two parsers may read differently (duplicate keys,
-NaN, lone surrogates) is refused. `orjson` refuses most of it; duplicate keys are found by counting.
+The gateway and the engine must read the same thing, so anything that two parsers may read differently (duplicate keys, NaN,
+lone surrogates) is refused. `orjson` refuses most of it; duplicate keys are found by counting.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hangup.core import reasons
 from hangup.errors import Refusal
 
 DEPTH_MAX = 200  # orjson reads 1024 levels and writes 254
-_PLACES_MAX = 8  # in which a field's name is looked for
+_PLACES_MAX = 8  # how many occurrences of a field's name are tried
 _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]|[-+.0-9A-Za-z]++')
 _BLANKS = b" \t\r\n"
-_OUTSIDE = b"{}[]:,+-.0123456789eEtrufalsn" + _BLANKS  # all that stands outside of strings
-_COMPARED_BYTES_MAX = 64 * 1024  # above this, writing the body again costs more than counting its keys
+_OUTSIDE = b"{}[]:,+-.0123456789eEtrufalsn" + _BLANKS  # all bytes that may occur outside strings
+_COMPARED_BYTES_MAX = 64 * 1024  # above this, encoding the body again costs more than counting its keys
 
 
 class _Strings:
-    """Tells a JSON text's strings from the rest of it, piece by piece as it arrives, at C speed."""
+    """Separates a JSON text's strings from the rest, piece by piece as it arrives, at C speed."""
 
     __slots__ = ("_escaped", "_in_string")
 
@@ -34,9 +34,9 @@ class _Strings:
         self._escaped = False
 
     def _split(self, piece: bytes) -> tuple[bytes, int]:
-        """What stands outside of strings, and how many quotes there are."""
+        """Return the text outside strings, and the number of quotes."""
         if not piece:
-            return b"", 0  # it would take the backslash before it for used up
+            return b"", 0  # it would end the escape of a preceding backslash
         if self._escaped:
             piece, self._escaped = piece[1:], False
         if b"\\" in piece:
@@ -52,7 +52,7 @@ class _Strings:
 class Structure(_Strings):
     """Counts a body's values and keys without parsing it.
 
-    So a body that would take long to parse is refused before it is parsed, and no piece holds up the loop.
+    So a body that would take long to parse is refused before it is parsed, and no piece blocks the event loop.
     """
 
     __slots__ = ("_elements_max", "elements", "keys")
@@ -72,10 +72,11 @@ class Structure(_Strings):
 
 
 class Outline(_Strings):
-    """Whether a text looks like one JSON object or array, without parsing it: an engine's large answer is written on as it is.
+    """Checks, without parsing, that a text looks like one JSON object or array, so that an engine's large answer can be stored
+    as it is.
 
-    Strings end, brackets are closed, between them is nothing that JSON does not have, and all of it is UTF-8. That an engine
-    leaves out a comma is not seen; but nothing that passes here is taken for more than one line, or for a part of the next.
+    Strings end, brackets are closed, there is nothing between them that JSON does not have, and all of it is UTF-8. A missing
+    comma goes unnoticed; but no text that passes can be mistaken for more than one line, or for a part of the next.
     """
 
     __slots__ = ("_bad", "_begun", "_open", "_utf8")
@@ -110,7 +111,7 @@ class Outline(_Strings):
 
 
 def decode(body: bytes, structure: Structure | None, elements_max: int, depth_max: int = DEPTH_MAX) -> dict[str, Any]:
-    """The body's object; Refusal says what is wrong with it. `structure` is there if it was counted on arrival."""
+    """Return the body's object; raise `Refusal` if it has none. `structure`: the counts, if they were taken on arrival."""
     if structure is None and len(body) > elements_max:
         structure = counted(body, elements_max)
     try:
@@ -119,7 +120,7 @@ def decode(body: bytes, structure: Structure | None, elements_max: int, depth_ma
         raise Refusal(reasons.BAD_JSON, f"The body is not valid JSON: {error}.") from None
     if type(value) is not dict:
         raise Refusal(reasons.BAD_JSON, "The body must be a JSON object.")
-    # No deeper than there are brackets. What comes out again as it went in has lost no key on the way.
+    # It cannot be nested deeper than it has brackets. A body that encodes to the same bytes has lost no key.
     flat = len(body) <= _COMPARED_BYTES_MAX and body.count(b"{") + body.count(b"[") <= depth_max
     if flat and orjson.dumps(value) == body:
         return value
@@ -130,7 +131,7 @@ def decode(body: bytes, structure: Structure | None, elements_max: int, depth_ma
 
 
 def check_depth(text: bytes, value: Any, depth_max: int = DEPTH_MAX) -> None:
-    """Refuses what is nested deeper than that. `value` is what was read from `text`."""
+    """Raise if a value is nested too deeply. `value` was parsed from `text`."""
     if text.count(b"{") + text.count(b"[") > depth_max:
         _count_keys(value, depth_max)
 
@@ -142,7 +143,7 @@ def counted(body: bytes, elements_max: int) -> Structure:
 
 
 def _count_keys(value: Any, depth_max: int) -> int:
-    """How many key-value pairs there are, at any depth; fewer than colons in the text means a key came twice."""
+    """Return the number of key-value pairs at any depth; fewer than the text's colons means that a key came twice."""
     count, level = 0, [value]
     for _ in range(depth_max):
         below: list[Any] = []
@@ -159,7 +160,7 @@ def _count_keys(value: Any, depth_max: int) -> int:
 
 
 def with_fields(body: bytes, value: dict[str, Any], changes: dict[str, Any]) -> bytes:
-    """The body with top-level fields set; all else stays byte for byte, since what is written anew may come out otherwise.
+    """Set top-level fields of the body and leave the rest byte for byte, because encoding it again could change it.
 
     (An integer beyond 64 bits, for one, would become a float.)
     """
@@ -182,9 +183,9 @@ def with_fields(body: bytes, value: dict[str, Any], changes: dict[str, Any]) -> 
 
 
 def _replaced(body: bytes, name: str, given: Any, wanted: dict[str, Any]) -> bytes | None:
-    """The body with one field's value replaced where it stands; None where it cannot be found.
+    """Replace one field's value in place; return None if it is not found.
 
-    The name may stand elsewhere, too, as text or deeper down. So each place is tried, and what comes of it read again.
+    The name may also occur elsewhere, as text or in a nested object. So each occurrence is tried, and the result parsed again.
     """
     key, at = orjson.dumps(name), 0
     for _ in range(_PLACES_MAX):
@@ -205,7 +206,7 @@ def _replaced(body: bytes, name: str, given: Any, wanted: dict[str, Any]) -> byt
 
 
 def _value_end(body: bytes, start: int) -> int:
-    """Where the value ends that begins there."""
+    """Return where the value ends that begins at `start`."""
     depth = 0
     for token in _TOKEN.finditer(body, start):
         first = token[0][:1]

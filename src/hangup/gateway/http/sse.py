@@ -1,4 +1,4 @@
-"""Server-sent events and newline-delimited JSON, cut out of a stream of bytes."""
+"""Splits a stream of bytes into server-sent events or lines of newline-delimited JSON."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hangup.errors import EventTooLarge
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How events are told apart in a stream."""
+    """A stream's event format."""
 
     end: bytes
     content_type: bytes
-    data_prefix: bytes  # what stands before the JSON on its line
+    data_prefix: bytes  # precedes the JSON on its line
 
     def data(self, event: bytes) -> bytes | None:
-        """The JSON text of one event; None if it has none (a comment, a bare event name)."""
+        """Return the JSON text of an event; None if it has none (a comment, a bare event name)."""
         if not self.data_prefix:
             return event.strip() or None
         if event.startswith(b"data: ") and b"\n" not in event:
@@ -34,7 +34,7 @@ NDJSON = Format(b"\n", b"application/x-ndjson", b"")
 
 
 class Splitter:
-    """Collects a stream and yields its events whole."""
+    """Buffers a stream and returns its complete events."""
 
     __slots__ = ("_bytes_max", "_end", "_kept", "_return")
 
@@ -42,13 +42,13 @@ class Splitter:
         self._end = format.end
         self._bytes_max = bytes_max
         self._kept = b""
-        self._return = False  # a CR came last: what it means is seen by what follows
+        self._return = False  # the last byte was a CR; its meaning depends on the next one
 
     def feed(self, payload: bytes) -> list[bytes]:
-        """The events that `payload` completes, without their ends."""
+        """Return the events that `payload` completes, without their terminators."""
         if self._return:
             payload, self._return = b"\r" + payload, False
-        if b"\r" in payload:  # the other line end that SSE allows; each byte is looked at once, however the stream is cut
+        if b"\r" in payload:  # SSE's other line end; each byte is examined once, however the stream is cut
             if payload.endswith(b"\r"):
                 payload, self._return = payload[:-1], True
             payload = payload.replace(b"\r\n", b"\n")

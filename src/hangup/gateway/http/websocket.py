@@ -1,4 +1,4 @@
-"""WebSocket (RFC 6455) as far as a relay needs it: the handshake's wish, where frames end, and a Close frame of our own."""
+"""WebSocket (RFC 6455) as far as a relay needs it: detects handshakes, finds the ends of frames, and builds Close frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GOING_AWAY, POLICY, INTERNAL_ERROR = 1001, 1008, 1011
 
 
 def is_handshake(head: RequestHead) -> bool:
-    """Whether the client wishes to go on in WebSocket on this connection."""
+    """Return True if the client requests a WebSocket on this connection."""
     fields = head.fields
     return (
         fields.get(b"upgrade", b"").lower() == b"websocket"
@@ -26,24 +26,24 @@ def is_handshake(head: RequestHead) -> bool:
 
 
 def close_frame(code: int, reason: str) -> bytes:
-    """A server's Close frame."""
+    """Build a server's Close frame."""
     payload = code.to_bytes(2, "big") + reason.encode("utf-8", "replace")[:_REASON_BYTES_MAX]
     return bytes((_FINAL | _CLOSE, len(payload))) + payload
 
 
 class Frames:
-    """Walks over the frames of one direction: where they end, and whether a Close was among them. Nothing is kept or judged."""
+    """Tracks the frames of one direction: where they end, and whether one was a Close. It neither stores nor validates them."""
 
     __slots__ = ("_header", "_left", "closed")
 
     def __init__(self) -> None:
         self.closed = False
-        self._header = b""  # the beginning of a frame's header whose end has not come
-        self._left = 0  # bytes of the current frame's payload that have not come
+        self._header = b""  # the beginning of an incomplete frame header
+        self._left = 0  # missing bytes of the current frame's payload
 
     @property
     def between(self) -> bool:
-        """Whether the next byte begins a frame: here, and nowhere else, a frame of ours fits in."""
+        """True if the next byte begins a frame: only here can a frame of ours be inserted."""
         return not self._left and not self._header
 
     def feed(self, data: bytes) -> None:
@@ -70,7 +70,7 @@ class Frames:
 
 
 def _header_size(header: bytes) -> int:
-    """How long a frame's header is; 0 if too little of it has come to say."""
+    """Return the length of a frame's header; 0 if it is not known yet."""
     if len(header) < 2:
         return 0
     length = header[1] & _LENGTH
