@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import orjson
 
+from hangup.config import TrafficLimits
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.engine.engine import Submission
+from hangup.engine.options import EngineOptions
 from hangup.engine.request import Busy, SubmittedRequest, Unfit
+from hangup.engine.runner import EngineRunner
 from hangup.engine.serving.answers import AnswerShape
 from hangup.errors import Refusal
 from hangup.gateway.client.connection import ClientConnection
@@ -20,10 +23,19 @@ from hangup.gateway.http import jsonbody
 from hangup.gateway.http.answer import encode_head
 from hangup.gateway.http.head import Headers
 
-if TYPE_CHECKING:
-    from hangup.engine.serving.server import EngineServer
-
 _JSON = b"application/json"
+
+
+class CallOwner(Protocol):
+    """The server that a call belongs to."""
+
+    limits: TrafficLimits
+    runner: EngineRunner
+    options: EngineOptions
+
+    def opened(self, call: EngineCall) -> None: ...
+
+    def closed(self, call: EngineCall) -> None: ...
 
 
 class EngineCall:
@@ -34,7 +46,7 @@ class EngineCall:
 
     shape: type[AnswerShape] = AnswerShape
 
-    def __init__(self, server: EngineServer, client: ClientConnection, id: str, deadline_s: float = math.inf) -> None:
+    def __init__(self, server: CallOwner, client: ClientConnection, id: str, deadline_s: float = math.inf) -> None:
         """Create the call. `deadline_s` is how long the client will wait for the whole answer."""
         self.id = id
         self._deadline_at = time.monotonic() + deadline_s
