@@ -1,16 +1,16 @@
 """Jobs: batches, background responses and asynchronous calls, in front of any engine.
 
-    desk ──▶ files, batches, responses, messages, calls      an API each: what is asked for, what is shown
-      │          ▼
-      │        board       which jobs there are, who cares for them, when their time is up
-      │          ▼
-      │        runner      claims items from the store and runs each as a call of the gateway's; keeper takes back what comes
-      │          ▼
-      └──────  errand      the client of such a call: takes the answer, and hangs up when nobody cares any more
+    api ──▶ files, batches, responses, messages, calls      one API each: parse requests, render answers
+              ▼
+            registry         active jobs, their leases and their deadlines
+              ▼
+            runner ──▶ result_writer      claims items from the store and runs each as a gateway call; writes the results back
+              ▼
+            item_client      the client of such a call: collects the answer, and hangs up when the job is cancelled
 
-What was promised is in the store (`hangup.gateway.store.jobs`); what is here can be lost with the process.
+Every acknowledged job is in the store (`hangup.gateway.store.jobs`); the state in this package may be lost with the process.
 
-Where a hosted provider has the jobs (`jobs = "provider"`), none of this is there but `provider`, which follows what passes:
+If a hosted provider runs the jobs (`jobs = "provider"`), only `provider` is in use. It follows the jobs in forwarded requests:
 
-    app.passage ──▶ provider ──▶ core.followed      when to look, to cancel, to give up
+    gateway.kinds.provider ──▶ provider ──▶ core.provider_job      when to poll, to cancel, to give up
 """

@@ -1,4 +1,4 @@
-"""What this process knows of a job that has not ended: who cares for it, when its time is up, what is heard of it."""
+"""What this process knows of a job that has not ended: its lease, its deadline and its events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ActiveJob:
         self.lease = Lease(job.lease_s, now) if job.lease_s is not None else None
         self.ends_at = now + job.expires - now_of_day if job.expires is not None else None
         self.feed: EventLog | None = None
-        self.fresh = False  # submitted to this process: nobody has heard of an earlier attempt
-        self.touched = False  # and the store does not know it yet
-        self.changed = asyncio.Event()  # a new one each time
+        self.fresh = False  # submitted to this process: no client has seen events of an earlier attempt
+        self.touched = False  # a client asked for the job, and the store does not know it yet
+        self.changed = asyncio.Event()  # replaced by a new event after each change
 
     def note(self, job: Job) -> None:
         self.job = job
@@ -32,7 +32,7 @@ class ActiveJob:
         return Cause.LEASE if self.lease is not None and self.lease.expired(now) else None
 
     def to_touch(self) -> bool:
-        """Whether others must be told that somebody cares: one looked at it since the last time, or listens all the while."""
+        """Return whether other processes must renew the lease: a client asked since the last call, or is listening."""
         touched = self.touched or (self.lease is not None and self.lease.held)
         self.touched = False
         return touched

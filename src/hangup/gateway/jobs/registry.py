@@ -1,7 +1,7 @@
-"""Which jobs there are, who cares for them, and when their time is up.
+"""Keeps track of active jobs: accepts and cancels them, renews their leases and ends them at their deadlines.
 
-The store has the last word; here is what this process knows of the jobs that have not ended: their leases, their windows, and
-the events of those that run here. Other processes may work on the same store: what they change is noticed within a tick.
+The store is authoritative. The registry holds what this process knows of jobs that have not ended: their leases, their windows,
+and the events of those that run here. Other processes may use the same store; the registry sees their changes within a tick.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from hangup.tasks import Tasks
 
 _TICK_S = 0.5
 _BEAT_EVERY_S = 2.0
-_PATIENCE_S = 1.0  # with a store that is asked for a job which is known here
+_PATIENCE_S = 1.0  # how long to wait for the store when this process knows the job, too
 _PRUNE_EVERY_S = 600.0
 _DAY_S = 86_400.0
-_ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # numbers kept free for the attempts of a claim, and for an attempt's events
+_ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # event numbers reserved per claim and per attempt
 _REASON_OF = {
     Cause.ASKED: reasons.JOB_CANCELLED,
     Cause.LEASE: reasons.LEASE_EXPIRED,
@@ -46,16 +46,18 @@ _REASON_OF = {
 
 
 class ItemShape(Protocol):
-    """What an API makes of its items."""
+    """How an API renders the results and events of its items."""
 
     def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
-        """What is kept of an answer."""
+        """Return the result to store for an answer."""
 
     def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> Callable[[bytes], None] | None:
-        """Who turns the pieces of a stream into events."""
+        """Return a function that turns chunks of a stream into events, or None."""
 
 
 class JobRegistry:
+    """The active jobs of this process, with the tasks that watch leases, heartbeats and other workers."""
+
     def __init__(self, store: JobStore, host: RunnerHost, loop: asyncio.AbstractEventLoop, keep_days: float) -> None:
         self.store = store
         self._host = host
@@ -66,15 +68,15 @@ class JobRegistry:
         self._draining = False
         self._closing = asyncio.Event()
         self._watches = Tasks("job watches")
-        # What the store says is told by whoever awaits it; that it fails, by the keeper.
+        # Whoever awaits a task reports its refusal; `ResultWriter` reports that the store fails.
         self._tasks = Tasks("job board", handled=(StoreFailed, Refusal))
-        self._version = -1  # of the file: another number when others have written
-        self._change: int | None = None  # of the jobs: up to which we know them
+        self._version = -1  # of the file; differs once another process has written
+        self._change: int | None = None  # number of the last change of a job that we have read
         self._reading = asyncio.Lock()
-        self._lost: set[tuple[int, int, int]] = set()  # items that are ours and unknown to us
+        self._lost: set[tuple[int, int, int]] = set()  # items that the store says we have claimed, and that we do not know
 
     async def open(self) -> None:
-        """Takes up what an earlier process left, and whatever others have on the store."""
+        """Register as a worker and load all active jobs, including those of earlier and other processes."""
         store = self.store
         self._worker = await store.do(lambda: store.workers.enter(workers.this_host(), workers.this_process()))
         self._absences = workers.MissingWorkers(self._host.limits.job_worker_silence_s, _BEAT_EVERY_S)
@@ -87,7 +89,7 @@ class JobRegistry:
         except BaseException:
             await self._runner.close()
             raise
-        # Apart, so that nothing which takes long makes us look dead.
+        # Two tasks, so that a slow tick cannot delay the heartbeat and make us look dead.
         self._watches.keep("job leases", partial(self._every, _TICK_S, self._tick))
         self._watches.keep("job beat", partial(self._every, _BEAT_EVERY_S, self._beat))
 
@@ -100,10 +102,10 @@ class JobRegistry:
         return self._runner
 
     def cares(self) -> ValuesView[ActiveJob]:
-        """Of the jobs that have not ended, the newest last."""
+        """Return the jobs that have not ended, newest last."""
         return self._cares.values()
 
-    # What clients want
+    # Requests of clients
 
     async def submit(
         self,
@@ -117,7 +119,7 @@ class JobRegistry:
         lease_s: float | None = None,
         opening: Callable[[Job, EventLog], None] | None = None,
     ) -> Job:
-        """Promises to run a job; when this returns, it is on the disk. `opening` tells its first events."""
+        """Accept a job; return once it is on disk. `opening` adds its first events."""
         store, now = self.store, time.time()
         self._may_write()
         worker = self._worker if items is None else None
@@ -125,7 +127,7 @@ class JobRegistry:
 
         def work() -> Job:
             self.check_quota(tenant, jobs=1, items=len(items or ()), size=size)
-            # Not by a clock that is set back just now: once it is right again, the window would have passed long ago.
+            # A clock that was set back would give a window that has passed once the clock is right again.
             expires = max(now, self._clock.latest) + window_s if window_s is not None else None
             return store.jobs.submit(id, kind, tenant, now, about, items, expires=expires, lease_s=lease_s, worker=worker)
 
@@ -137,7 +139,7 @@ class JobRegistry:
             raise
 
     async def _submitted(self, work: Callable[[], Job], opening: Callable[[Job, EventLog], None] | None) -> Job:
-        """Notes the job in the very turn in which the store has it: its item may have been claimed in the same transaction."""
+        """Register the job as soon as the store returns it: its item may have been claimed in the same transaction."""
         job = await self.store.do(work)
         self.changed(job)
         care = self._cares.get(job.key)
@@ -149,11 +151,11 @@ class JobRegistry:
         return job
 
     async def _unheard(self, writing: asyncio.Task[Job]) -> None:
-        """Its client left before it was told the id: nobody will ever ask for it."""
+        """Cancel a job whose client disconnected before it received the id: nobody will ever ask for it."""
         await self.cancel(await writing, Cause.UNHEARD)
 
     def check_quota(self, tenant: str, *, jobs: int = 0, items: int = 0, size: int = 0) -> None:
-        """Whether a tenant may have so much more; runs in the store's thread."""
+        """Raise if this would exceed the tenant's quota; runs in the store's thread."""
         limits, used = self._host.limits_of_tenant(tenant), self.store.jobs.used(tenant)
         for what, count, most in (
             ("jobs", used.jobs + jobs, limits.jobs_max),
@@ -168,19 +170,19 @@ class JobRegistry:
             raise Refusal(reasons.NO_JOBS)
 
     async def find(self, id: str, tenant: str | None, kind: Kind | None) -> Job:
-        """Looks at a job, which is how its owner says that the result is still wanted."""
+        """Return a job and renew its lease: an owner who asks still wants the result. Operators (no tenant) do not renew it."""
         job = self._known(id, tenant, kind) if self._runner.keeper.failing else None
         looking = partial(self.store.jobs.find, id, tenant, kind)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 job = job or await self.store.do(looking)
         except (StoreFailed, TimeoutError):
-            # What runs here is known here: a cancel need not wait for a store that is locked.
+            # This process knows the jobs that it runs: a cancel need not wait for a locked store.
             job = self._known(id, tenant, kind) or await self.store.do(looking)
         if job is None:
             raise _no_such(id)
         if job.key not in self._cares:
-            self.changed(job)  # another process has it, and we have not heard of it yet: that is not to say that it has ended
+            self.changed(job)  # submitted to another process since we last read the store: unknown here does not mean ended
         care = self._cares.get(job.key)
         if care is not None and tenant is not None:
             self._renew(care)
@@ -194,9 +196,9 @@ class JobRegistry:
         return None
 
     async def cancel(self, job: Job, cause: Cause, wait_s: float = 0.0) -> Job:
-        """What runs is stopped, what waits is gone; waits a while for the engines to let go.
+        """Stop the running items, drop the queued ones, and wait up to `wait_s` until the engines have stopped.
 
-        The engines first: a store that cannot be written must not keep them at work. It is told when it works again.
+        Engines come first: a store that cannot be written must not keep them running. It gets the cancel when it works again.
         """
         if not job.status.ended:
             self._runner.hang_up(job.key, _REASON_OF[cause])
@@ -230,7 +232,7 @@ class JobRegistry:
         return self._cares.get(job.key)
 
     def listen(self, job: Job) -> EventLog | None:
-        """The events of a job that has not ended; its lease holds until `stop_listening`."""
+        """Return the events of an active job, or None if it has ended; its lease cannot expire until `stop_listening`."""
         care = self._cares.get(job.key)
         if care is None:
             return None
@@ -248,14 +250,14 @@ class JobRegistry:
             care.lease.renew(self._loop.time())
             care.touched = True
 
-    # What becomes of items
+    # Events of items (`ItemEvents`)
 
     def sending(self, errand: ItemClient) -> dict[str, str]:
         care, job = self._cares.get(errand.claim.key), errand.claim.of
         if care is not None and job.kind.single:
             feed = self._feed_of(care)
             if not care.fresh or errand.attempts > 1:
-                # Whoever heard of an earlier attempt hears all of this one, and nothing has a number that was used before.
+                # A listener of an earlier attempt must get all events of this one, so no number may be used twice.
                 feed.skip_to((errand.claim.fence * _ATTEMPTS_MAX + errand.attempts) * _EVENTS_MAX)
             errand.listener = self.shapes[job.kind].listen(job, errand, feed)
         headers: dict[str, str] = job.about.get("headers") or {}
@@ -271,18 +273,17 @@ class JobRegistry:
 
     def result(self, errand: ItemClient, call: Call) -> tuple[bytes, bytes | None]:
         care = self._cares.get(errand.claim.key)
-        job = (
-            care.job if care is not None else errand.claim.of
-        )  # ended elsewhere: the store decides, so the shape must be right
+        # If another process has ended the job, the store decides what counts; the result still needs the shape of its kind.
+        job = care.job if care is not None else errand.claim.of
         try:
             body = self.shapes[job.kind].result(job, errand, call)
-        except Exception as error:  # an engine's answer can have any shape
+        except Exception as error:  # an engine's answer may be anything
             self._host.fault(error)
             body = orjson.dumps({"error": {"message": "The engine's answer has a shape that is not known."}}) + b"\n"
         return body, care.feed.dump() if care is not None and care.feed is not None else None
 
     def changed(self, job: Job) -> None:
-        """The store says how a job stands now."""
+        """Take over the state of a job as the store returned it."""
         care = self._cares.get(job.key)
         if care is None and not job.status.ended:
             now = self._loop.time()
@@ -295,21 +296,24 @@ class JobRegistry:
             self._host.told("job", id=job.id, kind=job.kind, tenant=job.tenant, status=job.status, cause=job.cause or None)
 
     def _forget(self, key: int) -> None:
-        """It has ended: whoever listens hears no more."""
+        """Drop a job that has ended, and close its event log."""
         care = self._cares.pop(key, None)
         if care is not None and care.feed is not None:
             care.feed.close()
 
-    # Time
+    # Periodic work
 
     async def _every(self, pause_s: float, work: Callable[[float], Awaitable[None]]) -> None:
-        """To the very end, through a drain as well: while we have items, others must see that we live, and we what they do."""
+        """Run `work` periodically until `close`, also during a drain.
+
+        While we hold items, other workers must see our heartbeat, and we must see their changes.
+        """
         while not self._closing.is_set():
             try:
                 await work(self._loop.time())
             except StoreFailed as failure:
                 self._runner.keeper.failed(failure)
-            except Exception as error:  # leases, beats and windows go on, whatever it was
+            except Exception as error:  # no bug may stop leases, heartbeats and windows
                 self._host.fault(error)
             try:
                 async with asyncio.timeout(pause_s):
@@ -322,7 +326,7 @@ class JobRegistry:
         cancels = [self.cancel(job, cause) for job, cause in due if self._may_end(job)]
         for failed in await asyncio.gather(*cancels, return_exceptions=True):
             if isinstance(failed, Exception) and not isinstance(failed, StoreFailed | Refusal):
-                self._host.fault(failed)  # else the store is told later, or another one has ended it
+                self._host.fault(failed)  # otherwise the cancel is written later, or another process ended the job
         version = await self.store.do(self.store.jobs.changed_elsewhere)
         if version != self._version:
             self._version = version
@@ -348,7 +352,7 @@ class JobRegistry:
         try:
             lives = await store.do(work)
         except StoreFailed:
-            for key in touched:  # to be said the next time
+            for key in touched:  # retry with the next heartbeat
                 if key in self._cares:
                     self._cares[key].touched = True
             raise
@@ -360,8 +364,11 @@ class JobRegistry:
         await self._bury()
 
     async def _find_lost(self) -> None:
-        """Items that the store gave to us and that never came: their transaction was said to have failed, or we failed over
-        them. Nobody would ever end them. One that is missed at two looks on end is given back."""
+        """Give back items that the store has assigned to us and that we do not know; nobody would ever end them.
+
+        Either their claim was committed but reported as failed, or a bug of ours lost them. An item that is unknown in two
+        successive checks is given back.
+        """
         store, worker = self.store, self._worker
         lost = self._runner.unknown(await store.do(lambda: store.jobs.claimed_by(worker)))
         again, self._lost = lost & self._lost, lost - self._lost
@@ -371,7 +378,7 @@ class JobRegistry:
             await self._refresh()
 
     async def _bury(self) -> None:
-        """What workers that are gone had claimed is given back."""
+        """Requeue the items that dead workers had claimed."""
         store = self.store
         workers = await store.do(store.workers.all)
         given_back = 0
@@ -389,9 +396,9 @@ class JobRegistry:
         self.store.workers.leave(worker)
 
     async def _refresh(self) -> None:
-        """Reads what has changed, since others may have changed it; all that has not ended when nothing is known yet."""
+        """Read the jobs that changed since the last time, perhaps by other processes; the first time, read all active jobs."""
         store = self.store
-        async with self._reading:  # one after the other: a second reader must not read the same changes again
+        async with self._reading:  # one at a time: two readers must not process the same changes
             since = self._change
 
             def read() -> tuple[int, list[Job]]:
@@ -403,14 +410,14 @@ class JobRegistry:
             care = self._cares.get(job.key)
             if care is not None and care.job.touched != job.touched and care.lease is not None:
                 care.lease.renew(self._loop.time())
-            if job.status is JobStatus.CANCELLING:  # known or not: what of it runs here must stop
+            if job.status is JobStatus.CANCELLING:  # stop its items that run here, even if the job is new to us
                 self._runner.hang_up(job.key, _REASON_OF[job.cause])
             self.changed(job)
             if job.tally.queued and job.status is JobStatus.RUNNING:
                 self._runner.wake(job.tenant)
 
     async def _look_for_lost(self) -> None:
-        """Batches whose lines nobody checks any more; jobs that another process has ended and deleted since we last looked."""
+        """Adopt batches whose checker is gone, and drop jobs that another process has ended, and perhaps deleted, meanwhile."""
         store, known = self.store, set(self._cares)
         active, unchecked = await store.do(lambda: (store.jobs.active_keys(), store.jobs.unchecked()))
         for job in unchecked:
@@ -423,15 +430,15 @@ class JobRegistry:
                 self._forget(key)
 
     def _adopt(self, job: Job) -> None:
-        """Its lines were being checked by one who is gone."""
+        """Check the lines of a batch whose checker is gone."""
         check = self.check_lines
         if check is not None and not self._draining:
             self.own(check(job))
 
-    check_lines: Callable[[Job], Any] | None = None  # how the lines of a batch are checked
+    check_lines: Callable[[Job], Any] | None = None  # set by `Batches`: checks the input lines of a batch
 
     async def prune(self, older_than_s: float, tenant: str | None = None, now: float | None = None) -> int:
-        """Deletes jobs that ended long ago, and files past their time."""
+        """Delete jobs that ended long ago and expired files; return the number of jobs."""
         store, time_of_day = self.store, time.time() if now is None else now
         count, more = 0, True
         while more:
@@ -446,15 +453,15 @@ class JobRegistry:
             pass
         return count
 
-    # The end
+    # Shutdown
 
     def stop(self) -> None:
-        """No new jobs and no new items; those that run may finish."""
+        """Refuse new jobs and start no more items; running items may finish."""
         self._draining = True
         self._runner.stop()
 
     async def close(self) -> None:
-        """Every call has ended."""
+        """Write what is pending, give back all claims and close the store. Every call must have ended."""
         self.stop()
         self._closing.set()
         await self._runner.close()

@@ -1,6 +1,6 @@
-"""Brings what became of items back into the store, many at a time, and into the books when the store has it.
+"""Writes results, returned claims and cancels to the job store, many at a time, and then books results in the ledger.
 
-A store that fails costs time only: results, and cancels that engines have obeyed already, are held here until it takes them.
+A failing store only costs time: results, and cancels that have already stopped their engines, wait here until it works again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import Claim, Job, JobStore
 from hangup.tasks import DUTIES
 
-_PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0  # before a store that failed is tried again; it doubles
+_PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0  # before a failed store is tried again; doubles each time
 
 
 class ResultHost(Protocol):
@@ -35,10 +35,12 @@ class ItemOutcome(NamedTuple):
     state: ItemState
     body: bytes | None = None
     events: bytes | None = None
-    entry: Entry | None = None  # for the books, once the result is kept
+    entry: Entry | None = None  # for the ledger, once the result is stored
 
 
 class ResultWriter:
+    """The queue of pending writes, and the task that writes them."""
+
     def __init__(
         self,
         store: JobStore,
@@ -48,15 +50,15 @@ class ResultWriter:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.failing = False  # the store cannot be written
-        self.refused = 0  # results that came too late
-        self.ended: Counter[ItemState] = Counter()  # items, by how
+        self.refused = 0  # results refused because their claim was stale
+        self.ended: Counter[ItemState] = Counter()  # ended items, by end state
         self._store = store
         self._host = host
-        self._changed = changed  # told of each job that has changed
-        self._works = works  # told when a store that failed works again
+        self._changed = changed  # called with each job that has changed
+        self._works = works  # called when a failed store works again
         self._loop = loop
         self._cancels: dict[int, Cause] = {}
-        self._waiting: list[asyncio.Future[None]] = []  # for the cancels to be on the disk
+        self._waiting: list[asyncio.Future[None]] = []  # resolved when the cancels are on disk
         self._ended: list[ItemOutcome] = []
         self._given_back: list[Claim] = []
         self._writing = False
@@ -68,7 +70,7 @@ class ResultWriter:
 
     @property
     def idle(self) -> bool:
-        """Nothing is on its way into the store."""
+        """Whether no write is pending."""
         return not (self._writing or self._ended or self._given_back or self._cancels)
 
     def finish(self, ended: ItemOutcome) -> None:
@@ -76,12 +78,12 @@ class ResultWriter:
         self._wake.set()
 
     def give_back(self, claim: Claim) -> None:
-        """It was claimed and not run: whoever comes next may."""
+        """Return a claim that was not run, so that any worker may claim the item."""
         self._given_back.append(claim)
         self._wake.set()
 
     async def cancel(self, key: int, cause: Cause) -> None:
-        """Comes back when it is on the disk. When the store fails it says so, and the cancel is written when it works again."""
+        """Return once the cancel is on disk. If the store fails, raise, and write the cancel when it works again."""
         self._cancels.setdefault(key, cause)
         if self.failing:
             raise StoreFailed("the store cannot be written")
@@ -91,11 +93,11 @@ class ResultWriter:
         await written
 
     def cancelled(self, key: int) -> Cause | None:
-        """Why a job is to end, if that is not yet in the store."""
+        """Return the cause of a cancel that is not yet in the store, or None."""
         return self._cancels.get(key)
 
     def failed(self, failure: StoreFailed) -> None:
-        """Some work in the store failed: it is tried after a pause, by writing to it."""
+        """Note that other work in the store failed; after a pause, a write tests whether it works again."""
         if not self.failing:
             self._fail(failure)
             self._host.told("job_store_failed", error=str(failure))
@@ -110,7 +112,7 @@ class ResultWriter:
                 written.set_exception(failure)
 
     async def close(self) -> None:
-        """Writes what is left, if the store takes it."""
+        """Write what is pending; give up if the store fails."""
         self._closing.set()
         self._wake.set()
         await self._task
@@ -151,7 +153,7 @@ class ResultWriter:
             return
 
     async def _write_all(self) -> None:
-        """Everything together; if some of it cannot be written at all, each by itself, so that it holds up nothing else."""
+        """Write everything at once; if part of it cannot be written, write each piece alone, so that it blocks no other."""
         cancels, ended, given_back = dict(self._cancels), self._ended, self._given_back
         waiting, self._waiting = self._waiting, []
         self._ended, self._given_back = [], []
@@ -165,7 +167,7 @@ class ResultWriter:
                 self._host.fault(error)
                 await self._write_singly(cancels, ended, given_back)
         except StoreFailed:
-            self._waiting = waiting + self._waiting  # they are told of it
+            self._waiting = waiting + self._waiting  # `_fail` passes the failure on to them
             raise
         for written in waiting:
             if not written.done():
@@ -184,7 +186,7 @@ class ResultWriter:
                 for _, rest, claims in pieces[at:]:
                     self._ended, self._given_back = self._ended + rest, self._given_back + claims
                 raise
-            except Exception as error:  # this one is given up
+            except Exception as error:  # drop this piece
                 self._host.fault(error)
                 for key in piece[0]:
                     self._cancels.pop(key, None)
@@ -201,9 +203,9 @@ class ResultWriter:
     def _written(
         self, cancels: dict[int, Cause], ended: list[ItemOutcome], given_back: list[Claim], probe: bool
     ) -> tuple[list[Job | None], list[Job | None]]:
-        """In the store's thread. Cancels come first: what they stopped ends for their cause."""
+        """Write in the store's thread. Cancels come first: what they stopped must end with their cause."""
         jobs, now = self._store.jobs, time.time()
-        if probe:  # that nothing could be written says nothing when there was nothing to write
+        if probe:  # with nothing to write, success would not show that the store works
             self._store.clock.probe()
         cancelled = [jobs.cancel(key, cause, now) for key, cause in cancels.items()]
         jobs.give_back(given_back, now)
@@ -224,10 +226,10 @@ class ResultWriter:
             return
         try:
             self._changed(job)
-        except Exception as error:  # what is written is written
+        except Exception as error:  # the write itself has succeeded
             self._host.fault(error)
 
 
 def _in_vain(entry: Entry) -> Entry:
-    """Of a result that came too late: another one counts."""
+    """Book a refused result as wasted: the result of another claim counts."""
     return entry._replace(cause="fenced", account=entry.account.in_vain())

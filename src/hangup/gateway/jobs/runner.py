@@ -1,10 +1,11 @@
-"""Runs items: claims them from the store a handful at a time, sends each as a call of the gateway's, keeps what came of it.
+"""Runs items of jobs: claims some from the store, sends each as a gateway call, and stores the results.
 
-    claim ──▶ hand ──▶ the gateway's line for jobs ──▶ call ──▶ result ──▶ store ──▶ ledger
-               ▲  └── at most a few of a tenant's wait there: who is next is the admission's to say
-               └───── again: it made room for a live client, or its engine failed
+    claim ──▶ hand ──▶ the gateway's job queue ──▶ call ──▶ result ──▶ store ──▶ ledger
+               ▲  └── only a few items per tenant wait in that queue: admission decides whose item is next
+               └───── retry: the item made way for a live client, or its engine failed
 
-The books get a result's entry when the store has it, so that an item which runs again after a crash is not billed twice.
+The "hand" holds items that are claimed and not yet sent. The ledger gets the entry of a result only after the store has the
+result, so that an item which runs again after a crash is not billed twice.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import Job, JobStore
 from hangup.tasks import Tasks
 
-_IN_LINE = 2  # of a tenant's items in the gateway's line: enough that a free place never waits for us
-_HAND_MIN, _HAND_MAX = 8, 256  # items claimed and not sent
+_IN_LINE = 2  # items per tenant in the gateway's queue: enough that a free slot never waits for us
+_HAND_MIN, _HAND_MAX = 8, 256  # items claimed and not yet sent
 _HAND_BYTES_MAX = 8 * 1024 * 1024
-_RELEASES_MAX = 10_000  # cancelled jobs of which it is remembered how their engines let go
-_AFTER_MAX_S = 600.0  # what an engine may ask for with `retry-after`
-_AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0  # pause before an item is tried again; it doubles
+_RELEASES_MAX = 10_000  # cancelled jobs for which we remember how their engines stopped
+_AFTER_MAX_S = 600.0  # longest `retry-after` that we honour
+_AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0  # pause before a retry; doubles each time
 
 
 class RunnerHost(Protocol):
@@ -45,7 +46,7 @@ class RunnerHost(Protocol):
     def limits(self) -> JobLimits: ...
 
     def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
-        """Makes a call for it; `errand.over` follows, maybe at once."""
+        """Start a call for the item; `ItemClient.over` follows, perhaps before this returns."""
 
     def jobs_waiting(self, tenant: str) -> int: ...
 
@@ -56,33 +57,33 @@ class RunnerHost(Protocol):
     def told(self, event: str, **fields: Any) -> None: ...
 
     def fault(self, error: Exception) -> None:
-        """A bug of ours goes to the log."""
+        """Log a bug of ours."""
 
 
 class ItemEvents(Protocol):
-    """Who is told what became of items."""
+    """Receives the events of items; implemented by `JobRegistry`."""
 
     def sending(self, errand: ItemClient) -> dict[str, str]:
-        """It is about to be sent; the headers that its call shall have."""
+        """Prepare for an item that is about to be sent; return the headers for its call."""
 
     def result(self, errand: ItemClient, call: Call) -> tuple[bytes, bytes | None]:
-        """What is kept of an answer: the result, and the events on the way to it."""
+        """Return what to store of an answer: the result and the events before it."""
 
     def changed(self, job: Job) -> None: ...
 
     def unwanted(self, key: int) -> Reason | None:
-        """Why a job's items shall not run, if its end is known here and not yet to the store."""
+        """Return why a job's items must not run if it was cancelled and the store does not know that yet."""
 
 
 @dataclass(slots=True)
 class _TenantItems:
-    """A tenant's items, on their way from the store to the gateway."""
+    """A tenant's items between the store and the gateway."""
 
-    calls: deque[ItemClient] = field(default_factory=deque)  # the hand: those of single calls go first,
-    hand: deque[ItemClient] = field(default_factory=deque)  # then those of batches
+    calls: deque[ItemClient] = field(default_factory=deque)  # claimed items of single calls, sent first,
+    hand: deque[ItemClient] = field(default_factory=deque)  # then claimed items of batches
     sent: int = 0
-    more: bool = True  # there may be some in the store
-    urgent: bool = False  # and a single call among them
+    more: bool = True  # the store may have queued items
+    urgent: bool = False  # among them a single call
     claiming: bool = False
     feeding: bool = False
 
@@ -97,6 +98,8 @@ class _TenantItems:
 
 
 class ItemRunner:
+    """Owns all items that this process has claimed, from the claim until their end is handed to `ResultWriter`."""
+
     def __init__(
         self, store: JobStore, worker: int, host: RunnerHost, ears: ItemEvents, loop: asyncio.AbstractEventLoop
     ) -> None:
@@ -106,8 +109,8 @@ class ItemRunner:
         self._ears = ears
         self._loop = loop
         self._lines: dict[str, _TenantItems] = {}
-        self._releases: dict[int, StopState] = {}  # of cancelled jobs, the latest last
-        self._errands: dict[int, dict[int, ItemClient]] = {}  # all that we have claimed, by job and item
+        self._releases: dict[int, StopState] = {}  # how engines stopped cancelled jobs, latest last
+        self._errands: dict[int, dict[int, ItemClient]] = {}  # all claimed items, by job and number
         self._pausing: dict[ItemClient, asyncio.TimerHandle] = {}
         self._claims = Tasks("job claims")
         self._stopped = False
@@ -118,18 +121,18 @@ class ItemRunner:
         return sum(errand.exchange is not None for errand in self._all())
 
     def running_of(self, key: int) -> int:
-        """Of a job's items, how many have a call of ours."""
+        """Return how many of a job's items have a call in this process."""
         return sum(errand.exchange is not None for errand in self._errands.get(key, {}).values())
 
     def wake(self, tenant: str, *, urgent: bool = False) -> None:
-        """There may be items of this tenant to run; `urgent` if one of them does not wait behind batches."""
+        """Look for items of this tenant to run; `urgent` if one is a single call, which need not wait behind batches."""
         line = self._lines.setdefault(tenant, _TenantItems())
         line.more = True
         line.urgent = line.urgent or urgent
         self._feed_soon(tenant)
 
     def hang_up(self, key: int, reason: Reason) -> None:
-        """All items of a job: those that run are stopped in their engines, the others end here."""
+        """Cancel all items of a job: stop running items in their engines, and end the others at once."""
         for errand in list(self._errands.get(key, {}).values()):
             idle = errand.exchange is None and errand.stopping is None
             errand.hang_up(reason)
@@ -138,7 +141,7 @@ class ItemRunner:
                 self._finish(errand, _stopped_state(errand))
 
     def unknown(self, claimed: set[tuple[int, int, int]]) -> set[tuple[int, int, int]]:
-        """Of what the store says we have (job, number, fence), what we do not; none while anything is on its way."""
+        """Return which of the items (job, number, fence) that we have claimed we do not know; none while a write is pending."""
         if not self.keeper.idle or any(line.claiming for line in self._lines.values()):
             return set()
         return claimed - {(e.claim.key, e.claim.n, e.claim.fence) for e in self._all()}
@@ -187,7 +190,7 @@ class ItemRunner:
             line.claiming = False
         line.more = bool(claims)
         for job in {claim.key: claim.of for claim in claims}.values():
-            self._ears.changed(job)  # before one of its items is sent: the job may be news to this process
+            self._ears.changed(job)  # before any item is sent: the job may be new to this process
         for claim in claims:
             self._take(ItemClient(claim, tenant, self._loop, self), line)
         for key in {claim.key for claim in claims}:
@@ -203,7 +206,7 @@ class ItemRunner:
 
     def _take(self, errand: ItemClient, line: _TenantItems) -> None:
         before = self.errand(errand.claim.key, errand.claim.n)
-        if before is not None:  # the store has given it to us anew, so the earlier claim is void
+        if before is not None:  # we have claimed the item again, so the earlier claim is stale
             self._drop(before)
         self._errands.setdefault(errand.claim.key, {})[errand.claim.n] = errand
         line.of(errand).append(errand)
@@ -241,7 +244,7 @@ class ItemRunner:
         self._feed_soon(errand.tenant)
 
     def _again(self, errand: ItemClient, line: _TenantItems) -> None:
-        """After a pause, also when it made room for a live client: where one comes, others do."""
+        """Retry an item after a pause, also if it made way for a live client, since more live clients are likely to follow."""
         errand.body.clear()
         pause = min(_AGAIN_S * 2 ** min(errand.attempts - 1, 10), _AGAIN_MAX_S)
         pause = max(pause, min(errand.retry_after_s, _AFTER_MAX_S)) * random.uniform(1.0, 1.25)  # noqa: S311
@@ -253,7 +256,7 @@ class ItemRunner:
         self._feed_soon(errand.tenant)
 
     def _when_gone(self, errand: ItemClient, leftover: PendingStop | None) -> None:
-        """It is cancelled when its engine has let go of it, and not before."""
+        """Record the cancel once the engine has stopped the item, and not before."""
         state = _stopped_state(errand)
         if leftover is None:
             self._finish(errand, state)
@@ -269,12 +272,12 @@ class ItemRunner:
         self._finish(errand, state)
 
     def release_of(self, key: int) -> str | None:
-        """How engines let go of what was cancelled of a job: the worst of it. None if nothing ran, or that was long ago."""
+        """Return the worst `StopState` among a job's cancelled items; None if none was running, or if we have forgotten it."""
         fate = self._releases.get(key)
         return fate.value if fate is not None else None
 
     def _withdraw(self, errand: ItemClient) -> None:
-        """It is not sent, whatever it waits for."""
+        """Take an item out of the hand or its retry pause, so that it is not sent."""
         timer = self._pausing.pop(errand, None)
         if timer is not None:
             timer.cancel()
@@ -282,7 +285,7 @@ class ItemRunner:
         if errand in hand:
             hand.remove(errand)
 
-    # Back into the store
+    # Back to the store
 
     def _finish(
         self,
@@ -292,7 +295,7 @@ class ItemRunner:
         events: bytes | None = None,
         entry: Entry | None = None,
     ) -> None:
-        if self._let_go(errand):  # else it is not ours any more
+        if self._let_go(errand):  # otherwise we no longer own it
             self.keeper.finish(ItemOutcome(errand.claim, state, body, events, entry))
 
     def _give_back(self, errands: list[ItemClient]) -> None:
@@ -301,7 +304,7 @@ class ItemRunner:
                 self.keeper.give_back(errand.claim)
 
     def _let_go(self, errand: ItemClient) -> bool:
-        """False if we do not have it, or have it under a later claim."""
+        """Forget an item; return False if we do not own it, or own it under a later claim."""
         key, n = errand.claim.key, errand.claim.n
         errands = self._errands.get(key, {})
         if errands.get(n) is not errand:
@@ -315,10 +318,10 @@ class ItemRunner:
         for tenant in self._lines:
             self.wake(tenant)
 
-    # The end
+    # Shutdown
 
     def stop(self) -> None:
-        """No new items: those that do not run are given back, those that run may finish."""
+        """Start no more items: give back those that are not running; running items may finish."""
         self._stopped = True
         for line in self._lines.values():
             line.calls.clear()
@@ -332,9 +335,9 @@ class ItemRunner:
             errand.exchange.end(reasons.DRAINED)
 
     def drop_all(self, worker: int) -> None:
-        """We were taken for dead, and what we had is somebody else's now: it is stopped, and we begin anew as `worker`.
+        """Stop all items and start afresh as `worker`, because others declared us dead and may own our items.
 
-        All of it is given back, in case nobody has it: where somebody does, the fence refuses what we say.
+        All items are given back in case nobody owns them; if somebody does, the store refuses our stale fence.
         """
         self._worker = worker
         for errand in self._all():
@@ -343,7 +346,7 @@ class ItemRunner:
             self.wake(tenant)
 
     def _drop(self, errand: ItemClient) -> None:
-        """It is not ours to end; one that is cancelled already stays until its engine has let go."""
+        """Stop an item that we may no longer own; one that is already cancelled stays until its engine has stopped."""
         if errand.exchange is not None:
             errand.exchange.end(reasons.TAKEN_OVER)  # `errand_over` gives it back
         elif errand.stopping is None:
@@ -351,15 +354,15 @@ class ItemRunner:
             self._give_back([errand])
 
     async def close(self) -> None:
-        """Every call has ended; what is not yet in the store goes there."""
+        """Write all pending results. Every call must have ended."""
         self._stopped = True
-        self._errands.clear()  # of those left the engines have not let go: a restart settles them
+        self._errands.clear()  # the rest wait for an engine to stop; the registry gives their claims back
         await self._claims.wait()
         await self.keeper.close()
 
 
 def _without_result(entry: Entry, reason: Reason) -> Entry:
-    """An engine that had no room has completed nothing, though its answer was complete."""
+    """Book an answer that is retried as shed: an engine without room completed nothing, though its answer was complete."""
     return entry._replace(cause=Outcome.SHED.value) if reason.outcome is Outcome.COMPLETED else entry
 
 

@@ -1,7 +1,8 @@
-"""Which worker we are, and which of the others are gone.
+"""Identifies this process as a worker, and detects other workers that are dead.
 
-Claims belong to a worker for as long as it lives. One of this machine is gone when its process is; one of another machine, or
-one that hangs, when its beat has not moved for a while by our own clock: a clock that is set harms nobody.
+A worker owns its claims while it lives. A worker on this host is dead when its process is gone. A worker that hangs, or one on
+another host, counts as dead when its heartbeat has not moved for a while by our monotonic clock, so a change of the system
+clock does no harm.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hangup.gateway.store.jobs import Worker
 
 
 def this_host() -> str:
-    """This machine, since it was started; a container counts as one, since it numbers its processes itself."""
+    """Return a name for this machine since its boot; a container counts as a machine, because it has its own process ids."""
     marks = [socket.gethostname()]
     with contextlib.suppress(OSError):
         marks.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -28,7 +29,7 @@ def this_process() -> str:
 
 
 def _process(pid: int) -> str | None:
-    """A name that no later process of the same number has; None if there is no such process."""
+    """Return a name for the process that no later process with the same pid has; None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -44,10 +45,10 @@ def _process(pid: int) -> str | None:
 
 
 class MissingWorkers:
-    """Others' beats, and for how long we have seen them stand still.
+    """Measures how long the heartbeats of other workers have stood still.
 
-    Time in which we did not look ourselves (stopped, or waiting for the store) says nothing of others: it may have been the
-    same for them. So one look adds no more than the time between two looks that are on time.
+    Time in which we did not check (suspended, or waiting for the store) says nothing about others, which may have been stopped
+    for the same reason. So each check adds at most the time between two punctual checks.
     """
 
     def __init__(self, silent_max_s: float, look_s: float) -> None:
