@@ -1,1 +1,1 @@
-"""Measurements: each figure is a ratio taken in one run on one machine. See bench/README.md."""
+"""Benchmarks: each figure is a ratio measured in one run on one machine. See bench/README.md."""

@@ -1,4 +1,4 @@
-"""What a part of a suite found, beside the bar that it is held to."""
+"""The results of one part of a suite, each beside the bar that it must meet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure and what it must reach: at least `bound`, or at most where `at_most`."""
+    """A figure and its bar: at least `bound`, or at most `bound` if `at_most`."""
 
     name: str
     value: float

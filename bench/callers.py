@@ -1,4 +1,4 @@
-"""Clients that make one call each and remember what became of it: cheap enough for a thousand at once in one process."""
+"""Clients that make one call each and record its outcome; light enough for a thousand at once in one process."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def encoded(value: dict[str, Any], path: str = CHAT, key: str = "") -> bytes:
 
 @dataclass
 class Outcome:
-    began_s: float  # since the run began
+    began_s: float  # since the start of the run
     status: int = 0  # 0: no answer at all
-    first_s: float = float("nan")  # to the first token of a stream, to the end of a whole answer
+    first_s: float = float("nan")  # to the first token of a stream, or to the end of a whole answer
     total_s: float = float("nan")
-    whole: bool = False  # it was answered to its end
+    whole: bool = False  # the answer was complete
 
     @property
     def served(self) -> bool:
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class Call(asyncio.Protocol):
-    """One call on a connection of its own, as most clients make them at first."""
+    """One call on its own connection, as most clients make their first calls."""
 
     transport: asyncio.Transport
 
@@ -74,7 +74,7 @@ class Call(asyncio.Protocol):
             self.outcome.first_s = time.monotonic() - self.sent
         if b"data: [DONE]" in self.buffer:
             self._over(True)
-        self.buffer = self.buffer[-400:]  # an event may come in parts
+        self.buffer = self.buffer[-400:]  # an event may arrive in parts
 
     def _head(self, head: bytes, end: int) -> None:
         self.outcome.status = int(head[9:12])
@@ -111,7 +111,7 @@ async def call(port: int, data: bytes, *, began: float, stream: bool = True, pat
 
 
 async def steady(port: int, data: bytes, *, rate: float, seconds: float) -> list[Outcome]:
-    """So many calls a second, evenly, whether or not earlier ones are answered."""
+    """Make `rate` calls a second, evenly spaced, whether or not earlier ones have been answered."""
     began = time.monotonic()
     tasks = []
     for number in range(int(rate * seconds)):
@@ -128,7 +128,7 @@ async def burst(port: int, data: bytes, count: int) -> list[Outcome]:
 async def closed(
     port: int, data: bytes, *, clients: int, seconds: float, stream: bool = True, pause_s: float = 1.0
 ) -> list[Outcome]:
-    """Clients that call again as soon as they are answered, or a second after they were refused."""
+    """Run clients that call again as soon as they are answered, or after a pause if they were refused."""
     began = time.monotonic()
     outcomes: list[Outcome] = []
 

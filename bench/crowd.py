@@ -1,8 +1,8 @@
-"""A crowd of clients as a process: they come, wait, lose patience, leave and retry as the SDKs do. Prints what they got.
+"""A crowd of clients as a process: they arrive, wait, lose patience, disconnect and retry as the SDKs do. Prints what they got.
 
 usage: python -m bench.crowd '{"port": …, "rate": …, "seconds": …, …}'
 
-The same load, drawn from the same seed, goes through the simulator: see overload.py.
+The simulator gets the same load, drawn from the same seed: see overload.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import uvloop
 from hangup.sim.load import Arrivals, ClientHabits, Load, SimCall, TraceRequest
 
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 8.0
-LENGTHS = (20, 80)  # tokens of an answer, evenly spread
+LENGTHS = (20, 80)  # tokens per answer, evenly spread
 PROMPT = 50
 
 
@@ -82,7 +82,7 @@ class People:
             await asyncio.sleep(own if pause < 0 else pause)
 
     async def attempt(self, sample: SimCall, attempt: int) -> float | None:
-        """None when the call is over, else how long to wait before the next try (negative: as it likes)."""
+        """Return None if the call is over, else how long to wait before the next try (negative: the client's own backoff)."""
         start = time.monotonic()
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.plan["port"])

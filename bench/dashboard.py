@@ -1,6 +1,6 @@
-"""The dashboard over ten thousand live calls, in Chromium: long tasks, frames and how soon it answers to a click.
+"""The dashboard with ten thousand live calls, in Chromium: long tasks, frames, and the time to answer a click.
 
-Needs what `make test-dashboard` installs. Each live call takes two file descriptors of the gateway and one here.
+Needs what `make test-dashboard` installs. Each live call takes two file descriptors in the gateway and one here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.load import percentile
 
 _WATCH_S = 20
 _CLICKS = ["Next", "Next", "Previous", "Out", "Tok/s", "Age", "Idle", "Next"]
-# Long tasks are those over 50 ms; a frame is late when the main thread was busy.
+# A long task takes over 50 ms; a frame is late when the main thread was busy.
 _OBSERVE = """() => {
   window.tasks = []; window.frames = [];
   const keep = (list) => window.tasks.push(...list.getEntries().map((entry) => entry.duration));
@@ -35,8 +35,9 @@ _CLICK = """(name) => new Promise((resolve) => {
 
 
 async def run(count: int = 10_000) -> dict[str, Any]:
-    """Streams that get a token each ten seconds, so that a thousand tokens come in a second; a tenth of them leaves and is
-    replaced while the page is watched."""
+    """Open streams that get a token every ten seconds, so that a thousand tokens arrive per second, and watch the page;
+    meanwhile a tenth of the clients disconnects and is replaced.
+    """
     count = min(count, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100) // 2)
     flags = ["--gap-s", "600", "--slots", "20000", "--counters-interval-s", "1"]
     with targets.engine(rate=0.1) as engine, targets.hangup(engine.port, *flags) as target:

@@ -1,4 +1,4 @@
-"""The embedded engine: throughput over slots, and what a cancel costs, in forwards and in milliseconds.
+"""The embedded engine: throughput by number of slots, and the cost of a cancel in forwards and in milliseconds.
 
 Used by `make bench ARGS=engine` (the built-in model on the CPU) and by bench/embedded_gpu.py (a Llama of 1 B on CUDA).
 """
@@ -27,7 +27,7 @@ def dispatch(outbox: Outbox) -> None:
 
 
 def make(options: EngineOptions, model: Model | None = None, draft: Model | None = None) -> Engine:
-    """An engine with the given model, or with the built-in one."""
+    """Return an engine with the given model, or with the built-in one."""
     if model is None:
         model, draft = NumpyModel(), NumpyModel(BUILT_IN / "draft")
     return Engine(model, options, dispatch, draft)
@@ -39,7 +39,7 @@ def request(length: int, tokens: int, vocab: int, seed: int = 0, temperature: fl
 
 
 def throughput(engine: Engine, streams: int, prompt: int, tokens: int, temperature: float = 0.0) -> dict[str, float]:
-    """All streams at once, in this thread; tokens/s from the first step to the last."""
+    """Run all streams at once in this thread; measure tokens/s from the first step to the last."""
     before = engine.counters.drafted, engine.counters.accepted
     for index in range(streams):
         engine.submit(request(prompt, tokens, engine.model.vocab, index, temperature), _ignore)
@@ -55,7 +55,7 @@ def _ignore(event: Event) -> None: ...
 
 
 class Running:
-    """An engine in its thread, without an event loop around it."""
+    """An engine in its own thread, without an event loop around it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -78,7 +78,7 @@ class Running:
 
 @dataclass
 class Watched:
-    """A call whose end is noted in the engine's thread, in the turn in which it is released."""
+    """A call whose end is recorded in the engine's thread, in the same step that releases it."""
 
     engine: Engine
     ended: threading.Event = field(default_factory=threading.Event)
@@ -99,7 +99,7 @@ class Watched:
 
 
 def cancels(engine: Engine, count: int, *, prompt: int, tokens: int, wait_s: float) -> dict[str, Any]:
-    """Full slots; random calls are cancelled at random moments. How many forwards begin, and how long, until release."""
+    """Fill all slots and cancel random calls at random moments; measure forwards and time until each call is released."""
     chance, vocab, rows = random.Random(1), engine.model.vocab, list[tuple[int, float]]()
     with Running(engine):
 
@@ -113,7 +113,7 @@ def cancels(engine: Engine, count: int, *, prompt: int, tokens: int, wait_s: flo
             place = chance.randrange(len(live))
             ticket, watched = live[place]
             began = time.perf_counter()
-            with engine.mailbox._changed:  # the engine cannot drain until both are done, so the count is exact
+            with engine.mailbox._changed:  # the engine cannot drain its mailbox until both are done, so the count is exact
                 ticket.cancel()
                 before = engine.counters.forwards
             if watched.ended.wait(30) and ticket.sequence.reason == "cancelled":
@@ -132,7 +132,7 @@ def cancels(engine: Engine, count: int, *, prompt: int, tokens: int, wait_s: flo
 
 
 def next_in_line(engine: Engine, count: int) -> dict[str, Any]:
-    """Two slots, both generating, a third call waiting; a client disconnects; the next one must start in that very turn."""
+    """Run two calls on two slots with a third waiting, and disconnect one client; the third must start in the same step."""
     vocab, started, late = engine.model.vocab, 0, 0
     with Running(engine):
 
@@ -161,7 +161,7 @@ def next_in_line(engine: Engine, count: int) -> dict[str, Any]:
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """The suite `engine`, on the CPU."""
+    """Run the suite `engine`, on the CPU."""
     results: dict[str, Any] = {"throughput": _slots(rounds), "speculation": {}, "cancel": {}}
     for spec in SPECS:
         engine = make(EngineOptions(slots=1, spec=spec))
@@ -185,10 +185,12 @@ def run(rounds: int) -> dict[str, Any]:
 def _slots(rounds: int) -> dict[str, float]:
     rates: dict[int, list[float]] = {1: [], 2: [], 4: [], 8: []}
     engines = {slots: make(EngineOptions(slots=slots)) for slots in rates}
-    for _ in range(rounds):  # in turn, so that a slow minute of the machine hits all alike
+    for _ in range(rounds):  # in turn, so that a slow minute of the machine affects all alike
         for slots, engine in engines.items():
             rates[slots].append(throughput(engine, slots, 16, 128)["tokens_per_s"])
-    best = {slots: max(row) for slots, row in rates.items()}  # what others on the machine took away is not the engine's
+    best = {
+        slots: max(row) for slots, row in rates.items()
+    }  # the best run: what other programs took from the machine does not count against the engine
     for slots, rate in best.items():
         print(f"  {slots} slots {rate:8.0f} tokens/s   {rate / best[1]:5.2f} x one slot")
     return {str(slots): rate for slots, rate in best.items()}

@@ -2,7 +2,7 @@
 
 usage: PYTHONPATH=src:. python -m bench.embedded_gpu OUT        (needs torch with CUDA, safetensors, transformers)
 
-Writes OUT/gpu.json and OUT/spike.csv; tools/plots.py makes the plots of docs/ from them.
+Writes OUT/gpu.json and OUT/spike.csv, from which tools/plots.py makes the plots of docs/.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ DRAFT = {**LLAMA_1B, "num_hidden_layers": 1}
 
 
 def random_tensors(config: dict[str, Any], *, foreseeable: bool) -> dict[str, torch.Tensor]:
-    """Random weights. `foreseeable` ones make each token depend on the last one alone, at the full cost of a forward, and
-    have an MTP head that knows this: the good case of speculation, by construction."""
+    """Return random weights. With `foreseeable`, each token depends only on the one before it, at the full cost of a forward,
+    and the MTP head knows this: the best case of speculation, by construction.
+    """
     torch.manual_seed(5)
     width, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     kv = config["num_key_value_heads"] * config["head_dim"]
@@ -77,11 +78,11 @@ def random_tensors(config: dict[str, Any], *, foreseeable: bool) -> dict[str, to
 
 
 def _foreseeing(embedding: torch.Tensor) -> dict[str, torch.Tensor]:
-    """An output layer by which tokens run in circles of eight, and an MTP head that passes the token's embedding on.
+    """Return an output layer that makes tokens run in circles of eight, and an MTP head that passes on the token's embedding.
 
-    silu(100 x) * x is a square for x > 0 and next to nothing below, so each coordinate goes through with either sign; what
-    comes out points to the same embedding, and norms make its scale irrelevant. The state, in which the embedding of
-    the token before would still stand, is taken back in the same way.
+    silu(100 x) * x is a square for x > 0 and almost nothing below, so each coordinate passes with either sign; the result
+    points to the same embedding, and norms make its scale irrelevant. The state, which would still hold the embedding of the
+    previous token, is subtracted in the same way.
     """
     width = embedding.shape[1]
     tokens = torch.arange(len(embedding), device="cuda")
@@ -106,7 +107,7 @@ def load_random(config: dict[str, Any], *, foreseeable: bool) -> TorchModel:
 
 
 class _NoText(Bpe):
-    """Random tokens need no text."""
+    """A tokenizer without text, which random tokens do not need."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -129,7 +130,7 @@ def our_rates(model: Model, specs: tuple[str, ...], streams: int, tokens: int) -
 
 
 def transformers_rate(streams: int, tokens: int) -> dict[str, float]:
-    """The same Llama under transformers' continuous batching."""
+    """Measure the same Llama under transformers' continuous batching."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(5)
@@ -149,7 +150,7 @@ def transformers_rate(streams: int, tokens: int) -> dict[str, float]:
             seconds = time.perf_counter() - began
             made = sum(len(output.generated_tokens) for output in found.values())
             rates[attention] = made / seconds
-        except Exception as error:  # what works there differs by version; whatever does is measured
+        except Exception as error:  # what works there differs by version; measure whatever works
             print(f"transformers, {attention}: {type(error).__name__}: {error}", flush=True)
     began = time.perf_counter()
     with torch.inference_mode():
@@ -163,7 +164,7 @@ PHASES = (("nobody leaves", 0.0, False), ("half leave, without", 0.5, False), ("
 
 
 class Crowd:
-    """Clients that ask again and again; some leave early. Told or not, the engine hears of it only if `cancelling`."""
+    """Clients that ask again and again; some disconnect early. The engine learns of this only if `cancelling`."""
 
     def __init__(self, engine: Engine, clients: int, tokens: int, leaving: float) -> None:
         self.engine, self.tokens, self.leaving = engine, tokens, leaving
@@ -214,7 +215,7 @@ class Crowd:
 
 
 def spike(model: Model, out: Path, phase_s: float) -> dict[str, Any]:
-    """Three phases at the same load: nobody leaves; half of the clients leave and nobody tells; half leave and hangup tells."""
+    """Run three phases at one load: nobody leaves; half leave and the engine is not told; half leave and hangup cancels."""
     engine = make(EngineOptions(slots=32, waiting_max=512, prefill_tokens_max=2048), model)
     throughput(engine, 32, 128, 64)
     rows: list[list[float]] = []
@@ -230,7 +231,7 @@ def spike(model: Model, out: Path, phase_s: float) -> dict[str, Any]:
             ("half leave, with", 0.5, True),
         ):
             crowd.leaving, crowd.cancelling = leaving, cancelling
-            time.sleep(2)  # the change works its way through
+            time.sleep(2)  # until the change takes effect
             mark, wasted, gpu, start = crowd.completed, crowd.wasted, len(utilisation.samples), time.perf_counter()
             before = mark
             while time.perf_counter() - start < phase_s:
@@ -254,7 +255,7 @@ def spike(model: Model, out: Path, phase_s: float) -> dict[str, Any]:
 
 
 class _Utilisation:
-    """The GPU's utilisation as NVML has it, five times a second."""
+    """The GPU's utilisation from NVML, five times a second."""
 
     def __enter__(self) -> _Utilisation:
         self.samples: list[float] = []

@@ -1,4 +1,4 @@
-"""transformers on the CPU with the built-in model's own weights, beside the embedded engine, in turn.
+"""transformers on the CPU with the built-in model's weights, measured in turn with the embedded engine.
 
 usage: PYTHONPATH=src:. python -m bench.embedded_peer      (in an environment with torch and transformers)
 """

@@ -2,10 +2,9 @@
 
 usage: python -m bench.engine PORT [--rate 50]
 
-Streaming calls get chunks at `rate` per second, spread evenly over time, until their client leaves or `max_tokens` is
-reached. A call with `"instant": true` in its body gets its whole stream of 8 tokens at once; one without `stream`, or
-with `"plain": true`, gets JSON.
-GET /stats tells how many connections and streams are open, and when each stream was lost.
+Streaming calls get chunks at `rate` per second, spread evenly over time, until their client disconnects or `max_tokens` is
+reached. A call with `"instant": true` in its body gets its whole stream of 8 tokens at once; one without `stream`, or with
+`"plain": true`, gets JSON. GET /stats returns how many connections and streams are open, and when each stream was lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Other people's programs, each in a virtual environment of its own under bench/.envs, made once."""
+"""Installs other people's programs, each once in its own virtual environment under bench/.envs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 ENVIRONMENTS = Path(__file__).parent / ".envs"
 
 
-_LINE_MAX = 240  # pip lists every version there is when it finds none that fits
-_failed: dict[str, str] = {}  # what could not be installed is not tried again in this run
+_LINE_MAX = 240  # pip lists every existing version when none fits
+_failed: dict[str, str] = {}  # do not try again in this run what could not be installed
 
 
 class NotInstalled(RuntimeError):
-    """A program could not be had; says why."""
+    """A program could not be installed; the message says why."""
 
 
 def environment(name: str, *packages: str) -> Path:
-    """An environment with these packages in it; returns its bin folder. Other packages than last time: made anew."""
+    """Return the bin folder of an environment with these packages; create it again if the packages have changed."""
     folder = ENVIRONMENTS / name
     ready = folder / "ready"
-    if ready.exists() and ready.read_text() in ("", "\n".join(packages)):  # empty: made by an older version of this file
+    if ready.exists() and ready.read_text() in ("", "\n".join(packages)):  # empty: created by an older version of this file
         return folder / "bin"
     if name in _failed:
         raise NotInstalled(_failed[name])
@@ -40,7 +40,7 @@ def environment(name: str, *packages: str) -> Path:
 
 
 def program(name: str, package: str) -> None:
-    """Makes sure that a program of the system is there; installs Debian's package if it is not and we may."""
+    """Ensure that a system program is installed; if not, install Debian's package if permitted."""
     if shutil.which(name) is not None:
         return
     if name in _failed:

@@ -1,4 +1,4 @@
-"""Jobs beside live clients on a GPU: time to the first token, alone and beside a batch without end.
+"""Jobs beside live clients on a GPU: time to the first token, alone and beside an endless batch.
 
 usage: PYTHONPATH=src:tests:. python -m bench.gpu_jobs OUT      (needs torch with CUDA, safetensors, openai, httpx)
 
@@ -27,7 +27,7 @@ def main(out: Path) -> None:
             for words in (1, 60, 240):  # a character is a token here
                 prompt = PROMPT * words
                 print(f"prompts of {len(prompt)} tokens", flush=True)
-                beside_live(gateway, 200, rounds=1, prompt=prompt)  # graphs are captured
+                beside_live(gateway, 200, rounds=1, prompt=prompt)  # captures the graphs
                 results[len(prompt)] = beside_live(gateway, 200, prompt=prompt)
         (out / "gpu_jobs.json").write_text(json.dumps(results, indent=1))
     finally:

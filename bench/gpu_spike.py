@@ -1,11 +1,12 @@
-"""What does a GPU's bill buy when half of the clients leave early? Behind a plain proxy, and behind hangup.
+"""What does a GPU's bill buy when half of the clients disconnect early? Behind a plain proxy, and behind hangup.
 
 usage: PYTHONPATH=src:. python -m bench.gpu_spike OUT [--price DOLLARS_PER_HOUR] [--seconds 60]
        (needs torch with CUDA, safetensors, hangup[nvidia])
 
-The embedded engine serves a random Llama of 1 B on the GPU, 32 slots. 64 clients stream; each asks again as soon as its call is
-over. Whoever leaves resets the connection after 1 to 127 of 512 tokens and asks anew. The plain proxy reads the engine's answer
-to its end, whoever is there; hangup is given the engine's address and nothing else. Writes OUT/gpu_spike.json.
+The embedded engine serves a random Llama of 1 B on the GPU with 32 slots. 64 clients stream; each calls again as soon as its
+call is over. A client that leaves resets the connection after 1 to 127 of 512 tokens and calls again. The plain proxy reads the
+engine's answer to its end even if the client is gone; hangup gets the engine's address and no other setting. Writes
+OUT/gpu_spike.json.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Crowd:
-    """Clients that ask again and again; a share of their calls is left early."""
+    """Clients that call again and again; they leave a share of their calls early."""
 
     def __init__(self, port: int, leaving: float) -> None:
         self.port, self.leaving = port, leaving
@@ -158,7 +159,7 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
 
 
 async def rest(engine: int) -> None:
-    """Nothing of a phase is left in the engine when the next one begins."""
+    """Wait until the engine has nothing left of a phase before the next one begins."""
     until = time.monotonic() + REST_S_MAX
     while time.monotonic() < until:
         now = await asyncio.to_thread(counters, engine)
@@ -169,7 +170,7 @@ async def rest(engine: int) -> None:
 
 
 def told(row: dict[str, Any], price: float) -> dict[str, Any]:
-    """The figures for the table."""
+    """Return the figures for the table."""
     seconds, nobody = row["at"], row["computed"] - row["delivered"]
     return {
         "completed_per_s": row["completed"] / seconds,
@@ -191,7 +192,7 @@ def told(row: dict[str, Any], price: float) -> dict[str, Any]:
 
 
 class Programs:
-    """What runs beside the clients. Each phase has a proxy or a gateway of its own, and nothing else talks to the engine."""
+    """The processes beside the clients. Each phase has its own proxy or gateway, and nothing else calls the engine."""
 
     def __init__(self, log: IO[str]) -> None:
         self._log = log
@@ -228,7 +229,7 @@ def main(out: Path, price: float, seconds: float) -> None:
         programs = Programs(log)
         stack.callback(end, programs.served)
         pids = {"engine": programs.served.pid, "clients": os.getpid()}
-        # Graphs are captured, clocks go up.
+        # Capture the graphs and let the clocks rise.
         uvloop.run(phase(gpu, programs.engine, programs.engine, 0.5, seconds / 4, pids))
         both = (("plain proxy", programs.plain_proxy), ("hangup", programs.hangup))
         for leaving, length in ((0.0, seconds / 2), (0.5, seconds), (0.5, seconds)):

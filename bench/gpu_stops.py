@@ -1,9 +1,9 @@
-"""When the client hangs up, does the GPU stop? NVML's word, behind a plain proxy, direct, and behind hangup.
+"""When the client hangs up, does the GPU stop? Measured by NVML behind a plain proxy, direct, and behind hangup.
 
 usage: PYTHONPATH=src:tests:. python -m bench.gpu_stops OUT     (needs torch with CUDA, safetensors, hangup[nvidia])
 
-The embedded engine serves a random Llama of 1 B on the GPU; 32 clients stream, all of them leave at once, and the GPU's
-utilisation is read on until it has been still for a while. Writes OUT/gpu_stops.json.
+The embedded engine serves a random Llama of 1 B on the GPU; 32 clients stream and all disconnect at once. The GPU's utilisation
+is sampled until it has been idle for a while. Writes OUT/gpu_stops.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: b\r\ncontent-type: applicatio
 
 
 def serve_engine(port: int, waiting_max: int = 32) -> None:
-    """The embedded engine with a model that needs no files."""
+    """Run the embedded engine with a model that needs no files."""
     from bench.embedded_gpu import LLAMA_1B, load_random
     from hangup.engine import runner
     from hangup.engine.options import EngineOptions
@@ -61,7 +61,7 @@ class Gpu:
         return float(pynvml.nvmlDeviceGetPowerUsage(self._gpu)) / 1000
 
     def joules(self) -> float:
-        """Since the driver was loaded."""
+        """Return the energy used since the driver was loaded."""
         return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu)) / 1000
 
 
@@ -83,7 +83,7 @@ def counters(port: int) -> dict[str, float]:
 
 
 def seen_by_hangup(admin: int) -> float | None:
-    """How busy the gateway says that the GPU is."""
+    """Return how busy the gateway reports the GPU to be."""
     page = urllib.request.urlopen(f"http://127.0.0.1:{admin}/api/backends", timeout=5).read()
     busy: float | None = json.loads(page)["backends"][0]["busy"]
     return busy
@@ -116,7 +116,7 @@ async def leave_at_once(gpu: Gpu, port: int, engine: int, admin: int) -> dict[st
 
 
 def tokens(engine: int) -> float:
-    """Of answers, and those found for nobody."""
+    """Return the tokens computed: those of answers, and those dropped."""
     now = counters(engine)
     return now["hangup_engine_tokens_total"] + now["hangup_engine_tokens_dropped_total"]
 
@@ -156,7 +156,7 @@ def main(out: Path) -> None:
         naive = int(proxy.stdout.readline())
         wait_for(f"http://127.0.0.1:{admin}/readyz", start("hangup", *serve))
         results: dict[str, Any] = {"gpu": gpu.name, "clients": CLIENTS}
-        uvloop.run(leave_at_once(gpu, engine, engine, admin))  # graphs are captured, clocks go up
+        uvloop.run(leave_at_once(gpu, engine, engine, admin))  # captures the graphs, lets the clocks rise
         for name, target in (("direct", engine), ("plain proxy", naive), ("hangup", data)):
             row = results[name] = uvloop.run(leave_at_once(gpu, target, engine, admin))
             print(name, {key: value for key, value in row.items() if key != "samples"}, flush=True)

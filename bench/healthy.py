@@ -1,6 +1,6 @@
-"""First, do no harm: healthy traffic, direct and through hangup with nothing configured, side by side in one run.
+"""First, do no harm: healthy traffic, direct and through hangup with no settings, side by side in one run.
 
-Direct and behind hangup stand two engines of the same kind, so that both are measured in the same seconds of the machine.
+Each side has its own engine of the same kind, so that both are measured at the same time on the same machine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bench.callers import Outcome, Sums
 from bench.targets import Pair, Target, pair
 
 KINDS = {"unknown engine": "openai", "like vLLM": "vllm"}
-ROOMY = {"slots": 8192, "prefill_s": 1.0, "token_s": 0.02}  # room for thousands, a flat first-token time of 1 s
-TOKENS = 8  # of an answer: few, because the first one is what is asked for here
+ROOMY = {"slots": 8192, "prefill_s": 1.0, "token_s": 0.02}  # room for thousands, a constant first-token time of 1 s
+TOKENS = 8  # per answer: few, because only the first one matters here
 RATE, STEADY_S, SETTLED_S = 40.0, 25.0, 5.0
 BURSTS = (200, 200, 200, 200, 1000)
 PLACES, HOSTED_S = 100, 12.0
@@ -26,7 +26,7 @@ FULL_S = 30.0  # after 10 s in which the engine fills
 
 
 async def steady() -> list[Row]:
-    """40 calls/s from a cold start: all are served, and as soon as without us."""
+    """Run 40 calls/s from a cold start: all must be served, as soon as without hangup."""
     with contextlib.ExitStack() as stack:
         pairs = {name: stack.enter_context(pair(like=like, **ROOMY)) for name, like in KINDS.items()}
         data = callers.encoded(callers.body(TOKENS))
@@ -63,7 +63,7 @@ def _steady_row(name: str, direct: list[Outcome], through: list[Outcome]) -> Row
 
 
 async def bursts() -> list[Row]:
-    """Four times 200 at once and then 1,000, in turn direct and through hangup; the 1,000 once more from a cold start."""
+    """Send four bursts of 200 and one of 1,000, direct and through hangup in turn; then the 1,000 again from a cold start."""
     rows = []
     data = callers.encoded(callers.body(TOKENS))
     for name, like in KINDS.items():
@@ -77,7 +77,7 @@ async def bursts() -> list[Row]:
 async def _burst(made: Pair, name: str, at: int, count: int, data: bytes) -> Row:
     base = callers.sums(await callers.burst(made.direct.port, data, count))
     got = callers.sums(await callers.burst(made.gateway.port, data, count))
-    known = at > 0 and count <= BURSTS[0]  # the first of its size may find the limit lower
+    known = at > 0 and count <= BURSTS[0]  # the first burst of its size may meet a lower limit
     bars = [
         Bar("served", got.share, 1.0),
         Bar("first token p90 / direct", ratio(got.first(0.9), base.first(0.9)), 1.1 if known else 2.5, at_most=True),
@@ -87,7 +87,9 @@ async def _burst(made: Pair, name: str, at: int, count: int, data: bytes) -> Row
 
 
 async def hosted() -> list[Row]:
-    """A hosted API that allows 100 at a time and answers 429 beyond; its bound is what 100 clients get from it directly."""
+    """Call a hosted API that allows 100 calls at once and answers 429 beyond; the bound is what 100 clients get from it
+    directly.
+    """
     flat = {"like": "openai", "slots": PLACES, "queue": 0, "full_status": 429, "prefill_s": 0.25, "token_s": 0.05}
     data = callers.encoded(callers.body(20))
     rows = []
@@ -128,7 +130,7 @@ def _hosted_row(clients: int, after: float, runs: list[list[Outcome]], engine: d
 
 
 async def small() -> list[Row]:
-    """64 clients with small whole answers from an engine that takes no time, against a gateway that was told 1,000 slots."""
+    """Run 64 clients with small whole answers, an engine that takes no time, and a gateway configured with 1,000 slots."""
     kinds = {"answered as a whole": {"plain": True}, "assembled from a stream": {"instant": True}}
     rows = []
     with contextlib.ExitStack() as stack:
@@ -161,8 +163,10 @@ async def _calls_per_s(target: Target, data: bytes, seconds: float = 1.5) -> flo
 
 
 async def full() -> list[Row]:
-    """What was won stays: 8 slots at 3 x and 10 x, clients that give up after 5 s; streams and whole answers."""
-    crowds = [("unknown engine", 1.0), ("unknown engine", 0.0), ("like vLLM", 1.0)]  # and the share of streams
+    """Check that overload is handled as before: 8 slots at 3 x and 10 x, clients that give up after 5 s; streams and whole
+    answers, for an unknown engine and one like vLLM.
+    """
+    crowds = [("unknown engine", 1.0), ("unknown engine", 0.0), ("like vLLM", 1.0)]  # engine, share of streams
     rows = []
     for times in (3.0, 10.0):
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""make bench ARGS=jobs: how fast jobs are taken, run and taken up again, and what they cost live clients."""
+"""make bench ARGS=jobs: how fast jobs are accepted, run and resumed, and what they cost live clients."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def memory_mb(gateway: Gateway, which: str = "VmRSS") -> float:
 
 
 def _taken(store: Path) -> dict[str, float]:
-    """A file of 100,000 lines: uploaded, checked, queued; nothing of it can run yet. Then single calls, one after the other."""
+    """Upload, check and queue a file of 100,000 lines, none of which can run yet. Then submit single calls, one after the
+    other.
+    """
     content = "\n".join(line(f"r{n}") for n in range(LINES)).encode()
     settings: Any = {"slots": 1, "jobs": store, "jobs_max": 10_000, "log": "none"}
     with StandIn(slots=1, prefill_s=600) as engine, Gateway(engine.url, **settings) as gateway:
@@ -106,7 +108,7 @@ def _submit_calls(gateway: Gateway, count: int) -> float:
 
 
 def _again(store: Path) -> dict[str, float]:
-    """A gateway starts on what the one before left: 100,000 queued items."""
+    """Start a gateway on the 100,000 queued items of the one before."""
     with StandIn(slots=64, prefill_s=0.001, token_s=0.0005) as engine:
         began = time.monotonic()
         with Gateway(engine.url, slots=64, jobs=store, log="none") as gateway:
@@ -120,7 +122,7 @@ def _again(store: Path) -> dict[str, float]:
 
 
 def _run_items() -> dict[str, float]:
-    """Items claimed, run and kept, as fast as they go, on an engine that takes no time."""
+    """Claim, run and store items as fast as possible, on an engine that takes no time."""
     with targets.engine() as engine, tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "jobs.sqlite"
         with Gateway(f"http://127.0.0.1:{engine.port}", slots=64, jobs=store, log="none") as gateway:
@@ -142,7 +144,7 @@ def _live() -> dict[str, Any]:
 
 
 def beside_live(gateway: Gateway, tokens: int, rounds: int = 3, calls: int = 120, prompt: str = PROMPT) -> dict[str, Any]:
-    """Time to the first token for live clients, alone and beside a batch without end, turn by turn."""
+    """Measure the time to the first token for live clients, in turn alone and beside an endless batch."""
     results: dict[str, Any] = {}
     alone: list[float] = []
     beside: list[float] = []
@@ -176,7 +178,7 @@ def _batch(gateway: Gateway, tokens: int) -> Iterator[Any]:
 
 
 def _first_tokens(gateway: Gateway, count: int, prompt: str, places: list[int], clients: int = 4) -> list[float]:
-    """A few clients, each with a pause between two calls; `places` gets what the backend had in flight."""
+    """Run a few clients that pause between two calls; append what the backend had in flight to `places`."""
     times: list[float] = []
     body = {"model": "m", "prompt": prompt, "stream": True, "max_tokens": 10}
 

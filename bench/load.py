@@ -1,4 +1,4 @@
-"""The clients of the benchmarks: bare sockets on uvloop, cheap enough to keep out of the way."""
+"""The clients of the benchmarks: bare sockets on uvloop, light enough not to disturb the measurement."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Requester(asyncio.Protocol):
 
 
 async def open_streams(port: int, count: int, counter: list[int], body: dict[str, Any], prefix: str = "") -> list[Stream]:
-    """Opens streams in batches, each with its first byte seen; their ids are the prefix and a number."""
+    """Open streams in batches, each with its first byte received; their ids are the prefix and a number."""
     loop = asyncio.get_running_loop()
 
     async def open_one(index: int) -> Stream:

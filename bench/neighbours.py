@@ -1,4 +1,4 @@
-"""Clients, calls and backends beside which normal clients live: none of them may cost a normal client its answer."""
+"""Difficult clients, calls and backends beside normal clients: none of them may cost a normal client its answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGE_BYTES = 1_500_000
 
 
 def _row(name: str, direct: list[Outcome], through: list[Outcome], *more: Bar) -> Row:
-    """Bars that hold beside every neighbour: each call is served, and its first token comes as directly."""
+    """Return a row with the bars for every neighbour: each call is served, and its first token comes as soon as directly."""
     base, got = callers.sums(direct), callers.sums(through)
     figures = {"direct p90 s": base.first(0.9), "through p90 s": got.first(0.9), "statuses": got.statuses}
     if base.share < 1:
@@ -42,21 +42,21 @@ def _config(text: str) -> Iterator[list[str]]:
 
 
 class Group:
-    """Scenarios at the same time: all processes start before any load, and stop after all of it."""
+    """Scenarios that run at the same time: all processes start before any load, and stop after all of it."""
 
     def __init__(self, stack: contextlib.ExitStack, scenarios: int) -> None:
         self._stack = stack
         self.all_started = asyncio.Barrier(scenarios).wait
 
     async def started(self, manager: contextlib.AbstractContextManager[T]) -> T:
-        """Starting a process blocks, so it is done in a thread; stopping is left to the group's end."""
+        """Start a process in a thread, because starting blocks; the group stops it at its end."""
         made = await asyncio.to_thread(manager.__enter__)
         self._stack.push(manager)
         return made
 
 
 async def slow_readers(group: Group) -> list[Row]:
-    """Six clients that read 10 KB/s of a stream with large events; then 20 normal ones come."""
+    """Run six clients that read a stream of large events at 10 KB/s; then 20 normal clients arrive."""
     made = await group.started(pair(like="openai", slots=64, token_s=0.01, prefill_s=0.02))
     await group.all_started()
     normal = callers.encoded(callers.body(30))
@@ -91,7 +91,9 @@ async def _both(load: Callable[[int], Awaitable[list[Outcome]]], ports: tuple[in
 
 
 async def high_priority(group: Group) -> list[Row]:
-    """One tenant has a high priority and does not even call; 60 calls of a normal one, then of a low one, on 64 slots."""
+    """Configure a high-priority tenant that does not even call; make 60 calls as a normal tenant, then as a low one, on 64
+    slots.
+    """
     bands = {"chat": "high", "other": "normal", "nightly": "low"}
     text = "".join(
         f'[[tenant]]\nname = "{name}"\nkey_sha256 = ["{sha256(name.encode()).hexdigest()}"]\npriority = "{band}"\n'
@@ -112,7 +114,7 @@ async def high_priority(group: Group) -> list[Row]:
 
 
 async def image(group: Group) -> list[Row]:
-    """Twelve text clients, and one call with an image of 1.5 MB; the engine tells a cache of 200,000 tokens."""
+    """Run twelve text clients beside one call with an image of 1.5 MB; the engine reports a cache of 200,000 tokens."""
     url = "data:image/png;base64," + "A" * IMAGE_BYTES
     parts = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": url}}]
     text = callers.encoded(callers.body(40))
@@ -137,7 +139,7 @@ async def image(group: Group) -> list[Row]:
 
 
 async def embeddings(group: Group) -> list[Row]:
-    """Chat at 5 calls/s beside 40 clients that embed 32 texts per call; like vLLM, which counts each text as running."""
+    """Run chat at 5 calls/s beside 40 clients that embed 32 texts per call; like vLLM, the engine counts texts as running."""
     chat = callers.encoded(callers.body(30))
     texts = {"model": "standin", "input": [f"text {number}" for number in range(32)]}
     embed = callers.encoded(texts, "/v1/embeddings")
@@ -157,7 +159,7 @@ async def embeddings(group: Group) -> list[Row]:
 
 
 async def bad_backend(group: Group, status: int) -> list[Row]:
-    """Two backends, of which one answers every call at once with this status: nobody should notice."""
+    """Run two backends, one of which answers every call at once with this status: no client should notice."""
     flags = {"like": "openai", "slots": 32, "token_s": 0.02, "prefill_s": 0.02}
     alone, good = [await group.started(targets.standin(**flags)) for _ in range(2)]
     bad = await group.started(targets.standin(fail_status=status, **flags))
@@ -170,7 +172,7 @@ async def bad_backend(group: Group, status: int) -> list[Row]:
 
 
 async def slower(group: Group) -> list[Row]:
-    """An engine that takes three times as long for each token from some moment on, however many calls it has."""
+    """Make the engine three times slower per token from some moment on, however many calls it has."""
     data = callers.encoded(callers.body(40))
     before_s, after_s = 6.0, 22.0
     made = await group.started(pair(like="openai", slots=32, token_s=0.04, prefill_s=0.04))
@@ -186,7 +188,7 @@ async def slower(group: Group) -> list[Row]:
 
 
 async def cold_call(group: Group) -> list[Row]:
-    """The first call takes 15 s (a model is loaded); then 10 calls/s come to an engine with room."""
+    """Make a first call that takes 15 s (a model is loaded); then 10 calls/s on an engine with room."""
     data = callers.encoded(callers.body(20))
     made = await group.started(pair(like="openai", slots=1000, token_s=0.02, prefill_s=COLD_S))
     await group.all_started()
@@ -199,7 +201,7 @@ async def cold_call(group: Group) -> list[Row]:
 
 
 async def cold_call_then_full(group: Group) -> list[Row]:
-    """The same, with 4 slots and 60 clients: a first call that took long does not make the engine's own queue long."""
+    """Do the same with 4 slots and 60 clients: a slow first call must not make the engine's own queue long."""
     data = callers.encoded(callers.body(20))
     made = await group.started(pair(like="openai", slots=4, token_s=0.02, prefill_s=COLD_S, queue=1000))
     await group.all_started()
@@ -208,7 +210,7 @@ async def cold_call_then_full(group: Group) -> list[Row]:
         _both(lambda port: callers.closed(port, data, clients=60, seconds=20), (made.direct.port, made.gateway.port))
     )
     await asyncio.sleep(5)
-    await asyncio.to_thread(targets.standin_told, made.behind.port, "forget_peaks")  # by now it is full
+    await asyncio.to_thread(targets.standin_told, made.behind.port, "forget_peaks")  # the engine is full by now
     direct, through = await load
     queue = targets.standin_stats(made.behind.port)["waiting_peak"]
     done = [sum(o.served and o.began_s + o.total_s <= 20 for o in run) for run in (through, direct)]
@@ -217,7 +219,7 @@ async def cold_call_then_full(group: Group) -> list[Row]:
 
 
 async def _first_calls(made: targets.Pair, data: bytes) -> float:
-    """The lone first call on both sides; afterwards the engines are warm."""
+    """Make the lone first call on both sides; afterwards the engines are warm."""
     began = time.monotonic()
     calls = [asyncio.create_task(callers.call(t.port, data, began=began)) for t in (made.direct, made.gateway)]
     await asyncio.sleep(1)
@@ -234,7 +236,7 @@ GROUPS: list[list[Callable[[Group], Awaitable[list[Row]]]]] = [
 
 
 async def run() -> list[Row]:
-    """In two groups, each of which keeps the two cores less than half busy."""
+    """Run the scenarios in two groups, each of which keeps two cores less than half busy."""
     rows: list[Row] = []
     for scenarios in GROUPS:
         with contextlib.ExitStack() as stack:

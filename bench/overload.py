@@ -1,6 +1,6 @@
-"""Overload, live and simulated: the same crowd before the same engine, once on sockets and once in virtual time.
+"""Overload, live and simulated: the same crowd and the same engine, once on sockets and once in virtual time.
 
-The engine is the stand-in: 8 slots, a token each 20 ms, 20 ms to read a prompt. Clients are processes of their own.
+The engine is the stand-in: 8 slots, a token every 20 ms, 20 ms to read a prompt. Clients run in separate processes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def mean_tokens() -> float:
 
 
 def capacity_tokens_s() -> float:
-    """Of the engine with every slot always taken."""
+    """Return the engine's tokens per second with every slot always in use."""
     return SLOTS * mean_tokens() / (PREFILL_S + mean_tokens() * TOKEN_S)
 
 
@@ -77,7 +77,7 @@ async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool)
         for seed in range(1, CROWDS + 1)
     ]
     await asyncio.sleep(WARM_S)
-    targets.standin_told(engine_port, "forget_peaks")  # by now it is full
+    targets.standin_told(engine_port, "forget_peaks")  # the engine is full by now
     before, cpu_before = targets.standin_stats(engine_port), target.cpu_s()
     await asyncio.sleep(scenario.counted_s / 2)
     if scenario.slow_by != 1:
@@ -104,7 +104,7 @@ async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool)
 
 
 def _available(scenario: Scenario) -> float:
-    """Tokens that could have been delivered within the counted time."""
+    """Return the tokens that could have been delivered within the counted time."""
     share = (1 + 1 / scenario.slow_by) / 2
     return capacity_tokens_s() * scenario.counted_s * min(scenario.load, 1.0) * share
 
@@ -145,7 +145,7 @@ def _tenants() -> tuple[TenantSettings, ...]:
 
 @contextlib.contextmanager
 def _config() -> Iterator[Path]:
-    """Keys for the tenants: the gateway must know whose call it is."""
+    """Write a configuration with the tenants' keys: the gateway must know whose call it is."""
     from hashlib import sha256
 
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:

@@ -1,4 +1,4 @@
-"""The same measurements on other gateways, each in an environment of its own; one that cannot be had is left out by name."""
+"""The same measurements on other gateways, each in its own environment; one that cannot be installed is skipped and named."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def _wait_until_it_answers(port: int, model: str) -> None:
 
 @contextlib.contextmanager
 def haproxy(upstream: int, slots: int = 0) -> Iterator[Target]:
-    """With `slots`, tuned by hand for an engine of so many: a short queue, and calls are dropped when their client leaves."""
+    """Start HAProxy. With `slots`, it is tuned by hand for such an engine: a short queue, and it drops calls of departed
+    clients.
+    """
     tuned = f"maxconn {slots} maxqueue {2 * slots}" if slots else ""
     program("haproxy", "haproxy")
     port = targets.free_port()
@@ -122,7 +124,7 @@ PEERS: dict[str, Start] = {
 
 
 async def run() -> dict[str, Any]:
-    """One table: CPU per chunk at 64 streams, CPU per small non-streaming request at concurrency 64 (8 for litellm)."""
+    """Measure CPU per chunk at 64 streams, and CPU per small non-streaming request at concurrency 64 (8 for litellm)."""
     rows: dict[str, Any] = {}
     with targets.engine() as engine, targets.nginx(engine.port) as nginx, targets.hangup(engine.port) as hangup:
         for target in (nginx, hangup):

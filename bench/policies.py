@@ -1,6 +1,6 @@
-"""The simulator's figures: policies side by side on real lengths, four hard scenarios, its speed, and what admission costs.
+"""The simulator's figures: policies side by side on real lengths, four hard scenarios, its speed, and the cost of admission.
 
-Nothing here is live; `overload.py` compares it with sockets.
+Nothing here is live; `overload.py` compares the simulator with sockets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRACES = Path(__file__).parent / "traces"
 LOADS = [1, 1.5, 2, 3, 5, 10]
 SEEDS = [1, 2, 3, 4, 5]
 NAMES = ["hangup", "bounded", "codel", "router", "direct"]
-# Azure's conversations on one engine; Mooncake's long prompts on four, which read them elsewhere, as its authors do.
+# Azure's conversations on one engine; Mooncake's long prompts on four, which prefill elsewhere, as its authors do.
 AZURE = ("azure_conv_2023.csv", EngineModel(), 1)
 MOONCAKE = (
     "mooncake_conversation.jsonl",
@@ -96,8 +96,9 @@ def _scenarios() -> dict[str, Any]:
 
 
 def _neighbours() -> dict[str, Any]:
-    """What healthy and full engines give to others: prompts read in parallel, slow readers, embeddings and
-    images beside chat."""
+    """Simulate healthy and full engines with neighbours: prompts read in parallel, slow readers, embeddings and images beside
+    chat.
+    """
     requests = traces.read(TRACES / AZURE[0])
     wide = replace(AZURE[1], slots=100_000, kv_tokens=10**9, prefill_tokens_s=1_200.0, parallel=True, step_per_call_s=0.0)
     cases = {
@@ -110,7 +111,7 @@ def _neighbours() -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for name, (load, model, loads) in cases.items():
-        if model.slots > 1000:  # what it can take is no question: calls a second
+        if model.slots > 1000:  # it has no capacity limit, so the load is given in calls per second
             made = policies.hangup(Settings())
             runs = [world.run(load, model, made, rate=loads[0], seconds=60, warm_s=0, seed=seed) for seed in SEEDS]
             served = sum(run.tally.served for run in runs) / sum(run.tally.served + run.tally.given_up for run in runs)
@@ -144,7 +145,7 @@ def _after(runs: list[world.Run]) -> float:
 
 
 def _speed(backends: int) -> dict[str, float]:
-    """Calls that the simulator gets through in a second of CPU time."""
+    """Return the calls that the simulator processes per second of CPU time."""
     found = {}
     load = Load(traces.read(TRACES / AZURE[0]))
     capacity = world.capacity(load, AZURE[1])
@@ -158,7 +159,7 @@ def _speed(backends: int) -> dict[str, float]:
 
 
 def _cost(depth: int, calls: int = 20_000) -> float:
-    """Microseconds of CPU that the admission takes for one call from its arrival to its end, `depth` others waiting."""
+    """Return the microseconds of CPU that admission takes for one call, from arrival to end, with `depth` others waiting."""
     limits = LimitSettings(queue_depth_max=depth + 10, queue_s=1e9)
     admission: Admission[Any] = Admission(limits, [BackendLoad("one", slots=8)], random.random)
     names = [f"tenant-{at}" for at in range(20)]

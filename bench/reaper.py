@@ -1,4 +1,4 @@
-"""make bench ARGS=reaper: false convictions, missed zombies, the way back from a wedge, and what verification costs.
+"""make bench ARGS=reaper: false convictions, missed zombies, recovery from a wedge, and the cost of verification.
 
 On stand-in engines, which know exactly what they compute.
 """
@@ -32,7 +32,7 @@ async def run() -> dict[str, Any]:
 
 
 async def _call(address: tuple[str, int], patience_s: float) -> None:
-    """Reads for as long as it has patience, then hangs up; sometimes that is after the end."""
+    """Read until patience runs out, then hang up; sometimes the answer has ended before."""
     reader, writer = await asyncio.open_connection(*address)
     writer.write(REQUEST % (len(CHAT), CHAT))
     try:
@@ -79,7 +79,7 @@ def _named(gateway: Gateway) -> set[str]:
 
 
 def _deaf(like: str) -> dict[str, int]:
-    """Every call that a deaf engine goes on with is named, neighbours included."""
+    """Check that every call that a deaf engine continues is named, neighbours included."""
     with StandIn(like=like, deaf=True, slots=32, answer_tokens=100_000) as engine, Gateway(engine.url) as gateway:
         time.sleep(1)
         ids = {f"left-{index}" for index in range(20)}
@@ -93,7 +93,7 @@ def _deaf(like: str) -> dict[str, int]:
 
 
 def _wedge(like: str) -> dict[str, float]:
-    """The seed's wedged slot, with one backend under --spawn, every limit as it is by default, and a call a second going on."""
+    """Wedge a slot of the one backend, under --spawn with default limits, while one call a second continues."""
     command = f"{sys.executable} -m hangup standin --port {{port}} --like {like} --wedge --slots 2 --answer-tokens 5000"
     with Gateway(spawn=command) as gateway:
         wait_until(lambda: any("recognised" in str(row.get("change")) for row in gateway.log()), what="the engine")
@@ -116,7 +116,7 @@ def _wedge(like: str) -> dict[str, float]:
 
 
 def _one(gateway: Gateway, began: float) -> tuple[int, float]:
-    """Its status, and when it was over."""
+    """Return the call's status, and when it ended."""
     with Client(gateway.address) as client:
         client.sock.settimeout(150)
         client.chat(max_tokens=2)
@@ -124,7 +124,7 @@ def _one(gateway: Gateway, began: float) -> tuple[int, float]:
 
 
 async def _overhead() -> dict[str, float]:
-    """CPU of the gateway with 400 streams and 50 hang-ups a second, with an engine that can be asked and one that cannot."""
+    """Measure the gateway's CPU with 400 streams and 50 hang-ups a second, on an engine with counters and on one without."""
     found: dict[str, list[float]] = {}
     for engine_name in ("openai-hosted", "standin", "openai-hosted", "standin"):
         behaviour: dict[str, Any] = {"slots": 1000, "token_s": 0.1, "answer_tokens": 100_000, "queue": 10_000}

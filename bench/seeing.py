@@ -1,4 +1,4 @@
-"""What seeing costs: CPU per chunk with everything on and off, the first page of ten thousand calls, a scrape, the books."""
+"""The cost of observability: CPU per chunk on and off, the first page of ten thousand calls, a scrape, and the ledger."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ async def run(rounds: int) -> dict[str, Any]:
 
 
 async def cpu(rounds: int) -> dict[str, Any]:
-    """Off: nobody looks, books in memory, engines not asked. On: a file, counters each second, dashboard, scraper; traces."""
+    """Compare off (no viewer, ledger in memory, engines not polled) with on (ledger file, counters every second, dashboard,
+    scraper, traces).
+    """
     request = load.request("/v1/embeddings", {"model": "bench-model", "input": "hello there"})
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -61,7 +63,7 @@ async def cpu(rounds: int) -> dict[str, Any]:
 async def _paired(
     off: Target, on: Target, rounds: int, begin: Callable[[int, list[int]], Awaitable[Any]]
 ) -> list[tuple[float, float]]:
-    """CPU per unit, off and on, in windows side by side: a slow moment of the machine hits both. The first pair warms up."""
+    """Measure CPU per unit, off and on at the same time, so that a slow moment affects both. The first pair warms up."""
     pairs = []
     for at in range(2 * rounds + 1):
         found: dict[int, float] = {}
@@ -89,7 +91,7 @@ def _ratio(unit: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _collector() -> Iterator[str]:
-    """Takes traces and forgets them."""
+    """Accept traces and drop them."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -109,7 +111,7 @@ def _collector() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _dashboard(target: Target) -> Any:
-    """What one open dashboard and one Prometheus ask for."""
+    """Request what one open dashboard and one Prometheus request."""
     over = threading.Event()
 
     def watch() -> None:
@@ -135,7 +137,7 @@ def _dashboard(target: Target) -> Any:
 
 
 async def many(count: int = 10_000) -> dict[str, Any]:
-    """Live calls by the thousand: the first page, other pages, a scrape, and the loop's lateness meanwhile."""
+    """Open thousands of live calls; measure the first page, other pages, a scrape, and the loop's lag meanwhile."""
     count = min(count, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100) // 2)
     with targets.engine(rate=0.02) as engine, targets.hangup(engine.port, "--gap-s", "600", "--slots", "20000") as target:
         counter = [0]
@@ -167,7 +169,7 @@ def _times(target: Target, path: str) -> list[float]:
 
 
 def _lags(target: Target) -> dict[float, float]:
-    """Entries per bucket of the lag histogram."""
+    """Return the entries per bucket of the lag histogram."""
     lines = suites._get(target.admin_port, "/metrics").decode().splitlines()
     rows = [line for line in lines if line.startswith("hangup_loop_lag_seconds_bucket")]
     totals = {float(row.split('le="')[1].split('"')[0]): float(row.rpartition(" ")[2]) for row in rows}
@@ -176,7 +178,7 @@ def _lags(target: Target) -> dict[float, float]:
 
 
 async def books(seconds: float = 20.0) -> dict[str, Any]:
-    """Clients who finish, leave, run into caps and are killed, on the stand-in: the ledger against its counters."""
+    """Compare the ledger with the stand-in's counters while clients finish, disconnect, reach caps and are killed."""
     draw = random.Random(7)
     flags = ["--slots", "16", "--token-s", "0.003", "--answer-tokens", "60", "--ignore-cap"]
     port = targets.free_port()
@@ -208,7 +210,7 @@ async def _visitor(target: Target, draw: random.Random, until: float, prefix: st
         fate = draw.random()
         try:
             if fate < 0.3:
-                await asyncio.sleep(draw.uniform(0.0, 0.15))  # and leave
+                await asyncio.sleep(draw.uniform(0.0, 0.15))  # and disconnect
             elif fate < 0.4:
                 await asyncio.sleep(draw.uniform(0.0, 0.1))
                 await asyncio.to_thread(_kill, target, id)

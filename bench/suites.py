@@ -1,4 +1,4 @@
-"""The measurements themselves. Each takes targets and returns rows; CPU time per unit of work is the main figure."""
+"""The measurements. Each takes targets and returns rows; CPU time per unit of work is the main figure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cost:
 
 
 async def streams(measured: list[Target], *, count: int = 400, window_s: float = 2.0, rounds: int = 6) -> list[Cost]:
-    """CPU per streamed chunk: windows in turn, so that a slow minute of the machine hits all alike."""
+    """Measure CPU per streamed chunk, in windows in turn, so that a slow minute of the machine affects all alike."""
     costs = {target.name: Cost(target.name) for target in measured}
     for _ in range(rounds):
         for target in measured:
@@ -51,7 +51,7 @@ async def streams(measured: list[Target], *, count: int = 400, window_s: float =
 async def requests(
     measured: list[Target], path: str, body: dict[str, Any], *, concurrency: int = 64, window_s: float = 2.0, rounds: int = 4
 ) -> list[Cost]:
-    """CPU per small non-streaming request."""
+    """Measure CPU per small non-streaming request."""
     data = load.request(path, body)
     costs = {target.name: Cost(target.name) for target in measured}
     for _ in range(rounds):
@@ -75,7 +75,9 @@ async def window(target: Target, counter: list[int], seconds: float, cost: Cost)
 
 
 async def first_byte(measured: list[Target], *, count: int = 100, rounds: int = 10) -> dict[str, list[float]]:
-    """Time to the first byte of a new stream while `count` others flow; each target in turn with going direct."""
+    """Measure the time to the first byte of a new stream while `count` others run; each target in turn with a direct
+    connection.
+    """
     times: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for target in measured:
@@ -92,7 +94,7 @@ async def first_byte(measured: list[Target], *, count: int = 100, rounds: int = 
 
 
 async def hang_up(engine: Target, target: Target, *, count: int = 400, hangups: int = 300) -> list[float]:
-    """From a client's close to the close of its connection at the engine, while `count` streams flow."""
+    """Measure from a client's close to the close of its connection at the engine, while `count` streams run."""
     counter = [0]
     background = await load.open_streams(target.port, count, counter, load.STREAM)
     left: dict[str, float] = {}
@@ -111,9 +113,10 @@ async def hang_up(engine: Target, target: Target, *, count: int = 400, hangups: 
 
 
 async def idle_streams(count: int = 10_000) -> dict[str, float]:
-    """Memory per open stream, and the loop's worst lateness while they open, rest and leave.
+    """Measure memory per open stream, and the loop's worst lag while they open, idle and close.
 
-    Each stream takes two file descriptors of the gateway; where the machine allows fewer, fewer are opened, and said.
+    Each stream takes two file descriptors in the gateway; if the machine allows fewer, fewer are opened, and the output says
+    so.
     """
     count = min(count, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100) // 2)
     with targets.engine(rate=0.02) as engine, targets.hangup(engine.port, "--gap-s", "600") as target:
@@ -141,7 +144,7 @@ def _get(port: int, path: str) -> bytes:
 
 
 def _worst_lag(target: Target) -> float:
-    """The upper bound of the last bucket of the gateway's own lag histogram that has an entry."""
+    """Return the upper bound of the last bucket with an entry in the gateway's own lag histogram."""
     worst, before = 0.0, 0.0
     for line in _get(target.admin_port, "/metrics").decode().splitlines():
         if line.startswith("hangup_loop_lag_seconds_bucket"):

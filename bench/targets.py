@@ -1,4 +1,4 @@
-"""What is measured: processes between the load and the bench engine, each with the CPU time it used."""
+"""What is measured: processes between the load and the benchmark engine, each with the CPU time it used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Target:
     admin_port: int = 0
 
     def cpu_s(self) -> float:
-        """User and system time of the target's processes and their children, in seconds."""
+        """Return the user and system time of the target's processes and their children, in seconds."""
         return sum(_cpu_s(pid) for process in self.processes for pid in _family(process.pid))
 
     def rss_kb(self) -> int:
@@ -98,7 +98,7 @@ def engine(rate: float = 50.0) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def standin(**behaviour: Any) -> Iterator[Target]:
-    """The stand-in engine, with its flags by name."""
+    """Start the stand-in engine, with its flags by name."""
     port = free_port()
     arguments = [sys.executable, "-m", "hangup", "standin", "--port", str(port)]
     for name, value in behaviour.items():
@@ -115,7 +115,7 @@ def standin_stats(port: int) -> dict[str, int]:
 
 
 def standin_told(port: int, path: str, **values: Any) -> None:
-    """POST /standin/<path>: `behave` changes how it acts, `forget_peaks` starts its peaks anew."""
+    """POST /standin/<path>: `behave` changes how it acts, `forget_peaks` resets its peaks."""
     data = json.dumps(values).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/standin/{path}", data, {"content-type": "application/json"})
     urllib.request.urlopen(request, timeout=10).read()
@@ -123,7 +123,7 @@ def standin_told(port: int, path: str, **values: Any) -> None:
 
 @contextlib.contextmanager
 def hangup(upstream: int | None, *flags: str) -> Iterator[Target]:
-    """In front of one engine; None: the flags name a configuration with the backends in it."""
+    """Start hangup in front of one engine; with None, the flags name a configuration that has the backends."""
     port, admin_port = free_port(), free_port()
     with tempfile.NamedTemporaryFile(suffix=".log") as log:
         ports = ["--port", str(port), "--admin-port", str(admin_port)]

@@ -1,7 +1,7 @@
 """Writes the generated parts of docs/ from the code: settings, outcomes, routes, the command line.
 
-A generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; the rest of a page is written by hand.
-`make docs` writes them anew, and a test fails when they are out of date.
+A generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; the rest of a page is written by hand. `make
+docs` regenerates them, and a test fails when they are out of date.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
 
 
 def render(text: str, name: str, part: str) -> str:
-    """The page with one generated part put in."""
+    """Return the page with one generated part replaced."""
     pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
     assert re.search(pattern, text, re.S), f"there is no place for {name}"
     return formatted(re.sub(pattern, lambda m: f"{m[1]}\n{part.strip()}\n\n{m[2]}", text, count=1, flags=re.S))

@@ -1,4 +1,4 @@
-"""Writes deploy/grafana/hangup.json: the panels are listed here, the rest of what Grafana wants is made."""
+"""Writes deploy/grafana/hangup.json: the panels are listed here, and the rest of what Grafana needs is generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wraps the Markdown of this repository, with mdformat: `python -m tools.markdown` writes, `--check` only looks."""
+"""Wraps the Markdown of this repository with mdformat: `python -m tools.markdown` writes, `--check` only checks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def formatted(text: str) -> str:
-    """The text as `make format` would write it."""
+    """Return the text as `make format` would write it."""
     options = tomllib.loads((ROOT / ".mdformat.toml").read_text())
     extensions = options.pop("extensions")
     return mdformat.text(text, options=options, extensions=extensions)
 
 
 def pages() -> list[Path]:
-    """Every page that git knows, or would know if it were added."""
+    """Return every page that git tracks, or would track if it were added."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()  # noqa: S603
     return [path for name in names if (path := ROOT / name).exists()]

@@ -2,10 +2,10 @@
 
 usage: python -m tools.mutants [--seed N] [--minutes N] [--only PATH] [--per-module N] [--again FILE]
 
-A mutant is one change: a comparison, an operator, a number, a condition, a returned value, a call that is left out. They are
-drawn from a seed; each runs in a forked process that imports the changed module in place of the real one, so no file is
-touched. Only quick tests, without sockets, are run. Tests that fail, or use far more processor time than without the
-change, have killed the mutant. One that lives is printed: it changes nothing that matters, or a test is missing.
+A mutant is one change: to a comparison, an operator, a number, a condition or a returned value, or a call that is omitted.
+Mutants are drawn from a seed; each runs in a forked process that imports the changed module in place of the real one, so no
+file changes. Only quick tests, without sockets, run. Tests that fail, or use far more CPU time than without the change, have
+killed the mutant. A mutant that survives is printed: either it changes nothing that matters, or a test is missing.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 _CPU_TIMES, _CPU_MORE_S = (
     4,
     10,
-)  # processor time of a mutant's tests: so many times what they take without it, and more
-_WALL_TIMES = 10  # time on the clock, which a busy machine makes longer, against that
+)  # CPU time limit of a mutant's tests: this many times what they take without it, plus these seconds
+_WALL_TIMES = 10  # wall-clock limit as a multiple of that, because a busy machine takes longer
 _MEMORY = 4 << 30
 _OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 
@@ -90,13 +90,13 @@ _LIVES = "lives: "
 
 class Mutant(NamedTuple):
     path: Path
-    place: int  # which of the nodes that may be changed
-    choice: int  # which of the changes that it may have
+    place: int  # index of the changed node
+    choice: int  # index of the change to it
     said: str  # where and what, in words
 
 
 def change(node: ast.AST) -> Iterator[ast.AST]:
-    """What the node may be replaced with."""
+    """Yield the possible replacements of the node."""
     match node:
         case ast.Compare(ops=[op, *_]):
             for other in _COMPARE[type(op)]:
@@ -129,7 +129,7 @@ def _with(node: ast.AST, **fields: object) -> ast.AST:
 
 
 def places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
-    """Each node that may be changed, by its parent, field and index. Annotations and decorators are left alone."""
+    """Yield each node that may be changed, by its parent, field and index. Annotations and decorators are skipped."""
     for name, value in ast.iter_fields(tree):
         if name in {"annotation", "returns", "decorator_list", "bases"}:
             continue
@@ -173,7 +173,7 @@ def _brief(node: ast.AST) -> str:
 
 
 class _Instead(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports the mutant where the module is asked for."""
+    """Imports the mutant in place of the module."""
 
     def __init__(self, path: Path, code: CodeType) -> None:
         parts = path.with_suffix("").parts[1:]
@@ -197,7 +197,7 @@ class _Instead(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
 
 
 class _SameExamples:
-    """The same examples in each run, and none is made smaller: that one fails is all that counts."""
+    """Makes hypothesis use the same examples in each run, without shrinking: only whether a test fails counts."""
 
     @staticmethod
     def pytest_configure() -> None:
@@ -212,7 +212,7 @@ class Outcome(NamedTuple):
 
 
 def run(tests: Sequence[str], instead: _Instead | None, cpu_max_s: float, *, shown: bool = False) -> Outcome:
-    """The tests in a process of their own, on the mutant if there is one."""
+    """Run the tests in a separate process, on the mutant if there is one."""
     pid = os.fork()
     if not pid:
         code = 1
@@ -245,7 +245,7 @@ def run(tests: Sequence[str], instead: _Instead | None, cpu_max_s: float, *, sho
 
 
 def tests_of(path: Path) -> tuple[str, ...]:
-    """Of the module; none if only tests with sockets reach it."""
+    """Return the module's tests; none if only tests with sockets reach it."""
     return tuple(test for test in TESTS.get(path.relative_to(CORE).parts[0], ()) if Path(test).exists())
 
 

@@ -1,6 +1,6 @@
 """Draws the figures of docs/ from the measurements beside them: docs/figures/NAME.csv becomes NAME.svg.
 
-demo.txt is what `hangup demo` printed; it becomes the picture that README.md opens with.
+demo.txt holds the output of `hangup demo`; it becomes the first picture of README.md.
 
 usage: python -m tools.plots
 """
@@ -23,7 +23,7 @@ class Line:
     label: str
     points: list[tuple[float, float]]
     colour: str
-    right: bool = False  # measured on the right-hand axis
+    right: bool = False  # drawn on the right-hand axis
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Frame:
     x_max: float
     y_min: float
     y_max: float
-    right_max: float = 0.0  # of the right-hand axis; 0 is none
+    right_max: float = 0.0  # maximum of the right-hand axis; 0 for no such axis
 
     def x(self, value: float) -> float:
         return _LEFT + value / self.x_max * (_WIDTH - _LEFT - _RIGHT)
@@ -88,7 +88,7 @@ def spike(rows: list[dict[str, str]]) -> str:
     seconds = [float(row["second"]) for row in rows]
     third = len(rows) // 3
     done, used = ([float(row[name]) for row in rows] for name in ("completed_per_s", "gpu_utilisation"))
-    # Calls of one length end in step; the mean of four seconds shows the rate.
+    # Calls of equal length end in step; the mean of four seconds shows the rate.
     smooth = [sum(done[max(0, at - 3) : at + 1]) / len(done[max(0, at - 3) : at + 1]) for at in range(len(done))]
     lines = [
         Line("completed requests/s", list(zip(seconds, smooth, strict=True)), _COLOURS[0]),
@@ -114,7 +114,7 @@ def stops(rows: list[dict[str, str]]) -> str:
 
 
 def terminal(text: str) -> str:
-    """A terminal that shows the text."""
+    """Draw a terminal that shows the text."""
     lines = text.rstrip().splitlines()
     width, height = 8 * max(map(len, lines)) + 32, 20 * len(lines) + 32
     parts = [

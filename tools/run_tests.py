@@ -1,9 +1,9 @@
-"""make test: all tests, most of them beside each other, then those that need the machine to themselves.
+"""make test: runs all tests, most of them in parallel, then those that need the machine to themselves.
 
 usage: python -m tools.run_tests [PYTEST ARGUMENTS …]
 
-Tests marked `alone` measure time, so that the others would disturb them. The rest start their servers on free ports and
-wait for events, not for seconds; the tests of one file stay in one process, because they share its engine and its gateway.
+Tests marked `alone` measure time, and other tests would disturb them. The rest start their servers on free ports and wait for
+events, not for seconds; the tests of one file stay in one process, because they share its engine and its gateway.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-NOTHING_CHOSEN = 5  # pytest's exit status when no test fits its arguments
+NOTHING_CHOSEN = 5  # pytest's exit status when no test matches its arguments
 WORKERS_PER_CORE = 2  # they mostly wait for processes
 
 

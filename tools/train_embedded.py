@@ -1,11 +1,11 @@
-"""Trains the small model that the embedded engine ships: a Llama of 1.4 M parameters with an MTP head, and a draft model.
+"""Trains the small model that ships with the embedded engine: a Llama of 1.4 M parameters with an MTP head, and a draft model.
 
 usage: python tools/train_embedded.py TEXT OUT [--seed 5]
 
-Needs torch and safetensors; about two minutes on an H200. TEXT is the "tiny Shakespeare" selection: 1,115,394 bytes,
-sha256 86c4e6aa9db7c042…, plays by William Shakespeare, in the public domain. Writes model.safetensors and config.json
-(Hugging Face's names for a Llama, so that other programs can read them), draft/ likewise, bpe.json and loss.csv into
-OUT. The figures of the shipped weights are in docs/engine.md.
+Needs torch and safetensors; takes about two minutes on an H200. TEXT is the "tiny Shakespeare" selection: 1,115,394 bytes,
+sha256 86c4e6aa9db7c042…, plays by William Shakespeare, in the public domain. Writes model.safetensors and config.json (with
+Hugging Face's names for a Llama, so that other programs can read them), the same in draft/, bpe.json and loss.csv into OUT.
+docs/engine.md has the figures of the shipped weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hangup.engine.tokenizer import END_OF_SPEECH, Bpe, words
 
 VOCAB = 1024
 CONTEXT = 1024
-MTP_STEPS = 3  # how far ahead the MTP head learns to look
+MTP_STEPS = 3  # how far ahead the MTP head learns to predict
 MTP_WEIGHT = 0.3
 HELD_OUT = 0.1  # the last part of the text, for the validation loss
 SHAPES = {
@@ -43,7 +43,7 @@ SHAPES = {
 
 
 def learn_merges(text: str, size: int) -> list[tuple[int, int]]:
-    """Byte pair encoding: again and again, the most frequent pair of neighbours becomes a token."""
+    """Learn byte pair encoding: repeatedly, the most frequent pair of neighbours becomes a token."""
     counts = Counter(words(text))
     pieces = {word: list(word.encode()) for word in counts if word != END_OF_SPEECH}
     merges: list[tuple[int, int]] = []
@@ -86,7 +86,7 @@ class Mlp(nn.Module):
 
 
 class Attention(nn.Module):
-    """One head of keys and values for all query heads: the cache, not the arithmetic, is what a CPU waits for."""
+    """Attention with one key/value head for all query heads: on a CPU, the cache is the bottleneck, not the arithmetic."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Layer(nn.Module):
 
 
 class Mtp(nn.Module):
-    """From the trunk's state at a token and the token that followed: the state from which the one after is told."""
+    """Combines the trunk's state at a token with the token that followed, into the state that predicts the one after."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Llama(nn.Module):
         return F.linear(self.norm(states), self.embed_tokens.weight)
 
     def losses(self, tokens: Tensor) -> list[Tensor]:
-        """The loss of the next token, then of the ones that the MTP head tells, step by step."""
+        """Return the loss of the next token, then of the tokens that the MTP head predicts, step by step."""
         state = self.states(tokens[:, :-1])
         found = [F.cross_entropy(self.logits(state).flatten(0, 1), tokens[:, 1:].flatten())]
         for step in range(1, MTP_STEPS + 1) if self.mtp else ():

@@ -1,12 +1,11 @@
 """make judge: NVIDIA's AIPerf and GuideLLM judge an engine directly, and through nginx, LiteLLM and hangup.
 
-The engine is the stand-in (8 slots, answers of 200 tokens, one each 20 ms), new for each run, as is what stands before it;
-hangup has nothing configured. The figures are the tools' own, but for what the engine computed, which it counts itself.
-Results go to bench/out/judge.json and, as a table for BENCHMARKS.md, to bench/out/judge.md.
+The engine is the stand-in (8 slots, answers of 200 tokens, one every 20 ms). Engine and proxy are started anew for each run;
+hangup has no settings. The figures are the tools' own, except what the engine computed, which it counts itself. Results go to
+bench/out/judge.json and, as a table for BENCHMARKS.md, to bench/out/judge.md.
 
-What is missing is installed into bench/.envs by pip (AIPerf 1.2, LiteLLM 0.8, GuideLLM with torch 1.5 GB)
-and nginx by apt-get, once.
-What cannot be installed is named with the reason, and the rest is judged without it; the exit status is then 1.
+Missing programs are installed once: into bench/.envs by pip (AIPerf 1.2, LiteLLM 0.8, GuideLLM with torch 1.5 GB), and nginx by
+apt-get. If one cannot be installed, the judge prints the reason and runs without it; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def _engine(like: str) -> Iterator[Target]:
 
 
 def _when_idle(port: int, timeout_s: float = 60.0) -> dict[str, int]:
-    """What the engine has computed once it has nothing left to do, though its clients are gone."""
+    """Return what the engine has computed once it is idle, after its clients have left."""
     deadline = time.monotonic() + timeout_s
     while True:
         stats = targets.standin_stats(port)

@@ -1,4 +1,4 @@
-"""The tables."""
+"""Formats the judges' results as tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _table_row(row: dict[str, Any]) -> str:
 
 
 def _good(row: dict[str, Any]) -> str:
-    """With its share of the most that the engine can do, where more is asked of it."""
+    """Return good answers per second and, if the load exceeds the engine's capacity, their share of that capacity."""
     good = float(row["good_per_s"])
     scenario = SCENARIOS[row["scenario"]]
     if scenario.rate * (1 - scenario.cancelled) <= BOUND_PER_S:

@@ -1,4 +1,4 @@
-"""What is asked of the judges, and of what engine."""
+"""The judges' scenarios, and the engine that they run on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 SLOTS, TOKEN_S, PREFILL_S = 8, 0.02, 0.02
 PROMPT_TOKENS, OUTPUT_TOKENS = 50, 200
 ANSWER_S = PREFILL_S + OUTPUT_TOKENS * TOKEN_S
-BOUND_PER_S = SLOTS / ANSWER_S  # answers a second with every slot always taken
+BOUND_PER_S = SLOTS / ANSWER_S  # answers per second with every slot always in use
 
 
 @dataclass(frozen=True)
@@ -15,14 +15,14 @@ class Scenario:
     name: str
     title: str
     rate: float
-    patience_s: float  # a client leaves when the whole answer is not there by then
-    cancelled: float = 0.0  # this share of the clients leaves in any case
+    patience_s: float  # a client disconnects if the whole answer has not arrived by then
+    cancelled: float = 0.0  # this share of the clients disconnects in any case
     cancel_after_s: float = 0.0
     seconds: float = 45.0
 
     @property
     def possible(self) -> int:
-        """Whole answers that the engine can give in a run: each slot one after the other, until the last client has left."""
+        """Return how many whole answers the engine can give in a run, with every slot in use until the last client has left."""
         return SLOTS * int((self.seconds + self.patience_s) / ANSWER_S)
 
     def lasting(self, seconds: float) -> Scenario:

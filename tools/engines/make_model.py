@@ -1,5 +1,7 @@
-"""A Llama of random weights with a byte-level BPE tokenizer and a chat template: make_model OUT tiny|large. Runs in the
-environment of transformers or of vLLM."""
+"""Makes a Llama of random weights with a byte-level BPE tokenizer and a chat template: make_model OUT tiny|large.
+
+Runs in the environment of transformers or of vLLM.
+"""
 
 from __future__ import annotations
 

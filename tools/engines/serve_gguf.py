@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server, out of the wheel `xllamacpp`: serve_gguf.py MODEL.gguf PORT [SLOTS]. Runs in its environment."""
+"""Runs llama.cpp's own HTTP server from the wheel `xllamacpp`, in its environment: serve_gguf.py MODEL.gguf PORT [SLOTS]."""
 
 from __future__ import annotations
 

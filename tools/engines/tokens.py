@@ -17,7 +17,7 @@ TEMPLATE = (
 
 
 def texts() -> Iterator[str]:
-    """Whatever text is at hand: Python's own library."""
+    """Yield text that is always at hand: Python's own library."""
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:250]:
         yield path.read_text(encoding="utf-8", errors="ignore")
 
