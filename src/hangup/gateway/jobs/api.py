@@ -1,4 +1,4 @@
-"""Which request is for whom: the paths that the gateway answers itself."""
+"""Routes job requests that the gateway answers itself to their handlers."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class JobApi:
         raise Refusal(reasons.METHOD) if found else Refusal(reasons.NOT_FOUND, f"There is no {asked.path[:200]} here.")
 
     async def defer(self, asked: JobHttpRequest, ask: Ask, value: Json) -> JobHttpResponse:
-        """A generation call whose client does not wait for it."""
+        """Turn a generation request whose client does not wait for the answer into a job."""
         if value.get("background"):
             return await self._responses.create(asked, value, ask.stream)
         return await self._calls.create(asked, ask.model, ask.stream)
 
     def upload(self, asked: JobHttpRequest, pause: Callable[[bool], None]) -> Upload | None:
-        """Where the body goes piece by piece, if it is a file."""
+        """Return an `Upload` that takes the body in chunks, if the request uploads a file."""
         if asked.method != "POST" or asked.path != "/v1/files":
             return None
         return Upload(self.board, asked.tenant, asked.fields.get(b"content-type", b""), pause)

@@ -1,4 +1,4 @@
-"""OpenAI's batches: `/v1/batches`, `/v1/batches/{id}`, `/v1/batches/{id}/cancel`."""
+"""OpenAI's batch API: `/v1/batches`, `/v1/batches/{id}`, `/v1/batches/{id}/cancel`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Batches:
         return self._router().answering()
 
     async def _check(self, job: Job) -> None:
-        """Reads the file line by line; the lines become items, and the batch runs if all of them are good."""
+        """Turn the lines of the input file into items; the batch runs if all lines are valid, and fails otherwise."""
         board, store, before = self._board, self._board.store, job.worker
         while True:
             try:
@@ -89,7 +89,7 @@ class Batches:
                 if await store.do(partial(store.jobs.start_checking, job.key, worker, before)):
                     await self._check_lines(job, worker)
                 return
-            except StoreFailed:  # it is said elsewhere; we begin anew when there is room again
+            except StoreFailed:  # logged elsewhere; start the check again when the store works
                 before = worker
                 await asyncio.sleep(_STORE_PAUSE_S)
 
@@ -109,7 +109,7 @@ class Batches:
             lines.problems.append(_problem(refusal.reason, str(refusal)))
         except StoreFailed:
             raise
-        except Exception as error:  # else the batch would be checked until its window has passed
+        except Exception as error:  # otherwise the batch would stay in VALIDATING until its window has passed
             DUTIES.failed("job board", error)
             lines.problems.append(_problem(reasons.INTERNAL, reasons.INTERNAL.message))
         checked = await store.do(lambda: store.jobs.checked(job.key, worker, time.time(), lines.problems))
@@ -118,12 +118,12 @@ class Batches:
         board.runner.wake(job.tenant)
 
     def _add(self, job: Job, worker: int, first: int, lines: InputLines, piece: bytes | None) -> int:
-        """In the store's thread: the lines that `piece` completes, or the last one."""
+        """Add the lines that `piece` completes, or the last line if it is None; runs in the store's thread."""
         jobs = self._board.store.jobs
         if not jobs.checks(job.key, worker):
-            raise StopReading  # it was cancelled meanwhile, or given to another one
+            raise StopReading  # cancelled meanwhile, or taken over by another worker
         items = lines.feed(piece) if piece is not None else lines.finish()
-        if not lines.problems:  # else nothing of it will run
+        if not lines.problems:  # after a problem, no line will run
             self._board.check_quota(job.tenant, items=len(items), size=sum(len(item.body) for item in items))
             jobs.add_items(job.key, first, items)
         return len(items)
@@ -145,7 +145,7 @@ class Batches:
     # Results
 
     def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
-        """A line of the output file, or of the error file."""
+        """Return a line of the output file or the error file."""
         response = {"status_code": errand.status(call), "request_id": call.id, "body": kept_body(errand)}
         return _line(job, errand.claim.n, errand.claim.custom_id, response, None)
 
@@ -153,7 +153,7 @@ class Batches:
         return None
 
     async def lines(self, file: File, tenant: str) -> AsyncIterator[bytes]:
-        """The results of one kind, in the order of the input; many at a time."""
+        """Yield the lines of an output or error file in input order, many at a time."""
         assert file.job is not None
         key, wanted = file.job, file.id.endswith("-output")
         store = self._board.store
@@ -172,12 +172,12 @@ class Batches:
 
 
 def _problem(reason: Reason, message: str) -> Json:
-    """One that is not about any line."""
+    """Return a problem that does not belong to a line."""
     return {"code": reason.code, "message": message, "line": None, "param": None}
 
 
 def kept_body(errand: ItemClient) -> Any:
-    """The same, to be written. A large answer is neither parsed nor written anew; its outline was looked at as it came."""
+    """Return an answer for a result line. A large one is copied, not parsed: its `Outline` was checked as it arrived."""
     if errand.outline is None:
         return body_of(errand)
     if not errand.outline.whole:
@@ -186,7 +186,7 @@ def kept_body(errand: ItemClient) -> Any:
 
 
 def body_of(errand: ItemClient) -> Any:
-    """What an engine answered, on one line; what is no JSON is told as text."""
+    """Return an engine's answer as parsed JSON, or as text if it is not JSON."""
     try:
         return orjson.loads(errand.body)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""hangup's own form: `Prefer: respond-async` on any generation path, then `/v1/jobs/{id}` and its events."""
+"""hangup's own jobs API: `Prefer: respond-async` on any generation path, then `/v1/jobs/{id}` and its events."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from hangup.gateway.store.jobs import Job
 from hangup.gateway.store.jobs import NewItem as AskedItem
 
 LEASE_HEADER = b"x-hangup-lease"
-GAP = "gap"  # events that were forgotten before they could be told
+GAP = "gap"  # name of the event that stands for events dropped before they were sent
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
-_PROGRESS_S = 2.0  # how often a listener hears of the progress when nothing else comes
+_PROGRESS_S = 2.0  # how often a listener gets a progress event when there are no others
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,3})?")
 _PAGE_MAX = 100
 
@@ -38,7 +38,7 @@ def wants_async(fields: dict[bytes, bytes]) -> bool:
 
 
 def lease_of(fields: Mapping[bytes, bytes], limits: JobLimits) -> float:
-    """How long a job lives without anyone who cares for it: as the client says, or the default."""
+    """Return how long a job lives while no client asks for it: the client's choice, or the default."""
     given = fields.get(LEASE_HEADER)
     if given is None:
         return limits.job_lease_s
@@ -75,7 +75,7 @@ class Calls:
         return JobHttpResponse.json(self._shown(job, await self._result(job)))
 
     async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        """Cancels it, as often as one likes; with `?purge=true` one that has ended is forgotten, its result with it."""
+        """Cancel a job; repeating this is harmless. With `?purge=true`, also delete an ended job and its result."""
         board, store = self._board, self._board.store
         job = await board.find(id, asked.tenant, Kind.CALL)
         job = await board.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s)
@@ -104,7 +104,7 @@ class Calls:
         yield _event("end", orjson.dumps(self._shown(job, await self._result(job))))
 
     async def _result(self, job: Job) -> orjson.Fragment | None:
-        """As it was written: whoever gets it reads it."""
+        """Return the stored result without parsing it."""
         rows = await self._board.store.do(lambda: self._board.store.jobs.results(job.key, 0, 1))
         return orjson.Fragment(rows[0].body) if rows and rows[0].body is not None else None
 
@@ -161,11 +161,11 @@ class Calls:
 
 
 def _deaf(payload: bytes) -> None:
-    """Of an answer that comes whole there is nothing to tell before its end."""
+    """Ignore chunks of an answer that is not a stream: there are no events before its end."""
 
 
 async def follow(board: JobRegistry, job: Job, seen: int, pause_s: float) -> AsyncIterator[JobEvent | None]:
-    """A job's events after the one numbered `seen`, to its end; None when for a while there was none."""
+    """Yield a job's events after number `seen` until it ends; yield None whenever there was none for `pause_s`."""
     feed = board.listen(job)
     if feed is not None:
         try:
@@ -187,7 +187,7 @@ async def follow(board: JobRegistry, job: Job, seen: int, pause_s: float) -> Asy
                         yield event
         finally:
             board.stop_listening(job)
-    # What another process ran is told by the store alone.
+    # If another process ran the job, only the store has its events.
     dumped = await board.store.do(lambda: board.store.jobs.events(job.key))
     for event in EventLog.load(dumped) if dumped is not None else ():
         if event.number > seen:

@@ -1,4 +1,4 @@
-"""A job's events while it runs: numbered and kept, so that who lost the connection can go on where they were."""
+"""Numbers and keeps the events of a running job, so that a client that lost its connection can resume."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class JobEvent(NamedTuple):
 
 
 class EventLog:
-    """Of more than `bytes_max` the oldest are forgotten: whoever keeps up hears all of it, to the last event."""
+    """The events of one job. Beyond `bytes_max` it drops the oldest, so a client that keeps up still gets every event."""
 
     def __init__(self, bytes_max: int) -> None:
         self._next = 0
         self._bytes_max = bytes_max
         self._bytes = 0
         self._events: list[JobEvent] = []
-        self._first = 0  # of them, those before are forgotten,
-        self._cut = 0  # and so many more were before those
-        self.forgotten = -1  # number of the last event that was forgotten
+        self._first = 0  # index in `_events` of the first event that is not dropped
+        self._cut = 0  # number of events removed from the front of `_events`
+        self.forgotten = -1  # number of the last event that was dropped
         self.closed = False
         self._changed = asyncio.Event()
 
@@ -63,12 +63,12 @@ class EventLog:
         self._changed = asyncio.Event()
 
     async def more(self, at: int) -> tuple[list[JobEvent], int]:
-        """The events from place `at` on, once there are any, and the place behind them; none when there will be no more."""
+        """Wait for events from position `at` on; return them and the position after them. No events: the log is closed."""
         while self._cut + len(self._events) <= at and not self.closed:
             await self._changed.wait()
         return self._events[max(at - self._cut, self._first) :], self._cut + len(self._events)
 
-    # On the disk
+    # For the store
 
     def dump(self) -> bytes:
         return orjson.dumps([[e.number, e.name, e.data.decode("utf-8", "replace")] for e in self.events])

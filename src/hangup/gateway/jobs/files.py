@@ -1,4 +1,4 @@
-"""OpenAI's files: `/v1/files`, `/v1/files/{id}`, `/v1/files/{id}/content`."""
+"""OpenAI's files API: `/v1/files`, `/v1/files/{id}`, `/v1/files/{id}/content`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.store.jobs import File
 
 _PAGE_MAX = 10_000
-_NOT_IN_A_NAME = re.compile(rb'[^\x20-\x7e]|["\\]')  # of a file, where a header quotes it
+_NOT_IN_A_NAME = re.compile(rb'[^\x20-\x7e]|["\\]')  # characters that a quoted file name in a header must not contain
 
 Lines = Callable[[File, str], AsyncIterator[bytes]]
 
 
 class Gone(Refusal):
-    """What is being read was deleted."""
+    """The object was deleted while it was being read."""
 
 
 class Files:
@@ -41,7 +41,7 @@ class Files:
         rows = await store.do(lambda: store.files.page(asked.tenant, query.get("purpose"), before, after, count + 1))
         shown_rows = []
         for row in rows[:count]:
-            with contextlib.suppress(Gone):  # deleted since, and so not listed
+            with contextlib.suppress(Gone):  # deleted meanwhile: do not list it
                 shown_rows.append(shown(await self._counted(row, asked.tenant)))
         return JobHttpResponse.json(listed(shown_rows, has_more=len(rows) > count))
 
@@ -68,7 +68,7 @@ class Files:
         return file
 
     async def _counted(self, file: File, tenant: str) -> File:
-        """Results are put together when they are read: how long they are is counted when somebody first asks."""
+        """Return `file` with its size. Result files are generated on read, so their size is measured on first use."""
         if file.bytes is not None:
             return file
         store, size = self._board.store, 0
@@ -83,7 +83,7 @@ class Files:
 
 
 async def parts(board: JobRegistry, file: File) -> AsyncIterator[bytes]:
-    """All of a file; a Gone if it is deleted meanwhile, which must not look like its end."""
+    """Yield all parts of a file; raise `Gone` if it is deleted meanwhile, which must not look like its end."""
     n = read = 0
     while (data := await board.store.do(partial(board.store.files.part, file.key, n))) is not None:
         yield data
@@ -108,6 +108,6 @@ def shown(file: File) -> Json:
 
 
 def listed(rows: list[Json], *, has_more: bool) -> Json:
-    """A page in OpenAI's shape."""
+    """Return a page of a list in OpenAI's format."""
     first, last = (rows[0]["id"], rows[-1]["id"]) if rows else (None, None)
     return {"object": "list", "data": rows, "first_id": first, "last_id": last, "has_more": has_more}

@@ -1,4 +1,4 @@
-"""Requests that the gateway answers itself, and their answers."""
+"""Requests to the job APIs, which the gateway answers itself, and the responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hangup.gateway.http import jsonbody
 from hangup.gateway.jobs.upload import Upload, is_number
 
 Json = dict[str, Any]
-# Headers of the client's that its items' calls shall have; a key is never kept.
+# Client headers that are stored and sent with the calls of its items; a key is never stored.
 _REPLAYED = (b"anthropic-version", b"anthropic-beta", b"openai-organization", b"openai-project")
 
 
@@ -28,7 +28,7 @@ class JobHttpRequest:
     fields: Mapping[bytes, bytes]  # headers
     tenant: str
     limits: JobLimits
-    base_url: str  # where the client finds us
+    base_url: str  # the gateway's address, as the client knows it
     body: bytes = b""
     upload: Upload | None = None
 
@@ -50,7 +50,7 @@ class JobHttpRequest:
 
 @dataclass(slots=True)
 class JobHttpResponse:
-    """A body, or pieces of one that are made while it is read."""
+    """A response with a body, or with `pieces` that are generated while the client reads."""
 
     body: bytes = b""
     status: int = 200

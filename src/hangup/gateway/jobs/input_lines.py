@@ -1,4 +1,4 @@
-"""The lines of a batch's input: each is checked before the first one runs, and what is wrong is told with its line."""
+"""Checks all lines of a batch's input file before the first one runs, and reports problems with their line numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hangup.gateway.http import jsonbody
 from hangup.gateway.jobs.http_messages import Json
 from hangup.gateway.store.jobs import NewItem
 
-_PROBLEMS_MAX = 50  # told of one file
+_PROBLEMS_MAX = 50  # reported per file
 _ID_CHARS_MAX = 512
 
 
@@ -27,16 +27,16 @@ class LineProblem(Exception):
 
 
 class InputLines:
-    """Takes a file piece by piece and gives its lines as items."""
+    """Turns an input file, fed in chunks, into items; collects problems in `problems`."""
 
     def __init__(self, endpoint: str, router: Router, limits: JobLimits) -> None:
         self.problems: list[Json] = []
-        self.count = 0  # lines that are no blank ones
+        self.count = 0  # lines that are not blank
         self._endpoint = endpoint
         self._limits = limits
         self._rest = b""
         self._number = 0
-        self._seen: set[int] = set()  # of custom ids; their hashes, which are small
+        self._seen: set[int] = set()  # hashes of custom ids, to save memory
         route = router.find(endpoint)
         self._api = route.api if route is not None and "POST" in route.methods else None
 
@@ -110,11 +110,11 @@ class InputLines:
 
 
 class StopReading(Exception):
-    """Enough is known."""
+    """Raised to stop reading: the rest of the file does not matter."""
 
 
 def check(api: Api | None, path: str, written: bytes, value: Json, limits: JobLimits) -> None:
-    """Refuses now what would be refused when the item's turn comes."""
+    """Raise if the gateway would refuse the request when the item runs."""
     if api is None:
         raise Refusal(reasons.BAD_FIELD, f"There is no {path}.")
     if len(written) > limits.body_bytes_max:

@@ -1,4 +1,4 @@
-"""The client of a job's item: takes the answer in, and hangs up when nobody cares for it any more."""
+"""The client of the call that runs a job's item: it collects the answer, and hangs up when the job is cancelled."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hangup.gateway.store.jobs import Claim
 _RETRY_AFTER = re.compile(rb"\r\nretry-after: *([0-9]{1,5}) *\r\n", re.IGNORECASE)
 
 
-LARGE_BYTES = 64 * 1024  # an answer from here on is not parsed: it holds up everybody, and it is written on as it is
-_LATE_S = 0.25  # a timer that is later than this says that the process stood still
+LARGE_BYTES = 64 * 1024  # larger answers are stored unparsed: parsing would block the event loop
+_LATE_S = 0.25  # a timer that fires later than this shows that the process was stopped
 
 
 class ItemCall(Protocol):
-    """The call that runs an errand."""
+    """The call that runs an item."""
 
     @property
     def call(self) -> Call: ...
@@ -40,9 +40,9 @@ class ItemCall(Protocol):
 
 
 class ItemClient:
-    """To an exchange it is a client that reads all it is sent at once."""
+    """A client, as a call sees it, that reads everything at once."""
 
-    http11 = False  # so that payloads come without framing
+    http11 = False  # so that payloads come without chunked framing
     will_close = False
     stalled = False
     peer = "job"
@@ -50,32 +50,32 @@ class ItemClient:
     def __init__(self, claim: Claim, tenant: str, loop: asyncio.AbstractEventLoop, owner: ItemOwner) -> None:
         self.claim = claim
         self.tenant = tenant
-        self.failures = 0  # of engines that had it
-        self.attempts = 0  # calls made for it, so that each has a name of its own
-        self.yields = 0  # of those, how many made way for a live call
+        self.failures = 0  # engine failures while they ran it
+        self.attempts = 0  # calls made for it; makes each call id unique
+        self.yields = 0  # how many of those made way for a live call
         self.body = bytearray()
-        self.outline: Outline | None = None  # of a large answer
-        self.cut_for: Reason | None = None  # why there is no more of it, if that is its size
-        self.retry_after_s = 0.0  # as the last answer has it
+        self.outline: Outline | None = None  # structure of a large answer
+        self.cut_for: Reason | None = None  # set if the answer was cut because of its size
+        self.retry_after_s = 0.0  # from the last answer
         self.exchange: ItemCall | None = None
-        self.stopping: Reason | None = None  # why it is to end, if it is
-        self.listener: Callable[[bytes], None] | None = None  # gets the pieces of a stream as they come
+        self.stopping: Reason | None = None  # why it is being cancelled, if it is
+        self.listener: Callable[[bytes], None] | None = None  # receives the chunks of a stream
         self._loop = loop
         self._owner = owner
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
-        self._excused = False  # its time was up, and it was us who had stood still
+        self._excused = False  # a deadline was extended once, because the process had been stopped
 
     def __repr__(self) -> str:
         return f"<errand {self.claim.job} {self.claim.n}>"
 
     @property
     def single(self) -> bool:
-        """All of its job."""
+        """Whether the item is the only one of its job."""
         return self.claim.single
 
     def hang_up(self, reason: Reason) -> None:
-        """Nobody wants it any more; `ItemOwner.errand_over` follows at once, if a call is under way."""
+        """Cancel the item; if a call is running, `ItemOwner.errand_over` is called before this returns."""
         self.stopping = self.stopping or reason
         if self.exchange is not None:
             self.exchange.end(reason)
@@ -86,14 +86,14 @@ class ItemClient:
         self._owner.errand_started(self)
 
     def over(self, call: Call, leftover: PendingStop | None, entry: Entry) -> None:
-        """The call has ended, and everything it held is let go of but for what is left in the engine."""
+        """Report the end of the call. Only `leftover`, work that the engine may not have stopped, is not released yet."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.exchange = None
         self._owner.errand_over(self, call, leftover, entry)
 
-    # A client's part
+    # The client interface of a call
 
     def begin(self, head: bytes, *, chunked: bool) -> None:
         self.body.clear()
@@ -116,7 +116,7 @@ class ItemClient:
             self._cut()
 
     def _cut(self) -> None:
-        """It is held here until it is whole, so it has a bound; what came of it says nothing."""
+        """Replace an answer that is too large with an error: answers are held in memory, and a partial one is useless."""
         assert self.exchange is not None
         self.cut_for = reasons.ANSWER_BYTES
         error = {"message": self.cut_for.message, "type": "server_error", "param": None, "code": self.cut_for.code}
@@ -124,7 +124,7 @@ class ItemClient:
         self.exchange.end(self.cut_for)
 
     def status(self, call: Call) -> int:
-        """That of the answer that is kept."""
+        """Return the status of the answer that is stored."""
         return call.status if self.cut_for is None else self.cut_for.status
 
     write = send
@@ -151,7 +151,7 @@ class ItemClient:
     def _on_timer(self) -> None:
         self._timer = None
         late = self._loop.time() - self._due > _LATE_S
-        if late and not self._excused:  # we stood still: what the engine sent meanwhile is read first
+        if late and not self._excused:  # the process was stopped: first read what the engine sent meanwhile
             self._excused = True
             self.set_due(self._loop.time() + _LATE_S)
             return
@@ -161,7 +161,7 @@ class ItemClient:
 
 
 class ItemOwner(Protocol):
-    """Who sends errands."""
+    """Owns items and is told of their calls; implemented by `ItemRunner`."""
 
     def errand_started(self, errand: ItemClient) -> None: ...
 

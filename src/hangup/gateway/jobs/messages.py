@@ -1,4 +1,4 @@
-"""Anthropic's message batches: `/v1/messages/batches` and what is below it."""
+"""Anthropic's message batches API: `/v1/messages/batches` and the paths below it."""
 
 from __future__ import annotations
 

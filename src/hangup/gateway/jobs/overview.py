@@ -1,4 +1,4 @@
-"""Jobs as operators see them: all tenants', in one shape, and the two things to be done to them."""
+"""Shows the jobs of all tenants to operators, in one format, and lets them cancel and prune jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class JobsOverview:
         self._now = now
 
     async def page(self, tenant: str | None, kind: str | None, active: bool, before: str | None, count: int) -> dict[str, Any]:
-        """The newest first; `before` is the last id of the page before."""
+        """Return a page of jobs, newest first; `before` is the last id of the previous page."""
         store = self._board.store
 
         def work() -> list[Job]:
@@ -35,7 +35,7 @@ class JobsOverview:
         return {"jobs": [self._shown(job) for job in rows[:count]], "more": len(rows) > count}
 
     def active(self, count: int) -> tuple[int, list[dict[str, Any]]]:
-        """How many have not ended, and the newest of them, as this process knows them."""
+        """Return how many jobs have not ended, and the newest of them, as far as this process knows."""
         cares = self._board.cares()
         return len(cares), [self._shown(care.job) for care in islice(reversed(list(cares)), count)]
 
@@ -44,18 +44,18 @@ class JobsOverview:
         return self._shown(job) if job is not None else None
 
     async def cancel(self, id: str) -> dict[str, Any] | None:
-        """Stops it in its engines, and says how it stands when they have let go, or after a while."""
+        """Cancel a job; return its state once its engines have stopped, or after `CANCEL_WAIT_S`."""
         try:
             job = await self._board.find(id, None, None)
             return self._shown(await self._board.cancel(job, Cause.KILLED, CANCEL_WAIT_S))
-        except Refusal:  # there is none, or it was deleted this moment
+        except Refusal:  # no such job, or deleted just now
             return None
 
     async def prune(self, older_than_s: float, tenant: str | None) -> int:
         return await self._board.prune(older_than_s, tenant)
 
     def counts(self) -> dict[str, Any]:
-        """What is under way, as this process knows it."""
+        """Return counts for the metrics, as far as this process knows."""
         cares = list(self._board.cares())
         runner = self._board.runner
         return {
@@ -94,5 +94,5 @@ class JobsOverview:
 
 
 def items(tally: ItemCounts, running: int) -> dict[str, int]:
-    """How far a job is; `running` are those of the claimed ones that an engine has."""
+    """Return the progress of a job; `running` is how many of its claimed items have a call."""
     return {"total": tally.total, **asdict(tally), "running": running}

@@ -1,7 +1,7 @@
-"""Jobs that run at a hosted provider: what was passed there is followed until it has ended, and cancelled if nobody cares.
+"""Follows jobs that run at a hosted provider until they end, and cancels them when their lease expires.
 
-Each job has one task, which does what `core.followed` says: look, cancel, give up. All of it is in memory; a restart forgets
-it, and whoever asks for a job afterwards makes it known again.
+Each job has one task, which does what `core.provider_job` says: look, cancel, give up. All state is in memory: a restart
+forgets it, and the gateway follows a job again as soon as a client asks for it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hangup.gateway.backends.fetch import FetchCall, Fetched, fetch
 from hangup.gateway.http.head import Headers, RequestHead
 from hangup.tasks import Tasks
 
-_ASKS_MAX = 16  # questions of ours at a time, over all providers
+_ASKS_MAX = 16  # our own requests in flight, over all providers
 _EVENT_END = b"\n\n"
 _ANTHROPIC = "anthropic-hosted"
 _FORWARDED = (b"anthropic-version", b"anthropic-beta", b"openai-organization", b"openai-project")
 _KEYS = (b"authorization", b"x-api-key")
-_MAY_PASS = (401, 403, 408, 429)  # refusals that say nothing of the job, and that a second try may overcome
+_MAY_PASS = (401, 403, 408, 429)  # refusals that say nothing about the job; worth a retry
 
 
 class ProviderHost(Protocol):
-    """The gateway, as seen from here."""
+    """The gateway, as `Provider` sees it."""
 
     @property
     def limits(self) -> ProviderLimits: ...
@@ -48,24 +48,26 @@ class ProviderHost(Protocol):
     def told(self, event: str, **fields: Any) -> None: ...
 
     def fault(self, error: Exception) -> None:
-        """A bug of ours."""
+        """Log a bug of ours."""
 
 
 @dataclass(slots=True)
 class ProviderRecord:
+    """A job at a provider, as far as the gateway knows it."""
+
     id: str
     kind: Kind
     tenant: str
     backend: str
     state: ProviderJob
-    created: float  # by the clock of day, as `ended`
+    created: float  # wall-clock time, like `ended`
     lease_s: float | None
-    headers: Headers = field(repr=False)  # with its owner's key, if we have none of our own; gone when there is nothing to ask
+    headers: Headers = field(repr=False)  # with its owner's key, if we have none; the key is dropped when the job ends
     tally: ItemCounts = ItemCounts()
     model: str | None = None
     expires: float | None = None
     ended: float | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # a new one each time
+    changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # replaced by a new event after each change
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def note(self) -> None:
@@ -73,7 +75,7 @@ class ProviderRecord:
         self.changed = asyncio.Event()
 
     async def changes(self, until: float) -> bool:
-        """Waits for a change; False if there was none."""
+        """Wait for a change; return False if there was none until then."""
         try:
             async with asyncio.timeout_at(until):
                 await self.changed.wait()
@@ -84,19 +86,21 @@ class ProviderRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProviderAccount:
-    """Who asks, and how a provider is asked on their behalf."""
+    """A tenant, and the headers for requests to the provider on its behalf."""
 
     tenant: str
     headers: Headers = field(repr=False)
 
     @classmethod
     def of(cls, tenant: str, head: RequestHead, backend: Backend, *, keyed: bool) -> ProviderAccount:
-        """`keyed`: their key is for the gateway, and no provider may see it."""
+        """Pick the headers to forward. `keyed`: the client's key is for the gateway, and no provider may see it."""
         names = (*_FORWARDED, *_KEYS) if backend.shown_client_key and not keyed else _FORWARDED
         return cls(tenant, [(name, head.fields[name]) for name in names if name in head.fields])
 
 
 class Provider:
+    """All jobs that the gateway follows at providers."""
+
     def __init__(self, host: ProviderHost, loop: asyncio.AbstractEventLoop) -> None:
         self._host = host
         self._loop = loop
@@ -104,11 +108,11 @@ class Provider:
         self._asking = asyncio.Semaphore(_ASKS_MAX)
         self._tasks = Tasks("jobs left at providers")
         self._closed = False
-        self.held_bytes = 0  # of uploads under way
-        self.not_stopped = 0  # cancelled, and the provider did not stop in time
-        self.not_followed = 0  # there were too many
+        self.held_bytes = 0  # of uploads in progress
+        self.not_stopped = 0  # cancelled jobs that the provider did not stop in time
+        self.not_followed = 0  # jobs beyond `provider_jobs_max`
 
-    # What is known
+    # Known jobs
 
     def find(self, id: str) -> ProviderRecord | None:
         return self._jobs.get(id)
@@ -120,11 +124,11 @@ class Provider:
         return reversed(self._jobs.values())
 
     def forget(self, job: ProviderRecord) -> None:
-        """One that has ended."""
+        """Remove a job that has ended."""
         self._jobs.pop(job.id, None)
 
     def home(self, kind: Kind | None, job: ProviderRecord | None) -> Backend | None:
-        """Where a request about jobs goes: to where its job is, else always to the same backend, so that all is found again."""
+        """Return the backend for a request about jobs: the job's own, else always the same, so that jobs are found again."""
         backends = self._host.backends
         if job is not None and job.backend in backends:
             return backends[job.backend]
@@ -139,18 +143,18 @@ class Provider:
             raise Refusal(reasons.JOB_QUOTA, f"There are {count} jobs; at most {most} are allowed.")
 
     def hold(self, size: int) -> int:
-        """Makes room for an upload, which is to be given back in `held_bytes`."""
+        """Reserve `size` bytes for an upload, or refuse; the caller subtracts them from `held_bytes` afterwards."""
         if self.held_bytes + size > self._host.limits.provider_uploads_bytes_max:
             raise Refusal(reasons.QUEUE_FULL, "Too many files are on their way to the provider; try again later.")
         self.held_bytes += size
         return size
 
-    # What is heard from calls that pass
+    # News from forwarded requests
 
     def follow(
         self, told: ProviderAnswer, kind: Kind, backend: Backend, owner: ProviderAccount, lease_s: float | None
     ) -> ProviderRecord | None:
-        """A job that the provider has taken on, or that a client knows of and we do not."""
+        """Follow a job that the provider accepted, or that a client asked for and we did not know; None if too many."""
         if not self._make_room():
             self.not_followed += 1
             self._host.told("job_not_followed", id=told.id, kind=kind, tenant=owner.tenant, backend=backend.name)
@@ -173,7 +177,7 @@ class Provider:
         return done is not None
 
     def saw(self, job: ProviderRecord, told: ProviderAnswer) -> None:
-        """The job itself, in an answer to anybody."""
+        """Update a job from an answer of the provider, whoever asked."""
         job.tally, job.model, job.expires = told.tally, told.model or job.model, told.expires or job.expires
         job.state.saw(told.status, self._loop.time())
         self._changed(job)
@@ -183,25 +187,25 @@ class Provider:
         self._changed(job)
 
     def cared_for(self, job: ProviderRecord, owner: ProviderAccount) -> None:
-        """Its owner asked for it."""
+        """Renew the lease of a job that its owner asked for."""
         if not job.state.over:
             job.headers = owner.headers
         if job.state.lease is not None:
             job.state.lease.renew(self._loop.time())
 
     def listened(self, job: ProviderRecord, on: bool) -> None:
-        """A stream of its events begins or ends."""
+        """Note that a stream of the job's events begins or ends; the lease cannot expire meanwhile."""
         lease, now = job.state.lease, self._loop.time()
         if lease is not None and on:
             lease.listen()
         elif lease is not None:
             lease.stop_listening(now)
         if not on:
-            job.state.look_soon(now)  # most often it has ended
+            job.state.look_soon(now)  # in most cases the job has ended
             self._changed(job)
 
     def cancel_passed(self, job: ProviderRecord, owner: ProviderAccount, taken: bool) -> None:
-        """Its owner told the provider to stop it, or tried to."""
+        """Note that the owner sent a cancel to the provider; `taken` if the provider accepted it."""
         if taken:
             job.state.cancel_taken(self._loop.time())
         else:
@@ -224,7 +228,7 @@ class Provider:
         *,
         stream: bool,
     ) -> None:
-        """Whoever asked for a job left before the provider answered: if there is one now, nobody knows its id."""
+        """Read the provider's answer after its client disconnected, and cancel the job in it, since nobody knows its id."""
         limit = self._host.limits.body_bytes_max
         inquiry = FetchCall.take_over(connection, limit, _EVENT_END if stream else b"")
         self._tasks.start(self._stop_unheard(inquiry, kind, backend, owner, lease_s))
@@ -244,7 +248,7 @@ class Provider:
                 self.cancel(job, Cause.UNHEARD)
 
     def unheard(self, kind: Kind, backend: Backend, owner: ProviderAccount, why: str) -> None:
-        """There may be a job that nobody watches over."""
+        """Log that the provider may run a job that nobody follows."""
         self._host.told("job_unheard", kind=kind, tenant=owner.tenant, backend=backend.name, error=why)
 
     # Following
@@ -287,9 +291,9 @@ class Provider:
                     await job.changes(state.due_at(now))
 
     def _followed(self, job: ProviderRecord) -> None:
-        """There is nothing more to ask, unless somebody wanted something in the very moment in which that was found."""
+        """Clean up after the task of a job; start it again if a cancel came in just as it ended."""
         job.task = None
-        if job.state.status.ended:  # one that was given up may be cancelled once more
+        if job.state.status.ended:  # one that we gave up on may be cancelled again, and needs its key
             job.headers = [pair for pair in job.headers if pair[0] not in _KEYS]
         elif not job.state.over:
             self._changed(job)
@@ -316,14 +320,14 @@ class Provider:
             self._host.told("job_cancel_failed", id=job.id, backend=job.backend, status=status or None)
             job.state.cancel_failed(self._loop.time())
         else:
-            # Also when it was refused: what has ended cannot be cancelled, and the next look will tell.
+            # Other refusals count as taken, too: an ended job cannot be cancelled, and the next look will show that.
             job.state.cancel_taken(self._loop.time())
         job.note()
 
     async def _ask(self, job: ProviderRecord, method: str, path: str) -> Fetched | None:
         backend, limits = self._host.backends.get(job.backend), self._host.limits
         if backend is None:
-            return None  # out of the configuration
+            return None  # removed from the configuration
         try:
             async with self._asking:
                 return await fetch(
@@ -346,7 +350,7 @@ class Provider:
         after = round(self._loop.time() - since, 3)
         self._host.told("job_not_stopped", id=job.id, tenant=job.tenant, backend=job.backend, cancel_s=after)
 
-    # The end
+    # Shutdown
 
     async def close(self) -> None:
         self._closed = True

@@ -1,4 +1,4 @@
-"""Jobs at a provider as operators see them: in the shape of those that run here (`overview`)."""
+"""Shows jobs at a provider to operators, in the same format as jobs that run here (`overview`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ProviderOverview:
         self._now = now
 
     async def page(self, tenant: str | None, kind: str | None, active: bool, before: str | None, count: int) -> dict[str, Any]:
-        """The newest first; `before` is the last id of the page before."""
+        """Return a page of jobs, newest first; `before` is the last id of the previous page."""
         newest = self._provider.newest()
         if before and self._provider.find(before) is not None:
             newest = islice(dropwhile(lambda job: job.id != before, newest), 1, None)
@@ -41,7 +41,7 @@ class ProviderOverview:
         return self._shown(job) if job is not None else None
 
     async def cancel(self, id: str) -> dict[str, Any] | None:
-        """Stops it at the provider, and says how it stands when that has stopped, or after a while."""
+        """Cancel a job at the provider; return its state once it has stopped, or after `CANCEL_WAIT_S`."""
         job = self._provider.find(id)
         if job is None:
             return None
@@ -63,7 +63,7 @@ class ProviderOverview:
         return len(old)
 
     def active(self, count: int) -> tuple[int, list[dict[str, Any]]]:
-        """How many have not ended, and the newest of them."""
+        """Return how many jobs have not ended, and the newest of them."""
         active = [job for job in self._provider.newest() if not job.state.status.ended]
         return len(active), [self._shown(job) for job in active[:count]]
 
@@ -73,7 +73,7 @@ class ProviderOverview:
             "jobs": Counter((job.kind, job.state.status) for job in active),
             "queued": sum(job.tally.queued for job in active),
             "running": sum(job.tally.claimed for job in active),
-            "ended": Counter(),  # which items end is the provider's to count
+            "ended": Counter(),  # only the provider counts how items end
             "refused": 0,
             "failing": False,
             "not_stopped": self._provider.not_stopped,

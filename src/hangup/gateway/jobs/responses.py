@@ -1,4 +1,4 @@
-"""OpenAI's responses with `background: true`: `/v1/responses/{id}`, its stream, `/cancel` and deletion."""
+"""OpenAI's responses with `background: true`: `/v1/responses/{id}`, its event stream, `/cancel` and deletion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hangup.gateway.store.jobs import NewItem as AskedItem
 
 _HEARTBEAT_S = 15.0
 _HEARTBEAT = b": hangup\n\n"
-# What a response shows of its request, with OpenAI's defaults.
+# Request fields that a response repeats, with OpenAI's defaults.
 _SHOWN: Json = {
     "instructions": None,
     "max_output_tokens": None,
@@ -73,7 +73,7 @@ class BackgroundResponses:
         return JobHttpResponse(content_type=EVENT_STREAM, pieces=self._events(job, seen))
 
     async def cancel(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        """Answers when the engine has let go, or after a while with what is true then."""
+        """Cancel a response; answer once the engine has stopped, or after `job_cancel_wait_s` with the state at that time."""
         job = await self._board.find(id, asked.tenant, Kind.RESPONSE)
         return JobHttpResponse.json(
             await self._shown(await self._board.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s))
@@ -101,7 +101,7 @@ class BackgroundResponses:
         async for event in follow(self._board, job, seen, _HEARTBEAT_S):
             if event is None:
                 yield _HEARTBEAT
-            elif event.name != GAP:  # which clients of OpenAI do not know; they see it by the sequence's numbers
+            elif event.name != GAP:  # OpenAI clients do not know this event; they see the gap in the sequence numbers
                 last = event.number
                 yield SSE.encode(event.data, event.name.encode())
         job = await self._board.find(job.id, job.tenant, Kind.RESPONSE)
@@ -128,7 +128,7 @@ class BackgroundResponses:
         if not job.about["stream"]:
             return None
         splitter = Splitter(SSE, 1 << 30)
-        fresh = bool(feed.events) and errand.attempts == 1  # it was told that it was created
+        fresh = bool(feed.events) and errand.attempts == 1  # the log already has `response.created`
 
         def piece(payload: bytes) -> None:
             for event in splitter.feed(payload):
@@ -160,12 +160,12 @@ def _parsed(data: bytes | None) -> Json | None:
 
 
 def _ours(job: Job, response: Any) -> Json:
-    """An engine's response under the name that the client knows it by."""
+    """Return an engine's response with the id that the client knows."""
     return {**response, "id": job.id, "background": True} if type(response) is dict else _failed(job, response)
 
 
 def _made(job: Job, release: str | None = None) -> Json:
-    """A response that the engine has not made, or not to its end."""
+    """Build a response for which the engine has no complete answer."""
     running = "in_progress" if job.tally.claimed or job.status is JobStatus.CANCELLING else "queued"
     return {
         "id": job.id,

@@ -1,4 +1,4 @@
-"""A form with a file, as `POST /v1/files` has it: taken apart as it comes, and written part by part."""
+"""Parses the multipart form of `POST /v1/files` while it arrives, and writes the file to the store in parts."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.store.jobs import File
 
 _PART_BYTES = 256 * 1024
-_UNWRITTEN_MAX = 8  # parts that wait for the disk; then the client has to wait, too
+_UNWRITTEN_MAX = 8  # parts waiting for the disk before we stop reading from the client
 _FIELD_BYTES_MAX = 4096
-_FIELDS_MAX = 64  # of a form: OpenAI's has four
+_FIELDS_MAX = 64  # per form; OpenAI's form has four
 _FIELD_HEADER_BYTES_MAX = 8192
-_SLICE_BYTES = 8192  # parsed at a time: it is work byte by byte,
-_TURN_S = 0.005  # and after this long others have their turn
-_EXPIRES_S = (3600, 30 * 86_400)  # what OpenAI allows
+_SLICE_BYTES = 8192  # parsed at a time: the parser works byte by byte,
+_TURN_S = 0.005  # and after this long it yields to the event loop
+_EXPIRES_S = (3600, 30 * 86_400)  # OpenAI's limits
 _NO_FILE = "The form must have a field 'file' with a file name."
 
 
 class Upload:
-    """A form with a file, taken apart as it comes; the file goes to the store in parts, the client waits when that is slow."""
+    """An upload in progress. If the store is slow, the client is not read until it has caught up."""
 
     def __init__(self, board: JobRegistry, tenant: str, content_type: bytes, pause: Callable[[bool], None]) -> None:
         kind, options = parse_options_header(content_type)
@@ -41,11 +41,11 @@ class Upload:
         self._pause = pause
         self._paused = False
         self._unparsed: deque[bytes] = deque()
-        self._at = 0  # in the first of them
-        self._turn: asyncio.Handle | None = None  # when parsing goes on
+        self._at = 0  # offset in the first chunk
+        self._turn: asyncio.Handle | None = None  # scheduled continuation of the parser
         self._parsed = asyncio.Event()
         self._parsed.set()
-        self._count = 0  # of the form's fields
+        self._count = 0  # fields in the form
         self._fields: dict[str, str] = {}
         self._filename: str | None = None
         self._header = b""
@@ -83,7 +83,7 @@ class Upload:
         )
 
     def feed(self, data: bytes) -> None:
-        """Raises a Refusal for what is no such form. Of much at a time some is parsed later, and the client waits for that."""
+        """Parse a chunk; raise a `Refusal` if the form is invalid. A large chunk is finished later, with the client paused."""
         self._unparsed.append(data)
         if self._turn is None:
             self._parse()
@@ -118,14 +118,14 @@ class Upload:
         self._hold_client()
 
     def _hold_client(self) -> None:
-        """It is not read while there is enough to do."""
+        """Pause or resume reading from the client, depending on the backlog."""
         hold = self._turn is not None or (len(self._unwritten) > _UNWRITTEN_MAX and self._failure is None)
         if hold != self._paused:
             self._paused = hold
             self._pause(hold)
 
     async def finish(self) -> File:
-        """The form is complete: the file is there, or a Refusal says why not."""
+        """Finish a complete form: return the stored file, or raise a `Refusal`."""
         await self._parsed.wait()
         if self._failure is not None:
             raise self._failure
@@ -150,7 +150,7 @@ class Upload:
         return file
 
     def close(self) -> None:
-        """What was not finished is given up."""
+        """Discard an upload that was not finished."""
         if self._turn is not None:
             self._turn.cancel()
         if self._paused:
@@ -193,7 +193,7 @@ class Upload:
         self._hold_client()
 
     def _write_part(self, key: int | None, n: int, data: bytes) -> int:
-        """In the store's thread."""
+        """Write a part, in the store's thread; return the key of the file."""
         files = self._board.store.files
         self._board.check_quota(self._tenant, size=len(data))
         if key is None:
