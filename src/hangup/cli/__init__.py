@@ -1,1 +1,1 @@
-"""The command line. stdout is data, stderr is talk."""
+"""The command line. Commands print data to stdout and messages to stderr."""

@@ -84,7 +84,7 @@ _LIMITED_BY = {
 
 
 def _limit(row: dict[str, Any]) -> str:
-    """How many calls it may have, and the evidence for that."""
+    """Return the backend's limit of calls in flight, and the reason for it."""
     if row["limit"] is None:
         return "none"
     why = f"refuses calls for {row['paused_s']:g} s" if row["paused_s"] is not None else _LIMITED_BY.get(row["limited_by"])

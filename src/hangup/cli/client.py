@@ -1,4 +1,4 @@
-"""The way from the command line to a running gateway's admin port."""
+"""The command line's client for a running gateway's admin port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hangup.errors import HangupError
 
 DEFAULT_URL = "http://127.0.0.1:8081"
 TOKEN_VARIABLE = "HANGUP_ADMIN_TOKEN"  # noqa: S105 - its name, not the token
-TIMEOUT_S = 10.0  # for an answer of the admin port
+TIMEOUT_S = 10.0  # for an answer from the admin port
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +27,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class Admin:
-    """One gateway, by the address of its admin port."""
+    """A client for the admin port of one gateway."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.url = (arguments.admin or os.environ.get("HANGUP_ADMIN_URL") or DEFAULT_URL).rstrip("/")
         if not self.url.startswith(("http://", "https://")):
             raise HangupError(f"--admin: expected http://host:port, got {self.url!r}")
-        self._as_json = getattr(arguments, "json", False)  # which escapes what a terminal would obey
+        self._as_json = getattr(arguments, "json", False)  # JSON escapes terminal control sequences itself
         self._headers = {"x-hangup": "1"}
         if token := os.environ.get(TOKEN_VARIABLE):
             self._headers["authorization"] = f"Bearer {token}"
@@ -42,7 +42,7 @@ class Admin:
         return self.ask("GET", path, **query)
 
     def ask(self, method: str, path: str, timeout_s: float = TIMEOUT_S, **query: Any) -> Any:
-        """The answer's JSON; HangupError says in words why there is none."""
+        """Return the answer's JSON; raise `HangupError` with the reason if there is none."""
         given = {name: value for name, value in query.items() if value not in (None, "", False)}
         url = self.url + path + (f"?{urlencode(given)}" if given else "")
         request = urllib.request.Request(url, method=method, headers=self._headers)  # noqa: S310 - http(s), see above

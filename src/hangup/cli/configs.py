@@ -58,7 +58,7 @@ def run_show(arguments: argparse.Namespace) -> int:
 
 
 def effective(made: Configuration) -> list[tuple[str, Any, str]]:
-    """Every plain setting: (name, value, origin)."""
+    """Return every plain setting as (name, value, origin)."""
     rows = [(f.name, getattr(made.settings, f.name), made.origin(f.name)) for f in scalar_fields(Settings)]
     limits = made.settings.limits
     return rows + [(f"limits.{f.name}", getattr(limits, f.name), made.origin(f.name)) for f in scalar_fields(LimitSettings)]

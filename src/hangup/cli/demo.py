@@ -1,4 +1,4 @@
-"""`hangup demo`: what a gateway that hangs up is worth, in one minute."""
+"""`hangup demo`: shows in one minute how much work a gateway that hangs up saves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _free_port() -> int:
 
 
 async def _play(arguments: argparse.Namespace, shown: _Screen, admin_port: int) -> list[PhaseResult]:
-    """Ends its processes when it is told to stop, too."""
+    """Run the phases; stop their processes on a signal, too."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -64,7 +64,7 @@ async def _play(arguments: argparse.Namespace, shown: _Screen, admin_port: int) 
 
 
 class _Screen:
-    """A table that is drawn over itself; where the output is no terminal, nothing until the end."""
+    """Redraws the table in place. Draws nothing if the output is not a terminal."""
 
     def __init__(self) -> None:
         self._lines = 0

@@ -1,4 +1,4 @@
-"""`hangup doctor URL`: what a live engine is, and what protection it allows. Asks with GET alone."""
+"""`hangup doctor URL`: reports what a live engine is and what protection it allows. Sends GET requests only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hangup engine`: the embedded engine by itself."""
+"""`hangup engine`: runs the built-in engine by itself."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(options: EngineOptions, host: str, port: int) -> None:
-    from hangup.engine.serving.server import start  # noqa: PLC0415 (numpy is not for the other commands)
+    from hangup.engine.serving.server import start  # noqa: PLC0415 (other commands need not load numpy)
 
     serving = await start(options, host, port)
     model = serving.server.runner.model

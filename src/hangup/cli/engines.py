@@ -1,4 +1,4 @@
-"""`hangup engines`: the kinds of engine that hangup knows."""
+"""`hangup engines`: lists the kinds of engine that hangup supports."""
 
 from __future__ import annotations
 

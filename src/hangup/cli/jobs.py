@@ -1,4 +1,4 @@
-"""`hangup jobs`: what runs with nobody on the line, and whose it is."""
+"""`hangup jobs`: lists, shows, cancels and prunes jobs, the work that runs without a connected client."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _row(job: dict[str, Any]) -> list[str]:
 
 
 def _left(job: dict[str, Any]) -> str:
-    """Of its lease, or of its window."""
+    """Return the time left of the job's lease, or else of its completion window."""
     if job["status"] in _ENDED:
         return "-"
     if job["lease_left_s"] is not None:

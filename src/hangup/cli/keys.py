@@ -1,4 +1,4 @@
-"""`hangup key new`: an API key for a tenant, and the digest that the configuration takes."""
+"""`hangup key new`: makes an API key for a tenant, and the digest for the configuration."""
 
 from __future__ import annotations
 

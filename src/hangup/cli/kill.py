@@ -1,4 +1,4 @@
-"""`hangup kill`: ends calls, in the gateway and in the engine."""
+"""`hangup kill`: stops calls, in the gateway and in the engine."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _dry_run(admin: client.Admin, arguments: argparse.Namespace, chosen: dict[st
 
 
 def engine_side(row: dict[str, Any]) -> str:
-    """What is known of the engine, in words."""
+    """Describe what the engine did with the call."""
     if not row["connection_cut"] and not row["abort_sent"]:
         return "no engine was at work on it"
     did = " and ".join(

@@ -1,4 +1,4 @@
-"""`hangup lint`: finds inference that outlives its client in Python source."""
+"""`hangup lint`: finds Python code whose inference outlives its client."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from functools import partial
 from hangup import __version__
 from hangup.errors import ConfigError, HangupError
 
-# Which module has which command; only that of the one at hand is loaded, so that `hangup ps` need not load the gateway.
+# The module of each command. Only the module of the given command is loaded, so that `hangup ps` need not load the gateway.
 COMMANDS = {
     "serve": "serve",
     "ps": "ps",
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """The parser of everything, or of one command."""
+    """Return the parser of all commands, or of one."""
     parser = argparse.ArgumentParser(
         prog="hangup",
         description="When the client hangs up, the GPU stops: a gateway for LLM inference.",

@@ -1,4 +1,4 @@
-"""`hangup ps`: the calls that are live now."""
+"""`hangup ps`: lists the live calls."""
 
 from __future__ import annotations
 

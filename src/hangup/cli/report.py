@@ -1,4 +1,4 @@
-"""`hangup report`: where every token went, and what it cost."""
+"""`hangup report`: shows where every token went and what it cost."""
 
 from __future__ import annotations
 

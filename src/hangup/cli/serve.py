@@ -1,4 +1,4 @@
-"""`hangup serve`."""
+"""`hangup serve`: runs the gateway."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     made = configuration(arguments)
-    # uvloop is the loop; asyncio.Runner sees to it that nothing is left running.
+    # asyncio.Runner cancels any task that is left.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(made, lambda: configuration(arguments)))
     return 0
@@ -56,7 +56,7 @@ async def _serve(made: Configuration, load: Callable[[], Configuration]) -> None
     if made.settings.backend:
         await Server(made, load).run(_announce(", ".join(backend.url for backend in made.settings.backend)))
         return
-    from hangup.engine.serving.server import embed  # noqa: PLC0415 (numpy is not for those who have an engine)
+    from hangup.engine.serving.server import embed  # noqa: PLC0415 (numpy is only for the built-in engine)
 
     options = EngineOptions(slots=made.settings.slots) if made.settings.slots else EngineOptions()
     engine = embed(options, made.settings.limits)

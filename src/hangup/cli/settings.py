@@ -1,4 +1,4 @@
-"""Flags for every setting, made from the schema, and the configuration that they lead to."""
+"""Builds a flag for every setting from the schema, and the configuration from the flags."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _add_flag(parser: argparse._ActionsContainer, field: Field[Any]) -> None:
 
 
 def configuration(arguments: argparse.Namespace) -> Configuration:
-    """What the file, the environment and the flags say together."""
+    """Return the configuration from the file, the environment and the flags."""
     prefix = "setting_"
     flags = {k.removeprefix(prefix): v for k, v in vars(arguments).items() if k.startswith(prefix) and v is not None}
     made = load(arguments.config, os.environ, flags, arguments.upstream, arguments.engine)
@@ -75,9 +75,9 @@ def check_engines(settings: Settings) -> None:
 
 
 def _with_spawned(settings: Settings, arguments: argparse.Namespace) -> Settings:
-    """The command runs the one engine: the one upstream that was named, or one on a free port."""
+    """Add the `--spawn` command to the settings. It runs the single upstream, or a new one on a free port."""
     if not arguments.upstream:
-        if not hasattr(arguments, "spawn_port"):  # a reload stays where the engine is
+        if not hasattr(arguments, "spawn_port"):  # a reload keeps the engine's port
             arguments.spawn_port = _free_port()
         url = f"http://127.0.0.1:{arguments.spawn_port}"
         backend = BackendSettings(url=url, engine=arguments.engine or AUTO, spawn=arguments.spawn)

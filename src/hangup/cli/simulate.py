@@ -1,4 +1,4 @@
-"""`hangup simulate`."""
+"""`hangup simulate`: runs loads and policies through the simulator."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _engine(pairs: list[str]) -> EngineModel:
 
 
 class _StudyProgress:
-    """Progress on stderr, if someone looks at it."""
+    """Shows progress on stderr, if it is a terminal."""
 
     def __init__(self, runs: int, quiet: bool) -> None:
         self._on = not quiet and sys.stderr.isatty()

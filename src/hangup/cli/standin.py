@@ -1,4 +1,4 @@
-"""`hangup standin`: the stand-in engine by itself, to test a gateway against."""
+"""`hangup standin`: runs the fake engine by itself, to test a gateway against it."""
 
 from __future__ import annotations
 

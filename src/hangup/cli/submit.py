@@ -1,4 +1,4 @@
-"""`hangup jobs submit`: a file of requests becomes a batch, and its results a file again."""
+"""`hangup jobs submit`: submits a file of requests as a batch and writes the results to a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 _KEYS = ("HANGUP_API_KEY", "OPENAI_API_KEY")
 _TIMEOUT_S = 60.0
 _PIECE_BYTES = 256 * 1024
-_POLL_S = (0.1, 2.0)  # how often it is asked for, at first and in the long run
+_POLL_S = (0.1, 2.0)  # the poll interval, at first and in the long run
 _BAR = 30
 _ENDED = ("completed", "failed", "cancelled", "expired")
 _EXAMPLES = """\
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _endpoint(path: Path) -> str:
-    """The first request's; the gateway checks that all have the same."""
+    """Return the endpoint of the first request; the gateway checks that all requests have the same."""
     try:
         with path.open("rb") as file:
             first = next((line for line in file if line.strip()), b"")
@@ -107,7 +107,7 @@ def _wait(gateway: _GatewayClient, batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fetch(gateway: _GatewayClient, batch: dict[str, Any], output: Path) -> int:
-    """Answers and errors in one file, answers first."""
+    """Write the answers, then the errors, to one file; return how many there are."""
     ids = [batch[name] for name in ("output_file_id", "error_file_id") if batch[name]]
     if not ids:
         return 0
@@ -131,7 +131,7 @@ def _tell(batch: dict[str, Any], output: Path, count: int) -> None:
 
 
 class _SubmitProgress:
-    """How far it is, on one line of a terminal; elsewhere nothing."""
+    """Shows the batch's progress on one line of a terminal; shows nothing elsewhere."""
 
     def __init__(self) -> None:
         self._out = sys.stderr
@@ -158,7 +158,7 @@ class _SubmitProgress:
 
 
 class _GatewayClient:
-    """The data port, as any client sees it."""
+    """A client for the gateway's data port."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
@@ -205,7 +205,7 @@ class _GatewayClient:
 
     def _send(self, method: str, path: str, body: Any, headers: dict[str, str]) -> http.client.HTTPResponse:
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has read all
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the gateway may answer before it has read all
                 self._connection.request(method, path, body, {**self._headers, **headers})
             answer = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:

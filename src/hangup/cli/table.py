@@ -1,4 +1,4 @@
-"""Plain tables, and quantities as people write them."""
+"""Formats plain tables, and parses durations such as 5m."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
-    """Lines with columns as wide as they must be; the named ones stand to the right."""
+    """Return the lines of a table; the columns named in `right` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):
@@ -24,14 +24,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[s
 
 
 def shown(value: object) -> str:
-    """A value in a cell; what is not known is a dash."""
+    """Return a value as the text of a cell; an unknown value is a dash."""
     if value is None or value == "":
         return "-"
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
 def printable(value: Any) -> Any:
-    """JSON whose strings a terminal shows and does not obey: names may be a stranger's choice, escape sequences and all."""
+    """Escape control sequences in the strings of a JSON value: strangers may choose names, and a terminal would obey them."""
     if isinstance(value, str):
         return value if value.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in value)
     if isinstance(value, dict):
@@ -40,7 +40,7 @@ def printable(value: Any) -> Any:
 
 
 def seconds(text: str) -> float:
-    """60, 60s, 5m, 24h or 7d."""
+    """Parse a duration: 60, 60s, 5m, 24h or 7d."""
     number, unit = (text[:-1], text[-1]) if text and text[-1] in _UNITS else (text, "s")
     try:
         value = float(number) * _UNITS[unit]

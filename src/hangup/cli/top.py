@@ -1,6 +1,6 @@
-"""`hangup top`: the live calls, again and again, with keys to sort, filter and kill.
+"""`hangup top`: shows the live calls and refreshes them, with keys to sort, filter and kill.
 
-What is shown and what a key does are plain functions; the terminal around them is at the end.
+Plain functions decide what to show and what a key does; the terminal handling is at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ examples:
   hangup top
   hangup top --every 5s --sort=-tokens
 """
-_KILL_WAIT_S = 2.0  # for the engine's word; the screen stands still meanwhile
+_KILL_WAIT_S = 2.0  # how long to wait for the engine's confirmation; the screen does not refresh meanwhile
 _HELP = "q leave  s sort  r turn round  / tenant  ↑↓ choose  x kill"
 _CLEAR, _HOME, _REVERSE, _BOLD, _PLAIN = "\x1b[J", "\x1b[H", "\x1b[7m", "\x1b[1m", "\x1b[0m"
 _ALTERNATE, _NORMAL = "\x1b[?1049h\x1b[?25l", "\x1b[?1049l\x1b[?25h"
@@ -46,15 +46,15 @@ class TopState:
 
     sort: str = "age"
     tenant: str = ""
-    at: int = 0  # the chosen row
-    typing: bool = False  # a tenant's name is being typed
-    doomed: str = ""  # the call whose kill waits for a yes
-    kill: str = ""  # the call to be killed now
+    at: int = 0  # the selected row
+    typing: bool = False  # the user is typing a tenant's name
+    doomed: str = ""  # the call whose kill awaits confirmation
+    kill: str = ""  # the call to kill now
     over: bool = False
 
 
 def press(state: TopState, key: str, ids: list[str]) -> TopState:
-    """What a key does, the calls on the screen being `ids`."""
+    """Return the state after a key press; `ids` are the calls on the screen."""
     if state.typing:
         return _type(state, key)
     if state.doomed:
@@ -87,7 +87,7 @@ def _type(state: TopState, key: str) -> TopState:
 
 
 def screen(listing: dict[str, Any], overview: dict[str, Any], state: TopState, said: str, width: int, height: int) -> list[str]:
-    """The lines of the screen, none longer than `width`."""
+    """Return the lines of the screen, none longer than `width`."""
     ready = overview["not_ready"] or "ready"
     tokens = overview["tokens"]
     lines = [
@@ -168,7 +168,7 @@ def _kill(admin: client.Admin, id: str) -> str:
 
 
 def _keys(wait_s: float) -> list[str]:
-    """What was pressed within that time."""
+    """Return the keys pressed within that time."""
     if not select.select([sys.stdin], [], [], wait_s)[0]:
         return []
     data = os.read(sys.stdin.fileno(), 64)
@@ -177,7 +177,7 @@ def _keys(wait_s: float) -> list[str]:
 
 @contextlib.contextmanager
 def _terminal() -> Iterator[None]:
-    """Keys one by one and a screen of its own; as it was before, whatever happens."""
+    """Read single keys and use the alternate screen; restore the terminal whatever happens."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     sys.stdout.write(_ALTERNATE)

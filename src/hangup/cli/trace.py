@@ -1,4 +1,4 @@
-"""`hangup trace`: what happened to one call, from its first byte to the engine's release."""
+"""`hangup trace`: shows what happened to one call, from its first byte until the engine released it."""
 
 from __future__ import annotations
 

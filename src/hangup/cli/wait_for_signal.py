@@ -1,4 +1,4 @@
-"""How a command that serves waits for its end."""
+"""Lets a serving command wait for a signal to stop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 
 async def until_stopped() -> None:
-    """Until SIGTERM or Ctrl-C."""
+    """Wait for SIGTERM or Ctrl-C."""
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -1,5 +1,5 @@
-"""A stand-in engine: no model, but slots, a queue, prefill and a set pace, many APIs, faults on demand, exact counters.
+"""The fake engine (stand-in): no model, but slots, a queue, prefill, a set pace, many APIs, faults on demand, exact counters.
 
-It is what `make run` serves and what the tests measure against. It shares no code with the gateway, so that a
-mistake in one cannot hide in the other.
+`make run` serves it, and the tests measure against it. It shares no code with the gateway, so that a bug in one cannot hide
+in the other.
 """

@@ -1,4 +1,4 @@
-"""The engine itself: `schedule → step` over slots, in the way real engines batch, with counters of what it computed."""
+"""The fake engine's core: `schedule → step` over slots, batching as real engines do, with exact counters of its work."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-# aborts: says that it did, and does not; done: works on after an answer's end; frozen: its figures do not move;
-# nonsense: they are none that can be; usage: tells far more tokens than there were.
+# aborts: confirms an abort but keeps computing; done: keeps computing after the answer's end; frozen: reports figures that
+# never change; nonsense: reports impossible figures; usage: reports far more tokens than it computed.
 LIES = ("aborts", "done", "frozen", "nonsense", "usage")
-WORKS_ON_TOKENS = 300  # after it said that it was done
+WORKS_ON_TOKENS = 300  # how many more it computes after a false "done"
 USAGE_MORE = 1_000_000
 
 
 @dataclass(slots=True)
 class Behaviour:
-    """How the engine acts; every field is a flag of `hangup standin` and can be changed while it runs."""
+    """How the engine behaves. Every field is a flag of `hangup standin` and can be changed while it runs."""
 
     slots: int = 4
-    queue: int = 64  # waiting calls; more are answered `full_status`
-    full_status: int = 503  # 429: as hosted APIs answer
-    retry_after_s: float = 0.0  # told with it; 0 tells nothing
-    prefill_s: float = 0.05  # of each call, however many others read their prompts at the same time
+    queue: int = 64  # waiting calls; further ones get `full_status`
+    full_status: int = 503  # hosted APIs answer 429
+    retry_after_s: float = 0.0  # the Retry-After of that answer; 0 sends none
+    prefill_s: float = 0.05  # per call, however many other prompts are read at the same time
     prefill_token_s: float = 0.0  # added for each token of the prompt
     token_s: float = 0.02  # the time of one step, in which every running call gets one token
-    answer_tokens: int = 64  # length of an answer that meets no cap
+    answer_tokens: int = 64  # length of an answer that no cap cuts short
     embed_s: float = 0.0  # the time of one embeddings call, however many inputs it has and however many others run
-    deaf: bool = False  # computes on when the client leaves
-    ignore_cap: bool = False  # computes on past max_tokens
-    ignore_stream: bool = False  # answers as a whole even when asked to stream
-    refuse_stream: bool = False  # answers 400 when asked to stream
-    stall_after: int = 0  # falls silent after that many tokens of a call
+    deaf: bool = False  # keeps computing after the client hangs up
+    ignore_cap: bool = False  # keeps computing past max_tokens
+    ignore_stream: bool = False  # sends a whole answer even if the request asks for a stream
+    refuse_stream: bool = False  # answers 400 to a request for a stream
+    stall_after: int = 0  # stalls a call after that many tokens
     crash_after: int = 0  # the process kills itself after that many tokens of a call
     cut_after: int = 0  # closes the connection, with clean framing, after that many tokens
     fail_status: int = 0  # answers every generation with this status
-    models: str = ""  # the models that it has, separated by commas: others are answered 404; none: it answers to any name
-    like: str = ""  # which engine it looks like on the wire: see likeness.py
-    cache_tokens: int = 1 << 20  # the size of its cache, as far as the engine it looks like tells it
-    lag_s: float = 0.0  # how old the figures are that it tells
-    status_hangs: bool = False  # never answers when asked what it runs
-    wedge: bool = False  # stops computing altogether at the first hang-up or abort, and stays busy
+    models: str = ""  # the models that it has, separated by commas: others get 404; empty: it accepts any name
+    like: str = ""  # the engine that it imitates on the wire: see profiles.py
+    cache_tokens: int = 1 << 20  # the size of its cache, reported if the imitated engine reports it
+    lag_s: float = 0.0  # the age of the figures that it reports
+    status_hangs: bool = False  # never answers a status request
+    wedge: bool = False  # stops computing altogether at the first hangup or abort, and stays busy
     cors: bool = False  # answers pages of other sites, as vLLM does by default
-    crash_on_abort: bool = False  # the process kills itself when told to abort
-    lies: str = ""  # which, separated by commas: see LIES
+    crash_on_abort: bool = False  # the process kills itself on an abort
+    lies: str = ""  # separated by commas: see LIES
 
     def change(self, values: dict[str, Any]) -> None:
-        kinds = {f.name: type(f.default) for f in fields(self)}  # not of its value, which may be a whole number of seconds
+        kinds = {f.name: type(f.default) for f in fields(self)}  # the default's type: a value may be a whole number of seconds
         for name, value in values.items():
             if name not in kinds:
                 raise ValueError(f"no such behaviour: {name}")
@@ -65,10 +65,10 @@ class FakeCounters:
     refused: int = 0
     started: int = 0  # got a slot
     finished: int = 0
-    aborted: int = 0  # stopped before their end, by a lost client or an abort
+    aborted: int = 0  # stopped early, by a hangup or an abort
     abort_requests: int = 0
     tokens: int = 0  # computed in all
-    tokens_after_gone: int = 0  # computed for a client who had left
+    tokens_after_gone: int = 0  # computed after the client had hung up
     prefills: int = 0
     prefills_for_gone: int = 0
     running_peak: int = 0
@@ -77,7 +77,7 @@ class FakeCounters:
 
 @dataclass(slots=True, eq=False)
 class FakeWork:
-    """One generation. `on_token` and `on_end` are the server's, and do nothing once the client is gone."""
+    """One generation. `on_token` and `on_end` call the server; the engine does not call them once the client is gone."""
 
     id: str
     prompt_tokens: int
@@ -96,7 +96,7 @@ class FakeWork:
 
 @dataclass(slots=True)
 class Past:
-    """What is remembered of an ended call, for tests that compare call by call."""
+    """The record of an ended call, for tests that compare call by call."""
 
     id: str
     tokens: int
@@ -117,16 +117,16 @@ class FakeEngine:
     counters: FakeCounters = field(default_factory=FakeCounters)
     waiting: deque[FakeWork] = field(default_factory=deque)
     running: list[FakeWork] = field(default_factory=list)
-    embedding: int = 0  # inputs of embeddings calls at work: they take no slot, but engines count them as running
+    embedding: int = 0  # inputs of running embeddings calls: they take no slot, but engines count them as running
     past: deque[Past] = field(default_factory=lambda: deque(maxlen=20_000))
     wedged: bool = False
-    happened_at: float = 0.0  # the last result of any call
+    happened_at: float = 0.0  # when any call last got a token, or llama.cpp's status was read
     _snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=10_000))
     _frozen: Snapshot | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, work: FakeWork) -> bool:
-        """Queues a call; False when every slot and every place in the queue is taken."""
+        """Queue a call; return False if all slots and the queue are full."""
         self.counters.requests += 1
         if len(self.waiting) + len(self.running) >= self.behaviour.queue + self.behaviour.slots:
             self.counters.refused += 1
@@ -137,7 +137,7 @@ class FakeEngine:
         return True
 
     def client_gone(self, work: FakeWork) -> None:
-        """The connection of a call was lost; a deaf engine does not care."""
+        """Abort a call whose connection was lost; a deaf engine keeps computing."""
         if work.over:
             return
         work.gone = True
@@ -147,7 +147,7 @@ class FakeEngine:
             self._drop(work)
 
     def abort(self, id: str) -> int | None:
-        """Stops the calls with this id, unless deaf; tells how many tokens they got."""
+        """Stop the calls with this id, unless deaf; return how many tokens they got, or None if there are none."""
         self.counters.abort_requests += 1
         if self.behaviour.crash_on_abort:
             self.crash()
@@ -173,7 +173,7 @@ class FakeEngine:
             work.on_end()
 
     async def run(self) -> None:
-        """Steps as long as there is work, at the set pace."""
+        """Step at the set pace while there is work."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -207,7 +207,7 @@ class FakeEngine:
         still: list[FakeWork] = []
         for work in self.waiting:
             if not free or (work.wanted_slot is not None and work.wanted_slot not in free):
-                still.append(work)  # it waits for that one
+                still.append(work)  # it waits for the slot that it asked for
                 continue
             work.slot = next(iter(free)) if work.wanted_slot is None else work.wanted_slot
             del free[work.slot]
@@ -254,16 +254,16 @@ class FakeEngine:
         return Snapshot(now, len(self.running) + self.embedding, len(self.waiting), self.counters.tokens)
 
     def cache_used(self) -> float:
-        """The share of its cache that the running calls fill."""
+        """Return the share of the cache that the running calls fill."""
         held = sum(work.prompt_tokens + work.computed * work.choices for work in self.running)
         return min(held / self.behaviour.cache_tokens, 1.0)
 
     def forget_peaks(self) -> None:
-        """From now on the peaks are of what comes: for tests that look at a full engine."""
+        """Reset the peaks to the current counts, for tests that look at a full engine."""
         self.counters.running_peak, self.counters.waiting_peak = len(self.running), len(self.waiting)
 
     def shown(self) -> Snapshot:
-        """What it tells of itself, as late as it is set to."""
+        """Return the figures that the engine reports, with the configured lag and lies."""
         self._remember()
         now = self._snapshot()
         if self.lies("nonsense"):

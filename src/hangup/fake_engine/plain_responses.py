@@ -1,7 +1,6 @@
-"""The stand-in's answers to calls that are no chat: scores, classes, audio, images; and to questions about texts.
+"""The fake engine's answers to calls other than chat: scores, classes, audio, images, and tokenization.
 
-What matters of them is that they take a slot and time, so that a test can leave in their midst, and that the answer tells
-what came.
+These calls take a slot and time, so that a test can hang up in the middle, and the answer reports what the engine received.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _FIELD = re.compile(rb'name="([a-z_]+)"\r\n\r\n([^\r\n]{0,200})\r\n')
 
 
 def read_form(body: bytes) -> Json:
-    """The short fields of a multipart form, and what is needed to know whether the rest came as it was sent."""
+    """Return the short fields of a multipart form, and the body's size and hash, so that a test can check the rest."""
     fields = {name.decode(): value.decode("utf-8", "replace") for name, value in _FIELD.findall(body)}
     return {**fields, "stream": fields.get("stream") == "true", "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
 
 
 class FakePlain(FakeResponse):
-    """One number for each token that it was told to compute."""
+    """An answer with one word for each token that the engine computed."""
 
     def prompt_text(self) -> str:
         return str(self.request.get("input") or self.request.get("query") or "")
@@ -46,7 +45,7 @@ class FakePlain(FakeResponse):
 
 
 def about_text(path: str, value: Any) -> Json | None:
-    """Tokens of a text, and back."""
+    """Return the answer to /tokenize or /detokenize, or None for another path."""
     match path.removeprefix("/v1"):
         case "/tokenize":
             tokens = list(range(len(str(value.get("prompt", value.get("messages"))).split())))

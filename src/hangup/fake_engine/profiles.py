@@ -1,7 +1,7 @@
-"""What other engines look like on the wire, with the faults that they have: `hangup standin --like sglang`.
+"""Imitates other engines on the wire, including their faults: `hangup standin --like sglang`.
 
-A likeness says how the engine introduces itself, which pages tell what it runs, how it is told to abort, and how it hears
-that a client has left. The generation itself stays the stand-in's own.
+A profile defines how the engine identifies itself, which pages report what it runs, how it accepts an abort, and how it
+notices that a client has hung up. The generation itself stays the fake engine's own.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _JSON, _TEXT = b"application/json", b"text/plain; version=0.0.4"
 
 
 class EngineProfile:
-    """The stand-in as itself."""
+    """The default profile: the fake engine as itself."""
 
     name = ""
     server = "hangup-standin"
     owner = "hangup"
-    id_field = ""  # of the body: the call's id, in place of the header's
-    polls_s = 0.0  # how often it looks after its connections; 0: it hears at once
+    id_field = ""  # the body field with the call's id, used instead of the header
+    polls_s = 0.0  # how often it checks its connections; 0: it notices a hangup at once
 
     def page(self, path: str, engine: FakeEngine) -> Page | None:
-        """The answer to a GET of the engine's own."""
+        """Return the answer to a GET of one of the engine's own pages."""
         if path == "/version":
             return _json({"version": "0.0-standin"})
         if path != "/metrics":
@@ -36,7 +36,7 @@ class EngineProfile:
         return _text(f"standin_tokens_total {stats['tokens']}", f"standin_running {stats['running']}")
 
     def abort(self, path: str, value: Any, engine: FakeEngine) -> Page | None:
-        """The answer to a POST that aborts."""
+        """Carry out a POST that aborts, and return its answer."""
         return None
 
     def client_left(self, engine: FakeEngine, work: FakeWork, streaming: bool) -> None:
@@ -48,7 +48,7 @@ class EngineProfile:
 
 
 class OpenAIProfile(EngineProfile):
-    """Any engine or hosted API that says nothing of itself."""
+    """An engine or hosted API that reports nothing about itself."""
 
     name = "openai"
     server = "uvicorn"
@@ -83,15 +83,17 @@ class VllmProfile(EngineProfile):
     def abort(self, path: str, value: Any, engine: FakeEngine) -> Page | None:
         if path != "/abort_requests":
             return None
-        ids = value["request_ids"] or [f"chatcmpl-{work.id}" for work in (*engine.running, *engine.waiting)]  # its fault
+        ids = value["request_ids"] or [f"chatcmpl-{work.id}" for work in (*engine.running, *engine.waiting)]  # vLLM's fault
         for id in ids:
             engine.abort(id.removeprefix("chatcmpl-").removeprefix("cmpl-"))
         return 200, _JSON, b""
 
 
 class SglangProfile(EngineProfile):
-    """Ids match by prefix, an abort is always answered with 200, and is ignored once the connection is gone, which by itself
-    does not end a stream."""
+    """SGLang: matches ids by prefix, always answers an abort with 200, and ignores it once the connection is gone.
+
+    Losing the connection does not by itself end a stream.
+    """
 
     name = "sglang"
     server = "uvicorn"
@@ -135,7 +137,7 @@ class TgiProfile(EngineProfile):
 
 
 class LlamaCppProfile(EngineProfile):
-    """It looks after a silent connection only after a second in which nothing has happened, and being asked is a happening."""
+    """llama.cpp: checks a silent connection only after a second without activity. A status request counts as activity."""
 
     name = "llamacpp"
     server = "llama.cpp"
@@ -198,7 +200,7 @@ class TensorRtProfile(EngineProfile):
 
 
 class LmDeployProfile(EngineProfile):
-    """An answer that does not stream is looked after when a token comes; the abort goes by session."""
+    """LMDeploy: checks the connection of a whole answer when a token arrives; aborts by session id."""
 
     name = "lmdeploy"
     server = "uvicorn"

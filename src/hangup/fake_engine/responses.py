@@ -1,7 +1,7 @@
-"""What each API's answers look like, streamed and whole, for the same deterministic text.
+"""Builds each API's answers, streamed and whole, from the same deterministic text.
 
-A shape is made from the request; it gives the events of a stream (`opening`, `token`, `closing`) and the whole
-answer (`whole`), so that a gateway which assembles the one can be compared with the other.
+A `FakeResponse` is made from the request. It provides the events of a stream (`opening`, `token`, `closing`) and the whole
+answer (`whole`), so that a test can compare an answer that a gateway assembled from a stream with the whole one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORDS = (
 
 
 class FakeResponse:
-    """One answer. `length` is the number of tokens it will have per choice, `cap` the client's maximum."""
+    """One answer. `length` is its number of tokens per choice, `cap` the client's maximum."""
 
     content_type = b"text/event-stream; charset=utf-8"
     stream_default = False
@@ -38,7 +38,7 @@ class FakeResponse:
         self.cap = self.cap_tokens()
         self.choices = self.count_choices()
         self.length = 0
-        self.usage_more = 0  # a lie
+        self.usage_more = 0  # tokens to add to the usage, as a lie
         self.finish = "length"
 
     # What the request says
@@ -56,7 +56,7 @@ class FakeResponse:
         return n if isinstance(n, int) and n > 0 else 1
 
     def settle(self, answer_tokens: int, ignore_cap: bool) -> None:
-        """Fixes the length of the answer and why it ends."""
+        """Set the length of the answer and its finish reason."""
         natural = 1 << 30 if self.request.get("ignore_eos") else answer_tokens
         self.length = natural if ignore_cap else min(self.cap, natural)
         self.finish = "stop" if self.length == natural else "length"
@@ -114,7 +114,7 @@ class FakeChat(FakeResponse):
             self.finish = "tool_calls"
 
     def argument(self, choice: int, index: int) -> str:
-        """One token of a tool call's arguments; together they are JSON."""
+        """Return one token of a tool call's arguments; all tokens together are JSON."""
         if index == 0:
             return '{"words": "'
         return '"}' if index == self.length - 1 else self.word(choice, index)

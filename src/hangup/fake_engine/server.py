@@ -1,4 +1,4 @@
-"""The stand-in's HTTP side: one connection, one call at a time, pipelining refused; control under /standin/."""
+"""The fake engine's HTTP server: one call at a time per connection, no pipelining; control pages under /standin/."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from hangup.fake_engine.responses import FakeResponse, FakeResponses, shape_for
 from hangup.tasks import DUTIES
 
 MODEL = "standin"
-SEEN_MAX = 20_000  # requests whose ids are remembered, for tests that ask what reached the engine
+SEEN_MAX = 20_000  # requests to remember, for tests that check what reached the engine
 SEEN_BODY_BYTES_MAX = 1024 * 1024
-RESPONSES_MAX = 1000  # kept, as vLLM does with VLLM_ENABLE_RESPONSES_API_STORE
+RESPONSES_MAX = 1000  # stored responses, as vLLM keeps them with VLLM_ENABLE_RESPONSES_API_STORE
 
 
 class FakeEngineServer:
-    """An engine and what its HTTP side remembers."""
+    """The fake engine and the state that its connections share."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self.engine = FakeEngine(behaviour, crash=lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -147,7 +147,7 @@ class FakeEngineConnection(asyncio.Protocol):
 
     @property
     def _models(self) -> list[str]:
-        """Those that it has and no others; none if it answers to any name."""
+        """The only models that it accepts; empty if it accepts any name."""
         return [name for name in self._engine.behaviour.models.split(",") if name]
 
     def _tell_models(self, path: str) -> None:
@@ -165,7 +165,7 @@ class FakeEngineConnection(asyncio.Protocol):
             self._answer(200, row if name else {"object": "list", "data": list(rows.values())})
 
     def _missing_model(self, headers: dict[str, str], body: bytes) -> str:
-        """The name of a model that is asked for and that it does not have."""
+        """Return the requested model's name if the engine does not have it, or an empty string."""
         if not self._models or not headers.get("content-type", "").startswith("application/json"):
             return ""
         value = orjson.loads(body)
@@ -237,7 +237,7 @@ class FakeEngineConnection(asyncio.Protocol):
         self._send(status, b"application/json", body, after)
 
     def _embed(self, answer: dict[str, Any]) -> None:
-        """An embeddings call takes its time and no slot; a client that leaves ends it."""
+        """Answer an embeddings call after `embed_s`. It takes no slot; a hangup ends it."""
         if not self._engine.behaviour.embed_s:
             self._answer(200, answer)
             return
@@ -290,7 +290,7 @@ class FakeEngineConnection(asyncio.Protocol):
         self.transport.write(head % (status, self._like.server.encode(), self._cors(), kind, more, len(body)) + body)
 
     def _cors(self) -> bytes:
-        """As vLLM and SGLang have it unless they are told otherwise."""
+        """Return the CORS headers that vLLM and SGLang send by default."""
         if not self._engine.behaviour.cors:
             return b""
         return b"access-control-allow-origin: *\r\naccess-control-allow-methods: GET, POST\r\naccess-control-max-age: 600\r\n"
@@ -305,7 +305,7 @@ def _embeddings(request: dict[str, Any]) -> dict[str, Any]:
 
 
 class Running:
-    """A stand-in that serves until it is closed."""
+    """A running fake engine; it serves until `close`."""
 
     def __init__(self, standin: FakeEngineServer, server: asyncio.Server, task: asyncio.Task[None]) -> None:
         self.standin = standin

@@ -1,6 +1,6 @@
-"""A discrete-event simulator in virtual time around the real admission: what is simulated is what is shipped.
+"""A discrete-event simulator in virtual time around the real admission code: it simulates exactly what ships.
 
-`world.py` joins clients (`clients.py`), gateways (`policies.py`) and engines (`engine.py`) by one clock; `load.py` and
-`traces.py` say who comes when and asks for what, `jobs.py` brings work that nobody waits for; `tally.py` counts; `study.py`
-runs loads and policies side by side.
+`world.py` connects clients (`clients.py`), gateways (`policies.py`) and engines (`engine.py`) through one clock. `load.py` and
+`traces.py` define when calls arrive and what they ask for; `jobs.py` adds background jobs; `tally.py` counts; `study.py`
+compares loads and policies.
 """

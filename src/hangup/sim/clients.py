@@ -1,4 +1,4 @@
-"""Clients: they wait, lose patience, leave, and try again as the SDKs do."""
+"""Simulates clients: they wait, lose patience, hang up, and retry as the SDKs do."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hangup.sim.engine import RUNNING, SimEngine, SimWork
 from hangup.sim.load import SimCall
 from hangup.sim.tally import RunTally
 
-_BACKOFF_S = 0.5  # of the OpenAI and Anthropic SDKs: doubled at each retry, up to
+_BACKOFF_S = 0.5  # of the OpenAI and Anthropic SDKs: doubled at each retry, up to the maximum
 _BACKOFF_S_MAX = 8.0
-_RETRY_AFTER_S_MAX = 60.0  # beyond it they go by their own backoff
+_RETRY_AFTER_S_MAX = 60.0  # the SDKs ignore a longer Retry-After and use their own backoff
 
 
 class SimClient:
@@ -25,30 +25,30 @@ class SimClient:
     def __init__(self, sample: SimCall) -> None:
         self.sample = sample
         self.tries = 0
-        self.turn = 0  # what was planned in an earlier one passes
+        self.turn = 0  # events that were scheduled in an earlier turn are void
         self.sent_at = 0.0
-        self.gateway: SimPolicy | None = None  # where its attempt is
-        self.place: Any = None  # the gateway's own
+        self.gateway: SimPolicy | None = None  # the gateway that holds the current attempt
+        self.place: Any = None  # the gateway's own data
         self.work: SimWork | None = None
         self.engine: SimEngine | None = None
 
 
 class SimPolicy(Protocol):
-    """What a policy has to do. `client.place` is its to use."""
+    """The interface of a simulated gateway. It may keep its own data in `client.place`."""
 
     def arrive(self, client: SimClient) -> None: ...
 
     def left(self, client: SimClient) -> None:
-        """The client is gone: drop it wherever it is."""
+        """Drop the call of a client that hung up, wherever it is."""
 
     def first_token(self, client: SimClient) -> None: ...
 
     def ended(self, client: SimClient) -> None:
-        """The answer is complete."""
+        """Release the call, whose answer is complete."""
 
 
 class People:
-    """All the clients of a run, and what becomes of them."""
+    """All the clients of a run. It sends their calls, counts the outcomes and retries."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class People:
     # What the client sees
 
     def started(self, client: SimClient, engine: SimEngine) -> None:
-        """The gateway sends the call to an engine."""
+        """Submit the call to the engine that the gateway chose."""
         sample = client.sample
         client.engine = engine
         client.work = SimWork(client, sample.prompt, sample.output, self._first_token, self._ended, sample.slow_by)
@@ -129,14 +129,14 @@ class People:
             return
         work = client.work
         if work is not None and client.sample.stream and work.state == RUNNING:
-            return  # a stream that flows is waited for
+            return  # the client waits for a stream that has started
         if work is None and self.tally.open(self.clock.now):
             self.tally.left_queued += 1
         self._leave(client)
         self._again(client, None, True)
 
     def _had_enough(self, client: SimClient, turn: int) -> None:
-        """The reader of a stream closes the window: what it got was delivered, and it does not come back."""
+        """Hang up in the middle of a stream. What the client got counts as delivered, and the client does not retry."""
         if turn == client.turn:
             assert client.engine is not None and client.work is not None
             self._served(client.sample, client.engine.computed(client.work), 0.0)
@@ -162,7 +162,7 @@ class People:
             pause = retry_after_s
         self.clock.at(now + pause, self._try, client)
 
-    # Books
+    # Counting
 
     def _served(self, sample: SimCall, tokens: float, total_s: float) -> None:
         tally, now = self.tally, self.clock.now

@@ -1,4 +1,4 @@
-"""Virtual time: events in order, ties in the order they were made, so that a seed gives one result bit for bit."""
+"""Virtual time: runs events in order, and ties in order of creation, so that a seed gives the same result bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Event = tuple[float, int, Handler, Any, int]
 
 
 class HasTurn(Protocol):
-    """Whose plans are void once its turn has changed."""
+    """An object whose scheduled timeouts are void once its turn has changed."""
 
     turn: int
 
@@ -24,18 +24,18 @@ class VirtualClock:
         self.now = 0.0
         self._due: list[Event] = []
         self._made = 0
-        self._timeouts: defaultdict[int, list[Event]] = defaultdict(list)  # by the second in which they fall due
-        self._second = 0  # up to which they are among those due
+        self._timeouts: defaultdict[int, list[Event]] = defaultdict(list)  # by the second in which they are due
+        self._second = 0  # timeouts up to this second have been moved to `_due`
 
     def at(self, time: float, handler: Handler, subject: Any, version: int = 0) -> None:
-        """Calls `handler(subject, version)` then. Who changes their mind lets it pass by its version."""
+        """Schedule `handler(subject, version)`. Events cannot be cancelled; a handler ignores an outdated version."""
         self._made += 1
         heapq.heappush(self._due, (time, self._made, handler, subject, version))
 
     def timeout(self, time: float, handler: Handler, subject: HasTurn) -> None:
-        """As `at`, for what mostly never happens: if the subject's turn has changed by then, nothing is done.
+        """Schedule like `at`, for events that rarely fire: void if the subject's turn has changed by then.
 
-        These are kept apart by the second, and never come near the others unless they are still valid when it begins.
+        They are stored by second, and enter the heap only if they are still valid when their second begins.
         """
         second = int(time)
         if second <= self._second:

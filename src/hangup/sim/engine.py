@@ -1,7 +1,7 @@
-"""An engine as a model: slots, cache, chunked prefill, and steps that take longer the more of them run.
+"""Simulates an engine: slots, cache, chunked prefill, and steps that take longer the more calls run.
 
-Tokens flow: between two events every running call gets them at one common rate, so a token clock that runs at that rate
-tells when each is finished, and a call costs two events, however long its answer.
+Tokens are continuous: between two events all running calls get them at one common rate. A token clock that advances at that
+rate tells when each call ends, so a call costs two events, however long its answer.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from hangup.sim.clock import VirtualClock
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """The default is a round-number sketch of a mid-size model on one large GPU."""
+    """The parameters of a simulated engine. The defaults roughly describe a mid-size model on one large GPU."""
 
     slots: int = 64
     kv_tokens: int = 1_000_000
     prefill_tokens_s: float = 30_000.0
-    chunk_tokens: int = 1024  # of a prompt, read in one step beside the running calls; 0: prompts are read elsewhere
-    step_s: float = 0.012  # with one call running,
-    step_per_call_s: float = 0.0001  # and for each further one
-    parallel: bool = False  # prompts are read beside each other, each in its own time: hosted APIs, wide engines
-    deaf: bool = False  # it does not stop for anyone who left
-    slow_from_s: float = float("inf")  # from then on
-    slow_by: float = 1.0  # everything takes so many times as long,
-    slow_until_s: float = float("inf")  # until then
-    dead_from_s: float = float("inf")  # from then on nothing comes any more
+    chunk_tokens: int = 1024  # prompt tokens that one step reads beside the running calls; 0: prompts are read elsewhere
+    step_s: float = 0.012  # the base time of a step
+    step_per_call_s: float = 0.0001  # added for each running call
+    parallel: bool = False  # prompts are read concurrently without slowing each other: hosted APIs, wide engines
+    deaf: bool = False  # it keeps computing for clients that hung up
+    slow_from_s: float = float("inf")  # when the slow period starts
+    slow_by: float = 1.0  # how many times as long everything takes in that period
+    slow_until_s: float = float("inf")  # when it ends
+    dead_from_s: float = float("inf")  # when the engine stops producing anything
 
 
 class SimWork:
@@ -65,9 +65,9 @@ class SimWork:
         self.output = output
         self.on_first = on_first
         self.on_end = on_end
-        self.slow_by = slow_by  # its client takes tokens so many times as slowly as the engine could write them
+        self.slow_by = slow_by  # how many times as slowly the client reads as the engine could write
         self.state = WAITING
-        self.gone = False  # its client has left; only a deaf engine goes on with such
+        self.gone = False  # the client has hung up; only a deaf engine keeps computing
         self.started_at = 0.0  # on the token clock
         self.ends_at = 0.0
         self.number = 0
@@ -79,7 +79,7 @@ _NEVER = float("inf")
 
 @lru_cache(maxsize=64)
 def _step_times(model: EngineModel) -> list[float]:
-    """By the number of calls that run."""
+    """Return the step time for each number of running calls."""
     return [model.step_s + model.step_per_call_s * n for n in range(model.slots + 1)]
 
 
@@ -118,15 +118,15 @@ class SimEngine:
         self._speed = 1.0
         self._waiting: deque[SimWork] = deque()
         self._reading: deque[SimWork] = deque()
-        self._left = 0.0  # prompt tokens of the first of those, still to be read
+        self._left = 0.0  # prompt tokens of the first of `_reading` that are still unread
         self._running: list[tuple[float, int, SimWork]] = []
         self._tokens = 0.0  # the token clock
-        self._then = 0.0  # when it was last set
+        self._then = 0.0  # when the token clock was last advanced
         self._decode_rate = self._prefill_rate = 0.0
         self._version = 0
         self._number = 0
         self.taken = 0  # slots in use
-        self.running = 0  # of those, writing
+        self.running = 0  # of those, slots that generate
         self.waiting = 0
         self.kv_used = 0
         self.busy_s = 0.0
@@ -147,7 +147,7 @@ class SimEngine:
         self._plan()
 
     def abort(self, work: SimWork) -> float:
-        """Its client is gone; tells the output tokens computed for it so far. A deaf engine goes on."""
+        """Abort a call, and return the output tokens computed for it so far. A deaf engine keeps computing."""
         self._advance()
         computed = self.computed(work)
         work.gone = True
@@ -169,17 +169,17 @@ class SimEngine:
         return computed
 
     def computed(self, work: SimWork) -> float:
-        """Output tokens so far."""
+        """Return the output tokens computed so far."""
         if work.state == OVER:
             return work.output
         if work.state != RUNNING:
             return 0.0
         return min((self._tokens - work.started_at) / work.slow_by + 1, work.output)
 
-    # Inside
+    # Internals
 
     def _admit(self) -> None:
-        """From the engine's own queue into free slots."""
+        """Move calls from the engine's own queue into free slots."""
         model = self.model
         while self._waiting and self.taken < model.slots:
             work = self._waiting[0]
@@ -225,7 +225,7 @@ class SimEngine:
                 self._left -= passed * self._prefill_rate
 
     def _plan(self) -> None:
-        """Sets the rates and the next event."""
+        """Set the rates and schedule the next event."""
         running = self._running
         while running and running[0][2].state == OVER:
             heapq.heappop(running)
@@ -276,7 +276,7 @@ class SimEngine:
             ended.on_end(ended)
 
     def _begin(self, work: SimWork) -> None:
-        """Its prompt is read: from here on it writes."""
+        """Start to generate for a call whose prompt has been read."""
         self.read += work.prompt
         work.state = RUNNING
         work.started_at = self._tokens
@@ -295,7 +295,7 @@ class SimEngine:
             work.on_first(work)
 
     def _turn(self, _: None, __: int) -> None:
-        """It becomes slow, quick again, or dead."""
+        """Make the engine slow, normal again, or dead."""
         self._advance()
         now, model = self._clock.now, self.model
         slow = model.slow_from_s <= now < model.slow_until_s

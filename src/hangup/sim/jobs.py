@@ -1,4 +1,4 @@
-"""Jobs without end: items are always in line, and one that had to make way comes again."""
+"""Simulates an endless supply of job items: some are always queued, and a preempted item returns later."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hangup.sim.engine import SimEngine, SimWork
 from hangup.sim.load import TraceRequest
 from hangup.sim.tally import RunTally
 
-_AHEAD = 4  # items in line
-_TICK_S = 1.0  # as the gateway does it
+_AHEAD = 4  # queued items
+_TICK_S = 1.0  # as in the gateway
 _OUTPUT_MAX = 4096
-_BACKOFF_S = 1.0  # before an item that had to make way comes again: doubled each time, up to
+_BACKOFF_S = 1.0  # before a preempted item returns: doubled each time, up to the maximum
 _BACKOFF_S_MAX = 60.0
 _TENANT = "jobs"
 
@@ -27,7 +27,7 @@ class SimItem:
 
     def __init__(self, request: TraceRequest) -> None:
         self.request = request
-        self.yielded = 0  # times that it had to make way
+        self.yielded = 0  # how often it was preempted
         self.ticket: Ticket[SimItem] | None = None
         self.work: SimWork | None = None
         self.engine: SimEngine | None = None
@@ -61,7 +61,7 @@ class Supply:
         self._carry_out(self._admission.arrive(item.ticket, _TENANT, self._clock.now))
 
     def act(self, ticket: AnyTicket, engine: SimEngine | None) -> None:
-        """It starts on the engine, or has to make way on the one that it is on."""
+        """Start the item on the engine; without an engine, preempt it on the one that it runs on."""
         item: SimItem = ticket.key
         if engine is not None:
             item.engine = engine

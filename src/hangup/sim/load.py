@@ -1,4 +1,4 @@
-"""Who comes when and asks for what."""
+"""Generates the simulated calls: when they arrive and what they ask for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_OUTPUT_MAX = 4096  # what clients ask for at most: it says nothing about how long the answer gets
+_OUTPUT_MAX = 4096  # the max_tokens that clients send; it says nothing about the length of the answer
 _SLOW_BY = 5.0
-_READING_S = 0.03  # per token, of those who leave in the midst of a stream
-_IMAGE_TOKENS, _IMAGE_SPREAD = 3000.0, 0.6  # what an image takes to be read: median, and sigma of the logarithm
-IMAGE_GUESS = 1500  # tokens, for which the gateway takes each: `FILE_TOKENS` of gateway/apis/media.py
+_READING_S = 0.03  # seconds per token for clients that hang up in the middle of a stream
+_IMAGE_TOKENS, _IMAGE_SPREAD = 3000.0, 0.6  # the prompt tokens of an image: median, and sigma of the logarithm
+IMAGE_GUESS = 1500  # the gateway's estimate of an image's tokens: `FILE_TOKENS` of gateway/apis/media.py
 
 
 class TraceRequest(NamedTuple):
@@ -34,12 +34,12 @@ class SimCall(NamedTuple):
     tenant: str
     stream: bool
     patience_s: float  # to the first token of a stream, to the end of a whole answer
-    told: bool  # it tells the gateway
-    reads_s: float  # leaves so long after the first token of a stream
-    slow_by: float = 1.0  # takes tokens so many times as slowly as they could come
-    whole: bool = False  # not generated: its answer comes as one, in a time that depends on what is sent
+    told: bool  # whether it sends its patience to the gateway as a deadline
+    reads_s: float  # how long after the first token of a stream it hangs up
+    slow_by: float = 1.0  # how many times as slowly it reads as tokens could arrive
+    whole: bool = False  # not generated: the answer comes at once, in a time that depends on the input
     image: bool = False  # a part of the prompt is an image
-    unseen: int = 0  # tokens of the prompt that a gateway knows nothing of; below 0 where it takes an image for larger
+    unseen: int = 0  # prompt tokens that the gateway's estimate misses; negative if it overestimates an image
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class ClientHabits:
 
     stream_share: float = 0.7
     first_token_s: float = 10.0  # median patience of streaming clients
-    whole_s: float = 40.0  # and of the others
-    spread: float = 0.5  # of both, as sigma of the logarithm; 0 makes all alike
-    told_share: float = 0.0  # send their deadline with the call
-    hang_up_share: float = 0.0  # leave somewhere in the midst of a stream
-    slow_readers: float = 0.0  # share of streams whose clients take tokens five times as slowly as they could come
-    embeddings: float = 0.0  # share of calls that are not generated: a prompt to be read, and one answer
-    images: float = 0.0  # share of calls with an image, which takes long to be read and does not show in the text
+    whole_s: float = 40.0  # median patience of the other clients
+    spread: float = 0.5  # of both, as sigma of the logarithm; 0 makes all equal
+    told_share: float = 0.0  # share of clients that send their deadline with the call
+    hang_up_share: float = 0.0  # share of streams whose clients hang up in the middle
+    slow_readers: float = 0.0  # share of streams whose clients read five times as slowly as tokens could arrive
+    embeddings: float = 0.0  # share of calls that generate nothing: the engine reads a prompt and answers once
+    images: float = 0.0  # share of calls with an image, which takes long to read and does not show in the text
     retries: int = 2  # as the SDKs do
-    heavy_tenant: float = 0.0  # share of all calls that one tenant sends; the rest is spread over nine others
+    heavy_tenant: float = 0.0  # share of all calls that one tenant sends; nine others send the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`requests` over and over, at `rate` calls a second."""
+    """An endless load that repeats `requests`, at a rate that the run sets."""
 
     requests: Sequence[TraceRequest]
     crowd: ClientHabits = field(default_factory=ClientHabits)
@@ -81,7 +81,7 @@ class Load:
         return sum(r.output for r in self.requests) / len(self.requests)
 
     def samples(self, rate: float, seed: int) -> Iterator[SimCall]:
-        """Without end; made one at a time, so that memory stays flat."""
+        """Yield calls without end at `rate` a second, one at a time, so that memory stays flat."""
         rng = random.Random(seed)  # noqa: S311 (a seed must give one result)
         crowd, requests = self.crowd, self.requests
         times = self._trace_times(rate) if self.arrivals.kind == "trace" else self._gamma_times(rate, rng)

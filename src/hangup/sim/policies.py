@@ -1,4 +1,4 @@
-"""Gateways to compare: hangup's own admission, and what others do."""
+"""The gateways that the simulator compares: hangup's own admission, and simpler policies that others use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hangup.sim.load import TraceRequest
 
 
 class HangupGateway:
-    """The real admission, with the real configuration, on simulated engines; `items` of jobs are always at hand."""
+    """Runs the real admission code, with a real configuration, on simulated engines. `items` supplies job items endlessly."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class HangupGateway:
 
     def _refuse(self, client: SimClient, reason: Reason) -> None:
         admission = self.admission
-        client.place = None  # no circles: what is over is gone without the collector
+        client.place = None  # break the reference cycle: the garbage collector is off during a run
         after_s = math.ceil(admission.retry_after_s(client.sample.tenant, reason, self._clock.now))
         may_retry = reason.retry is not False and not (
             client.tries > 1 and admission.tenant(client.sample.tenant).retries.spent
@@ -110,7 +110,7 @@ class HangupGateway:
 
 
 class DirectGateway:
-    """No gateway to speak of: every call goes to an engine at once. `aborts`: it stops work for those who left."""
+    """No gateway to speak of: sends every call to an engine at once. With `aborts`, it stops calls whose client hung up."""
 
     def __init__(self, people: People, engines: Sequence[SimEngine], aborts: bool) -> None:
         self._people = people
@@ -138,12 +138,12 @@ class DirectGateway:
 
 @dataclass(frozen=True, slots=True)
 class FifoQueue:
-    """A plain queue before the slots of the engines."""
+    """The settings of a plain queue in front of the engines' slots."""
 
     depth_max: int
     wait_s_max: float = math.inf
-    codel_s: float = 0.0  # CoDel: once the queue has stood for an interval, this is as long as one may wait,
-    lifo: bool = False  # and the newest goes first
+    codel_s: float = 0.0  # CoDel: the longest wait once the queue has not been empty for an interval; 0 is off
+    lifo: bool = False  # whether the newest call goes first while the queue stands
 
 
 _CODEL_INTERVAL_S = 0.5
@@ -154,7 +154,7 @@ class FifoGateway:
         self._clock = clock
         self._people = people
         self._line = line
-        # Free slots, handed out in turn over the engines.
+        # Free slots, handed out round-robin over the engines.
         self._free = deque(engine for _ in range(max(e.model.slots for e in engines)) for engine in engines)
         self._waiting: OrderedDict[SimClient, float] = OrderedDict()
         self._empty_at = 0.0

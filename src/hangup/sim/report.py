@@ -1,4 +1,4 @@
-"""What a study says: a table, a few sentences, JSON, a plot."""
+"""Presents the results of a study: as a table, a few sentences, JSON or a plot."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _COLUMNS = (
     ("engine queue", "engine_queue_peak", "{}"),
 )
 
-_JOB_COLUMNS = (  # where jobs run
+_JOB_COLUMNS = (  # for policies that run jobs
     ("idle filled", "jobs_fill_share", "{:.2f}"),
     ("yields/s", "jobs_yields_s", "{:.2f}"),
 )
 
 
-_MACHINES = frozenset(["calls_per_cpu_s"])  # of the machine, not of what was simulated
+_MACHINES = frozenset(["calls_per_cpu_s"])  # measures this machine, not the simulation
 
 
 def _columns(rows: Sequence[Row]) -> tuple[tuple[str, str, str], ...]:
@@ -56,7 +56,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def as_json(rows: Sequence[Row]) -> str:
-    """The same for the same seeds, bit for bit: what this machine took for it is not in it."""
+    """Return the rows as JSON, bit for bit the same for the same seeds: it leaves out what depends on this machine."""
 
     def clean(value: object) -> object:
         return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -67,8 +67,10 @@ def as_json(rows: Sequence[Row]) -> str:
 
 
 def sentences(rows: Sequence[Row], enough: float | None) -> list[str]:
-    """Answers to what an operator asks, where the rows hold them; `enough` calls served, at one rate for all numbers
-    of backends."""
+    """Return answers to an operator's questions, as far as the rows hold them.
+
+    `enough` is the share of calls to serve, at one rate for all numbers of backends.
+    """
     said = []
     by_backends = sorted({row.backends for row in rows})
     if enough is not None and len(by_backends) > 1:
@@ -113,7 +115,7 @@ _PANELS = (
 
 
 def check_plot(path: Path) -> None:
-    """Before hours of work, not after."""
+    """Raise if the plot cannot be written, before hours of work rather than after."""
     if path.suffix not in (".png", ".html"):
         raise HangupError(f"--plot takes a .png or an .html file, not {path.name}")
     if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
@@ -143,7 +145,7 @@ _WIDTH, _HEIGHT, _EDGE = 300, 200, 34
 
 
 def _html(rows: Sequence[Row]) -> str:
-    """A page of its own, without scripts: five drawings and the table."""
+    """Return a self-contained page without scripts: five drawings and the table."""
     names = list(dict.fromkeys(row.policy for row in rows))
     colour = dict(zip(names, _COLOURS * 2, strict=False))
     drawings = "".join(_drawing(rows, title, name, colour) for title, name in _PANELS)

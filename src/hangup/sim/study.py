@@ -1,4 +1,4 @@
-"""Loads and policies side by side: runs, and what is reported of them."""
+"""Runs loads and policies side by side, and computes the figures to report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is simulated. A load of 1 offers as many output tokens as the engines can sustain (G*)."""
+    """What to simulate. A load of 1 offers as many output tokens as the engines can sustain (G*)."""
 
     load: Load
     settings: Settings
@@ -29,38 +29,38 @@ class Plan:
     policies: Sequence[str] = (HANGUP,)
     backends: int = 1
     gateways: int = 1
-    calls: int = 5000  # that come within the counted time at a load of 1
+    calls: int = 5000  # that arrive within the counted time at a load of 1
     warm_s: float = 120.0
     seeds: Sequence[int] = (1,)
-    rate: float | None = None  # calls a second, whatever the engines can take; `loads` is then found from it
+    rate: float | None = None  # calls a second, whatever the engines can sustain; replaces `loads`
 
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One line of the table; means over the seeds. Shares are of 1."""
+    """One line of the table: means over the seeds. Shares are from 0 to 1."""
 
     load: float
     policy: str
     backends: int
     goodput_ratio: float  # delivered tokens against the bound min(load, 1) · G*
-    waste_share: float  # of the engines' work, for clients who were gone
-    idle_share: float  # of what was asked for, up to the capacity; with jobs, of all of it
-    mix_shift: float  # 1 − ratio − idle − waste: what was served is not as costly as what was asked
+    waste_share: float  # of the engines' work, the share for clients that had hung up
+    idle_share: float  # unused capacity, as a share of the offered load up to the capacity; with jobs, of the whole capacity
+    mix_shift: float  # 1 − ratio − idle − waste: served calls cost more or less than offered ones
     refused_share: float  # of attempts
-    left_share: float  # of attempts: the client left the queue
+    left_share: float  # of attempts whose client left the queue
     served_share: float  # of calls that ended
     ttft_s_p50: float
     ttft_s_p99: float
     refusal_s_p50: float  # from an attempt to its refusal
     refusal_s_p99: float
-    mix_points: float  # largest difference between asked and served, of prompt quartiles and of streams, in points
+    mix_points: float  # largest difference between offered and served shares, of prompt quartiles and streams, in points
     engine_queue_peak: int
     goodput_tokens_s: float
     calls: int
     attempts: int
     calls_per_cpu_s: float
-    jobs_fill_share: float = math.nan  # of what clients left idle, what went into items of jobs that were finished
-    jobs_yields_s: float = math.nan  # items a second that had to make way
+    jobs_fill_share: float = math.nan  # of the capacity that clients left idle, the share that finished job items used
+    jobs_yields_s: float = math.nan  # items preempted per second
 
 
 def study(plan: Plan, progress: Progress | None = None) -> Iterable[Row]:
@@ -105,7 +105,7 @@ def maker(policy: str, plan: Plan) -> GatewayMaker:
 
 def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s: float) -> Row:
     tally, model = made.tally, plan.model
-    # What a token costs of an engine's time: prompts at the rate they are read, answers at that of a full batch.
+    # The engine time that a token costs: prompt tokens at the prefill rate, output tokens at the rate of a full batch.
     prompt_s = 1 / model.prefill_tokens_s
     output_s = (model.step_s + model.step_per_call_s * model.slots) / model.slots
     done = made.read * prompt_s + made.written * output_s
@@ -113,7 +113,7 @@ def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s:
     jobs = tally.jobs_prompt_tokens * prompt_s + tally.jobs_tokens * output_s
     with_jobs = policy == JOBS
     able = (found.prompt_s * prompt_s + found.output_s * output_s) * plan.backends * tally.seconds
-    left = able - good  # by clients
+    left = able - good  # capacity that clients left idle
     able *= 1.0 if with_jobs else min(load, 1.0)
     bound = found.output_s * plan.backends * tally.seconds * min(load, 1.0)
     ratio = tally.good_tokens / bound
@@ -154,7 +154,7 @@ def _mix_points(made: Run) -> float:
 
 
 def mean(rows: Sequence[Row]) -> Row:
-    """Over seeds; NaN, where nothing was seen, does not count."""
+    """Return the mean over seeds; NaN, which means no observation, does not count."""
     values = asdict(rows[0])
     for field in fields(Row):
         seen = [getattr(row, field.name) for row in rows]

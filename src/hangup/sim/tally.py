@@ -1,4 +1,4 @@
-"""What a run is judged by, in memory that does not grow with it."""
+"""Counts the results of a run, in memory that does not grow with its length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOWEST = 2.0**-10  # seconds
 
 
 class Quantiles:
-    """Times by order, within 3 %."""
+    """A histogram of times that gives quantiles within 3 %."""
 
     __slots__ = ("_counts", "total")
 
@@ -25,7 +25,7 @@ class Quantiles:
         self._counts[min(at, len(self._counts) - 1)] += 1
 
     def at(self, share: float) -> float:
-        """NaN when nothing was seen."""
+        """Return the quantile, or NaN if nothing was observed."""
         if not self.total:
             return math.nan
         passed = accumulate(self._counts)
@@ -34,28 +34,28 @@ class Quantiles:
 
 
 class RunTally:
-    """Counts of one run, within its window."""
+    """The counts of one run, within its time window."""
 
     def __init__(self, from_s: float, until_s: float) -> None:
         self.from_s = from_s
         self.until_s = until_s
-        self.calls = 0  # clients' calls, whatever their attempts
+        self.calls = 0  # clients' calls, however many attempts they took
         self.attempts = 0
         self.refused = 0  # attempts
-        self.left_queued = 0  # attempts whose client left before they started
+        self.left_queued = 0  # attempts whose client hung up before they started
         self.served = 0  # calls
         self.given_up = 0  # calls
         self.good_prompt_tokens = 0.0
         self.good_tokens = 0.0
         self.offered_tokens = 0.0
-        self.jobs_prompt_tokens = 0.0  # of items of jobs that were finished
+        self.jobs_prompt_tokens = 0.0  # of finished job items
         self.jobs_tokens = 0.0
-        self.jobs_yielded = 0  # items that had to make way, as often as they had to
+        self.jobs_yielded = 0  # preemptions of job items
         self.ttft = Quantiles()  # of streams; of whole answers, the time to their end
         self.refusal_s = Quantiles()  # from an attempt to its refusal
         self.offered_by: Counter[str] = Counter()  # by prompt quartile, by stream or whole, by tenant
         self.served_by: Counter[str] = Counter()
-        self.good_by_time: Counter[int] = Counter()  # tokens by ten seconds
+        self.good_by_time: Counter[int] = Counter()  # tokens per ten seconds
 
     def good(self, prompt: float, tokens: float, now: float) -> None:
         self.good_prompt_tokens += prompt

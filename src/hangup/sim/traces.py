@@ -1,4 +1,4 @@
-"""Reads request traces: Azure's CSV, Mooncake's JSONL, a ServeGen folder, or lengths made up."""
+"""Reads request traces (Azure's CSV, Mooncake's JSONL, a ServeGen folder), or makes up a synthetic one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _HOUR_S = 3600.0
 
 
 class TraceError(HangupError):
-    """A trace that cannot be read, with the place and what was expected."""
+    """A trace cannot be read. The message says where, and what was expected."""
 
 
 def read(path: Path, seed: int = 0) -> list[TraceRequest]:
-    """By what it looks like: a folder is ServeGen's, the files are told apart by their first line."""
+    """Read a trace in the format that its path suggests: a folder is ServeGen's, a .csv is Azure's, else Mooncake's."""
     if path.is_dir():
         return _servegen(path, seed)
     try:
@@ -40,7 +40,7 @@ def read(path: Path, seed: int = 0) -> list[TraceRequest]:
 
 
 def _azure(file: Any, path: Path) -> Iterator[TraceRequest]:
-    """TIMESTAMP,ContextTokens,GeneratedTokens"""
+    """Parse rows of TIMESTAMP,ContextTokens,GeneratedTokens."""
     rows = csv.DictReader(file)
     expected = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
     if not expected <= set(rows.fieldnames or ()):
@@ -51,12 +51,12 @@ def _azure(file: Any, path: Path) -> Iterator[TraceRequest]:
 
 
 def _timestamp(text: str) -> float:
-    """2023-11-16 18:15:46.6805900: seven digits, which is one more than datetime takes."""
+    """Parse 2023-11-16 18:15:46.6805900: it has seven fractional digits, one more than datetime accepts."""
     return datetime.fromisoformat(text[:26]).timestamp()
 
 
 def _mooncake(file: Any, path: Path) -> Iterator[TraceRequest]:
-    """{"timestamp": ms, "input_length": …, "output_length": …}"""
+    """Parse lines of {"timestamp": ms, "input_length": …, "output_length": …}."""
     for number, text in enumerate(file, 1):
         if text.strip():
             with _line(path, number):
@@ -78,8 +78,10 @@ def _line(path: Path, number: int) -> Iterator[None]:
 
 
 def _servegen(folder: Path, seed: int) -> list[TraceRequest]:
-    """Two files per client, fitted to real ones: …-trace.csv (start, rate, cv, … of windows) and …-dataset.json (how long
-    its prompts and answers are). Taken is the hour in which most is asked."""
+    """Generate requests from two files per client, fitted to real clients; use the hour with the most calls.
+
+    …-trace.csv has the windows (start, rate, cv, …), …-dataset.json the lengths of prompts and answers.
+    """
     clients = [_ServeGenClient(path) for path in sorted(folder.rglob("*trace.csv"))]
     if not clients:
         raise TraceError(f"{folder}: expected files named …trace.csv and …dataset.json, as ServeGen has them")
@@ -122,7 +124,7 @@ class _ServeGenClient:
                     at += rng.gammavariate(shape, 1 / (rate * shape))
 
     def _table(self, start: float, name: str) -> dict[int, float]:
-        """The lengths that hold at that time, or any that are known."""
+        """Return the length table that applies at that time, or else the earliest known one."""
         known = [at for at, tables in self._lengths.items() if tables[name] not in ("{}", {})]
         at = max((at for at in known if at <= start), default=min(known, default=None))
         if at is None:
@@ -136,7 +138,7 @@ def _draw(table: dict[int, float], rng: random.Random) -> int:
 
 
 def synthetic(seed: int, count: int = 20_000) -> list[TraceRequest]:
-    """Lengths as in a busy chat service: log-normal, prompts around 600 tokens, answers around 160."""
+    """Make up requests like those of a busy chat service: log-normal, prompts around 600 tokens, answers around 160."""
     rng = random.Random(seed)  # noqa: S311 (a seed must give one result)
     return [
         _request(float(at), rng.lognormvariate(math.log(600), 1.1), rng.lognormvariate(math.log(160), 0.8))

@@ -1,4 +1,4 @@
-"""One run: a load, a policy, engines; the same seed gives the same result, bit for bit."""
+"""Simulates one run of a load, a policy and engines. The same seed gives the same result, bit for bit."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PROGRESS_STEPS = 50
 
 @dataclass(slots=True)
 class Run:
-    """What came out."""
+    """The result of a run."""
 
     tally: RunTally
     engines: list[SimEngine]
-    read: float  # prompt tokens computed within the window,
-    written: float  # and output tokens
+    read: float  # prompt tokens computed within the window
+    written: float  # output tokens computed within the window
     busy_s: float  # engine seconds within the window
     waiting_peak: int
 
@@ -45,7 +45,7 @@ def run(
     gateways: int = 1,
     progress: Callable[[float], None] | None = None,
 ) -> Run:
-    """Clients come at `rate` a second for `warm_s + seconds`; what ends after `warm_s` counts."""
+    """Run clients that arrive at `rate` a second for `warm_s + seconds`; count only what happens after `warm_s`."""
     clock = VirtualClock()
     models = [model] if isinstance(model, EngineModel) else model
     engines = [SimEngine(m, clock) for m in models]
@@ -79,7 +79,7 @@ def run(
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Nothing here goes in circles, and looking for them costs more the larger the fleet is."""
+    """Turn the garbage collector off: there are no reference cycles, and searching for them costs more with more engines."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -94,15 +94,15 @@ def _totals(engines: list[SimEngine]) -> tuple[float, float, float]:
 
 
 class Capacity(NamedTuple):
-    """What an engine sustains with always enough calls at hand."""
+    """What an engine sustains when there are always enough calls."""
 
     output_s: float  # output tokens a second: G*
     prompt_s: float  # prompt tokens a second beside them
 
 
 def capacity(load: Load, model: EngineModel, step_slo_s: float = math.inf) -> Capacity:
-    """At the best number of calls in flight that keeps the time per token within the SLO."""
-    model = replace(model, deaf=False, slow_from_s=math.inf, slow_until_s=math.inf, dead_from_s=math.inf)  # in good health
+    """Measure an engine at the best number of calls in flight that keeps the time per token within the SLO."""
+    model = replace(model, deaf=False, slow_from_s=math.inf, slow_until_s=math.inf, dead_from_s=math.inf)  # a healthy engine
     best = Capacity(0.0, 0.0)
     for in_flight in sorted({max(1, round(model.slots * part)) for part in (0.25, 0.5, 0.75, 1.0)}):
         found, step_s = _closed_loop(load, model, in_flight)
@@ -141,7 +141,7 @@ def _closed_loop(load: Load, model: EngineModel, in_flight: int) -> tuple[Capaci
 
 
 def _in_order(load: Load) -> Iterator[tuple[int, int]]:
-    if load.crowd.images:  # they are no part of the trace, but of what the engine has to read
+    if load.crowd.images:  # images are not in the trace, but the engine has to read them
         yield from ((sample.prompt, sample.output) for sample in load.samples(1.0, 1) if not sample.whole)
     while True:
         for request in load.requests:

@@ -1,5 +1,5 @@
-"""`hangup demo`: the same impatient crowd on the same engine, first behind a plain proxy, then behind hangup.
+"""The parts of `hangup demo`: the same impatient clients on the same engine, first behind a plain proxy, then behind hangup.
 
-Engine, proxy and gateway are processes of their own; the crowd is in this one. Tokens and engine time come from the engine's
-own counters, what arrived from the clients.
+The engine, the proxy and the gateway run in their own processes; the clients run in this one. The engine's own counters give
+the tokens and the engine time; the clients count the tokens that reached them.
 """

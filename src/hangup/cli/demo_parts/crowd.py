@@ -1,4 +1,4 @@
-"""Simulated clients: some stay, some hang up, some refresh, some lose patience and try again."""
+"""Simulated clients for the demo: some stay, some hang up, some refresh, some lose patience and retry."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import orjson
 
 from hangup.tasks import Tasks
 
-_TOKEN = b'"finish_reason":null'  # once in each event of an answer
+_TOKEN = b'"finish_reason":null'  # occurs once in each event of an answer
 RETRIES_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """A kind of client: how many of the crowd, and how it behaves."""
+    """A kind of client: its share of the crowd, and how it behaves."""
 
     name: str
     share: float
     patience_s: float  # for the first token
-    leaves_after: float = 1.0  # of its answer
-    again: int = 0  # how often it asks once more, having left
+    leaves_after: float = 1.0  # the share of its answer that it reads before it hangs up
+    again: int = 0  # how often it retries after it hung up
 
 
 HABITS = (
@@ -41,17 +41,17 @@ class CrowdTally:
     completed: int = 0
     left: int = 0
     refused: int = 0
-    tokens: int = 0  # that reached a client who was there
+    tokens: int = 0  # that reached a client
     first_token_s: list[float] = field(default_factory=list)
 
     def first_token(self, share: float) -> float:
-        """A percentile of the time to the first token, with those who left before it counted by their patience."""
+        """Return a percentile of the time to the first token. Clients that left before it count with their patience."""
         ranked = sorted(self.first_token_s) or [0.0]
         return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
 
 
 class DemoCrowd:
-    """Arrivals at a steady rate, the same ones for the same seed."""
+    """Clients that arrive at a steady rate; the same seed gives the same arrivals."""
 
     def __init__(self, port: int, rate: float, answer_tokens: int, seed: int) -> None:
         self.tally = CrowdTally()
@@ -62,7 +62,7 @@ class DemoCrowd:
         self._clients = Tasks("crowd")
 
     async def come(self, seconds: float) -> None:
-        """Clients come for that long; then whoever is left leaves."""
+        """Let clients arrive for that long; then the remaining clients hang up."""
         end = time.monotonic() + seconds
         try:
             while time.monotonic() < end:
@@ -81,7 +81,7 @@ class DemoCrowd:
                 return
 
     async def _ask(self, patience_s: float, tokens_wanted: int) -> bool:
-        """One request; True if its answer came to its end."""
+        """Send one request; return True if its answer was complete."""
         tally, began = self.tally, time.monotonic()
         body = orjson.dumps({"prompt": "MENENIUS:\n", "max_tokens": self._answer_tokens, "ignore_eos": True, "stream": True})
         writer, tokens = None, 0

@@ -1,4 +1,4 @@
-"""The two phases, and the table at the end."""
+"""Runs the demo's two phases and prints the table at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hangup.errors import HangupError
 from hangup.tasks import DUTIES
 
 ANSWER_TOKENS = 400
-LOAD = 1.3  # × what the engine could do if nobody left
+LOAD = 1.3  # × what the engine could serve if no client hung up
 _START_S_MAX = 30.0
 _REFRESH_S = 0.5
 _METRIC = re.compile(rb"^hangup_engine_(\w+?)(?:_total)? ([\d.e+-]+)$", re.M)
@@ -42,8 +42,10 @@ class PhaseResult:
 async def play(
     seconds: float, slots: int, seed: int, show: Callable[[list[PhaseResult]], None], admin_port: int = 0
 ) -> list[PhaseResult]:
-    """Both phases at the same load; `show` is called again and again with what there is so far. The gateway's dashboard
-    is on `admin_port`."""
+    """Run both phases at the same load, and call `show` regularly with the results so far.
+
+    The gateway's dashboard is on `admin_port`.
+    """
     rate = await _calibrated_rate(slots)
     done: list[PhaseResult] = []
     for name, front in (("without", _naive), ("with hangup", partial(_gateway, admin_port=admin_port))):
@@ -70,7 +72,7 @@ async def _outcome(name: str, began: float, tally: CrowdTally, engine_port: int)
 
 
 async def _calibrated_rate(slots: int) -> float:
-    """Calls per second that are LOAD times what this machine's engine can answer."""
+    """Return a rate of calls per second that is LOAD times what this machine's engine can answer."""
     async with _engine(slots) as port:
         crowd = DemoCrowd(port, 1.0, ANSWER_TOKENS, 0)
         await asyncio.gather(*[crowd._ask(60.0, ANSWER_TOKENS) for _ in range(slots)])  # noqa: SLF001 (warm)
@@ -84,7 +86,7 @@ async def _calibrated_rate(slots: int) -> float:
 
 @contextlib.asynccontextmanager
 async def _process(*arguments: str, port: str) -> AsyncIterator[int]:
-    """A process of ours, up when it tells its port in a line that matches `port`."""
+    """Run a hangup process; it is ready when it prints its port in a line that matches `port`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -130,7 +132,7 @@ async def _counters(port: int) -> dict[str, float]:
 
 
 def table(outcomes: list[PhaseResult]) -> list[str]:
-    """The figures of each phase, side by side."""
+    """Return the table with the figures of each phase side by side."""
     rows: list[tuple[str, Callable[[PhaseResult], str]]] = [
         ("", lambda o: o.name),
         ("seconds", lambda o: f"{o.seconds:.0f}"),

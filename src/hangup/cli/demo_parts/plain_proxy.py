@@ -1,4 +1,4 @@
-"""A plain proxy, as many are: it reads the engine's answer to its end, whoever is still there to hear it.
+"""A plain proxy, like many others: it reads the engine's answer to its end even if the client is gone.
 
 usage: python -m hangup.cli.demo_parts.plain_proxy ENGINE_PORT      (prints the port it listens on)
 """
@@ -15,8 +15,8 @@ from hangup.tasks import Tasks
 
 
 async def serve(engine_port: int) -> None:
-    # The loop holds its tasks weakly, and a lost connection lets go of its own: without this the garbage collector ends a call
-    # that nobody listens to now and then, and the engine hears of it.
+    # The loop references its tasks weakly, and a lost connection drops its reference: without this set, the garbage collector
+    # would now and then end the call of a client that is gone, and the engine would notice.
     reading = Tasks("naive proxy")
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
