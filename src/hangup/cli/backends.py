@@ -1,4 +1,4 @@
-"""`hangup backends`, `hangup drain` and `hangup undrain`."""
+"""`hangup backends`, `hangup drain` and `hangup undrain`: list the backends, stop new calls to one, and allow them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hangup config check` and `hangup config show`."""
+"""`hangup config check` and `hangup config show`: check the configuration, and print every setting with its origin."""
 
 from __future__ import annotations
 

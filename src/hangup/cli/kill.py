@@ -116,7 +116,7 @@ def _dry_run(admin: client.Admin, arguments: argparse.Namespace, chosen: dict[st
 
 
 def engine_side(row: dict[str, Any]) -> str:
-    """Describe what the engine did with the call."""
+    """Describe what was done at the engine to stop the call, and whether the engine released it."""
     if not row["connection_cut"] and not row["abort_sent"]:
         return "no engine was at work on it"
     did = " and ".join(

@@ -1,4 +1,4 @@
-"""`hangup`: one parser, one module per command."""
+"""The entry point of `hangup`: one parser, with one module per command."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 def _add_parser(module: str, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands of one module, or say what they need where only the library and the linter are installed."""
+    """Add the commands of one module, or stubs that name the missing package if only library and linter are installed."""
     try:
         loaded = importlib.import_module(f"hangup.cli.{module}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "hangup":
             raise
         for name in (name for name, home in COMMANDS.items() if home == module):
-            # Its flags are unknown here. The stub accepts anything, so that the error names the package, not a flag.
+            # The command's flags are unknown. The stub accepts anything, so that the error names the package, not a flag.
             stub = commands.add_parser(name, help=f"(not installed: {_EXTRA})", add_help=False, prefix_chars="\0")
             stub.add_argument("anything", nargs="*")
             stub.set_defaults(run=partial(_missing, name, error.name))

@@ -181,7 +181,7 @@ class Engine:
         self._deliver()
 
     def _drain(self) -> None:
-        """Remove cancelled calls and give their slots to waiting calls, before anything else is computed."""
+        """Take in new calls, end cancelled ones and fill the free slots, before anything else is computed."""
         calls, cancels = self.mailbox.drain()
         for ticket in calls:
             self._tickets[ticket.sequence] = ticket

@@ -37,7 +37,7 @@ class SimCall(NamedTuple):
     told: bool  # whether it sends its patience to the gateway as a deadline
     reads_s: float  # how long after the first token of a stream it hangs up
     slow_by: float = 1.0  # how many times as slowly it reads as tokens could arrive
-    whole: bool = False  # not generated: the answer comes at once, in a time that depends on the input
+    whole: bool = False  # not generated: the answer comes in one piece, after a time that depends on the input
     image: bool = False  # a part of the prompt is an image
     unseen: int = 0  # prompt tokens that the gateway's estimate misses; negative if it overestimates an image
 

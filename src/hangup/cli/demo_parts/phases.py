@@ -1,4 +1,4 @@
-"""Runs the demo's two phases and prints the table at the end."""
+"""Runs the demo's two phases and builds the table of their results."""
 
 from __future__ import annotations
 
