@@ -10,7 +10,8 @@
 
 Every acknowledged job is in the store (`hangup.gateway.store.jobs`); the state in this package may be lost with the process.
 
-If a hosted provider runs the jobs (`jobs = "provider"`), only `provider` is in use. It follows the jobs in forwarded requests:
+If a hosted provider runs the jobs (`jobs = "provider"`), only `provider` and `provider_overview` are in use. `provider` learns
+of jobs from the requests that the gateway forwards, and follows them:
 
     gateway.kinds.provider ──▶ provider ──▶ core.provider_job      when to poll, to cancel, to give up
 """

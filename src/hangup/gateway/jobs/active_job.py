@@ -10,6 +10,8 @@ from hangup.gateway.store.jobs import Job
 
 
 class ActiveJob:
+    """A job that has not ended, with its lease and its listeners."""
+
     __slots__ = ("changed", "ends_at", "feed", "fresh", "job", "lease", "touched")
 
     def __init__(self, job: Job, now: float, now_of_day: float) -> None:

@@ -22,6 +22,8 @@ Handler = Callable[..., Awaitable[JobHttpResponse]]
 
 
 class JobApi:
+    """The entry point of all job APIs."""
+
     def __init__(self, board: JobRegistry, router: Callable[[], Router]) -> None:
         self.board = board
         batches = Batches(board, router)

@@ -42,6 +42,8 @@ _ENDED_FOR = {
 
 
 class Batches:
+    """Handlers of the batch API; also checks input files and renders results (`ItemShape`)."""
+
     def __init__(self, board: JobRegistry, router: Callable[[], Router]) -> None:
         self._board = board
         self._router = router

@@ -48,6 +48,8 @@ def lease_of(fields: Mapping[bytes, bytes], limits: JobLimits) -> float:
 
 
 class Calls:
+    """Handlers of the jobs API; also renders results and events (`ItemShape`)."""
+
     def __init__(self, board: JobRegistry) -> None:
         self._board = board
         board.shapes[Kind.CALL] = self

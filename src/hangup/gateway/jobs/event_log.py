@@ -9,6 +9,8 @@ import orjson
 
 
 class JobEvent(NamedTuple):
+    """A numbered event of a job."""
+
     number: int
     name: str
     data: bytes

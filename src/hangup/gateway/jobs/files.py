@@ -24,6 +24,8 @@ class Gone(Refusal):
 
 
 class Files:
+    """Handlers of the files API."""
+
     def __init__(self, board: JobRegistry, lines_of_job: Lines) -> None:
         self._board = board
         self._lines_of_job = lines_of_job

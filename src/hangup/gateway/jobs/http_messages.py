@@ -22,6 +22,8 @@ _REPLAYED = (b"anthropic-version", b"anthropic-beta", b"openai-organization", b"
 
 @dataclass(slots=True)
 class JobHttpRequest:
+    """A request to a job API, with the tenant and its limits."""
+
     method: str
     path: str
     query: Mapping[str, str]

@@ -20,6 +20,8 @@ _ID_CHARS_MAX = 512
 
 
 class LineProblem(Exception):
+    """Why a line is invalid, in the terms of OpenAI's batch errors."""
+
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code

@@ -33,6 +33,8 @@ _ID_CHARS_MAX = 512
 
 
 class MessageBatches:
+    """Handlers of the message batches API; also renders results (`ItemShape`)."""
+
     def __init__(self, board: JobRegistry, router: Callable[[], Router]) -> None:
         self._board = board
         self._router = router

@@ -18,6 +18,8 @@ CANCEL_WAIT_S = 5.0
 
 
 class JobsOverview:
+    """The jobs in the store, as the admin API shows them."""
+
     def __init__(self, board: JobRegistry, now: Callable[[], float]) -> None:
         self._board = board
         self._now = now

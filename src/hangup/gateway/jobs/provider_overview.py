@@ -17,6 +17,8 @@ _WHAT = {"batch": "/v1/batches", "response": "/v1/responses", "message_batch": "
 
 
 class ProviderOverview:
+    """The jobs at providers, as the admin API shows them."""
+
     def __init__(self, provider: Provider, now: Callable[[], float]) -> None:
         self._provider = provider
         self._now = now

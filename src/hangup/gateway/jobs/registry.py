@@ -35,7 +35,7 @@ _BEAT_EVERY_S = 2.0
 _PATIENCE_S = 1.0  # how long to wait for the store when this process knows the job, too
 _PRUNE_EVERY_S = 600.0
 _DAY_S = 86_400.0
-_ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # event numbers reserved per claim and per attempt
+_ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # event numbers leave room for so many attempts per claim, and events per attempt
 _REASON_OF = {
     Cause.ASKED: reasons.JOB_CANCELLED,
     Cause.LEASE: reasons.LEASE_EXPIRED,

@@ -46,6 +46,8 @@ _SHOWN: Json = {
 
 
 class BackgroundResponses:
+    """Handlers of background responses; also renders results and events (`ItemShape`)."""
+
     def __init__(self, board: JobRegistry) -> None:
         self._board = board
         board.shapes[Kind.RESPONSE] = self

@@ -23,6 +23,8 @@ _PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0  # before a failed store is tried again; doub
 
 
 class ResultHost(Protocol):
+    """The gateway, as `ResultWriter` sees it."""
+
     def book(self, entry: Entry) -> None: ...
 
     def told(self, event: str, **fields: Any) -> None: ...
@@ -31,6 +33,8 @@ class ResultHost(Protocol):
 
 
 class ItemOutcome(NamedTuple):
+    """The end of an item, to be written."""
+
     claim: Claim
     state: ItemState
     body: bytes | None = None

@@ -255,5 +255,5 @@ class Upload:
 
 
 def is_number(text: str) -> bool:
-    """Tells whether a text is digits, and not so many that reading them is work."""
+    """Return whether `text` is a decimal number, and short enough that parsing it is cheap."""
     return text.isascii() and text.isdigit() and len(text) <= 18

@@ -22,12 +22,7 @@ from hangup.tasks import DUTIES
 R = TypeVar("R")
 _TOGETHER_MAX = 512  # pieces of work per transaction
 _WAL_BYTES_MAX = 64 * 1024 * 1024  # SQLite truncates the WAL file to this size after a checkpoint
-_PASSING = (
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-)  # may pass: worth a retry
+_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # worth a retry
 _BUSY_S = 5.0  # how long to wait while another process holds the lock
 
 
@@ -121,7 +116,7 @@ def file_identity(path: str) -> tuple[int, int] | None:
     A deleted file stays writable while it is open, but what is written to it is lost; comparing identities detects that.
     """
     try:
-        found = os.stat(path) if path else None  # noqa: PTH116 - for each transaction
+        found = os.stat(path) if path else None  # noqa: PTH116 - runs in each transaction
     except OSError:
         return None
     return (found.st_dev, found.st_ino) if found is not None else None

@@ -6,6 +6,8 @@ import sqlite3
 
 
 class ClockTable:
+    """The table `clock`, which has one row."""
+
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 

@@ -10,6 +10,8 @@ _COLUMNS = "key, id, purpose, filename, created, expires, bytes, job"
 
 
 class FileTable:
+    """The tables `file` and `part`."""
+
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 

@@ -12,6 +12,8 @@ from hangup.core.jobs import Cause, ItemCounts, ItemState, JobStatus, Kind
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """A job, with the counts of its items."""
+
     key: int
     id: str
     kind: Kind
@@ -23,7 +25,7 @@ class Job:
     cancelling: float | None
     ended: float | None
     expires: float | None  # when a batch's completion window closes
-    lease_s: float | None  # or how long a job lives while no client asks for it
+    lease_s: float | None  # or, of a single call, how long it lives while no client asks for it
     touched: int  # incremented when a client asks for the job
     worker: int | None  # which worker checks its input lines
     tally: ItemCounts
@@ -77,6 +79,8 @@ class Claim(NamedTuple):
 
 
 class Result(NamedTuple):
+    """An item with its result; `body` is None while it has none."""
+
     n: int
     custom_id: str
     state: ItemState
@@ -84,6 +88,8 @@ class Result(NamedTuple):
 
 
 class File(NamedTuple):
+    """An uploaded file, or a file of batch results."""
+
     key: int
     id: str
     purpose: str

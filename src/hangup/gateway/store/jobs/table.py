@@ -14,19 +14,14 @@ import orjson
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind, outcome
 from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, Job, NewItem, Result, Used
 
-_STATES = (
-    "queued",
-    "claimed",
-    "succeeded",
-    "errored",
-    "cancelled",
-    "expired",
-)  # columns of `job`, ordered as `ItemState`
+_STATES = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # columns of `job`, ordered as `ItemState`
 _PRUNED_TOGETHER = 100  # jobs, or items of a job, read per query
 _PRUNED_ITEMS, _PRUNED_BYTES = 1000, 16 * 1024 * 1024  # deleted per transaction, with requests and results
 
 
 class JobTable:
+    """The tables `job`, `item`, `ask` and `answer`."""
+
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 
 class Worker(NamedTuple):
+    """A process that claims items."""
+
     id: int
     host: str
     process: str  # identifies a process of that host; no later process has the same name
@@ -18,6 +20,8 @@ class Worker(NamedTuple):
 
 
 class WorkerTable:
+    """The table `worker`."""
+
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
