@@ -1,4 +1,4 @@
-"""The documentation says what the code does: every setting, outcome, route, command and metric."""
+"""The documentation matches the code: every setting, outcome, route, command and metric."""
 
 from __future__ import annotations
 

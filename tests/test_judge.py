@@ -1,4 +1,4 @@
-"""`make judge` says what is missing, once, and judges the rest."""
+"""`make judge` reports what is missing, once, and judges the rest."""
 
 from __future__ import annotations
 

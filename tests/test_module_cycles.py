@@ -1,4 +1,4 @@
-"""No two modules need each other, not even for their types: who reads one of them need not know the other."""
+"""No two modules need each other, not even for their types: to read one of them, nobody has to know the other."""
 
 from __future__ import annotations
 

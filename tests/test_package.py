@@ -1,4 +1,4 @@
-"""The wheel, as it is built and installed: the library and the linter need no other package, and bring their types along."""
+"""The wheel as built and installed: the library and the linter need no other package, and include their types."""
 
 from __future__ import annotations
 

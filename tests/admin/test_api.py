@@ -1,4 +1,4 @@
-"""The admin port over sockets: what is live, and ending it in the engine."""
+"""The admin port over sockets: it lists live calls, and ends them in the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The books against the engine's own counters, over sockets."""
+"""The ledger compared with the engine's own counters, over sockets."""
 
 from __future__ import annotations
 

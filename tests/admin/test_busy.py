@@ -1,4 +1,4 @@
-"""How busy an engine is, from each source that may know."""
+"""How busy an engine is, from each source that may report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listing of live calls: what is chosen, in which order, which page; and that many calls cost little."""
+"""The list of live calls: filters, order and pages; and many calls cost little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that look at a running gateway, as a user runs them."""
+"""The commands that inspect a running gateway, as a user runs them."""
 
 from __future__ import annotations
 

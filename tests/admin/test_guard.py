@@ -1,4 +1,4 @@
-"""Case 27: a token off loopback, and no way in for other sites."""
+"""Case 27: the admin port needs a token beyond loopback, and other sites cannot use it."""
 
 from __future__ import annotations
 

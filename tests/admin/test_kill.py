@@ -1,4 +1,4 @@
-"""A kill waits for the engine's own word that the work is gone, and says what it heard; the timeline and the slots with it."""
+"""A kill waits for the engine's confirmation that the work is gone, and reports it; so do the timeline and the slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines and exporters that answer with odd numbers, halves of pages, or late: the watch goes on, and counts nothing twice."""
+"""Engines and exporters that answer with odd numbers, half pages, or late: the watch continues, and counts nothing twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces as a collector gets them, read with OpenTelemetry's own schema, and as the engine is told of them."""
+"""Traces as a collector receives them, read with OpenTelemetry's own schema, and the trace headers that the engine gets."""
 
 from __future__ import annotations
 

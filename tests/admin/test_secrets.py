@@ -1,4 +1,4 @@
-"""Case 26: what a client must keep to itself, planted everywhere it can come in, appears nowhere that anybody can look."""
+"""Case 26: a client's secrets, planted everywhere they can come in, appear nowhere that anybody can look."""
 
 from __future__ import annotations
 

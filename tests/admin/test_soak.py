@@ -1,4 +1,4 @@
-"""A soak of the books: clients who finish, leave, run into caps and are killed, on an engine that dies under them twice."""
+"""A soak test of the ledger: clients finish, disconnect, reach caps and are killed, on an engine that dies twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hangup top`: what keys do, what is drawn, and the whole of it in a terminal."""
+"""`hangup top`: its keys, what it draws, and a whole session in a terminal."""
 
 from __future__ import annotations
 

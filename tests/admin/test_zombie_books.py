@@ -1,4 +1,4 @@
-"""What zombies cost, booked as it is learned to whom it belongs; and the alarm, on every engine that tells what it runs."""
+"""The cost of zombies, booked once its owner is known; and the alarm, on every engine that reports what it runs."""
 
 from __future__ import annotations
 

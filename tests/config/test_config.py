@@ -1,4 +1,4 @@
-"""The configuration: precedence, origins, and errors that say where, what was expected and what was meant."""
+"""The configuration: precedence, origins, and errors that say where, what was expected and what was probably meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the admission decides is carried out one by one, however long the chain and whatever breaks in it."""
+"""Admission's actions are carried out one by one, however long the chain and whatever fails in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the admission promises, rule by rule."""
+"""The guarantees of admission, rule by rule."""
 
 from __future__ import annotations
 

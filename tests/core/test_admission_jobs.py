@@ -1,4 +1,4 @@
-"""What jobs may have, and when they make way, rule by rule."""
+"""What jobs may use, and when they yield, rule by rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live calls and jobs in any order, beside plain lists: jobs take only what is idle, and live calls do not see them."""
+"""Live calls and jobs in any order, compared with plain lists: jobs use only idle slots, and live calls do not notice them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission against a naive oracle: never over capacity, nobody lost or run twice, in the order that is promised."""
+"""Admission against a naive oracle: never over capacity, no call lost or run twice, and in the promised order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that only some seats can answer: they go nowhere else, and hold up nobody who waits for something else."""
+"""Calls that only some backends can answer: they go nowhere else, and do not delay calls that wait for another backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written down of a call at its end: once, under whose name, and what it cost."""
+"""What the ledger records at the end of a call: once, under which tenant, and at what cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The divergence alarm in virtual time: quiet through a day of honest traffic, loud within a minute of a deaf engine."""
+"""The divergence alarm in virtual time: silent through a day of honest traffic, raised within a minute of a deaf engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An engine's own count, over restarts, against what came: every token gets one name, and a wrong count stays visible."""
+"""An engine's own token count, over restarts, compared with what arrived: every token is accounted for, and a wrong count
+shows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's time is split without a rest."""
+"""The engine's busy time is divided among its calls without a remainder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recent calls tell about the next one, and when they tell nothing."""
+"""What recent calls predict about the next one, and when they predict nothing."""
 
 from __future__ import annotations
 

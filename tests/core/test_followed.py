@@ -1,4 +1,4 @@
-"""Following a job at a provider, in virtual time: what is asked, how often, and when it comes to an end."""
+"""Following a job at a provider, in virtual time: what is requested, how often, and when it ends."""
 
 from __future__ import annotations
 

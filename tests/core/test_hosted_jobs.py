@@ -1,4 +1,4 @@
-"""What the objects of hosted providers say, in our words."""
+"""How the objects of hosted providers are translated to our terms."""
 
 from __future__ import annotations
 

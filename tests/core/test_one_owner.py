@@ -1,4 +1,4 @@
-"""There is one owner of tasks and threads (`hangup/tasks.py`): whoever starts one elsewhere starts one that can die unseen."""
+"""`hangup/tasks.py` owns all tasks and threads: one that is started elsewhere can die unnoticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long clients wait before they leave: learned from departures, and from nothing else."""
+"""How long clients wait before they disconnect: learned from departures, and from nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call as spans: their names, their times, whose child each is, and what they say."""
+"""A call as spans: their names, times, parents and attributes."""
 
 from __future__ import annotations
 

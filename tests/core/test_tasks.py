@@ -1,4 +1,4 @@
-"""What must go on does: it is started again, counted and shown."""
+"""Tasks that must keep running do: a failed one is restarted, counted and shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an engine usually takes to the first token, by the size of the prompt."""
+"""How long an engine usually takes to the first token, by prompt size."""
 
 from __future__ import annotations
 

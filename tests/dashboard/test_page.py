@@ -1,6 +1,6 @@
-"""The dashboard in a real browser (Debian's Chromium): it renders, follows, kills, survives a restart, and all can use it.
+"""The dashboard in a real browser (Debian's Chromium): it renders, updates, kills, survives a restart, and is accessible.
 
-`make test-dashboard` installs what it needs and fails without it; elsewhere these tests are skipped where there is no browser.
+`make test-dashboard` installs what it needs and fails without it; otherwise these tests are skipped if there is no browser.
 """
 
 from __future__ import annotations

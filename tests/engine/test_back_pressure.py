@@ -1,4 +1,4 @@
-"""A reader who does not read is computed nothing for; others are, and he goes on where he stopped."""
+"""The engine computes nothing for a client that does not read; others continue, and the client resumes where it stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancelling: before every forward, at once, once, and nothing is left behind."""
+"""Cancelling: before every forward, at once, only once, and nothing is left."""
 
 from __future__ import annotations
 

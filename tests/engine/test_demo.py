@@ -1,4 +1,4 @@
-"""`hangup demo` in a few seconds: the table is there, its figures hold together, and no process is left."""
+"""`hangup demo` in a few seconds: it prints the table, its figures are consistent, and no process is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embeddings in the engine: what is told does not depend on company or chunks, and a cancel is heard between two chunks."""
+"""Embeddings in the engine: results do not depend on the batch or on chunks, and a cancel takes effect between two chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hangup serve` without an upstream: the embedded engine, dialled within the process."""
+"""`hangup serve` without an upstream: the embedded engine, reached inside the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages, responses and embeddings of our own engine, by the official SDKs: directly, and through `hangup serve` alone."""
+"""Messages, responses and embeddings of our own engine, with the official SDKs: directly, and through `hangup serve` alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine beside an event loop: events come in the loop's thread, the loop is not held up, a fault hangs nobody."""
+"""The engine beside an event loop: events arrive in the loop's thread, the loop is not delayed, and a fault blocks no call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hangup engine` as a process, on sockets: both APIs, hang-ups in every phase, the waiting list, cancel by id."""
+"""`hangup engine` as a process, on sockets: both APIs, hang-ups in every phase, the queue, cancel by id."""
 
 from __future__ import annotations
 

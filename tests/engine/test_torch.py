@@ -1,4 +1,4 @@
-"""The torch model says what the numpy model says, on the same weights. Skipped where `hangup[torch]` is not installed."""
+"""The torch model gives the numpy model's answers, on the same weights. Skipped if `hangup[torch]` is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculation, batching, chunking and the cache change the time that an answer takes, never the answer."""
+"""Speculation, batching, chunking and the cache change how long an answer takes, never the answer."""
 
 from __future__ import annotations
 

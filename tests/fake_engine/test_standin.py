@@ -1,4 +1,4 @@
-"""The stand-in itself: what the tests and the benchmarks measure against must do what its flags say."""
+"""The stand-in engine does what its flags say: tests and benchmarks measure against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A non-streaming call is streamed from the engine, and the client gets the JSON that the engine itself would give."""
+"""The gateway streams a non-streaming call from the engine, and the client gets the same JSON as from the engine itself."""
 
 from __future__ import annotations
 

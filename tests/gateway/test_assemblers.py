@@ -1,4 +1,4 @@
-"""Whole answers out of events, API by API: nothing is lost, nothing is said twice. No sockets."""
+"""Whole answers assembled from events, API by API: nothing is lost or repeated. No sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every amount that a client decides about has a bound, a name for it, and somebody who runs into it: here."""
+"""Every amount that a client controls has a limit with a name; these tests run into each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hard caps: lowered where the client asks for more, and enforced by the gateway itself, whatever the engine does."""
+"""Hard caps: lowered if the client asks for more, and enforced by the gateway itself, whatever the engine does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No key reaches anybody it is not for."""
+"""A key never reaches a party that it is not meant for."""
 
 from __future__ import annotations
 

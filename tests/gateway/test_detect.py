@@ -1,4 +1,4 @@
-"""A departure is seen in every phase, and the engine stops: by the engine's own counters."""
+"""The gateway notices a disconnect in every phase, and the engine stops, by the engine's own counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drop-in: what talks to vLLM or SGLang directly works through the gateway unchanged."""
+"""Drop-in: clients of vLLM or SGLang work through the gateway unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hardening, the HTTP edge (cases 1–10): ambiguous requests are refused, and the engine never sees them."""
+"""Hardening of HTTP from clients (cases 1–10): ambiguous requests are refused, and the engine never sees them."""
 
 from __future__ import annotations
 

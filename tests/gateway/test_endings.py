@@ -1,4 +1,4 @@
-"""How answers end when an engine does not end them as it should: errors behind a heartbeat, broken framings, odd encodings."""
+"""How answers end when an engine ends them wrongly: errors after a heartbeat, broken framing, odd encodings."""
 
 from __future__ import annotations
 

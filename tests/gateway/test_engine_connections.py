@@ -1,4 +1,4 @@
-"""Connections to engines: none is reused that is not as good as new, none is lost, and a fault of ours costs one call."""
+"""Connections to engines: only clean ones are reused, none is lost, and a fault of ours costs one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines do wrong (cases 19–21): never a clean end of a truncated answer, never a replay, never a redirect."""
+"""Faults of engines (cases 19–21): a truncated answer never ends cleanly; no call is replayed, no redirect followed."""
 
 from __future__ import annotations
 

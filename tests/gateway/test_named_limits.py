@@ -1,4 +1,4 @@
-"""Limits that have a name, a default and a line in the docs, run into: one small gateway, one test each."""
+"""Limits with a name, a default and a line in the docs, each reached in one test on one small gateway."""
 
 from __future__ import annotations
 

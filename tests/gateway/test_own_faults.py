@@ -1,6 +1,6 @@
-"""A bug of ours, put in at every step of a call's way: it costs that call, and nothing is left of it.
+"""A bug of ours, injected at every step of a call: it costs that call, and nothing of it is left.
 
-The gateway runs in this process, so that any of its functions can be made to fail; sockets are real ones.
+The gateway runs in this process, so that a test can make any of its functions fail; the sockets are real.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests sent before the answers to earlier ones were read, and answers that are read slowly."""
+"""Requests sent before earlier answers were read, and answers that are read slowly."""
 
 from __future__ import annotations
 

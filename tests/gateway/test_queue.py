@@ -1,4 +1,4 @@
-"""Admission on sockets: who is refused, at once and with what words; who leaves the queue costs nothing, ever."""
+"""Admission on sockets: which calls are refused, at once and with which message; clients that leave the queue cost nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Races and endurance (11, 14): the cancel against the last token a thousand times, and thousands of calls with
-random departures; at the end every counter is at zero, nothing is open, and the books agree with the engine's."""
+"""Races and endurance (11, 14): a cancel against the last token a thousand times, and thousands of random disconnects.
+
+At the end every counter is zero, nothing is open, and the ledger agrees with the engine's counters.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""An engine that has no room says so with 429, 529, or 503 and a time to come back: its clients do not hear of that as long as
-another backend, or the same one a little later, takes the call."""
+"""An engine without room answers 429, 529, or 503 with Retry-After: the client must not notice.
+
+This holds as long as another backend, or the same one a little later, accepts the call.
+"""
 
 from __future__ import annotations
 

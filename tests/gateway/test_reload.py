@@ -1,4 +1,4 @@
-"""A reload takes effect as a whole or not at all, and says which; a start that cannot be says why in a line."""
+"""A reload takes effect completely or not at all, and says which; a start that fails says why in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP by the letter of RFC 9110 and 9112, at the client's side: a table of requests and what the RFCs say of each."""
+"""HTTP to the letter of RFC 9110 and 9112, on the client's side: a table of requests and what the RFCs demand for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call goes only where it can be answered: to a backend that has its model and speaks its API."""
+"""A call goes only to a backend that has its model and speaks its API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that leaves and asks again under the same X-Request-Id: the abort of the first call never reaches the second."""
+"""A client disconnects and calls again under the same X-Request-Id: the abort of the first call never hits the second."""
 
 from __future__ import annotations
 

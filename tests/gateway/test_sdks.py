@@ -1,4 +1,4 @@
-"""The official SDKs, unchanged but for `base_url`: they get through the gateway what they get from the engine."""
+"""The official SDKs, unchanged except for `base_url`: through the gateway they get what they get from the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys, tenants, TLS, and secrets that must turn up nowhere (15 and 26)."""
+"""Keys, tenants, TLS, and secrets that must appear nowhere (15 and 26)."""
 
 from __future__ import annotations
 

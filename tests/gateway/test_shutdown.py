@@ -1,4 +1,4 @@
-"""The end of the process: nothing that went wrong before keeps calls from their last words, or their lines from the log."""
+"""The end of the process: no earlier failure keeps calls from their last bytes, or their lines from the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway itself stands still for a while: nobody else is to blame for that."""
+"""The gateway process itself pauses for a while: it must not blame clients or engines for that."""
 
 from __future__ import annotations
 

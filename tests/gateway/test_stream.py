@@ -1,4 +1,4 @@
-"""No buffering: what is read from the engine is written to the client in the same turn, and byte for byte."""
+"""No buffering: what the gateway reads from the engine it writes to the client in the same loop iteration, byte for byte."""
 
 from __future__ import annotations
 

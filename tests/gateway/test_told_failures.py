@@ -1,4 +1,4 @@
-"""An engine that says 200 and fails later tells so in an event, or in the answer itself: that is no completed call."""
+"""An engine that answers 200 and fails later says so in an event or in the answer itself: such a call is not completed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebSockets (/v1/realtime): passed both ways, counted as calls, and a client that goes is a hang-up like any other."""
+"""WebSockets (/v1/realtime): passed in both directions, counted as calls, and a departed client is a hang-up like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chunk decoder: right for every split of its input, in agreement with llhttp, strict about what is not allowed."""
+"""The chunk decoder: right for every split of its input, in agreement with llhttp, and strict."""
 
 from __future__ import annotations
 

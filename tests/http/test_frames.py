@@ -1,4 +1,4 @@
-"""The walk over WebSocket frames, against frames that another implementation made, cut anywhere."""
+"""The parser of WebSocket frames, tested with frames of another implementation, cut anywhere."""
 
 from __future__ import annotations
 

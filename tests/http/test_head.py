@@ -1,4 +1,4 @@
-"""Request heads: what the connection is told to do after the answer."""
+"""Request heads: what they tell the connection to do after the answer."""
 
 from __future__ import annotations
 

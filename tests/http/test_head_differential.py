@@ -1,4 +1,4 @@
-"""Heads compared with two other readers, h11 and llhttp: whatever we accept, nobody may read as something else."""
+"""Heads compared with two other parsers, h11 and llhttp: no parser may read what we accept as something else."""
 
 from __future__ import annotations
 

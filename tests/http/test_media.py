@@ -1,4 +1,4 @@
-"""Files in a request's JSON are found, and text is not taken for one."""
+"""Files in a request's JSON are found, and text is not mistaken for one."""
 
 from __future__ import annotations
 

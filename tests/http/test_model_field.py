@@ -1,4 +1,4 @@
-"""The model in a form is found at either end of it, and the file between them is neither searched nor changed."""
+"""The model in a form is found at either end of it, and the file in between is neither searched nor changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short run of `make chaos`: two gateways on one store, load and faults; promises are kept once, nothing is left at rest."""
+"""A short run of `make chaos`: two gateways on one store, load and faults; promises are kept once, and nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that nobody wants any more stops in the engine: cancelled, left alone, or out of time."""
+"""An unwanted job stops in the engine: cancelled, lease expired, or out of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that cannot be checked, and jobs that are refused: neither lasts for ever, and neither is a fault of ours."""
+"""Batches that cannot be checked, and jobs that are refused: neither lasts for ever, and neither counts as a bug of ours."""
 
 from __future__ import annotations
 

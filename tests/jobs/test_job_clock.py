@@ -1,4 +1,4 @@
-"""Clocks that are set, workers that fall silent: nobody loses a job over them."""
+"""Clocks that are set, workers that fall silent: no job is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was promised is kept: through kill -9 at any instant, a full disk, a worker that hangs, and two of them on one store."""
+"""Acknowledged jobs survive kill -9 at any instant, a full disk, a worker that hangs, and two workers on one store."""
 
 from __future__ import annotations
 

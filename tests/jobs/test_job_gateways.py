@@ -1,4 +1,4 @@
-"""Several gateways on one store, and one whose store is quicker than its own loop: no item is lost, none has a wrong shape."""
+"""Several gateways on one store, and one whose store is faster than its own loop: no item is lost or has a wrong shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large answers of a job's items: not parsed, since that would hold up everybody, and not without bound."""
+"""Large answers of a job's items: not parsed, which would delay every call, and limited in size."""
 
 from __future__ import annotations
 

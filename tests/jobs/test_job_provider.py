@@ -1,4 +1,4 @@
-"""Jobs at a hosted provider: passed as they are, and followed until the provider has really stopped."""
+"""Jobs at a hosted provider: forwarded unchanged, and followed until the provider has really stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cancelled` says that the engine let go, or that it cannot be told."""
+"""`cancelled` means that the engine has stopped, or that this cannot be known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows from what in the life of a job: no store, no clock."""
+"""The rules of a job's lifecycle: no store, no clock."""
 
 from __future__ import annotations
 

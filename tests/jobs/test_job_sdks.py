@@ -1,4 +1,4 @@
-"""The APIs that people know, through the SDKs that they use, in front of an engine that has none of them."""
+"""The job APIs of OpenAI and Anthropic, through their SDKs, in front of an engine that has none of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The job store and its runners in virtual time: whichever operation fails, hangs or is the last of its process, nothing that
-was acknowledged is lost, none is done twice, and in the end nothing is held.
+"""The job store and its runners in virtual time: any operation may fail, hang or be the last of its process.
 
-`HANGUP_SIM_SEEDS=2000` tries so many seeds, from HANGUP_SIM_SEED on.
+No acknowledged item is lost or run to its end twice, and in the end nothing is held. `HANGUP_SIM_SEEDS=2000` tries that many
+seeds, starting at HANGUP_SIM_SEED.
 """
 
 from __future__ import annotations

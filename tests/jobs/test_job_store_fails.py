@@ -1,4 +1,4 @@
-"""A store that is full, locked, damaged or pruned: engines stop all the same, and nothing looks complete that is not."""
+"""A store that is full, locked, damaged or pruned: engines still stop, and nothing incomplete looks complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job table against a model of plain Python: whatever workers, owners and crashes do to it, in any order."""
+"""The job table against a model in plain Python: whatever workers, owners and crashes do to it, in any order."""
 
 from __future__ import annotations
 

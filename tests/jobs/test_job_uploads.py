@@ -1,4 +1,4 @@
-"""Forms that are made to be work, and stores that cannot be opened at once."""
+"""Forms designed to cause work, and stores that cannot be opened at once."""
 
 from __future__ import annotations
 

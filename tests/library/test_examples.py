@@ -1,6 +1,6 @@
-"""The examples: leaking without hangup, clean with it, by the engine's own counters.
+"""The examples: they leak without hangup and are clean with it, by the engine's own counters.
 
-On the embedded engine, which is a real one, and on the stand-in where a token must come at a known time.
+They run on the embedded engine, which is a real one, and on the stand-in where a token must come at a known time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`hangup.Gate`: its slots, its line and its limits, alone, in a crowd, and on sockets."""
+"""`hangup.Gate`: its slots, its queue and its limits, alone, in a crowd, and on sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library's parts on their own: tokens, threads, sources, tethers that do not let go, the client side."""
+"""The library's parts on their own: tokens, threads, sources, tethers whose work does not stop, and the client side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of the real SDKs against the stand-in engine: when the client leaves, the engine's connection is closed."""
+"""Streams of the real SDKs against the stand-in engine: when the client disconnects, the engine's connection is closed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every server × every way to leave × every kind of work: at most one token is computed after the hang-up, and nothing is left.
+"""Every server × every way to disconnect × every kind of work: at most one token after the hang-up, and nothing is left.
 
-All cases of one server run at the same time, each with an id of its own under which the engine counts.
+All cases of one server run at the same time, each with its own id under which the engine counts.
 """
 
 from __future__ import annotations

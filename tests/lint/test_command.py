@@ -1,4 +1,4 @@
-"""`hangup lint` as a command: formats, exit codes, settings, what is left out, and how fast it is."""
+"""`hangup lint` as a command: formats, exit codes, settings, exclusions, and speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule finds its own bad example and nothing else, and is content with the good one."""
+"""Every rule finds its own bad example and nothing else, and accepts the good one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Hang-up → the engine computes nothing more, on real engines, directly and with hangup in between; `-s` shows the figures, by
-processor time and, in brackets, by the engine's own word."""
+"""After a hang-up real engines compute nothing more, directly and with hangup in between.
+
+`-s` shows the figures, by CPU time and, in brackets, by the engine's own counters.
+"""
 
 from __future__ import annotations
 

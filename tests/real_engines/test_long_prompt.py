@@ -1,5 +1,7 @@
-"""A prompt whose prefill takes seconds, and a client who leaves in the midst of it: no engine can be stopped there, so the next
-call waits until the engine is through, on evidence better than a closed socket."""
+"""A client disconnects during a prefill that takes seconds: no engine can be stopped there.
+
+The next call therefore waits until the engine has finished, on better evidence than a closed socket.
+"""
 
 from __future__ import annotations
 

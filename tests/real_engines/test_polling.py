@@ -1,7 +1,7 @@
-"""That the reaper's own questions do llama-server no harm.
+"""The reaper's own requests do llama-server no harm.
 
-It looks after a silent connection when nothing has happened for a second, and every question about its slots is something that
-happens: asked faster than that, it never notices that a client has left.
+llama-server checks a silent connection only when nothing has happened for a second, and every request for its slots counts as
+something that happens: polled more often than that, it never notices that a client has disconnected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What real engines say on the wire: the fixtures that the adapters are tested with, and the fields of their answers."""
+"""What real engines send over HTTP: the fixtures that the adapters are tested with, and the fields of their answers."""
 
 from __future__ import annotations
 

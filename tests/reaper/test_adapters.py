@@ -1,4 +1,4 @@
-"""Each adapter against a stand-in that looks like its engine on the wire, faults included."""
+"""Each adapter against a stand-in that imitates its engine's HTTP API, faults included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is convicted and who is not, in virtual time: an engine is simulated beside the book, which sees only its figures."""
+"""Which work is convicted, in virtual time: a simulated engine beside `PendingStops`, which sees only its counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that do not let go, on real sockets and processes: what is named, what is done, and how often."""
+"""Engines that do not stop, on real sockets and processes: what the gateway reports, what it does, and how often."""
 
 from __future__ import annotations
 

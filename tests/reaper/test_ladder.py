@@ -1,4 +1,4 @@
-"""The ladder in virtual time: every step in its order, none too often, none that was turned off."""
+"""The ladder in virtual time: every step in order, none too often, and none that was turned off."""
 
 from __future__ import annotations
 

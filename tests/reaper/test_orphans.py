@@ -1,4 +1,4 @@
-"""What an operator says about work in an engine that no call of this gateway has caused."""
+"""How an operator stops work in an engine that no call of this gateway caused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When nothing comes of any call, and when that is no wonder."""
+"""When no call makes progress, and when that is to be expected."""
 
 from __future__ import annotations
 

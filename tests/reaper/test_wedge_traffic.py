@@ -1,4 +1,4 @@
-"""A wedge with traffic going on, work of a former gateway's, and slots that are not what they were."""
+"""A wedge during traffic, work of a former gateway, and slots that have changed."""
 
 from __future__ import annotations
 

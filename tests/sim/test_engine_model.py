@@ -1,4 +1,4 @@
-"""The engine model keeps its books: time, tokens and slots come out as they should."""
+"""The engine model's accounting: time, tokens and slots add up."""
 
 from __future__ import annotations
 

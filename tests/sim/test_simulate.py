@@ -1,4 +1,4 @@
-"""`hangup simulate`, as people use it."""
+"""`hangup simulate`, as users run it."""
 
 from __future__ import annotations
 

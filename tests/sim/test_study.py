@@ -1,4 +1,4 @@
-"""The simulator: one seed gives one result, and the policies stand to each other as they should."""
+"""The simulator: one seed gives one result, and the policies rank as they should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces are read, and what is wrong with one is said with its line."""
+"""Traces are read, and an error in one is reported with its line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Clients that want whole streams within a time that they do not tell, at three times what the engine can do.
+"""Clients that want whole streams within a time that they do not announce, at three times the engine's capacity.
 
-It is what AIPerf's `--request-timeout-seconds` does (`make judge`), in virtual time: 8 slots, answers of 4.02 s, 6 calls/s,
-and clients that leave at the next full second after 6 s, as aiohttp's do.
+AIPerf's `--request-timeout-seconds` does this (`make judge`); here it runs in virtual time: 8 slots, answers of 4.02 s, 6
+calls/s, and clients that disconnect at the next full second after 6 s, as aiohttp's do.
 """
 
 from __future__ import annotations

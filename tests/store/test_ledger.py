@@ -1,4 +1,4 @@
-"""The ledger on disk: sums, restarts, kills, retention, and a client who invents model names."""
+"""The ledger on disk: sums, restarts, kills, retention, and a client that invents model names."""
 
 from __future__ import annotations
 
