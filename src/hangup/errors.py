@@ -1,7 +1,7 @@
-"""What can go wrong, told apart by who must act.
+"""All exceptions that hangup raises on purpose, separated by who must act.
 
-`ConfigError` is for the operator, `Refusal` for the client, `EngineFault` and `WireError` are facts about a
-peer. Bugs of our own are assertions and are not caught by anyone.
+`ConfigError` is for the operator, `Refusal` for the client, `EngineFault` and `WireError` are facts about a peer. Our own bugs
+are assertions, and nothing catches them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class HangupError(Exception):
-    """The base of all errors that hangup raises on purpose."""
+    """The base class of all errors that hangup raises on purpose."""
 
 
 class ConfigError(HangupError):
-    """The configuration cannot be used; every problem found is in `problems`, ready to print."""
+    """The configuration cannot be used; `problems` lists every problem found, ready to print."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -25,7 +25,7 @@ class ConfigError(HangupError):
 
 
 class WireError(HangupError):
-    """A peer broke HTTP. The text says how; `status` is what a client would be answered."""
+    """A peer violated HTTP. The text says how; `status` is the status for a client."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -33,14 +33,14 @@ class WireError(HangupError):
 
 
 class EventTooLarge(WireError):
-    """An event of a stream is over the size cap."""
+    """An event of a stream exceeds the size limit."""
 
     def __init__(self) -> None:
         super().__init__("event over the size cap")
 
 
 class Refusal(HangupError):
-    """The client asked for something that it does not get."""
+    """The client's request is refused."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(detail or reason.message)
@@ -49,7 +49,7 @@ class Refusal(HangupError):
 
 
 class EngineFault(HangupError):
-    """An engine failed before its first byte, so that another one may still take over."""
+    """An engine failed before its first byte, so another one may still take over."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -58,4 +58,4 @@ class EngineFault(HangupError):
 
 
 class EngineSilent(EngineFault):
-    """The backend is there and did not answer in time."""
+    """The backend is up but did not answer in time."""

@@ -1,9 +1,9 @@
-"""The one owner of tasks and threads: each is held, counted and named, and none fails without a word.
+"""Owns all tasks and threads of the process: each is named and counted, and none fails silently.
 
-A watch or a writer that dies without a word takes with it whatever it watched or wrote. So none is started by hand, here or
-anywhere else: `keep` and `thread` run what must go on, tell of its failure, and begin it anew after a pause; `start` and
-`thread_once` own what comes to an end by itself; `Tasks` are those of one owner, who ends them together.
-What should be running and is not is shown by `/readyz`; how many run, and how often they failed, by the metrics.
+A watcher or a writer that dies silently takes down whatever it watched or wrote. So no code starts tasks or threads directly.
+`keep` and `thread` run work that must go on: they report its failure and restart it after a pause. `start` and `thread_once`
+own work that ends by itself. `Tasks` are those of one owner, which ends them together. `/readyz` shows what should be running
+and is not; the metrics show how many run and how often they failed.
 """
 
 from __future__ import annotations
@@ -16,36 +16,38 @@ from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-_PAUSE_S = (0.5, 30.0)  # before a new start: doubled by each failure that follows soon after one
-_STEADY_S = 60.0  # what went on for so long has not failed because of how it started
+_PAUSE_S = (0.5, 30.0)  # before a restart: doubled by each failure that soon follows another
+_STEADY_S = 60.0  # work that ran for this long did not fail because of how it started
 
 R = TypeVar("R")
 Handled = tuple[type[Exception], ...]
 
 
 class LongTask:
-    """One of them, by name; several that share a name share their count."""
+    """The count of the tasks or threads of one name."""
 
     __slots__ = ("error", "expected", "failures", "name", "running")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.expected = 0  # so many should be running
+        self.expected = 0  # how many should be running
         self.running = 0
         self.failures = 0
         self.error = ""  # the last one
 
 
 class LongTasks:
+    """All tasks and threads of a process."""
+
     def __init__(self, told: Callable[[str, Exception], None] | None = None) -> None:
-        """`told` hears of every failure, from any thread."""
+        """Report every failure to `told`, from any thread."""
         self.told = told
         self._lock = threading.Lock()
         self._duties: dict[str, LongTask] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def keep(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Goes on until it returns or is cancelled: when what `make` gives fails, it is made anew."""
+        """Run `make()` until it returns or is cancelled; after a failure, make it anew and run that."""
         return self._own(asyncio.get_running_loop().create_task(self._keep(self._duty(name), make)))
 
     def start(
@@ -56,7 +58,8 @@ class LongTasks:
         handled: Handled = (),
         label: str | None = None,
     ) -> asyncio.Task[R]:
-        """Owned until it is over. A failure is told, and whoever awaits it gets it; one that is `handled` there is no news."""
+        """Own a task until it is over. Report a failure, unless it is one of `handled`; code that awaits the task gets it
+        either way."""
         task = self._own(asyncio.get_running_loop().create_task(work, name=label))
         duty = self._duty(name)
         self._count(duty, expected=1, running=1)
@@ -64,20 +67,20 @@ class LongTasks:
         return task
 
     def thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
-        """Goes on until `run` returns: when it fails, it is run again."""
+        """Run `run` in a thread until it returns; after a failure, run it again."""
         thread = threading.Thread(target=self._run, args=(self._duty(name), run), name=f"hangup-{name}", daemon=True)
         thread.start()
         return thread
 
     def thread_once(self, name: str, run: Callable[[], None], *, label: str | None = None) -> threading.Thread:
-        """Owned until `run` is over; a failure is told. What waits for the thread must see by itself that it is gone."""
+        """Run `run` once in a thread, and report a failure. Code that waits for the thread must itself notice its end."""
         label = label or f"hangup-{name}"
         thread = threading.Thread(target=self._run_once, args=(self._duty(name), run), name=label, daemon=True)
         thread.start()
         return thread
 
     def failed(self, name: str, error: Exception) -> None:
-        """Counts a failure, and tells of it."""
+        """Count a failure and report it."""
         duty = self._duty(name)
         with self._lock:
             duty.failures += 1
@@ -85,16 +88,16 @@ class LongTasks:
         if self.told is not None:
             self.told(name, error)
 
-    # What is seen of them
+    # Reports
 
     def __iter__(self) -> Iterator[LongTask]:
         return iter(list(self._duties.values()))
 
     def down(self) -> list[str]:
-        """Those that should be running and are not, in words."""
+        """Describe the tasks that should be running and are not."""
         return [f"{d.name} (failed {d.failures} times, last: {d.error})" for d in self if d.running < d.expected]
 
-    # How it is done
+    # Internals
 
     def _duty(self, name: str) -> LongTask:
         return self._duties.setdefault(name, LongTask(name))
@@ -146,7 +149,7 @@ class LongTasks:
 
     @contextlib.contextmanager
     def _turn(self, duty: LongTask) -> Iterator[None]:
-        """While it runs it is counted as running; a failure is told, and goes no further."""
+        """Count the task as running; report a failure and suppress it."""
         self._count(duty, running=1)
         try:
             yield
@@ -162,10 +165,10 @@ class LongTasks:
 
 
 class Tasks:
-    """Those of one owner, under one name: it may start any number of them, wait for them, and end them together."""
+    """The tasks of one owner, under one name: the owner may start any number of them, wait for them, and end them together."""
 
     def __init__(self, name: str, *, handled: Handled = (), duties: LongTasks | None = None) -> None:
-        """`handled`: failures that are dealt with by whoever awaits a task."""
+        """Own tasks; `handled` are the failures that the code awaiting a task deals with."""
         self._name = name
         self._handled = handled
         self._duties = duties or DUTIES
@@ -178,7 +181,7 @@ class Tasks:
         return self._own(self._duties.start(self._name, work, handled=self._handled))
 
     def keep(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Goes on until it returns or is cancelled, whatever fails meanwhile."""
+        """Run `make()` until it returns or is cancelled, and restart it after a failure."""
         return self._own(self._duties.keep(name, make))
 
     def cancel(self) -> None:
@@ -186,7 +189,7 @@ class Tasks:
             task.cancel()
 
     async def wait(self) -> None:
-        """Until all are over."""
+        """Wait until all are over."""
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -201,7 +204,7 @@ class Tasks:
 
 
 class _Pauses:
-    """How long to wait before the next start."""
+    """The pauses between restarts."""
 
     def __init__(self) -> None:
         self._pause_s = 0.0
@@ -215,4 +218,4 @@ class _Pauses:
         return self._pause_s
 
 
-DUTIES = LongTasks()  # of this process
+DUTIES = LongTasks()  # those of this process

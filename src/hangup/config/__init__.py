@@ -1,7 +1,7 @@
-"""One typed configuration: every setting has a name, a default and a line of documentation, all in `schema`.
+"""The typed configuration: every setting has a name, a default and a line of documentation, all in `schema` and `limits`.
 
-`load` puts it together from flags, environment and file; it is not imported here, so that what only needs the settings
-(the library, among others) does not pay for reading them.
+`load` builds it from flags, environment and file. It is not imported here, so that code that needs only the settings (the
+library, among others) does not pay for reading them.
 """
 
 from hangup.config.limits import (

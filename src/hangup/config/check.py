@@ -1,4 +1,4 @@
-"""What settings must be together: whatever would fail at a start or in a reload is found here, before anything is changed."""
+"""Checks that settings fit together, to find whatever would fail at a start or in a reload before anything is changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def problems(settings: Settings) -> list[tuple[str, str]]:
-    """Each with the setting that it is about."""
+    """Return all problems, each with the name of the setting."""
     found: list[tuple[str, str]] = []
     if bool(settings.tls_cert) != bool(settings.tls_key):
         found.append(("tls_cert", "set both tls_cert and tls_key, or neither"))
@@ -47,13 +47,13 @@ def backend_problems(backend: BackendSettings) -> list[str]:
     if backend.ca_file:
         try:
             ssl.create_default_context(cafile=backend.ca_file)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             found.append(f"ca_file: cannot use {backend.ca_file}: {error.strerror or error}")
     return found
 
 
 def default_name(url: str) -> str:
-    """What a backend without a name is called: where it is."""
+    """Return the name of a backend without a configured one: its address."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port

@@ -1,7 +1,7 @@
-"""Whose key goes where: a backend gets its own (`api_key_env`), the client's, or none.
+"""Decides which API key a backend gets: its own (`api_key_env`), the client's, or none.
 
-A client's key is for one party. Where backends belong to several and nothing is said, it goes to none of them: a call could be
-sent, or fail over, to somebody who has no business to see it.
+A client's key is meant for one party. If backends belong to several parties and nothing is configured, none of them gets it: a
+call could be sent, or fail over, to a party that must not see the key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECOND_LEVEL = frozenset(["ac", "co", "com", "edu", "gov", "net", "org"])  # as
 
 
 def party(url: str) -> str:
-    """To whom a backend belongs, as far as its address tells: a domain, or this network."""
+    """Return the party that a backend belongs to, as far as its address tells: a domain, or this network."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     try:
         return host if ipaddress.ip_address(host).is_global else PRIVATE
@@ -33,7 +33,7 @@ def party(url: str) -> str:
 
 
 def shown_clients_keys(backends: tuple[BackendSettings, ...]) -> frozenset[BackendSettings]:
-    """The backends that are shown the key that a client sends."""
+    """Return the backends that get the key that a client sends."""
     keyless = [b for b in backends if not b.api_key_env]
     told = frozenset(b for b in keyless if b.client_key == "pass")
     open_ = frozenset(b for b in keyless if b.client_key == "auto")
@@ -43,7 +43,7 @@ def shown_clients_keys(backends: tuple[BackendSettings, ...]) -> frozenset[Backe
 
 
 def warning(settings: Settings) -> str:
-    """What an operator should know about clients' keys, or nothing."""
+    """Return what an operator should know about clients' keys, or ""."""
     open_ = [b for b in settings.backend if not b.api_key_env and b.client_key == "auto"]
     if not open_ or settings.tenant or shown_clients_keys(settings.backend):
         return ""
@@ -55,7 +55,8 @@ def warning(settings: Settings) -> str:
 
 
 def read(variable: str, env: Mapping[str, str]) -> str:
-    """A backend's key out of the environment; ConfigError if it cannot be used, since without it the client's would be."""
+    """Return a backend's key from the environment. Raise `ConfigError` if it is unusable, because otherwise the client's key
+    would be sent."""
     problem = key_problem(variable, env)
     if problem:
         raise ConfigError([f"backend: {problem}"])
@@ -63,7 +64,7 @@ def read(variable: str, env: Mapping[str, str]) -> str:
 
 
 def key_problem(variable: str, env: Mapping[str, str]) -> str:
-    """What is wrong with a key, or nothing; the key itself is not told."""
+    """Return what is wrong with a key, or ""; never show the key itself."""
     key = env.get(variable, "")
     if not key:
         return f"api_key_env names {variable}, which is not set in the environment"

@@ -1,7 +1,7 @@
-"""Every limit, grouped by the component that keeps it; `LimitSettings` is all of them under flat names, as users write them.
+"""Every limit, grouped by the component that enforces it; `LimitSettings` has all of them under flat names for users.
 
-A component takes the group that it uses, so that its signature says which limits it keeps. This file and `schema` are the
-only places where a setting is defined.
+A component takes the group that it uses, so that its signature says which limits it enforces. Settings are defined only in this
+file and in `schema`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from hangup.config.setting import setting
 
 
 def limit(default: float, doc: str, *, least: float = 0, most: float | None = None) -> Any:
-    """A limit of the whole gateway."""
+    """Define a limit of the whole gateway."""
     return setting(default, doc, least=least, most=most)
 
 
 def cap(default: float, doc: str, *, least: float = 1, most: float | None = None) -> Any:
-    """A limit on one call: a route or a tenant may have its own."""
+    """Define a limit on one call, which a route or a tenant may override."""
     return setting(default, doc, least=least, most=most, per_call=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallLimits:
-    """What one call may cost. A route or a tenant may set its own."""
+    """Limits on one call. A route or a tenant may override them."""
 
     output_tokens_default: int = cap(32768, "Most output tokens per choice when the client names no maximum.")
     output_tokens_max: int = cap(32768, "Most output tokens per choice; hangup ends a longer answer there.")
@@ -49,7 +49,7 @@ class CallLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """What is taken in from clients, whichever connection it comes over."""
+    """Limits on requests from clients, whichever connection they come over."""
 
     body_s: float = limit(60.0, "Timeout for a whole request body.", least=0.1)
     upload_s: float = limit(600.0, "Timeout for uploading a file, also of audio and image calls.", least=1)
@@ -69,7 +69,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientLimits:
-    """A client's connection."""
+    """Limits on a client's connection."""
 
     connections_max: int = limit(
         20_000, "Most client connections at a time, including TLS handshakes; one more gets 503.", least=1
@@ -104,12 +104,12 @@ class ClientLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficLimits(ClientLimits, RequestLimits, CallLimits):
-    """All that a port for clients keeps: connections, requests, calls."""
+    """All limits of a port for clients: connections, requests, calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
-    """A connection to an engine."""
+    """Limits on a connection to an engine."""
 
     connect_s: float = limit(3.0, "Timeout for connecting to a backend, including TLS.", least=0.05)
     engine_idle_s: float = limit(
@@ -132,7 +132,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class FailoverLimits:
-    """Which further backends a call may go to."""
+    """Limits on retries of a call at other backends."""
 
     engine_responses_max: int = limit(
         10_000, "Most stored responses (/v1/responses/{id}) for which hangup remembers the backend.", least=0
@@ -149,7 +149,7 @@ class FailoverLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionLimits(CallLimits):
-    """The queue, and who goes first."""
+    """Limits on the queue, and its order."""
 
     queue_depth_max: int = limit(1024, "Most calls that wait for a free backend; beyond that, one is refused.")
     queue_bytes_max: int = limit(
@@ -186,7 +186,7 @@ class AdmissionLimits(CallLimits):
 
 @dataclass(frozen=True, kw_only=True)
 class JobLimits(RequestLimits, CallLimits):
-    """Jobs that run here."""
+    """Limits on jobs that run here."""
 
     jobs_max: int = cap(1000, "Most unfinished jobs of a tenant.", least=0)
     job_items_max: int = cap(1_000_000, "Most unfinished items of a tenant's jobs.", least=0)
@@ -210,7 +210,7 @@ class JobLimits(RequestLimits, CallLimits):
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderLimits(CallLimits):
-    """Jobs at a hosted provider (`jobs = "provider"`)."""
+    """Limits on jobs at a hosted provider (`jobs = "provider"`)."""
 
     provider_jobs_max: int = limit(
         1000, "Most jobs at a provider that hangup follows; it passes one more without following it.", least=1
@@ -237,7 +237,7 @@ class ProviderLimits(CallLimits):
 
 @dataclass(frozen=True, kw_only=True)
 class HealthLimits:
-    """What backends are asked at intervals, and when one counts as down."""
+    """When to check backends, and when one counts as down."""
 
     health_interval_s: float = limit(5.0, "Pause between two active health checks of a backend.", least=0.1)
     health_timeout_s: float = limit(2.0, "Timeout for one health check.", least=0.05)
@@ -255,7 +255,7 @@ class HealthLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ReaperLimits:
-    """Engines that do not stop: aborts, quarantine, restart."""
+    """How to deal with engines that do not stop: aborts, quarantine, restart."""
 
     release_grace_s: float = limit(
         0.0, "How long an engine may work after a call's end before that counts as a zombie; 0: the engine's usual time."
@@ -292,12 +292,12 @@ class ReaperLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendLimits(ReaperLimits, HealthLimits, EngineLimits):
-    """All that is kept about one backend."""
+    """All limits that concern one backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportLimits:
-    """The ledger, traces, and the divergence alarm."""
+    """Limits on the ledger, the traces, and the divergence alarm."""
 
     ledger_flush_s: float = limit(
         1.0, "How often hangup writes the ledger; a killed process loses at most this much.", least=0.05
@@ -324,7 +324,7 @@ class ReportLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessLimits:
-    """The process itself."""
+    """Limits on the process itself."""
 
     drain_s: float = limit(30.0, "After SIGTERM: how long running calls may take before they are ended.")
     ended_calls_max: int = limit(1000, "Ended calls remembered for `hangup trace`.", least=1)
@@ -341,4 +341,4 @@ class ProcessLimits:
 class LimitSettings(
     ProcessLimits, ReportLimits, BackendLimits, ProviderLimits, JobLimits, AdmissionLimits, FailoverLimits, TrafficLimits
 ):
-    """Hard limits. Those marked per call can be set anew for a route and for a tenant; the tenant's wins."""
+    """All limits. Those marked per call can be overridden for a route and for a tenant; the tenant's value wins."""

@@ -1,7 +1,7 @@
-"""Puts the configuration together: flag > environment > file > default, each value with its origin.
+"""Builds the configuration: flag > environment > file > default, each value with its origin.
 
-All problems are collected and told at once, each with its place, what was expected and the nearest valid name;
-nothing starts half-configured.
+It collects all problems and reports them at once, each with its place, what was expected and the nearest valid name. Nothing
+starts half-configured.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from hangup.config.schema import (
 from hangup.errors import ConfigError
 
 ENV_PREFIX = "HANGUP_"
-# Environment variables that are no settings: which file to read, the backends in short, and what the commands that talk to
-# a running gateway need.
+# Environment variables that are not settings: the file to read, the short form of the backends, and those for commands
+# that talk to a running gateway.
 ENV_OTHERS = {
     "HANGUP_CONFIG",
     "HANGUP_UPSTREAM",
@@ -45,7 +45,7 @@ ENV_OTHERS = {
     "HANGUP_API_KEY",
     "HANGUP_ENGINES_DIR",
 }
-# Kubernetes puts these into every pod of a namespace that has a Service named `hangup`, or `hangup-` and something.
+# Kubernetes sets these in every pod of a namespace that has a Service named `hangup`, or `hangup-` and something.
 _KUBERNETES = re.compile(
     r"HANGUP_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
@@ -56,12 +56,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The settings in effect and where each of them came from."""
+    """The settings in effect, and the origin of each."""
 
     settings: Settings
     origins: dict[str, str]
     path: Path | None = None
-    warnings: tuple[str, ...] = ()  # what is odd, but no reason not to start
+    warnings: tuple[str, ...] = ()  # oddities that do not prevent a start
 
     def origin(self, name: str) -> str:
         return self.origins.get(name, "default")
@@ -69,16 +69,18 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A value somebody set: where, and how to name that place in a message."""
+    """A configured value, and its place for error messages."""
 
     value: Any
     place: str
 
 
 class _Problems(list[str]):
+    """The problems found so far."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.unknown_variables: dict[str, str] = {}  # no reason not to start: others use our prefix, too
+        self.unknown_variables: dict[str, str] = {}  # these do not prevent a start: other programs use our prefix as well
 
     def add(self, place: str, message: str, hint: str = "") -> None:
         self.append(f"{place}: {message}" + (f"\n  hint: {hint}" if hint else ""))
@@ -96,7 +98,7 @@ def load(
     upstreams: list[str] | None = None,
     engine: str | None = None,
 ) -> Configuration:
-    """Reads and checks everything; raises ConfigError with all the problems there are."""
+    """Read and check everything; raise `ConfigError` with all problems found."""
     problems = _Problems()
     has_env = env is not None
     env = env or {}
@@ -132,7 +134,7 @@ def load(
     settings = Settings(**values, backend=chosen or backends, tenant=tenants, route=routes, alias=aliases)
     for where, problem in check.problems(settings):
         problems.add(where, problem)
-    if has_env:  # a file alone can be checked anywhere
+    if has_env:  # without an environment, a file can be checked on any machine
         for backend in settings.backend:
             if backend.api_key_env and (problem := keys.key_problem(backend.api_key_env, env)):
                 problems.add(f"backend {backend.name or backend.url}", problem)
@@ -146,7 +148,7 @@ def load(
 
 
 class _Places:
-    """Names a place in the file: hangup.toml:12."""
+    """Names a place in the file, such as hangup.toml:12."""
 
     def __init__(self, path: Path | None, lines: dict[locate.Path, int]) -> None:
         self._path = path
@@ -168,7 +170,7 @@ def _read_file(path: Path, problems: _Problems) -> tuple[dict[str, Any], dict[lo
     except RecursionError:
         problems.add(str(path), "not valid TOML: nested too deeply")
         return {}, {}
-    except ValueError as error:  # of tomllib, or of a number with thousands of digits
+    except ValueError as error:  # from tomllib, or from a number with thousands of digits
         place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
         where = f"{path}:{place[1]}" if place else str(path)
         problems.add(where, f"not valid TOML: {str(error).split(' (at ')[0]}")
@@ -215,7 +217,7 @@ def _take_env(
 
 
 def _is_kubernetes(variable: str, value: str) -> bool:
-    """Whether Kubernetes made it for a Service, and nobody meant it as a setting."""
+    """Return whether Kubernetes made the variable for a Service, so that it is not meant as a setting."""
     if variable.endswith("_PORT") and _KUBERNETES_PORT.fullmatch(value):
         return True
     return _KUBERNETES.fullmatch(variable) is not None
@@ -236,7 +238,7 @@ def _checked(
 
 
 def convert(field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value as the field's type, from TOML, an environment variable or a flag; ValueError says what was expected."""
+    """Convert a value from TOML, an environment variable or a flag to the field's type; ValueError says what was expected."""
     kind, meta = str(field.type), field.metadata
     expected = describe(field)
     if kind == "bool":
@@ -291,7 +293,7 @@ def _number(kind: str, value: Any, meta: Mapping[str, Any], expected: str) -> fl
 
 
 def describe(field: dataclasses.Field[Any]) -> str:
-    """What a field takes, in words: "a number of seconds, 0.1 or more"."""
+    """Describe what a field accepts: "a number of seconds, 0.1 or more"."""
     kind, meta = str(field.type), field.metadata
     if kind == "bool":
         return "true or false"
@@ -312,7 +314,7 @@ def describe(field: dataclasses.Field[Any]) -> str:
 
 
 def _rows(cls: type, name: str, tables: Any, place: _Places, problems: _Problems) -> list[tuple[dict[str, Any], locate.Path]]:
-    """The checked tables of an array such as [[backend]]."""
+    """Return the checked tables of an array such as [[backend]]."""
     if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
         problems.add(place((name,)), f"{name} must be an array of tables: [[{name}]]")
         return []
@@ -386,7 +388,7 @@ def _aliases(tables: Any, place: _Places, problems: _Problems) -> tuple[AliasSet
 def _upstreams(
     env: Mapping[str, str], upstreams: list[str] | None, engine: str | None, problems: _Problems, origins: dict[str, str]
 ) -> tuple[BackendSettings, ...]:
-    """Backends named in short: --upstream, or HANGUP_UPSTREAM with several separated by commas."""
+    """Return the backends given in short form: --upstream, or HANGUP_UPSTREAM with several separated by commas."""
     where, urls = "--upstream", upstreams or []
     if not urls and env.get("HANGUP_UPSTREAM"):
         where, urls = "HANGUP_UPSTREAM", [u.strip() for u in env["HANGUP_UPSTREAM"].split(",") if u.strip()]
@@ -399,7 +401,7 @@ def _upstreams(
 
 
 def url_problem(url: str) -> str:
-    """What is wrong with a backend's URL, or nothing."""
+    """Return what is wrong with a backend's URL, or ""."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -431,7 +433,7 @@ def _tenants(tables: Any, place: _Places, problems: _Problems) -> tuple[TenantSe
             elif owners.setdefault(digest, name) != name:
                 problems.add(place((*at, "key_sha256")), f"the same key belongs to {owners[digest]} and {name}")
         if not row.get("key_sha256"):
-            # With keys for nobody, everybody would be let in.
+            # If no tenant had a key, every client would be let in.
             problems.add(place(at), f"tenant {name} has no key, so no client can use it", "`hangup key new` makes one")
         tenants.append(TenantSettings(**row))
     return tuple(tenants)

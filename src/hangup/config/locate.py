@@ -1,7 +1,7 @@
-"""Finds the line on which a key stands in a TOML text, for error messages.
+"""Finds the line of a key in a TOML text, for error messages.
 
-`tomllib` gives values without positions. This reads headers and `key =` lines only; inside inline tables it falls
-back to the line of the enclosing key, which is still the right place to look.
+`tomllib` gives values without positions. This module reads only headers and `key =` lines; inside inline tables it falls back
+to the line of the enclosing key, which is still the right place to look.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Path = tuple[str | int, ...]
 
 
 def key_lines(text: str) -> dict[Path, int]:
-    """Line numbers (from 1) by path, such as ("backend", 0, "url")."""
+    """Return line numbers (from 1) by path, such as ("backend", 0, "url")."""
     lines: dict[Path, int] = {}
     counts: dict[str, int] = {}
     table: Path = ()
@@ -45,7 +45,7 @@ def key_lines(text: str) -> dict[Path, int]:
 
 
 def line_of(lines: dict[Path, int], path: Path) -> int | None:
-    """The line of `path`, or of the nearest enclosing key that has one."""
+    """Return the line of `path`, or of the nearest enclosing key that has one."""
     while path:
         if path in lines:
             return lines[path]

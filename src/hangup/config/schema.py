@@ -1,8 +1,8 @@
-"""Every setting of hangup, with its default, its bounds and what it is for.
+"""Every setting of hangup, with its default, its bounds and its purpose.
 
-Settings are defined here and in `limits`, and nowhere else: the TOML keys, the environment variables (`HANGUP_` + name),
-the command-line flags, `hangup config show` and docs/configuration.md are all derived from these dataclasses.
-Names end in their unit (`_s` seconds, `_bytes`, `_tokens`); a limit on an amount ends in `_max`.
+Settings are defined here and in `limits`, and nowhere else: the TOML keys, the environment variables (`HANGUP_` + name), the
+command-line flags, `hangup config show` and docs/configuration.md are all derived from these dataclasses. Names end in their
+unit (`_s` seconds, `_bytes`, `_tokens`); a limit on an amount ends in `_max`.
 """
 
 from __future__ import annotations
@@ -169,15 +169,15 @@ class Settings:
 
 SECTIONS = {"limits": LimitSettings}
 LISTS = {"backend": BackendSettings, "tenant": TenantSettings, "route": RouteSettings, "alias": AliasSettings}
-# The APIs by the names that stand before the dot in logs and metrics.
+# The APIs, by the names before the dot in logs and metrics.
 APIS = ("openai", "anthropic", "ollama", "llamacpp", "tgi", "sglang")
 
 
 def scalar_fields(cls: type) -> list[dataclasses.Field[Any]]:
-    """The plain settings of a section, without its sub-tables."""
+    """Return the plain settings of a section, without its sub-tables."""
     return [f for f in dataclasses.fields(cls) if "least" in f.metadata]
 
 
 def per_call_limits() -> frozenset[str]:
-    """Names of the limits that a route or a tenant may set."""
+    """Return the names of the limits that a route or a tenant may set."""
     return frozenset(f.name for f in dataclasses.fields(LimitSettings) if f.metadata["per_call"])

@@ -1,4 +1,4 @@
-"""One setting: a dataclass field that knows its bounds and its documentation."""
+"""Defines one setting: a dataclass field that knows its bounds and its documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def setting(
     choices: tuple[str, ...] = (),
     per_call: bool = False,
 ) -> Any:
-    """A field with what the loader, the flags and the documentation need to know about it."""
+    """Return a dataclass field with the metadata that the loader, the flags and the documentation need."""
     meta = {"doc": doc, "least": least, "most": most, "choices": choices, "per_call": per_call}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=meta)

@@ -1,1 +1,1 @@
-"""The decisions, as plain state machines: no sockets, clocks, tasks or logs in here. Time is passed in."""
+"""The gateway's decisions, as plain state machines without sockets, clocks, tasks or logs. The caller passes the time in."""

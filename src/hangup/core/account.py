@@ -1,4 +1,4 @@
-"""What calls cost, to whom, and what came of it."""
+"""Accounts for what calls cost, who pays, and how much of it was wasted or saved."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hangup.core.call import Call
 from hangup.core.ledger import delivered
 from hangup.core.reasons import Outcome
 
-ZOMBIE = "zombie"  # the cause of what no call's end explains
-# Ends that spare the engine the rest of an answer.
+ZOMBIE = "zombie"  # the cause for tokens that no call's end explains
+# Outcomes that spare the engine the rest of an answer.
 _SPARING = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED, Outcome.DRAINED])
 
 
 class Price(NamedTuple):
-    """Of a backend; either or both."""
+    """The price of a backend; either part, or both."""
 
     per_hour: float = 0.0
     per_million_tokens: float = 0.0
@@ -29,22 +29,22 @@ FREE = Price()
 
 @dataclass(slots=True)
 class Account:
-    """The sum over calls of one tenant, model, backend and outcome. Tokens are those that were seen to come from the engine."""
+    """The sum over calls of one tenant, model, backend and outcome. It counts the tokens that we received from the engine."""
 
     calls: int = 0
     tokens_in: int = 0
     tokens_delivered: int = 0
     tokens_wasted: int = 0
-    tokens_saved: int = 0  # an estimate: what the rest of the answers would have been
+    tokens_saved: int = 0  # an estimate of the rest of the answers
     engine_s: float = 0.0
     engine_wasted_s: float = 0.0
     money: float = 0.0
     money_wasted: float = 0.0
-    money_saved: float = 0.0  # an estimate, too
-    tokens_estimated: int = 0  # of those wasted: whose they are is an estimate, a share by time of what several zombies had
+    money_saved: float = 0.0  # an estimate as well
+    tokens_estimated: int = 0  # of those wasted: attributed by estimate, as a share by time of what several zombies computed
 
     def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
-        """`predicted_tokens` is how long such answers are on average. This is done at the end of every call."""
+        """Add a call at its end. `predicted_tokens` is the average length of such answers."""
         assert call.reason is not None
         tokens, outcome = call.tokens_out, call.reason.outcome
         money = price.of(engine_s, tokens) if price is not FREE else 0.0
@@ -72,13 +72,13 @@ class Account:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def in_vain(self) -> Account:
-        """The same, had nobody got anything of it."""
+        """Return a copy as if nothing had been delivered."""
         wasted = self.tokens_wasted + self.tokens_delivered
         return replace(self, tokens_delivered=0, tokens_wasted=wasted, engine_wasted_s=self.engine_s, money_wasted=self.money)
 
 
 def saved(call: Call, predicted_tokens: float, money: float) -> tuple[int, float]:
-    """Tokens and money that the call's end has spared, if its engine stopped."""
+    """Return the tokens and the money that the call's end has saved, if its engine stopped."""
     if call.outcome not in _SPARING or call.sent_at is None or call.engine_finished:
         return 0, 0.0
     tokens = max(int(predicted_tokens) - call.tokens_out, 0)
@@ -86,7 +86,8 @@ def saved(call: Call, predicted_tokens: float, money: float) -> tuple[int, float
 
 
 class Entry(NamedTuple):
-    """What is booked apart from a call's end: a job's item, whose result must be kept first, or what no call explains."""
+    """A change to an account apart from a call's end: a job's item, whose result must be stored first, or tokens that no call
+    explains."""
 
     tenant: str
     model: str
@@ -96,6 +97,7 @@ class Entry(NamedTuple):
 
 
 def entry(call: Call, engine_s: float, predicted_tokens: float, price: Price) -> Entry:
+    """Return the account of one ended call as an `Entry`."""
     assert call.reason is not None
     account = Account()
     account.book(call, engine_s, predicted_tokens, price)
@@ -103,5 +105,5 @@ def entry(call: Call, engine_s: float, predicted_tokens: float, price: Price) ->
 
 
 def nobodys(backend: str, tokens: int) -> Entry:
-    """Tokens that an engine computed and that never came: for calls that had ended, whose share is not known."""
+    """Return an `Entry` for tokens that an engine computed and never sent: for ended calls whose shares are unknown."""
     return Entry("", "", backend, ZOMBIE, Account(tokens_wasted=tokens))

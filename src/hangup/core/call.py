@@ -1,13 +1,13 @@
-"""The life of a call, as a state machine without I/O.
+"""`Call`: the life of a call, as a state machine without I/O.
 
     RECEIVING ──▶ WAITING ──▶ SENT ──▶ ANSWERING ──▶ ENDED
         │            ▲          │
-        │            └──────────┘ the backend failed before its first byte: another one; or it stands still behind its head
-        └─ a call may end from every phase, and does so exactly once: `end()` answers the first time only.
+        │            └──────────┘ the backend failed before its first byte, or sent its head and then stood still: try another
+        └─ a call may end from every phase, and does so exactly once: only the first `end()` returns an `Ending`.
 
-The caller tells what happened and when (`now`, monotonic seconds), asks when the next limit falls due (`next_due`)
-and which one has passed (`overdue`). `end()` says what has to be done with the engine and with the client; whoever
-calls it must do it, and nothing of the call is held afterwards.
+The caller reports each event with its time (`now`, monotonic seconds), asks when the next limit is due (`next_due`) and which
+one has passed (`overdue`). `end()` returns what to do with the engine and what to tell the client; its caller must do both, and
+the call holds no resources afterwards.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from hangup.core.reasons import Outcome, Reason
 
 
 class Phase(Enum):
+    """The phases of a call."""
+
     RECEIVING = "receiving"
     WAITING = "waiting"
     SENT = "sent"
@@ -30,23 +32,25 @@ class Phase(Enum):
 
 
 class Tell(Enum):
-    """What the client is told when its call ends."""
+    """What to tell the client when its call ends."""
 
-    NOTHING = auto()  # it is not there any more
-    STATUS = auto()  # nothing was sent yet: a whole error answer
-    ERROR_EVENT = auto()  # the answer has begun: an error event if it is a stream, then break off the framing
-    FINISH = auto()  # the answer ends as it should
+    NOTHING = auto()  # it has hung up
+    STATUS = auto()  # nothing was sent yet: send a whole error answer
+    ERROR_EVENT = auto()  # the answer has begun: send an error event if it is a stream, then break off the framing
+    FINISH = auto()  # end the answer properly
 
 
 class EngineAction(Enum):
-    """What is done with the engine's work when the call ends."""
+    """What to do with the engine's work when the call ends."""
 
-    NONE = auto()  # it has none of ours
-    KEEP = auto()  # it finished: the connection can serve another call
+    NONE = auto()  # the engine has no work of this call
+    KEEP = auto()  # it has finished: the connection can serve another call
     ABORT = auto()  # it must stop now
 
 
 class Ending(NamedTuple):
+    """How a call ended, and what to do about it."""
+
     reason: Reason
     detail: str
     tell: Tell
@@ -56,7 +60,7 @@ class Ending(NamedTuple):
 class CallTimeLimits(NamedTuple):
     """The time limits of one call, in seconds; `inf` means none.
 
-    `client_*` come from the client itself, and are told apart from our caps only in the reason of the end.
+    `client_*` come from the client itself; only the reason of the end tells them apart from our limits.
     """
 
     total_s: float = math.inf
@@ -127,18 +131,18 @@ class Call:
         self.tenant = ""
         self.model = ""
         self.trace_id = ""
-        self.span_id = ""  # set while it is traced
+        self.span_id = ""  # set if the call is traced
         self.parent_id = ""
         self.stream = False
         self.backend = ""
-        self.engine_id = ""  # what that engine calls it, where that is not its id
-        self.slot: int | None = None  # its place in the engine's batch, where that is known
+        self.engine_id = ""  # the engine's name for the call, if that is not `id`
+        self.slot: int | None = None  # its slot in the engine's batch, if known
         self.attempts = 0
         self.status = 0
         self.bytes_in = 0
         self.tokens_in: int | None = None
         self.tokens_out = 0
-        self.tokens_exact = False  # told by the engine, not counted by us
+        self.tokens_exact = False  # reported by the engine, not counted by us
         self.clock = UNLIMITED
         self.phase = Phase.RECEIVING
         self.answering_client = False
@@ -146,7 +150,7 @@ class Call:
         self.client_has_all = False  # a whole answer was written, whatever the reason of the end
         self.reason: Reason | None = None
         self.detail = ""
-        self.leftovers: tuple[PendingStop, ...] = ()  # what engines were told to stop, attempt by attempt
+        self.leftovers: tuple[PendingStop, ...] = ()  # the work that engines were told to stop, attempt by attempt
         self.started_at = now
         self.received_at: float | None = None
         self.waiting_since = now
@@ -154,7 +158,7 @@ class Call:
         self.answered_at: float | None = None
         self.first_token_at: float | None = None
         self.progress_at = now
-        self.heard_at = now  # when the client last heard something, before the first token: it is told that it must wait
+        self.heard_at = now  # when the client was last sent a sign of life, before the first token
         self.ended_at: float | None = None
 
     def __repr__(self) -> str:
@@ -166,7 +170,7 @@ class Call:
 
     @property
     def tokens_after_end(self) -> int | None:
-        """Tokens that the engine computed after the call's end; None as long as nobody has told."""
+        """Return the tokens that the engine computed after the call ended; None while that is unknown."""
         if self.engine_finished or self.sent_at is None:
             return 0
         told = [left.tokens_after for left in self.leftovers]
@@ -175,35 +179,36 @@ class Call:
 
     @property
     def moved_at(self) -> float | None:
-        """When something last came of it in its engine: a token, or a whole answer. The head of a stream is no sign of life."""
+        """Return when the engine last made progress on the call: a token, or a whole answer. A stream's head does not count."""
         if self.first_token_at is not None:
             return self.progress_at
         return self.answered_at if self.engine_finished else None
 
     @property
     def fate(self) -> StopState | None:
-        """The worst that is known of what it left behind; None when there is nothing: its engine finished, or never had it."""
+        """Return the worst state of the work that the call left behind; None if there is none: its engine finished, or never
+        had it."""
         return max((left.fate for left in self.leftovers), key=_FATES.index, default=None)
 
     @property
     def engine_let_go(self) -> bool | None:
-        """Whether the engine is known to be done with it; None when nobody has told."""
+        """Return whether the engine is known to be done with the call; None while that is unknown."""
         return _LET_GO[self.fate]
 
     @property
     def outcome(self) -> Outcome | None:
         return self.reason.outcome if self.reason else None
 
-    # What happened, in the order of a good life
+    # Events, in their usual order
 
     def received(self, now: float) -> None:
-        """The whole request is here; now it waits for a backend."""
+        """Note that the whole request has arrived; the call now waits for a backend."""
         assert self.phase is Phase.RECEIVING, self
         self.phase = Phase.WAITING
         self.received_at = self.waiting_since = now
 
     def sent(self, backend: str, now: float) -> None:
-        """A backend has the request and nothing came back yet."""
+        """Note that a backend has the request, and nothing has come back yet."""
         assert self.phase is Phase.WAITING, self
         self.phase = Phase.SENT
         self.backend, self.slot = backend, None
@@ -211,38 +216,38 @@ class Call:
         self.sent_at = self.progress_at = now
 
     def fell_back(self, now: float) -> None:
-        """That backend failed before its first byte, or behind its head: nothing has come of the call."""
+        """Note that the backend failed before its first byte, or after its head, without any progress on the call."""
         assert self.phase in (Phase.SENT, Phase.ANSWERING) and self.first_token_at is None, self
         self.phase = Phase.WAITING
         self.answered_at = self.tokens_in = None
         self.waiting_since = now
 
     def answered(self, now: float) -> None:
-        """The engine's first byte came: from here on nothing is replayed."""
+        """Note the engine's first byte. From here on the call is not replayed, unless it falls back before its first token."""
         assert self.phase is Phase.SENT, self
         self.phase = Phase.ANSWERING
         self.answered_at = now
 
     def progressed(self, tokens: int, now: float) -> None:
-        """The engine sent something that counts (the pump does this by hand for most chunks)."""
+        """Note that the engine sent something that counts (the pump does the same inline for most chunks)."""
         if self.first_token_at is None:
             self.first_token_at = now
         self.progress_at = now
         self.tokens_out += tokens
 
     def client_heard(self, now: float) -> None:
-        """The client was sent a sign of life."""
+        """Note that the client was sent a sign of life."""
         self.heard_at = now
 
     def client_answer_began(self, status: int) -> None:
-        """The client has the answer's head: its status can no longer change."""
+        """Note that the client has the answer's head: its status can no longer change."""
         self.answering_client = True
         self.status = status
 
     # Time
 
     def next_due(self) -> float:
-        """When the next limit falls due."""
+        """Return when the next limit is due."""
         total_s, first_token_s, gap_s, queue_s, client_total_s, client_read_s = self.clock
         phase, start = self.phase, self.started_at
         due = start + (total_s if total_s < client_total_s else client_total_s)
@@ -254,7 +259,7 @@ class Call:
         return min(due, wait, self.heard_at + client_read_s)
 
     def overdue(self, now: float) -> Reason | None:
-        """The limit that has passed at `now`, if any; the client's own comes first."""
+        """Return the limit that has passed at `now`, if any; the client's own limits come first."""
         clock = self.clock
         if self.ended:
             return None
@@ -273,13 +278,13 @@ class Call:
         return None
 
     def _silence_began(self) -> float:
-        """Since when the client has heard nothing: its read timeout runs from here."""
+        """Return since when the client has received nothing: its read timeout runs from here."""
         return self.heard_at if self.first_token_at is None else self.progress_at
 
     # The end
 
     def end(self, reason: Reason, now: float, detail: str = "") -> Ending | None:
-        """Ends the call, once: the first caller gets what is to be done, any later one gets None."""
+        """End the call once: the first caller gets what to do, any later one gets None."""
         if self.ended:
             return None
         engine = EngineAction.NONE

@@ -1,8 +1,8 @@
-"""Which backends can answer a call: those that speak its API and have its model.
+"""`Catalog`: knows which backends can answer a call: those that speak its API and have its model.
 
-What is not known is not absent. A backend that was not asked yet, or that has no list, may serve anything; and most engines
-answer to more names than they list. A model is unknown only when every backend that could be asked for it has said, or was
-configured to say, exactly what it has.
+Unknown does not mean absent. A backend that has not been asked yet, or that has no list, may serve anything; and most engines
+answer to more names than they list. A model is unknown only when every backend that could have it has reported, or was
+configured with, exactly the models that it has.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-_FOUND_MAX = 4096  # answers kept: names come from clients
+_FOUND_MAX = 4096  # results to cache; bounded because names come from clients
 _REFUSED_MAX = 1024
 _NEAREST = 3
-_NAME_CHARS_MAX = 300  # a longer name is near to nothing
+_NAME_CHARS_MAX = 300  # no suggestions for longer names
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one backend answers, as far as is known."""
+    """The APIs and models of one backend, as far as known."""
 
-    apis: frozenset[str] | None = None  # that it speaks for sure; None: not known
-    apis_only: bool = False  # and no others: the configuration says so
-    models: frozenset[str] | None = None  # that it lists; None: it does not, or was not asked yet
-    patterns: tuple[str, ...] = ()  # that it is configured to have: names, in which * stands for anything
-    complete: bool = False  # it refuses what it does not list
-    asked: bool = False  # whether it has a list is known
+    apis: frozenset[str] | None = None  # it certainly speaks these; None: unknown
+    apis_only: bool = False  # and no others, by configuration
+    models: frozenset[str] | None = None  # it lists these; None: it has no list, or was not asked yet
+    patterns: tuple[str, ...] = ()  # configured names, in which * stands for any text
+    complete: bool = False  # it refuses models that it does not list
+    asked: bool = False  # it is known whether it has a list
     tagged: bool = False  # "name:tag" belongs to "name"
 
     def has(self, model: str) -> bool:
-        """Whether it has the model for sure."""
+        """Return whether it certainly has the model."""
         if self.patterns:
             return any(_matches(pattern, model) for pattern in self.patterns)
         if self.models is None:
@@ -42,29 +42,31 @@ class Offer:
 
     @property
     def exact(self) -> bool:
-        """Whether what it does not have for sure it has not."""
+        """Return whether it certainly lacks every model for which `has` is False."""
         return bool(self.patterns) or (self.complete and self.models is not None)
 
     @property
     def unlisted(self) -> bool:
-        """It was asked and has no list: it is taken for one that has everything."""
+        """Return whether it was asked and has no list: then it is treated as having every model."""
         return self.asked and self.models is None and not self.patterns
 
 
 class Found(NamedTuple):
     """Where a call can go."""
 
-    seats: frozenset[str] | None  # None: anywhere; empty: nobody has the model
-    model: str  # its name there
-    alias: bool  # which is not the one that the client used
+    seats: frozenset[str] | None  # names of backends; None: any; empty: none has the model
+    model: str  # the model's name at these backends
+    alias: bool  # the client used another name
 
 
 class Catalog:
+    """The offers of all backends, and the model aliases."""
+
     def __init__(self) -> None:
         self.offers: dict[str, Offer] = {}  # by backend
         self.aliases: dict[str, str] = {}
         self._found: dict[tuple[str, str], Found] = {}
-        self._refused: dict[tuple[str, str, str], float] = {}  # backend, API, model: until when others are preferred
+        self._refused: dict[tuple[str, str, str], float] = {}  # (backend, API, model): until when other backends are preferred
 
     def configure(self, offers: Mapping[str, Offer], aliases: Mapping[str, str]) -> None:
         self.offers, self.aliases = dict(offers), dict(aliases)
@@ -72,7 +74,7 @@ class Catalog:
         self._found.clear()
 
     def learn(self, backend: str, offer: Offer) -> bool:
-        """What a backend has told; whether that is new."""
+        """Note what a backend reports; return whether that is new."""
         if self.offers.get(backend) == offer:
             return False
         self.offers[backend] = offer
@@ -82,7 +84,7 @@ class Catalog:
     # Where a call can go
 
     def find(self, api: str, model: str) -> Found:
-        """For a call of this API ("" if it has none that is known) and model ("" if it names none)."""
+        """Return where a call can go, by its API ("" if unknown) and model ("" if it names none)."""
         found = self._found.get((api, model))
         if found is None:
             if len(self._found) >= _FOUND_MAX:
@@ -113,13 +115,13 @@ class Catalog:
         return [name for name, offer in offers if not offer.exact]
 
     def speaks(self, api: str) -> bool:
-        """Whether any backend may speak it."""
+        """Return whether any backend may speak this API."""
         return bool(self._speakers(api))
 
-    # What backends refused
+    # Refusals by backends
 
     def refused(self, backend: str, api: str, model: str, until: float) -> None:
-        """A backend did not know the path or the model: others are asked first, until then."""
+        """Note that a backend did not know the path or the model: until then, prefer other backends."""
         key = (backend, api, model)
         self._refused.pop(key, None)
         if len(self._refused) >= _REFUSED_MAX:
@@ -134,10 +136,10 @@ class Catalog:
         if over:
             self._found.clear()
 
-    # What there is
+    # Names of models
 
     def names(self, api: str = "") -> list[str]:
-        """All models that can be asked for, in order."""
+        """Return all models that clients can ask for, sorted."""
         listed: set[str] = set()
         for name in self._speakers(api):
             offer = self.offers[name]
@@ -148,19 +150,19 @@ class Catalog:
         return sorted(listed.union(usable))
 
     def nearest(self, model: str, api: str = "") -> list[str]:
-        """Names that are like this one, the most alike first."""
+        """Return names similar to this one, the most similar first."""
         if len(model) > _NAME_CHARS_MAX:
             return []
         folded: dict[str, str] = {}
         for name in self.names(api):
             folded.setdefault(name.lower(), name)
-            folded.setdefault(name.lower().rpartition("/")[2], name)  # many leave the owner's name away
+            folded.setdefault(name.lower().rpartition("/")[2], name)  # many clients omit the owner's name
         near = difflib.get_close_matches(model.lower(), folded, 2 * _NEAREST, 0.5)
         return list(dict.fromkeys(folded[name] for name in near))[:_NEAREST]
 
 
 def pattern_problem(pattern: str) -> str:
-    """What is wrong with a configured name, or nothing."""
+    """Return what is wrong with a configured name, or ""."""
     return "" if pattern.strip() == pattern and pattern else f"expected names of models, with * for any text, got {pattern!r}"
 
 

@@ -1,18 +1,19 @@
-"""The divergence alarm: an engine that is busy, and too little comes of it.
+"""The divergence alarm: detects an engine that is busy while too few of its tokens reach us.
 
-Per backend:
+For each backend it uses one of two signals:
 
-- *exact*, where the engine counts its tokens: how far its counter has run ahead of the tokens that we saw come. An engine
-  that counts late (at a call's end) falls behind and catches up again; so what counts is not that the lead grows but that
-  it grows beyond the highest it has ever been.
-- *statistical*, where we only know that it is busy: busy while it has no call of ours, or fewer tokens per busy second
-  than it has shown to give with as many calls in flight, or with fewer.
+- *exact*, where the engine counts its tokens: how far its counter has run ahead of the tokens that we received. An engine that
+  counts late (at a call's end) falls behind and catches up again; so a growing lead alone is no sign, only a lead that grows
+  beyond the highest that it has ever been.
+- *statistical*, where we know only that it is busy: busy while it has no call of ours, or fewer tokens per busy second than it
+  has shown with as many calls in flight, or with fewer.
 
-Two more need no figures but what the engine says it runs: it *runs* something all the time while it has no call of ours at all,
-or the reaper has found *zombies* in it, all the time. So a wedge, which yields nothing, is seen as well.
+Two more signals need no counters, only the engine's report of what it runs: it *runs* something all the time while it has no
+call of ours at all, or the reaper has found *zombies* in it, all the time. So a wedged engine, which yields nothing, is
+detected as well.
 
-An idle engine proves nothing, a warm-up is waited out, and a verdict must hold for a while before it counts, and be gone
-for a while before it is taken back.
+An idle engine proves nothing, and a warm-up is waited out. A finding must last for a while before the alarm goes off, and be
+gone for a while before the alarm ends.
 """
 
 from __future__ import annotations
@@ -23,35 +24,41 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _WARM_UP_S = 120.0  # after a start or a restart
-_LEARN_S = 300.0  # busy seconds before a baseline is believed
-_MEMORY_S = 1800.0  # busy seconds over which a baseline follows
+_LEARN_S = 300.0  # busy seconds before a baseline is used
+_MEMORY_S = 1800.0  # busy seconds over which a baseline adapts
 _ALONE_MAX = 0.5  # share of the window in which an engine may be busy without a call of ours
-_ALONE_SURE = 0.95  # the same, where the engine itself says that it runs something: this is no matter of degree
+_ALONE_SURE = 0.95  # the same, where the engine itself reports running work, which is not a matter of degree
 _TOKENS_MIN = 100  # a lead smaller than this is never worth an alarm
 _BUSY_MIN = 0.5  # share of the window in which an engine must have been busy to be judged
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmTerms:
-    window_s: float = 20.0  # what is looked at
-    hold_s: float = 20.0  # how long it must last, and how long it must be gone
+    """When the alarm goes off."""
+
+    window_s: float = 20.0  # the period that is judged
+    hold_s: float = 20.0  # how long a finding must last, and how long it must be gone
     share_max: float = 0.25  # tokens for nobody, as a share of those computed
     yield_min: float = 0.4  # tokens per busy second, as a share of the baseline
 
 
 class CounterSample(NamedTuple):
-    computed: int | None  # the engine's own count of tokens, if it has one
-    busy: float | None  # how busy it is just now, 0 to 1, if anybody knows
-    seen: int  # tokens that we saw come from it, so far
-    unseen: int  # tokens that calls in flight may have had without our seeing them: whole answers on their way
-    call_s: float  # seconds of all calls that it had, added up so far
-    served_s: float  # seconds in which it had any call, so far
-    zombies: int = 0  # calls that it has not let go of
-    runs: bool = False  # it says that it runs something
-    textless: bool = False  # for calls that give no tokens
+    """What is known about an engine at one moment."""
+
+    computed: int | None  # the engine's own token count, if it has one
+    busy: float | None  # how busy it is now, 0 to 1, if known
+    seen: int  # tokens received from it so far
+    unseen: int  # tokens that calls in flight may have had without our seeing them: whole answers in progress
+    call_s: float  # call-seconds: the durations of all its calls so far, added up
+    served_s: float  # seconds so far in which it had any call
+    zombies: int = 0  # ended calls that it has not stopped
+    runs: bool = False  # it reports running work
+    textless: bool = False  # it runs calls that yield no tokens
 
 
 class DivergenceFinding(NamedTuple):
+    """What is wrong, and by how much."""
+
     signal: str  # exact | statistical | zombies | alone
     # exact: tokens for nobody in the window; statistical: the missing share of the usual yield; zombies: how many; alone: the
     # share of the window in which it ran something and had no call of ours
@@ -63,7 +70,7 @@ class _Tick(NamedTuple):
     lead: int  # computed - seen
     computed: int | None
     seen: int
-    busy_s: float  # since the tick before
+    busy_s: float  # since the previous tick
     call_s: float  # so far
     served_s: float  # so far
     zombies: int
@@ -72,20 +79,20 @@ class _Tick(NamedTuple):
 
 
 class DivergenceAlarm:
-    """One backend's alarm. `observe` answers True when it has just gone off, False when it has just ended."""
+    """One backend's alarm. `observe` returns True when it has just gone off, False when it has just ended."""
 
     def __init__(self, terms: AlarmTerms | None = None) -> None:
         self.terms = terms or AlarmTerms()
         self.finding: DivergenceFinding | None = None  # the alarm, while it lasts
-        self._baseline: dict[int, tuple[float, float]] = {}  # tokens per busy second, busy seconds learned from
+        self._baseline: dict[int, tuple[float, float]] = {}  # by load level: tokens per busy second, busy seconds learned from
         self._suspected_since: float | None = None
         self._well_since: float | None = None
         self.restarted(-math.inf)
 
     def restarted(self, now: float) -> None:
-        """The engine was started anew: its counters begin again, and it may warm up."""
+        """Start over after a restart of the engine: its counters begin again, and it may warm up."""
         self._ticks: deque[_Tick] = deque()
-        self._high = -math.inf  # the highest lead that is older than the window
+        self._high = -math.inf  # the highest lead before the window
         self._quiet_until = now + _WARM_UP_S
 
     def observe(self, sample: CounterSample, now: float) -> bool | None:
@@ -97,7 +104,7 @@ class DivergenceAlarm:
         return self._settle(found, now)
 
     def _haunted(self) -> DivergenceFinding | None:
-        """By what it runs, in every look of a whole window."""
+        """Look for zombies, or work without a call of ours, in every sample of a whole window."""
         first, last = self._ticks[0], self._ticks[-1]
         span_s = last.at - first.at
         if span_s < self.terms.window_s:
@@ -145,7 +152,8 @@ class DivergenceAlarm:
         return None
 
     def _usual(self, level: int) -> float:
-        """Tokens per busy second with about as many calls; where that is not known, with fewer: more never give less."""
+        """Return the usual tokens per busy second with about as many calls, or, where that is unknown, with fewer: more calls
+        never yield less."""
         known = [at for at, (_, learned_s) in self._baseline.items() if at <= level and learned_s >= _LEARN_S]
         return self._baseline[max(known)][0] if known else 0.0
 
@@ -156,7 +164,7 @@ class DivergenceAlarm:
         self._baseline[level] = (usual + (rate - usual) * gain, learned_s)
 
     def _settle(self, found: DivergenceFinding | None, now: float) -> bool | None:
-        """Hysteresis: a finding must last, and so must its absence."""
+        """Apply hysteresis: a finding must last, and so must its absence."""
         if found is None:
             self._suspected_since = None
             if self.finding is None:
@@ -178,5 +186,5 @@ class DivergenceAlarm:
 
 
 def _follows(computed: int | None, before: int | None) -> bool:
-    """Whether a count goes on where it was: one that falls, or was not there, begins anew."""
+    """Return whether a count continues: one that falls, appears or disappears starts over."""
     return computed is before if computed is None or before is None else computed >= before

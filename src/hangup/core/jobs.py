@@ -1,14 +1,14 @@
-"""Jobs: work that may outlive its connection, but never its owner. Here is what states there are and what follows from what.
+"""Jobs: work that may outlive its connection, but never its owner. This module defines their states and transitions.
 
     job    VALIDATING ──▶ RUNNING ──▶ COMPLETED │ FAILED
-                │            └──────▶ CANCELLING ──▶ CANCELLED │ EXPIRED │ COMPLETED, if the end was quicker
+                │            └──────▶ CANCELLING ──▶ CANCELLED │ EXPIRED │ COMPLETED, if it completed first
                 └──▶ FAILED
     item   QUEUED ──▶ CLAIMED ──▶ SUCCEEDED │ ERRORED │ CANCELLED │ EXPIRED
               ▲          │
               └──────────┘ its worker is gone: it runs again
 
-A job has one item (a call) or many (a batch). It ends with its last item, and that it was cancelled is said only when no
-item is claimed any more: the one who claimed an item gives it back when the engine has let go of it.
+A job has one item (a call) or many (a batch). It ends with its last item. A job is reported as cancelled only when no item is
+claimed any more: the worker that claimed an item returns it once the engine has stopped working on it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from hangup.core.reasons import Outcome, Reason
 
 
 class Kind(StrEnum):
+    """The APIs through which a job can be created."""
+
     CALL = "call"  # `Prefer: respond-async`
     RESPONSE = "response"  # OpenAI, `background: true`
     BATCH = "batch"  # OpenAI
@@ -28,17 +30,19 @@ class Kind(StrEnum):
 
     @property
     def single(self) -> bool:
-        """One item, whose outcome is the job's."""
+        """Return whether the job has one item, whose outcome is the job's."""
         return self in (Kind.CALL, Kind.RESPONSE)
 
 
 class ItemState(IntEnum):
+    """The states of a job's item."""
+
     QUEUED = 0
     CLAIMED = 1
     SUCCEEDED = 2
     ERRORED = 3
     CANCELLED = 4
-    EXPIRED = 5  # the batch's window passed before its turn came
+    EXPIRED = 5  # the batch's completion window passed before it could run
 
     @property
     def ended(self) -> bool:
@@ -46,6 +50,8 @@ class ItemState(IntEnum):
 
 
 class JobStatus(StrEnum):
+    """The states of a job."""
+
     VALIDATING = "validating"
     RUNNING = "running"
     CANCELLING = "cancelling"
@@ -67,17 +73,17 @@ class Cause(StrEnum):
     LEASE = "lease_expired"
     WINDOW = "window_passed"
     KILLED = "killed"
-    UNHEARD = "client_gone"  # its client left before it was told the job's id
+    UNHEARD = "client_gone"  # its client hung up before it received the job's id
 
     @property
     def of_items(self) -> ItemState:
-        """What becomes of the items that have not ended."""
+        """Return the final state of the items that have not ended."""
         return ItemState.EXPIRED if self is Cause.WINDOW else ItemState.CANCELLED
 
 
 @dataclass(frozen=True, slots=True)
 class ItemCounts:
-    """How many of a job's items are in which state; the order is that of `ItemState`."""
+    """How many of a job's items are in which state, in the order of `ItemState`."""
 
     queued: int = 0
     claimed: int = 0
@@ -96,11 +102,11 @@ class ItemCounts:
 
 
 def outcome(kind: Kind, status: JobStatus, cause: Cause, tally: ItemCounts) -> JobStatus | None:
-    """The status in which a job ends, if it has come to its end."""
+    """Return the status in which a job ends, or None if it has not come to its end."""
     if status.ended or status is JobStatus.VALIDATING or tally.queued or tally.claimed:
         return None
-    stopped = status is JobStatus.CANCELLING or kind.single  # of a batch that is not, single items may have been killed
-    if (stopped and (tally.expired or tally.cancelled)) or not tally.total:  # none at all: cancelled before they were known
+    stopped = status is JobStatus.CANCELLING or kind.single  # a running batch may have single killed items
+    if (stopped and (tally.expired or tally.cancelled)) or not tally.total:  # no items: cancelled before they were known
         return JobStatus.EXPIRED if cause is Cause.WINDOW else JobStatus.CANCELLED
     return JobStatus.FAILED if kind.single and tally.errored else JobStatus.COMPLETED
 
@@ -109,23 +115,27 @@ TOO_MANY = 429  # Too Many Requests
 
 
 class AfterEffects(IntEnum):
-    """What follows from the end of an item's call."""
+    """What to do with an item when its call has ended."""
 
     SUCCEEDED = ItemState.SUCCEEDED
     ERRORED = ItemState.ERRORED
-    CANCELLED = ItemState.CANCELLED  # when the engine has let go of it
+    CANCELLED = ItemState.CANCELLED  # once the engine has stopped working on it
     AGAIN = -1
-    GIVEN_BACK = -2  # somebody else may run it, or we, another day
+    GIVEN_BACK = -2  # another worker may run it, or this one later
 
 
 def after(reason: Reason, status: int, *, stopping: bool, failures: int, failures_max: int) -> AfterEffects:
-    """`status` is that of the answer, if there was one; `stopping` that its job is being cancelled; `failures` of engines."""
+    """Decide what to do with an item whose call has ended.
+
+    `status` is that of the answer, if there was one; `stopping`: its job is being cancelled; `failures`: how often engines
+    failed on it.
+    """
     if reason is reasons.TAKEN_OVER:
         return AfterEffects.GIVEN_BACK
     if reason is reasons.YIELDED:
         return AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN
     match reason.outcome:
-        case Outcome.COMPLETED if status == TOO_MANY:  # it has no room now, which says nothing of the item
+        case Outcome.COMPLETED if status == TOO_MANY:  # the engine has no room now, which says nothing about the item
             return AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN
         case Outcome.COMPLETED:
             return AfterEffects.SUCCEEDED if 200 <= status < 300 else AfterEffects.ERRORED
@@ -144,9 +154,9 @@ def after(reason: Reason, status: int, *, stopping: bool, failures: int, failure
 
 
 class Lease:
-    """Somebody cares, or the job ends: renewed by whoever looks after it, and held while one is listening.
+    """The lease of a job: it must be renewed, or the job ends. It cannot expire while a client listens.
 
-    Time is the process's own, so that a clock which is set cannot end a job.
+    Time is the process's own, so that a change of the wall clock cannot end a job.
     """
 
     __slots__ = ("_listeners", "_renewed_at", "lease_s")

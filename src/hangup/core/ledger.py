@@ -1,4 +1,4 @@
-"""Where every call and every token went: totals, kept in memory, read by the metrics."""
+"""`Ledger`: totals of where every call and every token went, kept in memory for the metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131
 
 
 class Histogram:
-    """Counts by upper bound, the last bucket being everything above."""
+    """Counts by upper bound; the last bucket holds everything above."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -31,7 +31,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Ledger:
-    """The gateway's books. `record` is called once for each call, at its end."""
+    """The gateway's totals. `record` is called once for each call, at its end."""
 
     calls: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # route, outcome, cause
     tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # tenant, backend, delivered | wasted | zombie
@@ -60,10 +60,10 @@ class Ledger:
 
 
 def delivered(call: Call) -> bool:
-    """Whether the client got the tokens that were counted.
+    """Return whether the client got the tokens that were counted.
 
-    What a stream carried was delivered as it came, whatever its end; an answer that is sent as a whole was
-    delivered only if it was finished.
+    Tokens of a stream were delivered as they came, however it ended. An answer that is sent as a whole was delivered only if it
+    was finished.
     """
     finished = call.outcome is Outcome.COMPLETED or (call.outcome is Outcome.CAP and call.status == 200)
     return call.stream or finished

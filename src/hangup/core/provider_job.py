@@ -1,11 +1,11 @@
-"""A job that runs at a hosted provider, followed from here: when to look, when to cancel, when to give up.
+"""`ProviderJob`: follows a job that runs at a hosted provider, and decides when to look, when to cancel and when to give up.
 
     RUNNING ── lease runs out, owner or operator cancels ──▶ CANCELLING ── the provider says so ──▶ CANCELLED │ COMPLETED │ …
-       │ look, now and then                                     │ cancel, again if it failed; look, ever more seldom
+       │ look, now and then                                     │ cancel, again if it failed; look, less and less often
        └──────────── follow_s has passed ─▶ given up ◀──────────┘ cancel_s has passed, or the cancel failed too often
 
-That a job has stopped is believed when a look at the job itself says so: the answer to a cancel is only a promise. A job that
-was given up keeps its status, and ends here if anybody still hears of its end.
+A job counts as stopped only when a look at the job itself says so: the answer to a cancel is only a promise. A job that was
+given up keeps its status, and still ends here if a later look shows its end.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ from hangup.core.jobs import Cause, JobStatus, Lease
 
 
 class PollPace(NamedTuple):
-    """How often a provider is asked, and for how long."""
+    """How often to poll a provider, and for how long."""
 
     look_s: float  # between two looks at a job that runs
     poll_s: float  # between a cancel and the next look; doubles,
     poll_max_s: float  # up to this
-    cancel_s: float  # from a cancel to the end of the job
+    cancel_s: float  # the longest time from a cancel to the end of the job
     cancel_attempts_max: int
-    follow_s: float  # for which a job is followed in all
+    follow_s: float  # how long to follow a job in total
 
 
 class ProviderStep(Enum):
-    LOOK = auto()  # ask how the job stands, then `saw`, `gone` or `look_failed`
-    CANCEL = auto()  # tell the provider, then `cancel_taken` or `cancel_failed`
-    GIVE_UP = auto()  # nothing more is done
+    """What to do next."""
+
+    LOOK = auto()  # ask for the job's status, then call `saw`, `gone` or `look_failed`
+    CANCEL = auto()  # send a cancel, then call `cancel_taken` or `cancel_failed`
+    GIVE_UP = auto()  # do nothing more
 
 
 class ProviderJob:
+    """One job at a provider."""
+
     __slots__ = (
         "_attempts",
         "_began_at",
@@ -56,12 +60,12 @@ class ProviderJob:
         self.lease = lease
         self.given_up = False
         self.cancelling_since: float | None = None
-        self.stopped_after_s: float | None = None  # from the cancel to the provider's word
+        self.stopped_after_s: float | None = None  # from the cancel to the provider's confirmation
         self._pace = pace
         self._began_at = now
         self._due_at = now + pace.look_s
         self._pause_s = pace.poll_s
-        self._to_be_sent = False  # a cancel that the provider has not taken
+        self._to_be_sent = False  # the provider has not accepted the cancel yet
         self._attempts = 0
 
     def __repr__(self) -> str:
@@ -69,13 +73,13 @@ class ProviderJob:
 
     @property
     def over(self) -> bool:
-        """Nothing is to be done any more."""
+        """Return whether nothing remains to be done."""
         return self.status.ended or self.given_up
 
-    # What is to be done
+    # Next steps
 
     def due_at(self, now: float) -> float:
-        """When `next` is to be asked again."""
+        """Return when to call `next` again."""
         if self.over:
             return math.inf
         if self.cancelling_since is not None:
@@ -84,6 +88,7 @@ class ProviderJob:
         return due_at if self.lease is None else min(due_at, now + self.lease.left_s(now))
 
     def next(self, now: float) -> ProviderStep | None:
+        """Return the step to take now, if any."""
         if self.over:
             return None
         if self.cancelling_since is None and self.lease is not None and self.lease.expired(now):
@@ -100,10 +105,11 @@ class ProviderJob:
             return now >= self._began_at + self._pace.follow_s
         return self._attempts >= self._pace.cancel_attempts_max or now >= self.cancelling_since + self._pace.cancel_s
 
-    # What is wanted
+    # Requests
 
     def cancel(self, cause: Cause, now: float) -> None:
-        """Somebody wants it stopped, and the provider does not know yet. Once is enough, unless it was given up."""
+        """Request a cancel that the provider does not know about yet. Repeated requests do nothing, unless the job was given
+        up."""
         if self.status.ended or (self.cancelling_since is not None and not self.given_up):
             return
         self._begin_to_cancel(cause, now)
@@ -114,24 +120,24 @@ class ProviderJob:
         self.cancelling_since = self._due_at = now
         self._pause_s, self._attempts = self._pace.poll_s, 0
 
-    # What was heard, by whoever asked
+    # Answers from the provider
 
     def saw(self, status: JobStatus, now: float) -> None:
-        """The job itself says how it stands."""
+        """Note the status that the job itself reports."""
         if self.status.ended:
             return
         if status.ended:
             self._ended(status, now)
         elif self.cancelling_since is None and status is JobStatus.CANCELLING:
-            self._begin_to_cancel(Cause.ASKED, now)  # by somebody who did not ask us
+            self._begin_to_cancel(Cause.ASKED, now)  # cancelled by somebody at the provider, not through us
             self._rest(now)
-        elif not self._to_be_sent:  # which nobody's looking may put off
+        elif not self._to_be_sent:  # a look must not delay a cancel that is still to be sent
             if self.cancelling_since is None:
                 self.status = status
             self._rest(now)
 
     def gone(self, now: float) -> None:
-        """The provider does not know it any more."""
+        """Note that the provider does not know the job any more."""
         if not self.status.ended:
             self._ended(JobStatus.CANCELLED, now)
 
@@ -139,26 +145,26 @@ class ProviderJob:
         self._rest(now)
 
     def look_soon(self, now: float) -> None:
-        """Something may have changed."""
+        """Look at the next opportunity: something may have changed."""
         self._due_at = min(self._due_at, now)
 
     def cancel_taken(self, now: float) -> None:
-        """The provider has been told to stop it, by us or by its owner through us."""
+        """Note that the provider has accepted a cancel, from us or from its owner through us."""
         if self.status.ended:
             return
         if self.cancelling_since is None or self.given_up:
             self._begin_to_cancel(Cause.ASKED, now)
         self._to_be_sent = False
-        self._due_at = now  # whether that is true is for the job to say
+        self._due_at = now  # only a look at the job shows whether it stops
 
     def cancel_failed(self, now: float) -> None:
-        """The provider could not be told, or failed at it."""
+        """Note that a cancel could not be sent, or that the provider failed on it."""
         if self.status.ended:
             return
         if self.cancelling_since is None or self.given_up:
             self._begin_to_cancel(Cause.ASKED, now)
             self._to_be_sent = True
-        if self._to_be_sent:  # else it was taken at another time
+        if self._to_be_sent:  # otherwise another cancel was accepted
             self._attempts += 1
             self._rest(now)
 
@@ -173,7 +179,7 @@ class ProviderJob:
         if self.cancelling_since is not None:
             self.stopped_after_s = now - self.cancelling_since
         if status not in (JobStatus.CANCELLED, JobStatus.EXPIRED):
-            self.cause = Cause.NONE  # its end was quicker
+            self.cause = Cause.NONE  # it ended before the cancel took effect
         elif status is JobStatus.CANCELLED and self.cause is Cause.NONE:
             self.cause = Cause.ASKED
         elif status is JobStatus.EXPIRED:

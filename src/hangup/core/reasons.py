@@ -1,6 +1,6 @@
-"""Why a call ended: a closed list. Each reason belongs to one outcome and knows what a waiting client is told.
+"""The closed list of reasons why a call ended. Each reason belongs to one outcome and knows what to tell a waiting client.
 
-`code` is what stands in the log (`cause`), in the metrics and in the header `x-hangup-reason`.
+`code` appears in the log (`cause`), in the metrics and in the header `x-hangup-reason`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reason:
-    """One way to end. `status` is answered if no answer has begun; `retry` fills x-should-retry where we know."""
+    """One way to end. `status` is sent if no answer has begun; `retry` sets x-should-retry where we know."""
 
     code: str
     outcome: Outcome
@@ -45,13 +45,13 @@ def _reason(code: str, outcome: Outcome, status: int, message: str, retry: bool 
 
 COMPLETED = _reason("completed", Outcome.COMPLETED, 200, "The answer was delivered.")
 
-# The client's end. 499 is for the log alone: nobody is there to read it.
+# The client hung up. 499 appears only in the log: nobody is there to read it.
 CLIENT_FIN = _reason("fin", Outcome.CLIENT_GONE, 499, "The client closed its connection.")
 CLIENT_RESET = _reason("reset", Outcome.CLIENT_GONE, 499, "The client reset its connection.")
 CLIENT_SILENT = _reason("silence", Outcome.CLIENT_GONE, 499, "The client's host stopped answering.")
 CLIENT_STALLED = _reason("write_stall", Outcome.CLIENT_GONE, 499, "The client stopped reading.")
 
-# A job's client is whoever owns it.
+# A job's client is its owner.
 JOB_CANCELLED = _reason("job_cancelled", Outcome.CLIENT_GONE, 499, "The job was cancelled.")
 LEASE_EXPIRED = _reason("lease_expired", Outcome.CLIENT_GONE, 499, "The job's lease expired: nobody asked for it any more.")
 WINDOW_PASSED = _reason("window_passed", Outcome.CLIENT_GONE, 499, "The batch's completion window passed.")
@@ -103,7 +103,7 @@ ENGINE_GAVE_UP = _reason("engine_gave_up", Outcome.ENGINE_FAILED, 502, "The engi
 ENGINE_WEDGED = _reason("engine_wedged", Outcome.ENGINE_FAILED, 503, "The engine is stuck: none of its calls makes progress.")
 ENGINE_ERROR = _reason("engine_error", Outcome.ENGINE_FAILED, 502, "The engine failed.")
 
-# Refused: the client's request, not our state, is what stands in the way.
+# Refused because of the client's request, not because of our state.
 MALFORMED = _reason("malformed", Outcome.REFUSED, 400, "The request is not valid HTTP.", False)
 BAD_HOST = _reason(
     "bad_host", Outcome.REFUSED, 421, "The gateway does not serve this host name; add it to allowed_hosts.", False

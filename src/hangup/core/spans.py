@@ -1,7 +1,7 @@
-"""A call as OpenTelemetry spans: the call itself, and within it queue, first token, stream and release.
+"""Builds the OpenTelemetry spans of a call: the call itself, and within it queue, first token, stream and release.
 
-They are made once, when the call is over and its engine has let go of it, from the moments that the call keeps anyway; names
-and attributes follow the semantic conventions for generative AI. Ids are given by the caller.
+The spans are built once, when the call is over and its engine has stopped, from the times that the call keeps anyway. Names and
+attributes follow the semantic conventions for generative AI. The caller provides the ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hangup.core.reasons import Outcome
 
 _SERVER, _INTERNAL = 2, 1
 _ERROR = 2
-# By the second half of a route's name, such as openai.chat; what is not here is no inference.
+# By the second half of a route's name, such as openai.chat; other routes are not inference.
 _OPERATIONS = {
     "chat": "chat",
     "messages": "chat",
@@ -28,12 +28,12 @@ _OPERATIONS = {
 
 
 def settled(call: Call) -> bool:
-    """Whether all is known that a trace tells of an ended call: its engine let go, or will not tell."""
+    """Return whether everything that a trace shows about an ended call is known: its engine has stopped, or will not say."""
     return call.fate not in (StopState.PENDING, StopState.ZOMBIE)
 
 
 def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], str]) -> list[dict[str, Any]]:
-    """In OTLP's JSON shape. `nanoseconds` makes wall time of the call's clock."""
+    """Return the spans in OTLP's JSON format. `nanoseconds` converts the call's clock to wall time."""
     assert call.reason is not None and call.ended_at is not None
 
     def span(name: str, start: float, end: float, **more: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], 
 
 def _attributes(call: Call, operation: str) -> list[dict[str, Any]]:
     assert call.reason is not None
-    host, _, port = call.backend.rpartition(":")  # a backend without a name of its own is called by its address
+    host, _, port = call.backend.rpartition(":")  # a backend without a configured name is named by its address
     given: dict[str, str | int | None] = {
         "http.response.status_code": call.status,
         "server.address": host if port.isdigit() else None,
@@ -93,7 +93,7 @@ def _attributes(call: Call, operation: str) -> list[dict[str, Any]]:
     if operation:
         given |= {
             "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": call.route.partition(".")[0],  # whose API was spoken
+            "gen_ai.provider.name": call.route.partition(".")[0],  # whose API the client used
             "gen_ai.request.model": call.model,
             "gen_ai.usage.input_tokens": call.tokens_in,
             "gen_ai.usage.output_tokens": call.tokens_out,

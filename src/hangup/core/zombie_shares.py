@@ -1,7 +1,7 @@
-"""Whose the tokens are that an engine computed and that never came: shared out among the calls that it did not let go of.
+"""Attributes the tokens that an engine computed and never sent to the calls that it did not stop.
 
-An engine's counter tells how many there are, and the reaper whose they can be. Where the engine tells of single slots, the
-shares are exact; else they go by the time that each call ran on, and are estimates.
+The engine's counter says how many tokens there are, and the reaper says which calls they can belong to. Where the engine
+reports single slots, the shares are exact; otherwise they follow the time that each call ran on, and are estimates.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from hangup.core.reaper import PendingStop
 
 
 class ZombieShare(NamedTuple):
+    """One call's share of tokens and engine time."""
+
     left: PendingStop
     tokens: int
     engine_s: float
-    exact: bool  # the tokens are this call's, and not a share by time
+    exact: bool  # the tokens are this call's own, not a share by time
 
 
 def share(owners: Sequence[PendingStop], tokens: int | None, alone_s: float, since: float, now: float) -> list[ZombieShare]:
-    """What each had since the last time. `tokens` is None where nobody counts them: then only slots tell.
+    """Return each call's share since the last time. `tokens` is None where the engine has no counter: then only slots tell.
 
-    `alone_s` is how long the engine had no live call meanwhile: what it used beside one is in that call's share already.
+    `alone_s` is how long the engine had no live call meanwhile: time that it used beside a live call is in that call's share
+    already.
     """
     if not owners:
         return []
@@ -41,7 +44,7 @@ def share(owners: Sequence[PendingStop], tokens: int | None, alone_s: float, sin
 
 
 def _whole_parts(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to `total`, by weight."""
+    """Split `total` by weight into whole numbers that add up to it."""
     parts, given, passed, sum_of_all = list[int](), 0, 0.0, sum(weights)
     for weight in weights:
         passed += weight
@@ -52,6 +55,7 @@ def _whole_parts(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def entry(backend: str, part: ZombieShare, price: Price) -> Entry:
+    """Return one share as an account entry."""
     left, money = part.left, price.of(part.engine_s, part.tokens)
     account = Account(
         tokens_wasted=part.tokens,
@@ -65,7 +69,7 @@ def entry(backend: str, part: ZombieShare, price: Price) -> Entry:
 
 
 def not_saved(backend: str, left: PendingStop) -> Entry:
-    """What its call was thought to have spared the engine, which did not stop."""
+    """Return an `Entry` that takes back the savings of a call whose engine did not stop."""
     tokens, money = left.saved
     left.saved = (0, 0.0)
     return Entry(left.tenant, left.model, backend, left.cause, Account(tokens_saved=-tokens, money_saved=-money))
