@@ -141,7 +141,7 @@ class ItemRunner:
                 self._finish(errand, _stopped_state(errand))
 
     def unknown(self, claimed: set[tuple[int, int, int]]) -> set[tuple[int, int, int]]:
-        """Return which of the items (job, number, fence) that we have claimed we do not know; none while a write is pending."""
+        """Return which claimed items (job, number, fence) we do not know; none while a claim or write is pending."""
         if not self.keeper.idle or any(line.claiming for line in self._lines.values()):
             return set()
         return claimed - {(e.claim.key, e.claim.n, e.claim.fence) for e in self._all()}
@@ -256,7 +256,7 @@ class ItemRunner:
         self._feed_soon(errand.tenant)
 
     def _when_gone(self, errand: ItemClient, leftover: PendingStop | None) -> None:
-        """Record the cancel once the engine has stopped the item, and not before."""
+        """End a cancelled item when the reaper has settled its `PendingStop`, and not before."""
         state = _stopped_state(errand)
         if leftover is None:
             self._finish(errand, state)

@@ -32,8 +32,8 @@ the ledger only after that transaction, so an item that runs again after a crash
 after an error that left its outcome unknown: if the first attempt did reach the disk, the second finds the item ended.
 
 Cancelling. `cancel` ends the queued items at once and marks the job CANCELLING. Claimed items stay CLAIMED until their worker
-has stopped them in the engine and reports it, so a job is shown as cancelled only when nothing of it is claimed any more.
-Other processes see the change within a tick and stop the items that they run.
+has stopped them and the reaper has settled the stop (the engine shows it, or nothing could be learned), so a job is shown as
+cancelled only when none of its items is claimed. Other processes see the change within a tick and stop the items that they run.
 
 When a process dies. SQLite discards its unfinished transaction; its claims stay. The other workers, or the next process to
 start, declare it dead: at once if it ran on the same host and its process is gone, otherwise when its beats have not moved for
