@@ -202,7 +202,8 @@ def _between(server: Any, client: Any) -> int | None:
 def _leads(descriptor: int, port: int, client: str, client_port: int) -> bool:
     """Return whether a descriptor, of whatever kind, is the socket that connects the two."""
     try:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)  # as given: not queried
+        # With family and type given, Python does not query the descriptor for them.
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
     except OSError:
         return False
     try:
