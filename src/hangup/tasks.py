@@ -33,14 +33,14 @@ class LongTask:
         self.expected = 0  # how many should be running
         self.running = 0
         self.failures = 0
-        self.error = ""  # the last one
+        self.error = ""  # the last error
 
 
 class LongTasks:
     """All tasks and threads of a process."""
 
     def __init__(self, told: Callable[[str, Exception], None] | None = None) -> None:
-        """Report every failure to `told`, from any thread."""
+        """Report every failure to `told`, which is called from any thread."""
         self.told = told
         self._lock = threading.Lock()
         self._duties: dict[str, LongTask] = {}

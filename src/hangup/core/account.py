@@ -92,7 +92,7 @@ class Entry(NamedTuple):
     tenant: str
     model: str
     backend: str
-    cause: str  # the outcome
+    cause: str  # the outcome, or `ZOMBIE`
     account: Account
 
 

@@ -186,8 +186,8 @@ class Call:
 
     @property
     def fate(self) -> StopState | None:
-        """Return the worst state of the work that the call left behind; None if there is none: its engine finished, or never
-        had it."""
+        """Return the worst state of the work that the call's engines were told to stop; None if there is none: its engine
+        finished, or never had it."""
         return max((left.fate for left in self.leftovers), key=_FATES.index, default=None)
 
     @property
@@ -281,7 +281,7 @@ class Call:
         """Return since when the client has received nothing: its read timeout runs from here."""
         return self.heard_at if self.first_token_at is None else self.progress_at
 
-    # The end
+    # End
 
     def end(self, reason: Reason, now: float, detail: str = "") -> Ending | None:
         """End the call once: the first caller gets what to do, any later one gets None."""

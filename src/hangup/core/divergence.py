@@ -83,7 +83,7 @@ class DivergenceAlarm:
 
     def __init__(self, terms: AlarmTerms | None = None) -> None:
         self.terms = terms or AlarmTerms()
-        self.finding: DivergenceFinding | None = None  # the alarm, while it lasts
+        self.finding: DivergenceFinding | None = None  # set while the alarm lasts
         self._baseline: dict[int, tuple[float, float]] = {}  # by load level: tokens per busy second, busy seconds learned from
         self._suspected_since: float | None = None
         self._well_since: float | None = None

@@ -25,7 +25,7 @@ class FirstTokenTime:
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
-        self._spread = 0.0  # mean distance from the line
+        self._spread = 0.0  # mean distance of observations from the line
         self.at = -math.inf
         self.largest = 0.0
         self.seen = 0

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
-_SAMPLES = 32  # samples to keep for each size; the quantile is recomputed
-_LOOK = 4  # every this many samples once there are enough
+_SAMPLES = 32  # samples to keep for each size; once there are that many,
+_LOOK = 4  # the quantile is recomputed after every this many
 _LOW = 0.25  # the quantile that counts as usual,
 _SOME = 16  # from this many samples on; before that it is the median, since the first tokens to come are the quickest
-_RISE_MAX = 1.5  # times its best: a slowly growing load must not pass for usual;
-_FORGET = 1.002  # the best fades by this at each look
+_RISE_MAX = 1.5  # the usual time is at most this many times its best: a slowly growing load must not pass for usual
+_FORGET = 1.002  # the best fades by this factor at each recomputation
 
 
 class FirstTokenTimes:

@@ -33,17 +33,17 @@ COLD_MAX = 1024  # calls at a time for an engine that has not sent a single firs
 LATE_BY = 2.5  # a first token is late after this many times the usual time,
 LATE_S = 0.05  # plus this
 _EASY_BY, _EASY_S = 1.5, 0.025  # a first token within this allows one more call
-_LATE_SHARE = (0.4, 0.6)  # late share of first tokens: below the first, the engine does not queue; above the second, it does
+_LATE_SHARE = (0.4, 0.6)  # share of late first tokens: below 0.4 the engine does not queue, above 0.6 it does
 _FREE_SHARE = 0.75  # with fewer than this share of the most it has run at a time, a slot was free
 _ENOUGH = 4  # first tokens before late ones count as evidence
-_MANY = 8  # only from this many calls without a first token on can it be tested whether fewer help,
-_FEW = 4  # with this many first tokens of calls that had half as many ahead;
-_AS_LATE = 0.8  # fewer do not help if those take at least this share of the time
-_USUAL_GAIN = (0.1, 0.5)  # upward and downward
+_MANY = 8  # the test whether fewer calls help needs at least this many calls without a first token,
+_FEW = 4  # and this many first tokens of calls that had at most half as many ahead;
+_AS_LATE = 0.8  # if those took at least this share of the time, fewer calls do not help
+_USUAL_GAIN = (0.1, 0.5)  # how fast `_reads_s` follows, upward and downward
 _MEMORY = 4.0  # first tokens are counted over this many first-token times, or over a second
 _SHRINK = 0.95
 _GROW = 0.02
-_HELPED = 0.9  # shrinking to `_SHRUNK` of the calls must bring steps to this share of their time, or is undone
+_HELPED = 0.9  # with `_SHRUNK` of the calls, steps must take at most this share of their time, or shrinking is undone
 _SHRUNK = 0.7
 _RAN_S = 600.0  # how long to remember how many calls ran at a time
 _TRY_S = (1.0, 10.0)  # pause after a try of one more job that showed nothing; doubled each time
@@ -145,7 +145,7 @@ class LearnedLimit:
         self._tokens_to_try = self._try_after  # and how many of those remain
         self._reported = 0  # consecutive reports of waiting calls, or, below zero, of none
         self._seen = 0  # first tokens
-        self._count = 0.0  # the same, decaying
+        self._count = 0.0  # the same, decaying with time
         self._first_at = -math.inf
         self._refused_at = self._accepted_at = -math.inf
         self._step_best = math.inf
@@ -224,7 +224,7 @@ class LearnedLimit:
     def _judge(self, late: bool, unstarted: int) -> None:
         if self._seen < _ENOUGH:  # the first to come are the quickest: compared with them all others look late
             late = late and self._late == 1.0
-        # The more prompts are usually read at a time, the more of their first tokens it takes to tell a queue from scatter.
+        # The more prompts are usually read at a time, the more first tokens it takes to tell a queue from random variation.
         self._late += (late - self._late) / (4 + 2 * self._reading())
         if late:
             self._grown, self._has_word = self._grown // 2, False

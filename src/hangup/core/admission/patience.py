@@ -1,8 +1,8 @@
 """Learns how long clients wait before they leave, from their departures.
 
-It is a survival curve (Kaplan-Meier): of the clients that were still waiting after so many seconds, which share left then? A
-call that ended in another way says only that its client was there until then. So a timeout that all clients share shows as a
-cliff, however few of them ever had to wait that long, and people who leave one by one show as a slope.
+The method is a survival curve (Kaplan-Meier): of the clients that were still waiting after so many seconds, which share left
+then? A call that ended in another way says only that its client was there until then. So a timeout that all clients share shows
+as a cliff, however few of them ever had to wait that long, and people who leave one by one show as a slope.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BINS_PER_OCTAVE = 16
 _BINS = 15 * _BINS_PER_OCTAVE  # up to about half an hour
 _ENOUGH = 6  # departures before anything is concluded
 _ENOUGH_ALIKE = 3  # departures from whole streams, if they happen when clients without a first token leave, too
-_STAY_SHARE = 0.1  # if fewer than this share waited longer, no client counts as waiting longer
+_STAY_SHARE = 0.1  # if a smaller share than this waited longer, the curve ends there
 _CLIFF = 1.25  # if all leave within this factor of time, it is a timeout: then its start counts
 _ALIKE = 1.1
 _LEAST_S = 1.0  # a client that leaves sooner did not lose patience

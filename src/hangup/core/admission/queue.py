@@ -148,7 +148,7 @@ class Queue:
                 if version == tenant.version:
                     yield from tenant.line
 
-    # Who is next
+    # The next call
 
     def next(self, now: float, full: Collection[Where] = ()) -> AnyTicket | None:
         """Return the next call to start, of those that wait for something other than `full`."""

@@ -25,7 +25,7 @@ _PREDICTED_UNKNOWN = 256  # output tokens expected of a call before anything is 
 
 @dataclass(frozen=True, slots=True)
 class TenantTerms:
-    """What an operator grants a tenant."""
+    """The weight, the priority and the limits that an operator grants a tenant."""
 
     weight: float = 1.0
     band: Band = Band.NORMAL

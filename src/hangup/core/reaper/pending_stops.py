@@ -206,8 +206,8 @@ class PendingStops:
         """Evaluate the engine's answer to a status request sent at `asked_at`; return the calls that have stopped.
 
         `live` counts the answers that our calls wait for in this engine now, and `peak` the most since the last look. `unseen`
-        counts those of `live` that the engine may not have counted yet: it must not be mistaken for them when it reports as
-        much work. `pinned` says that each of our calls has its own slot.
+        counts those of `live` that the engine may not have counted yet: any work that it reports in their place is not theirs.
+        `pinned` says that each of our calls has its own slot.
         """
         self._watch_progress(status, now)
         self._peaks.append((now, max(live, peak)))
@@ -389,8 +389,8 @@ class PendingStops:
 
     def _watch_orphans(self, now: float) -> None:
         """Track whether foreign work can be that of a previous gateway process: it was there from the first look on, and has
-        never certainly grown since. Work that appears later belongs to another client, which is thereby known to exist: such
-        work is left alone."""
+        never certainly grown since. Work that appears later belongs to another client; once there is one, foreign work is left
+        alone."""
         self._others_at_most = min(self._others_at_most, max(self.unexplained, 0))
         if self.unexplained <= 0:
             self.orphans_since = None

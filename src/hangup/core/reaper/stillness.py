@@ -18,8 +18,8 @@ class Waiting(NamedTuple):
 
 
 def reading_s(prompt_tokens: float, expected_s: float | None) -> float:
-    """Return how long a prompt may take to be read: a multiple of the usual time, or of what is slow on any machine if none is
-    known."""
+    """Return how long a prompt may take to be read: three times the expected time, or the time on a slow machine if that is
+    unknown."""
     return prompt_tokens * READING_MAX_S if expected_s is None else expected_s * _LATE
 
 
