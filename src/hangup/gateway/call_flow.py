@@ -388,15 +388,6 @@ class CallFlow(ClientRequest):
         self.call.engine_finished = verdict.reason is reasons.COMPLETED
         self.end(*verdict)
 
-    def pause_engine(self) -> None:
-        self.stalls += 1
-        if self.attempt is not None and self.attempt.connection is not None:
-            self.attempt.connection.pause()
-
-    def resume_engine(self) -> None:
-        if self.attempt is not None and self.attempt.connection is not None:
-            self.attempt.connection.resume()
-
     def first_token(self) -> None:
         """Goes from the wait for the first token to the watch over gaps; nothing is replayed any more."""
         self.asked.forget_body()

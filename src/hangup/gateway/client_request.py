@@ -152,9 +152,13 @@ class ClientRequest:
     def pause_engine(self) -> None:
         """Stops taking more of the answer: the client does not read what it has."""
         self.stalls += 1
+        if self.attempt is not None and self.attempt.connection is not None:
+            self.attempt.connection.pause()
 
     def resume_engine(self) -> None:
         """Goes on: the client has read."""
+        if self.attempt is not None and self.attempt.connection is not None:
+            self.attempt.connection.resume()
 
     def abandon(self, why: str) -> None:
         """Leaves an engine that is stuck."""
