@@ -26,7 +26,6 @@ SOURCES = [
 FILE_LINES = 500
 LONG_FILES: set[str] = {
     "src/hangup/fake_engine/responses.py",
-    "src/hangup/gateway/call_flow.py",
     "tests/core/test_admission.py",
     "tests/core/test_limiter.py",
     "tests/jobs/test_job_store_fails.py",
