@@ -33,8 +33,8 @@ A healthy engine that lags: of 12 clients, 2 hang up at t=4 s. The engine stops 
 At t=9 s that is 2 more than our 10 live calls, so nothing is released. But the figure may date from t=3 s, when 12 calls were
 ours: 12 - 12, less 2 for the ended calls (their 2 + 6 s last until t=12 s), is below zero, so nothing is convicted. At t=10 s
 the engine reports 10, and both are released. In general, an engine that serves only us, stops within the grace period, and
-reports figures no older than `lag_s` can never report more than the most calls that were ours in that time plus those that
-ended in it. So it is never convicted, however calls come and go.
+reports figures no older than `lag_s` can never report more than the most calls that were ours in that time, plus those that
+ended in it or up to a grace period before it. So it is never convicted, however calls come and go.
 
 A call without a first token may not be in the figures yet: vLLM reports only finished steps, and a prefill is a step that can
 take seconds. Such a call gets `prefill_grace_s` more, and a figure counts as evidence for its release only once a step has
