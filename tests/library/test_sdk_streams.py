@@ -101,7 +101,7 @@ def test_a_client_that_leaves_stops_the_engine(engine: StandIn, source: Any) -> 
     after = engine.wait_idle()
     assert ended.outcome.value == "client_gone" and not ended.zombie
     assert after["aborted"] - before["aborted"] == 1
-    assert 5 <= after["tokens"] - before["tokens"] < 100
+    assert 1 <= after["tokens"] - before["tokens"] < 100  # some of the five chunks carry no token
 
 
 def test_an_openai_stream_left_by_break_stops_the_engine(engine: StandIn) -> None:

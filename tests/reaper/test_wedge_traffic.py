@@ -198,8 +198,7 @@ def test_another_clients_work_is_left_alone() -> None:
         config = f'[[backend]]\nurl = "{engine.url}"\nrestart_command = "/bin/false"\n'
         with Gateway(config=config, **QUICK) as gateway, Client(("127.0.0.1", engine.port)) as other:
             known(gateway)
-            stream(gateway, "before").fin()
-            wait_until(lambda: released(gateway) == 1, what="a look at an engine that has nothing to do")
+            time.sleep(1.5)  # no call of ours before: it could be taken for one that was released too early
             other.chat(stream=True, **LONG)
             other.read_until(b"data:")
             wait_until(lambda: events(gateway, "orphans"), what="orphans in the log")
