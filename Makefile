@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 HANGUP_ENGINES_DIR ?= .engines
+TORCH ?= torch==2.13.0+cpu
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-dashboard dashboard-picture fuzz check format bench judge lock docs clean chaos mutants
+.PHONY: help setup run demo test test-engines test-torch test-dashboard dashboard-picture fuzz check format bench judge lock docs clean chaos mutants
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -36,6 +37,13 @@ test: $(VENV)/.setup-test  ## all tests, beside each other where that is safe; A
 test-engines: $(VENV)/.setup-test  ## the tests with real engines, set up in HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp: 0.5 GB
 	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR) $(ENGINES)
 	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m pytest tests/real_engines -s $(ARGS)
+
+$(VENV)/.setup-torch: $(VENV)/.setup-test
+	$(PIP) install --target $(VENV)/torch "$(TORCH)" safetensors
+	touch $@
+
+test-torch: $(VENV)/.setup-torch  ## test the torch model (1 GB; TORCH=torch takes the build of your package index)
+	PYTHONPATH=$(VENV)/torch $(BIN)/python -m pytest tests/engine/test_torch.py $(ARGS)
 
 # The browser itself is Debian's, installed once: apt-get install chromium
 $(VENV)/.setup-dashboard: $(VENV)/.setup-test requirements/dashboard.txt
