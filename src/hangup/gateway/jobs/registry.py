@@ -439,7 +439,8 @@ class JobRegistry:
 
     async def prune(self, older_than_s: float, tenant: str | None = None, now: float | None = None) -> int:
         """Delete jobs that ended long ago and expired files; return the number of jobs."""
-        store, time_of_day = self.store, time.time() if now is None else now
+        store = self.store
+        time_of_day = self._clock.at(time.time(), self._loop.time()) if now is None else now
         count, more = 0, True
         while more:
             pruned, more = await store.do(lambda: store.jobs.prune(time_of_day - older_than_s, tenant))
