@@ -45,7 +45,7 @@ def test_no_forward_begins_for_a_call_after_its_cancel(spec: str) -> None:
         slot = 0  # the victim came first
         later = [slots for _, slots in model.forwards[at:]]
         assert all(slot not in slots for slots in later), f"forward {at}"
-        assert [type(e).__name__ for e in heard.events[told_before[0] :]] == ["Ended"], "nothing but the end is told"
+        assert [type(e).__name__ for e in heard.events[told_before[0] :]] == ["GenerationEnded"], "nothing but the end is told"
         assert other_heard.ended is not None and other_heard.ended.reason == "length"
         assert_nothing_is_held(engine)
     assert at > 10

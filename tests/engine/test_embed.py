@@ -59,7 +59,7 @@ def test_a_cancel_between_two_chunks_ends_it_there() -> None:
     engine.step()
     ticket.cancel()
     finish(engine)
-    assert len(fake.forwards) == 2 and [type(event).__name__ for event in heard.events] == ["Ended"]
+    assert len(fake.forwards) == 2 and [type(event).__name__ for event in heard.events] == ["GenerationEnded"]
     assert heard.ended and heard.ended.reason == "cancelled" and engine.counters.cancelled_running == 1
     assert engine.scheduler.pool.free == engine.scheduler.pool.count
 

@@ -210,8 +210,8 @@ def test_an_engine_is_added_by_one_file(tmp_path: Path) -> None:
         "print('newcomer' in module.ADAPTERS, asyncio.run(module.recognise('127.0.0.1', get))[0].title)\n"
     )
     (tmp_path / "newcomer.py").write_text(
-        "from hangup.gateway.backends.adapters.base import Adapter, Seen\n"
-        "class Newcomer(Adapter):\n"
+        "from hangup.gateway.backends.adapters.base import EngineAdapter, Seen\n"
+        "class Newcomer(EngineAdapter):\n"
         "    name = 'newcomer'\n"
         "    title = 'A new engine'\n"
         "    def recognises(self, models: Seen) -> bool:\n"

@@ -1,7 +1,8 @@
 """Every limit, grouped by the component that enforces it; `LimitSettings` has all of them under flat names for users.
 
-A component takes the group that it uses, so that its signature says which limits it enforces. Settings are defined only in this
-file and in `schema`.
+A component takes the group that it uses, so that its signature says which limits it enforces. Settings are defined only in
+this file and in `schema`. Only `LimitSettings` and `AdmissionLimits` are instantiated; the other groups have no generated
+methods, because those would double the time of an import.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def cap(default: float, doc: str, *, least: float = 1, most: float | None = None
     return setting(default, doc, least=least, most=most, per_call=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class CallLimits:
     """Limits on one call. A route or a tenant may override them."""
 
@@ -47,7 +48,7 @@ class CallLimits:
     websocket_idle_s: float = cap(300.0, "Timeout for a WebSocket that is silent in both directions.", least=0.01)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class RequestLimits:
     """Limits on requests from clients, whichever connection they come over."""
 
@@ -67,7 +68,7 @@ class RequestLimits:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class ClientLimits:
     """Limits on a client's connection."""
 
@@ -102,12 +103,11 @@ class ClientLimits:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrafficLimits(ClientLimits, RequestLimits, CallLimits):
     """All limits of a port for clients: connections, requests, calls."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class EngineLimits:
     """Limits on a connection to an engine."""
 
@@ -130,7 +130,7 @@ class EngineLimits:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class FailoverLimits:
     """Limits on retries of a call at other backends."""
 
@@ -147,7 +147,7 @@ class FailoverLimits:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class AdmissionLimits(CallLimits):
     """Limits on the queue, and its order."""
 
@@ -184,7 +184,7 @@ class AdmissionLimits(CallLimits):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class JobLimits(RequestLimits, CallLimits):
     """Limits on jobs that run here."""
 
@@ -208,7 +208,7 @@ class JobLimits(RequestLimits, CallLimits):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class ProviderLimits(CallLimits):
     """Limits on jobs at a hosted provider (`jobs = "provider"`)."""
 
@@ -235,7 +235,7 @@ class ProviderLimits(CallLimits):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class HealthLimits:
     """When to check backends, and when one counts as down."""
 
@@ -253,7 +253,7 @@ class HealthLimits:
     failures_max: int = limit(3, "Failures in a row after which a backend counts as down.", least=1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class ReaperLimits:
     """How to deal with engines that do not stop: aborts, quarantine, restart."""
 
@@ -290,12 +290,11 @@ class ReaperLimits:
     kill_wait_s: float = limit(5.0, "How long a kill waits for the engine to confirm; a kill may ask for less.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class BackendLimits(ReaperLimits, HealthLimits, EngineLimits):
     """All limits that concern one backend."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class ReportLimits:
     """Limits on the ledger, the traces, and the divergence alarm."""
 
@@ -322,7 +321,7 @@ class ReportLimits:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class ProcessLimits:
     """Limits on the process itself."""
 
