@@ -23,7 +23,7 @@ from hangup.errors import HangupError
 from hangup.gateway.otlp import Exporter
 from hangup.gateway.tracing import TRACEPARENT
 from support.processes import Gateway, Process, StandIn, gateway_and_engine
-from support.raw import ask
+from support.raw import Client, ask
 from support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -149,6 +149,9 @@ def test_what_is_not_sampled_is_left_alone_and_what_is_no_inference_is_not_calle
         unsampled = f"00-{TRACE}-{PARENT}-00"
         ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}, {"traceparent": unsampled})
         assert engine.seen()[-1]["headers"]["traceparent"] == unsampled
+        with Client(gateway.address) as noise:  # what cannot be read begins no trace
+            noise.send(b"no HTTP at all\r\n\r\n")
+            assert noise.read_answer().status == 400
         ask(gateway.address, "/nowhere", {})
         wait_until(lambda: got.spans)
         (whole,) = got.spans

@@ -224,6 +224,16 @@ class TestInference:
         assert answer.json()["text"]
         assert gateway.call_log(answer.headers["x-request-id"])["route"] == "invocations"
 
+    def test_a_refusal_has_the_shape_of_the_api_that_the_body_shows(self, gateway: Gateway) -> None:
+        """/generate belongs to two engines, whose errors differ."""
+        sglang = ask(gateway.address, "/generate", b'{"text":"x","stream":"maybe"}')
+        tgi = ask(gateway.address, "/generate", b'{"inputs":"x","parameters":7}')
+        assert (sglang.status, tgi.status) == (400, 400)
+        assert sglang.json()["error"]["code"] == sglang.headers["x-hangup-reason"]
+        assert tgi.json()["error_type"] == "validation"
+        routes = [gateway.call_log(answer.headers["x-request-id"])["route"] for answer in (sglang, tgi)]
+        assert routes == ["sglang.generate", "tgi.generate"]
+
 
 class TestRefused:
     @pytest.mark.parametrize("path", [*REFUSED, "/no/such/path"])

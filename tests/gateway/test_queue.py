@@ -236,6 +236,20 @@ class TestQueue:
             wait_until(lambda: waiting(gateway) == 1)
             assert ask(gateway.address, CHAT, big).headers["x-hangup-reason"] == "queue_full"
 
+    def test_images_that_leave_the_queue_take_their_bytes_along(self) -> None:
+        """Else the queue is full of clients that are gone, for as long as the gateway runs."""
+        url = "data:image/png;base64," + "A" * 30_000
+        picture = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+        settings = {"slots": 1, "queue_bytes_max": 50_000}
+        with gateway_and_engine(settings) as (gateway, _), Client(gateway.address) as runs:
+            runs.chat(stream=True, **LONG)
+            runs.read_until(b'"content":" ')
+            for _ in range(3):
+                with Client(gateway.address) as waits:
+                    waits.post(CHAT, picture)
+                    wait_until(lambda: waiting(gateway) == 1, what="its place in the queue")
+                wait_until(lambda: waiting(gateway) == 0, what="its leave")
+
 
 class TestLearnedSlots:
     @pytest.mark.alone

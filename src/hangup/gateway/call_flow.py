@@ -109,9 +109,11 @@ class CallFlow(ClientRequest):
 
     def _read(self, body: bytes) -> None:
         """Reads what is asked for, and how much of it is allowed; what cannot be is refused."""
-        call, settings = self.call, self.ports.policy.settings
-        asked = self.asked = read_request(self.request, body, self._structure, assemble=settings.assemble)
-        self.api, call.route = asked.api, asked.api.name
+        call, request, assemble = self.call, self.request, self.ports.policy.settings.assemble
+        try:
+            asked = self.asked = read_request(request, body, self._structure, assemble=assemble)
+        finally:
+            self.api, call.route = request.api, request.api.name  # for some paths, the body decides which API it is
         if isinstance(asked, GenerationRequest):
             call.model, call.stream = asked.ask.model, asked.ask.stream
             if asked.api.kept_by_engine:
@@ -411,7 +413,7 @@ class CallFlow(ClientRequest):
     # 6. The end is `ClientRequest.end`, for all kinds of requests
 
     def _free(self, ticket: Ticket[Placed]) -> None:
-        if self.asked.files:
+        if self.asked.files and ticket.seat is not None:  # one that waits still counts with its size in the queue
             ticket.size = 0  # so that nobody learns from it how many bytes of text make a token
         super()._free(ticket)
 

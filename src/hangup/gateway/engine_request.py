@@ -247,7 +247,7 @@ def read_request(
         plain.choices = count_inputs(body)  # texts that each get an answer
         return plain
     value = jsonbody.decode(body, structure, limits.json_elements_max, limits.json_depth_max)
-    api = route.api_for(value)
+    api = request.api = route.api_for(value)  # which a refusal from here on must speak
     if not api.generates:
         return EngineRequest(api, head, body)
     ask = api.read(head.path, value, limits, assemble)

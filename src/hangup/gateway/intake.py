@@ -78,7 +78,6 @@ class Intake(ClientConnections):
         """Refuses a request that could not be read, and closes its connection."""
         ports = self._ports
         call = Call(ports.policy.ids.new(), time.monotonic(), connection.peer)
-        self._trace(call, None)
         self._refuse(connection, call, IncomingRequest(_UNREADABLE, ports.policy.limits, None), Refusal(reason, detail))
 
     def _trace(self, call: Call, traceparent: bytes | None) -> None:
