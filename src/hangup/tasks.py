@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
+_LOG = logging.getLogger("hangup.tasks")
 _PAUSE_S = (0.5, 30.0)  # before a restart: doubled by each failure that soon follows another
 _STEADY_S = 60.0  # work that ran for this long did not fail because of how it started
 
@@ -40,7 +42,7 @@ class LongTasks:
     """All tasks and threads of a process."""
 
     def __init__(self, told: Callable[[str, Exception], None] | None = None) -> None:
-        """Report every failure to `told`, which is called from any thread."""
+        """Report every failure to `told`, which is called from any thread; without it, log them."""
         self.told = told
         self._lock = threading.Lock()
         self._duties: dict[str, LongTask] = {}
@@ -87,6 +89,8 @@ class LongTasks:
             duty.error = type(error).__name__
         if self.told is not None:
             self.told(name, error)
+        else:  # an engine or an application: without this line nothing at all would show it
+            _LOG.error("%s failed", name, exc_info=error)
 
     # Reports
 

@@ -262,6 +262,18 @@ class TestItsOwnWord:
         other.told(SPARE + 1)
         assert why(other) is Evidence.WAITING and not other.unlimited
 
+    def test_one_that_was_never_seen_to_run_any_still_gets_calls(self) -> None:
+        admission: Admission[Any] = Admission(LimitSettings(), [seat := BackendLoad("s")], lambda: 0.5)
+        tickets = [Ticket(n, prompt=PROMPT) for n in range(4)]
+        for ticket in tickets:
+            assert admission.arrive(ticket, "t", 1.0)[0].seat is seat
+        admission.engine_told(seat, 5, 2.0)
+        for ticket in tickets:  # their clients leave before any first token, and others keep the engine's queue full
+            admission.end(ticket, 3.0, left=True)
+        for at in range(4, 60):
+            admission.engine_told(seat, 5, float(at))
+        assert [action.seat for action in admission.arrive(Ticket("new", prompt=PROMPT), "t", 60.0)] == [seat]
+
     def test_none_waiting_twice_allows_more_whatever_it_was_seen_to_run(self) -> None:
         limit = known()
         limit.told(5)

@@ -177,3 +177,24 @@ def test_a_thread_that_runs_once_is_counted_and_told_of() -> None:
     go.set()
     thread.join(30)
     assert (told, duty.running, duty.failures, duties.down()) == (["engine: odd"], 0, 1, [])
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_a_failure_of_which_nobody_is_told_is_logged(thread: bool, caplog: pytest.LogCaptureFixture) -> None:
+    duties = LongTasks()
+
+    def fail() -> None:
+        raise ValueError("odd")
+
+    async def run() -> None:
+        async def work() -> None:
+            fail()
+
+        await asyncio.gather(duties.start("engine", work()), return_exceptions=True)
+
+    if thread:
+        duties.thread_once("engine", fail).join(60)
+    else:
+        asyncio.run(run())
+    (record,) = caplog.records
+    assert record.getMessage() == "engine failed" and record.exc_info and str(record.exc_info[1]) == "odd"

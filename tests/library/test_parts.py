@@ -116,6 +116,24 @@ def test_an_error_in_the_engines_thread_reaches_the_call() -> None:
     assert "out of memory" in ended.detail
 
 
+def test_a_stream_that_cannot_be_closed_does_not_keep_its_call(caplog: pytest.LogCaptureFixture) -> None:
+    class Stream:
+        """An SDK's stream whose connection is gone already."""
+
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([b"one"])
+
+        def close(self) -> None:
+            raise OSError("already gone")
+
+    async def main() -> hangup.Ended:
+        return await asyncio.wait_for(Pretender().stream(Stream()), 60)
+
+    ended = asyncio.run(main())
+    assert (ended.outcome.value, ended.zombie, ended.tokens_out) == ("completed", "", 1)
+    assert "could not be closed: OSError('already gone')" in caplog.text
+
+
 def test_a_thread_that_does_not_answer_is_named_after_the_grace(caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
 

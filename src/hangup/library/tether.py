@@ -27,7 +27,7 @@ from hangup.tasks import DUTIES
 Abort = Callable[[], object]
 
 _numbers = itertools.count(1)
-_ANY = (Exception,)  # `_settle` reports them, with the call that they belong to
+_ANY = (Exception,)  # `_settle` and `_let_go` report them, with the call that they belong to
 _settling: set[asyncio.Task[Any]] = set()  # tasks that outlive their call: ends of calls that the server cancelled, and zombies
 
 
@@ -172,7 +172,7 @@ class Tether:
 
     def _settling(self, watch: ClientWatch) -> asyncio.Task[None]:
         """Settle in a separate task, so that a server that cancels the call (perhaps again) cannot cancel its end."""
-        task = DUTIES.start("library call", self._settle(watch), label=f"hangup settles {self.call.id}")
+        task = DUTIES.start("library call", self._settle(watch), handled=_ANY, label=f"hangup settles {self.call.id}")
         _keep(task)
         return task
 

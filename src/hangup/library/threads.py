@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
+from hangup.library.ended import log
 from hangup.library.token import Cancelled, CancelToken
 from hangup.tasks import DUTIES
 
@@ -72,9 +73,19 @@ class ThreadedIterator(AsyncIterator[Any]):
             self._call(self._fail, error)
         finally:
             if not self._dismissed:
-                _close(iterator)
-                _close(made)  # an SDK's stream has its own close; closing its iterator does not close it
+                self._close(iterator)
+                self._close(made)  # an SDK's stream has its own close; closing its iterator does not close it
             self._call(self._over)
+
+    def _close(self, stream: Any) -> None:
+        """Close a stream; if that fails, log it, since the call still waits for the thread's end."""
+        close = getattr(stream, "close", None)
+        if close is None:
+            return
+        try:
+            close()
+        except BaseException as error:
+            log.warning("%s: the stream could not be closed: %r", self.name, error)
 
     def _may_go_on(self) -> bool:
         self._wanted.acquire()
@@ -107,12 +118,6 @@ class ThreadedIterator(AsyncIterator[Any]):
         self.made.cancel()
         if not self._gone.done():
             self._gone.set_result(None)
-
-
-def _close(stream: Any) -> None:
-    close = getattr(stream, "close", None)
-    if close is not None:
-        close()
 
 
 async def call_in_thread(function: Callable[[CancelToken], Any], token: CancelToken, named: Callable[[str], None]) -> Any:

@@ -357,7 +357,8 @@ class LearnedLimit:
         """Return how many calls the engine may have now; `held` of its calls have ended and are not known to be gone."""
         running = in_flight - unstarted
         most = min(running + self.unstarted_allowed(running), self.in_flight_max)
-        if self._full and not self._has_word and self._count - 1 < SPARE / _SOON_S * max(_MEMORY * self._reads_s, 1.0):
+        seldom = self._count - 1 < SPARE / _SOON_S * max(_MEMORY * self._reads_s, 1.0)
+        if self._full and self.ran and seldom and not self._has_word:  # `ran` 0 would shut it out
             # Slots get free too seldom: a call had better wait here than in the engine, where no other can overtake it.
             most = min(most, self.ran + held + (self._tokens_to_try <= 0))
         return most

@@ -242,13 +242,17 @@ class LedgerStore:
 
         Otherwise accounts would be booked twice, or written to a file that nobody can read.
         """
-        if self._db.in_transaction:
-            self._db.rollback()
+        self._roll_back()
         if file_identity(self._path) != self._identity:
             opened = _open(self._path)
             self._db.close()
             self._db, self._identity = opened, file_identity(self._path)
             self._told("ledger_begun_anew", path=self._path)
+
+    def _roll_back(self) -> None:
+        """Drop a transaction that an earlier failure left open: a commit of other work would write it as well."""
+        if self._db.in_transaction:
+            self._db.rollback()
 
     def _put_back(self, accounts: _Accounts, counts: dict[str, list[tuple[int, str, int]]]) -> None:
         """Merge unwritten accounts into the next batch; beyond the limit, only count the dropped calls."""
@@ -280,13 +284,15 @@ class LedgerStore:
                 pass
 
     def _forget_some(self, table: str, oldest: int) -> bool:
-        with self._lock, self._db:
-            (first,) = self._db.execute(f"SELECT min(minute) FROM {table}").fetchone()  # noqa: S608 - names of ours
-            if first is None or first >= oldest:
-                return False
-            until = min(first + _FORGOTTEN_MINUTES, oldest)
-            self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
-            return bool(until < oldest)
+        with self._lock:
+            self._roll_back()
+            with self._db:
+                (first,) = self._db.execute(f"SELECT min(minute) FROM {table}").fetchone()  # noqa: S608 - names of ours
+                if first is None or first >= oldest:
+                    return False
+                until = min(first + _FORGOTTEN_MINUTES, oldest)
+                self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
+                return bool(until < oldest)
 
 
 def _served(call: Call) -> bool:
