@@ -18,6 +18,8 @@ from hangup.gateway.apis.openai_responses import OpenAIResponses
 from hangup.gateway.apis.sglang import SglangAssembler, SglangGenerate
 from hangup.gateway.backends.adapters import Seen
 from hangup.gateway.backends.adapters.sglang import SglangAdapter
+from hangup.gateway.engine_request import GenerationRequest
+from hangup.gateway.http.head import RequestHead
 
 CHAT, RESPONSES = OpenAIChat(), OpenAIResponses()
 
@@ -206,3 +208,15 @@ class TestResponses:
         closing = RESPONSES.closing(Cut(ask, {}, {"sequence_number": 9}, events(), 4, set()))
         assert closing.startswith(b"event: response.incomplete\n")
         assert b'"refusal":"I won\'t"' in closing and b'"sequence_number":9' in closing
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_a_call_that_begins_anew_streams_as_it_is_asked_then(still: bool) -> None:
+    """A reload may have turned assembling off while its first engine stood still."""
+    head = RequestHead(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n", count_max=8, url_bytes_max=100)
+    value: Json = {"messages": []}
+    asked = GenerationRequest(CHAT, head, b"{}", CHAT.read(head.path, value, LimitSettings(), True), value)
+    assert asked.streams_unasked and asked.streams and not asked.blind
+    assert asked.begin_anew(LimitSettings(), still)
+    assert (asked.streams_unasked, asked.streams, asked.blind) == (still, still, not still)
+    assert (asked.ask.assembler is not None) == still

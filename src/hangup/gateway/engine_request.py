@@ -163,11 +163,15 @@ class GenerationRequest(EngineRequest):
         self.choices = ask.choices
         self.output_max = ask.cap.planned
         self.whole = False
+        self._head = head
+        self._body = body
+        self._note_streams()
+
+    def _note_streams(self) -> None:
+        ask = self.ask
         self.streams_unasked = ask.assembler is not None
         self.streams = ask.stream or self.streams_unasked
         self.blind = not self.streams
-        self._head = head
-        self._body = body
 
     @property
     def body(self) -> bytes:
@@ -207,13 +211,12 @@ class GenerationRequest(EngineRequest):
 
     def ask_plainly(self) -> None:
         self.ask.ask_plainly(self._head.path)
-        self.streams_unasked = False
-        self.streams = self.ask.stream
-        self.blind = not self.streams
+        self._note_streams()
 
     def begin_anew(self, limits: LimitSettings, assemble: bool) -> bool:
         if self.ask.assembler is not None:  # it may have taken something in
             self.ask = self.api.read(self._head.path, self.value, limits, assemble)
+            self._note_streams()  # a reload may have changed whether answers are assembled
         return True
 
     # For the answer
