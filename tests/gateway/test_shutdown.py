@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from typing import Any
 
 import pytest
 
+from hangup.config import BackendSettings, LimitSettings
 from hangup.core import reasons
 from hangup.core.call import Call
+from hangup.gateway.backends import aborts
+from hangup.gateway.backends.backend import Backend
 from hangup.gateway.http.head import RequestHead
 from hangup.gateway.kinds.live import LiveCall
 from hangup.gateway.request_policy import IncomingRequest
@@ -84,3 +88,30 @@ def test_whoever_comes_during_the_drain_is_sent_elsewhere(method: str) -> None:
             assert client.closed_within()
         busy.fin()
         assert gateway.wait() == 0
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_aborts_under_way_reach_their_engine_before_the_process_ends(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aborts, "CLOSE_S", 60.0 if answers else 0.05)
+
+    async def run() -> None:
+        heard: list[bytes] = []
+
+        async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError):
+                heard.append((await reader.readuntil(b"\r\n")).split()[1])
+                if not answers:
+                    await reader.read()  # until the other side gives up
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+        async with await asyncio.start_server(engine, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            loop = asyncio.get_running_loop()
+            backend = Backend(BackendSettings(url=url, engine="sglang"), LimitSettings(), loop)
+            sender = aborts.Aborts()
+            assert sender.stop(backend, "call-1", None)
+            await asyncio.wait_for(sender.close(), 30)
+            assert sender.failed == 0 and (heard == [b"/abort_request"] or not answers)
+            backend.pool.close()
+
+    asyncio.run(run())

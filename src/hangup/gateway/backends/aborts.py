@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from hangup.errors import EngineFault
 from hangup.gateway.backends.adapters import Abort
@@ -13,6 +14,7 @@ from hangup.tasks import Tasks
 
 IN_FLIGHT_MAX = 256  # beyond this the gateway only cuts the connection: a flood of aborts helps nobody
 LINGER_S = 0.25  # how long an abort may keep the call's own connection open
+CLOSE_S = 1.0  # how long the end of the process waits for aborts
 
 
 class Aborts:
@@ -60,4 +62,8 @@ class Aborts:
                 connection.abort()
 
     async def close(self) -> None:
+        """Give aborts that are under way a moment to reach their engines, which would go on without them; cancel the rest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._tasks.wait()
         await self._tasks.close()
