@@ -289,6 +289,18 @@ class TestItsOwnWord:
         limit.told(5)
         assert limit.unstarted_allowed(0) == allowed
 
+    def test_none_waiting_shows_no_room_while_calls_wait_here_instead(self) -> None:
+        limit = known()
+        limit.runs(8, 1.0)
+        limit.told(5, 13)
+        allowed = limit.unstarted_allowed(8)
+        for _ in range(4):
+            limit.told(0, 8)
+        assert limit.unstarted_allowed(8) == allowed, "it has what it was seen to run, and nothing can wait in it"
+        for _ in range(2):
+            limit.told(0, 9)
+        assert limit.unstarted_allowed(8) > allowed, "one more was tried, and did not wait"
+
 
 class TestRefusals:
     def test_it_has_as_many_as_when_it_refused_and_one_at_least(self) -> None:

@@ -306,7 +306,7 @@ class Fleet:
     def engine_told(self, seat: BackendLoad, waiting: int) -> None:
         """Note how many calls wait in the engine, by its own figures."""
         if not seat.slots:
-            seat.limiter.told(waiting)
+            seat.limiter.told(waiting, seat.in_flight)
             self.changed(seat)
 
     def nobody_waits(self, seat: BackendLoad) -> None:
