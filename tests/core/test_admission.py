@@ -435,9 +435,14 @@ def test_the_engines_own_word_goes_before_any_estimate() -> None:
     assert str(limiter.evidence) == "engine_reports_waiting"
     engine.come(5)
     assert engine.admission.queue.count == 5  # none is sent to stand in the engine's queue
+    for _ in range(3):
+        engine.admission.engine_told(engine.seat, 0, engine.now)
+    assert engine.admission.queue.count == 5  # it has what it was seen to run, so that none can wait in it
+    engine.admission.engine_told(engine.seat, 0, engine.now)
+    assert engine.admission.queue.count == 4  # one more is tried,
     for _ in range(5):
         engine.admission.engine_told(engine.seat, 0, engine.now)
-    assert str(limiter.evidence) == "none" and not engine.admission.queue.count
+    assert str(limiter.evidence) == "none" and not engine.admission.queue.count  # and did not have to wait
 
 
 def hurried(made: Admission[Any], key: str, now: float) -> tuple[Ticket[Any], list[Action[Any]]]:

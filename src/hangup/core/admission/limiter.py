@@ -258,12 +258,15 @@ class LearnedLimit:
     def told(self, waiting: int, in_flight: float = math.inf) -> None:
         """Note how many calls wait in the engine by its own report: that overrides any estimate.
 
-        With no more than `ran` calls `in_flight`, a full engine has none waiting because they wait here: that shows no room.
+        With no more than `ran` calls `in_flight`, a full engine has none waiting because they wait here: that shows no room,
+        but it brings the next try of one more call closer.
         """
         if not waiting:
             self._reported = min(self._reported, 0) - 1
             self._late = 0.0
-            if self.queues is not Evidence.NONE and self._reported < -1 and not (self._full and in_flight <= self.ran):
+            if self._full and in_flight <= self.ran:
+                self._tokens_to_try -= 1
+            elif self.queues is not Evidence.NONE and self._reported < -1:
                 self._grown = 2 * max(self._grown, SPARE)
                 self._has_word = True
         else:
