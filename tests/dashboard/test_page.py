@@ -189,7 +189,7 @@ def test_it_sorts_and_filters(browser: Any, pair: tuple[Gateway, StandIn]) -> No
         page.get_by_role("button", name="Filter").click()
         page.locator('#calls-body [data-key="two"]').wait_for(state="detached")
         page.get_by_role("button", name="Kill all of these").click()
-        page.get_by_text("no live call is meant").wait_for()
+        page.get_by_text("no live call matches").wait_for()
         assert sorted(live(gateway)) == ["one", "two"]
 
 
