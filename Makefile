@@ -36,14 +36,14 @@ test: $(VENV)/.setup-test  ## all tests, beside each other where that is safe; A
 
 test-engines: $(VENV)/.setup-test  ## the tests with real engines, set up in HANGUP_ENGINES_DIR (5 GB); ENGINES=llamacpp: 0.5 GB
 	$(BIN)/python -m tools.engines $(HANGUP_ENGINES_DIR) $(ENGINES)
-	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m pytest tests/real_engines -s $(ARGS)
+	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m tools.run_tests --serial tests/real_engines -s $(ARGS)
 
 $(VENV)/.setup-torch: $(VENV)/.setup-test
 	$(PIP) install --target $(VENV)/torch "$(TORCH)" safetensors
 	touch $@
 
 test-torch: $(VENV)/.setup-torch  ## test the torch model (1 GB; TORCH=torch takes the build of your package index)
-	PYTHONPATH=$(VENV)/torch $(BIN)/python -m pytest tests/engine/test_torch.py $(ARGS)
+	PYTHONPATH=$(VENV)/torch $(BIN)/python -m tools.run_tests --serial tests/engine/test_torch.py $(ARGS)
 
 # The browser itself is Debian's, installed once: apt-get install chromium
 $(VENV)/.setup-dashboard: $(VENV)/.setup-test requirements/dashboard.txt
@@ -52,7 +52,7 @@ $(VENV)/.setup-dashboard: $(VENV)/.setup-test requirements/dashboard.txt
 
 test-dashboard: $(VENV)/.setup-dashboard  ## the dashboard in Chromium (apt-get install chromium)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { echo "hangup: Chromium is needed: apt-get install chromium"; exit 1; }
-	DASHBOARD_TESTS=required $(BIN)/python -m pytest tests/dashboard $(ARGS)
+	DASHBOARD_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/dashboard $(ARGS)
 
 dashboard-picture: $(VENV)/.setup-dashboard  ## the picture of the dashboard in docs/figures
 	DASHBOARD_TESTS=required DASHBOARD_PICTURE=docs/figures/dashboard.png $(BIN)/python -m pytest tests/dashboard -k picture

@@ -55,9 +55,8 @@ def _soak(engine: str) -> None:
         causes = {row["cause"]: row for row in made["rows"]}
         assert {"completed", "client_gone", "killed", "cap", "engine_failed"} <= set(causes)
         gpu, total = made["engines"]["gpu"], made["total"]
-        # What died uncounted can only be told from what was computed for nobody in the same time by their difference.
-        zombies = causes.get("zombie", {"tokens_wasted": 0})["tokens_wasted"]
-        assert gpu["uncounted"] + zombies > 0 and gpu["live"] == 0 == gpu["difference"]
+        # How many tokens died uncounted is up to chance (none, if the count was read just before); that the sums agree is not.
+        assert gpu["live"] == 0 == gpu["difference"]
         assert gpu["computed"] + gpu["uncounted"] == total["tokens_delivered"] + total["tokens_wasted"]
         assert total["calls"] == sum(gateway_calls(gateway).values())
 
