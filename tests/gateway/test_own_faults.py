@@ -157,20 +157,20 @@ def test_a_watch_that_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("step", ["_read", "find_place", "_look_at_limits"])
 def test_costs_one_item_of_a_job(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An errand has no connection that would notice."""
+    """An item has no connection that would notice."""
     over: list[str] = []
     claim: Any = SimpleNamespace(path="/v1/chat/completions", body=WHOLE, job="j", n=0, single=True)
     owner: Any = SimpleNamespace(
-        errand_started=lambda errand: None, errand_over=lambda errand, call, *_: over.append(call.reason.code)
+        item_started=lambda item: None, item_ended=lambda item, call, *_: over.append(call.reason.code)
     )
 
     async def run() -> None:
         async with House() as house:
             failures = _fail_once(monkeypatch, JobItemCall, step)
-            errand = ItemClient(claim, "default", asyncio.get_running_loop(), owner)
-            house.gateway.jobs_port.undertake(errand, "item", {})
-            if errand.exchange is not None:
-                errand.exchange.on_due()
+            item = ItemClient(claim, "default", asyncio.get_running_loop(), owner)
+            house.gateway.jobs_port.run_item(item, "item", {})
+            if item.flow is not None:
+                item.flow.on_due()
             assert (failures, over) == ([step], ["internal_error"])
             await house.at_rest()
 

@@ -13,7 +13,7 @@ from hangup.errors import Refusal
 from hangup.gateway.jobs.input_lines import InputLines
 from hangup.gateway.store.jobs import JobStore, NewItem
 from hangup.tasks import DUTIES
-from support.board import FakeGateway, open_board
+from support.job_registry import FakeGateway, open_registry
 
 PATH = "/v1/chat/completions"
 CALL = {"path": PATH, "model": "m", "stream": False, "headers": {}}
@@ -27,12 +27,12 @@ class TestChecking:
             raise ZeroDivisionError
 
         async def run() -> None:
-            async with open_board(JobStore(""), FakeGateway()) as board:
-                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, None, window_s=86_400)
-                assert board.check_lines is not None
+            async with open_registry(JobStore(""), FakeGateway()) as registry:
+                job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, None, window_s=86_400)
+                assert registry.check_lines is not None
                 monkeypatch.setattr(InputLines, "finish", bug)
-                await board.check_lines(job)
-                ended = await board.store.do(lambda: board.store.jobs.get(job.key))
+                await registry.check_lines(job)
+                ended = await registry.store.do(lambda: registry.store.jobs.get(job.key))
                 assert (ended.status, ended.about["problems"][0]["code"]) == (JobStatus.FAILED, "internal_error")
 
         asyncio.run(run())
@@ -43,10 +43,10 @@ class TestChecking:
 
         async def run() -> None:
             host = FakeGateway(limits=LimitSettings(jobs_max=1))
-            async with open_board(JobStore(""), host) as board:
-                await board.submit("job_a", Kind.CALL, "ann", CALL, ITEM, lease_s=60)
+            async with open_registry(JobStore(""), host) as registry:
+                await registry.submit("job_a", Kind.CALL, "ann", CALL, ITEM, lease_s=60)
                 with pytest.raises(Refusal):
-                    await board.submit("job_b", Kind.CALL, "ann", CALL, ITEM, lease_s=60)
+                    await registry.submit("job_b", Kind.CALL, "ann", CALL, ITEM, lease_s=60)
             assert not told and not host.faults
 
         asyncio.run(run())

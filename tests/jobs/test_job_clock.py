@@ -28,7 +28,7 @@ class Idle:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
+    def run_item(self, item: ItemClient, id: str, headers: dict[str, str]) -> None:
         raise AssertionError("there was no room")
 
     def jobs_waiting(self, tenant: str) -> int:
@@ -50,23 +50,23 @@ class Idle:
 def test_a_clock_that_is_set_ends_no_lease_and_no_window(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
     async def run() -> None:
         loop, host, store = asyncio.get_running_loop(), Idle(), JobStore("")
-        board = JobRegistry(store, host, loop, keep_days=1)
-        await board.open()
+        registry = JobRegistry(store, host, loop, keep_days=1)
+        await registry.open()
         item = [NewItem("a", "/v1/chat/completions", b"{}")]
-        leased = await board.submit("job_a", Kind.CALL, "ann", {"path": "/v1/chat/completions"}, item, lease_s=60)
-        batch = await board.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=120)
+        leased = await registry.submit("job_a", Kind.CALL, "ann", {"path": "/v1/chat/completions"}, item, lease_s=60)
+        batch = await registry.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=120)
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + jump_s)
         for later_s in (0, 59):
-            await board._tick(loop.time() + later_s)
+            await registry._tick(loop.time() + later_s)
             jobs = await store.do(lambda: [store.jobs.get(job.key) for job in (leased, batch)])
             assert [job.status for job in jobs] == [JobStatus.RUNNING, JobStatus.RUNNING]
-        await board._tick(loop.time() + 61)
+        await registry._tick(loop.time() + 61)
         assert (await store.do(lambda: store.jobs.get(leased.key))).status is JobStatus.CANCELLED
-        await board._tick(loop.time() + 121)
+        await registry._tick(loop.time() + 121)
         assert (await store.do(lambda: store.jobs.get(batch.key))).status is JobStatus.EXPIRED
         assert "job_worker_gone" not in host.events, "nor a worker"
-        await board.close()
+        await registry.close()
 
     asyncio.run(run())
 
@@ -117,23 +117,23 @@ def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPat
         nonlocal ahead
         loop, store = asyncio.get_running_loop(), JobStore(path)
         ahead = 0.0 if first else 31 * 86_400.0
-        board = JobRegistry(store, Idle(), loop, keep_days=30)
-        await board.open()
+        registry = JobRegistry(store, Idle(), loop, keep_days=30)
+        await registry.open()
         item = [NewItem("a", "/v1/chat/completions", b"{}")]
         if first:
-            done = await board.submit("job_a", Kind.CALL, "ann", {}, item, lease_s=60)
-            await board.cancel(done, Cause.ASKED)
-            await board.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
+            done = await registry.submit("job_a", Kind.CALL, "ann", {}, item, lease_s=60)
+            await registry.cancel(done, Cause.ASKED)
+            await registry.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
             key = await store.do(lambda: store.files.begin("file-a", "ann", time.time()))
             await store.do(lambda: store.files.ready(key, "batch", "f", time.time() + 86_400))
             ahead = 31 * 86_400.0
-        await board._tick(loop.time() + 1200)
-        await board._tasks.wait()
-        assert await board.prune(30 * 86_400.0) == 0, "an operator's prune goes by the same clock"
+        await registry._tick(loop.time() + 1200)
+        await registry._tasks.wait()
+        assert await registry.prune(30 * 86_400.0) == 0, "an operator's prune goes by the same clock"
         statuses = await store.do(lambda: [store.jobs.find(id) for id in ("job_a", "batch_b")])
         assert [job.status if job else None for job in statuses] == [JobStatus.CANCELLED, JobStatus.RUNNING]
         assert await store.do(lambda: store.files.find("file-a", "ann")) is not None
-        await board.close()
+        await registry.close()
 
     asyncio.run(run(first=True))
     asyncio.run(run(first=False))
@@ -144,18 +144,18 @@ def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(monkeypatch: 
 
     async def run() -> None:
         loop, store, real = asyncio.get_running_loop(), JobStore(""), time.time
-        board = JobRegistry(store, Idle(), loop, keep_days=30)
-        await board.open()
+        registry = JobRegistry(store, Idle(), loop, keep_days=30)
+        await registry.open()
         monkeypatch.setattr(time, "time", lambda: real() - 400 * 86_400)
         item = [NewItem("a", "/v1/chat/completions", b"{}")]
-        batch = await board.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
+        batch = await registry.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
         monkeypatch.setattr(time, "time", real)
-        board._cares.clear()
-        board._change = None
-        await board._refresh()
-        await board._tick(loop.time())
+        registry._active.clear()
+        registry._change = None
+        await registry._refresh()
+        await registry._tick(loop.time())
         assert (await store.do(lambda: store.jobs.get(batch.key))).status is JobStatus.RUNNING
-        await board.close()
+        await registry.close()
 
     asyncio.run(run())
 
@@ -167,14 +167,14 @@ def test_nor_does_one_that_is_set_back_when_the_process_starts(monkeypatch: pyte
     async def run(*, back: bool) -> JobStatus:
         monkeypatch.setattr(time, "time", lambda: real() - 400 * 86_400 if back else real())
         loop, store = asyncio.get_running_loop(), JobStore(path)
-        board = JobRegistry(store, Idle(), loop, keep_days=30)
-        await board.open()
-        await board._beat(loop.time())
+        registry = JobRegistry(store, Idle(), loop, keep_days=30)
+        await registry.open()
+        await registry._beat(loop.time())
         if back:
-            await board.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
-        await board._tick(loop.time())
+            await registry.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
+        await registry._tick(loop.time())
         job = await store.do(lambda: store.jobs.find("batch_b"))
-        await board.close()
+        await registry.close()
         return job.status if job is not None else JobStatus.FAILED
 
     assert asyncio.run(run(back=False)) is JobStatus.FAILED, "there is none yet"

@@ -16,7 +16,7 @@ from hangup.gateway.jobs.calls import follow
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.jobs.workers import MissingWorkers
 from hangup.gateway.store.jobs import Job, JobStore, NewItem, Worker
-from support.board import FakeGateway, answered, open_board
+from support.job_registry import FakeGateway, answered, open_registry
 from support.jobs import client, line, results, start_batch, wait_batch
 from support.processes import Gateway, StandIn
 from support.waiting import soon, wait_until
@@ -28,9 +28,9 @@ BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "he
 
 @contextlib.asynccontextmanager
 async def one_takes_the_other_runs(folder: Path, host: FakeGateway) -> AsyncIterator[tuple[JobRegistry, JobRegistry]]:
-    """Two boards on one store: the first takes jobs and runs none, the second is that of `host`."""
+    """Two registries on one store: the first takes jobs and runs none, the second is that of `host`."""
     path = str(folder / "jobs.sqlite")
-    async with open_board(JobStore(path), FakeGateway()) as one, open_board(JobStore(path), host) as two:
+    async with open_registry(JobStore(path), FakeGateway()) as one, open_registry(JobStore(path), host) as two:
         one.runner.stop()
         yield one, two
 
@@ -45,7 +45,7 @@ class TestClaimedBeforeItIsKnown:
 
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
-            async with open_board(store, host) as board:
+            async with open_registry(store, host) as registry:
                 held, go = threading.Event(), threading.Event()
 
                 def hold() -> None:
@@ -55,19 +55,19 @@ class TestClaimedBeforeItIsKnown:
                 holding = asyncio.create_task(store.do(hold))
                 await asyncio.to_thread(held.wait, 60)
                 submits = [
-                    asyncio.create_task(board.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=60))
+                    asyncio.create_task(registry.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=60))
                     for n in range(5)
                 ]
                 await asyncio.sleep(0)
-                board.runner.wake("ann", urgent=True)  # its claim is in the queue behind them
+                registry.runner.wake("ann", urgent=True)  # its claim is in the queue behind them
                 await asyncio.sleep(0.05)
                 go.set()
                 await asyncio.gather(holding, *submits)
-                await soon(lambda: len(host.undertaken) == 5)
+                await soon(lambda: len(host.items) == 5)
                 assert host.headers == [CALL["headers"]] * 5
-                assert all(errand.listener is not None for errand in host.undertaken)
-                for errand in host.undertaken:
-                    answered(errand, b'data: {"x":1}\n\n')
+                assert all(item.listener is not None for item in host.items)
+                for item in host.items:
+                    answered(item, b'data: {"x":1}\n\n')
 
         asyncio.run(run())
 
@@ -79,12 +79,12 @@ class TestClaimedBeforeItIsKnown:
             async with one_takes_the_other_runs(tmp_path, idle) as (one, two):
                 batch = await one.submit("batch_b", Kind.BATCH, "ann", BATCH, items(2), window_s=600)
                 two.runner.wake("ann")  # long before it looks for what others have done
-                await soon(lambda: len(idle.undertaken) == 2)
+                await soon(lambda: len(idle.items) == 2)
                 assert idle.headers == [BATCH["headers"]] * 2
-                for errand in idle.undertaken:
-                    two._cares.pop(batch.key, None)  # as if it were not known here
-                    answered(errand, b'{"a":\n 1}')
-                await soon(lambda: two.runner.keeper.ended[ItemState.SUCCEEDED] == 2)
+                for item in idle.items:
+                    two._active.pop(batch.key, None)  # as if it were not known here
+                    answered(item, b'{"a":\n 1}')
+                await soon(lambda: two.runner.writer.ended[ItemState.SUCCEEDED] == 2)
                 rows = await one.store.do(lambda: one.store.jobs.results(batch.key, 0, 10))
                 lines = [json.loads(row.body or b"") for row in rows]
                 assert [row["custom_id"] for row in lines] == ["c0", "c1"]
@@ -104,8 +104,8 @@ class TestClaimedBeforeItIsKnown:
 
                 listening = asyncio.create_task(listen())
                 two.runner.wake("ann", urgent=True)
-                await soon(lambda: len(idle.undertaken) == 1)
-                answered(idle.undertaken[0], b'data: {"x":1}\n\ndata: {"x":2}\n\n')
+                await soon(lambda: len(idle.items) == 1)
+                answered(idle.items[0], b'data: {"x":1}\n\ndata: {"x":2}\n\n')
                 assert await asyncio.wait_for(listening, 60) == ["attempt", "chunk", "chunk"]
 
         asyncio.run(run())
@@ -116,14 +116,14 @@ def test_a_large_answer_is_kept_as_it_came() -> None:
 
     async def run() -> None:
         host, store = FakeGateway(), JobStore("")
-        async with open_board(store, host) as board:
-            job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(2), window_s=600)
-            await soon(lambda: len(host.undertaken) == 2)
+        async with open_registry(store, host) as registry:
+            job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(2), window_s=600)
+            await soon(lambda: len(host.items) == 2)
             numbers = b"[" + b"0.10000000000000000000001," * 10_000 + b"1]"
-            one, two = host.undertaken
+            one, two = host.items
             answered(one, b'{"a":%b}' % numbers)
             answered(two, b'{"a":\n%b}' % numbers)
-            await soon(lambda: board.care_for(job) is None)
+            await soon(lambda: registry.active_job(job) is None)
             first, second = await store.do(lambda: store.jobs.results(job.key, 0, 10))
             assert numbers in (first.body or b"") and json.loads(first.body or b"")["custom_id"] == "c0"
             assert (second.body or b"").count(b"\n") == 1 and len(
@@ -153,14 +153,14 @@ class TestTakenForDead:
     def test_it_claims_nothing_until_it_has_a_new_name(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
-            async with open_board(store, host, ticks=False) as board:
-                await store.do(lambda: store.workers.leave(board.worker))
-                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-                assert await store.do(lambda: store.jobs.claim(board.worker, "ann", 1, 1000, 0.0)) == []
-                await board._beat(0.0)
-                await soon(lambda: len(host.undertaken) == 1)
-                answered(host.undertaken[0])
-                await soon(lambda: board.care_for(job) is None)
+            async with open_registry(store, host, ticks=False) as registry:
+                await store.do(lambda: store.workers.leave(registry.worker))
+                job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                assert await store.do(lambda: store.jobs.claim(registry.worker, "ann", 1, 1000, 0.0)) == []
+                await registry._beat(0.0)
+                await soon(lambda: len(host.items) == 1)
+                answered(host.items[0])
+                await soon(lambda: registry.active_job(job) is None)
                 assert (await store.do(lambda: store.jobs.get(job.key))).status is JobStatus.COMPLETED
 
         asyncio.run(run())
@@ -168,18 +168,18 @@ class TestTakenForDead:
     def test_running_and_waiting_items_are_given_back(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(room=2), JobStore("")
-            async with open_board(store, host, ticks=False) as board:
-                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(6), window_s=600)
-                await soon(lambda: len(host.undertaken) == 2)
-                await store.do(lambda: board._give_back(board.worker))
+            async with open_registry(store, host, ticks=False) as registry:
+                job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(6), window_s=600)
+                await soon(lambda: len(host.items) == 2)
+                await store.do(lambda: registry._give_back(registry.worker))
                 host.room = 100
-                await board._beat(0.0)
-                ended = [errand.exchange for errand in host.undertaken[:2]]
+                await registry._beat(0.0)
+                ended = [item.flow for item in host.items[:2]]
                 assert ended == [None, None], "they were stopped"
-                await soon(lambda: len(host.undertaken) == 8)
-                for errand in host.undertaken[2:]:
-                    answered(errand)
-                await soon(lambda: board.care_for(job) is None)
+                await soon(lambda: len(host.items) == 8)
+                for item in host.items[2:]:
+                    answered(item)
+                await soon(lambda: registry.active_job(job) is None)
                 done = await store.do(lambda: store.jobs.get(job.key))
                 assert done.status is JobStatus.COMPLETED and done.tally.succeeded == 6
 
@@ -195,11 +195,11 @@ class TestTakenForDead:
             await store.do(lambda: store.jobs.claim(gone, "ann", 2, 1 << 20, 0.0))
             await store.do(lambda: store.workers.leave(gone))
             host = FakeGateway()
-            async with open_board(store, host) as board:
-                await soon(lambda: len(host.undertaken) == 3)
-                for errand in host.undertaken:
-                    answered(errand)
-                await soon(lambda: board.care_for(job) is None)
+            async with open_registry(store, host) as registry:
+                await soon(lambda: len(host.items) == 3)
+                for item in host.items:
+                    answered(item)
+                await soon(lambda: registry.active_job(job) is None)
 
         asyncio.run(run())
 
@@ -222,17 +222,17 @@ class TestDrain:
 
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
-            async with open_board(store, host) as board:
-                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-                await soon(lambda: len(host.undertaken) == 1)
-                board.stop()
+            async with open_registry(store, host) as registry:
+                job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.items) == 1)
+                registry.stop()
                 beats = await store.do(lambda: store.workers.all()[0].beats)
                 async with asyncio.timeout(60):
                     while await store.do(lambda: store.workers.all()[0].beats) < beats + 2:  # noqa: ASYNC110 - the store has no event for it
                         await asyncio.sleep(0.1)
                 await store.do(lambda: store.jobs.cancel(job.key, Cause.ASKED, 0.0))
-                board._version = -2  # as if another process had written
-                await soon(lambda: host.undertaken[0].stopping is reasons.JOB_CANCELLED)
+                registry._version = -2  # as if another process had written
+                await soon(lambda: host.items[0].stopping is reasons.JOB_CANCELLED)
 
         asyncio.run(run())
 
@@ -244,11 +244,11 @@ class TestTwo:
             async with one_takes_the_other_runs(tmp_path, idle) as (one, two):
                 job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 two.runner.wake("ann", urgent=True)
-                await soon(lambda: len(idle.undertaken) == 1)
-                two._cares.pop(job.key, None)
+                await soon(lambda: len(idle.items) == 1)
+                two._active.pop(job.key, None)
                 await one.cancel(job, Cause.ASKED)
-                await soon(lambda: idle.undertaken[0].exchange is None)
-                await soon(lambda: one.care_for(job) is None)
+                await soon(lambda: idle.items[0].flow is None)
+                await soon(lambda: one.active_job(job) is None)
                 assert (await one.find("job_a", "ann", Kind.CALL)).status is JobStatus.CANCELLED
 
         asyncio.run(run())
@@ -262,7 +262,7 @@ class TestTwo:
                 for n in range(50):
                     await one.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=600)
                 await two._refresh()
-                assert len(two.cares()) == 50
+                assert len(two.active_jobs()) == 50
                 read: list[int] = []
                 real = two.store.jobs.changed_since
 
@@ -274,12 +274,12 @@ class TestTwo:
                 two.store.jobs.changed_since = changed_since  # type: ignore[method-assign]
                 await one.cancel(await one.find("job_7", "ann", Kind.CALL), Cause.ASKED)
                 await asyncio.gather(two._refresh(), two._refresh())  # as when a tick and a beat meet
-                assert sum(read) == 1 and len(two.cares()) == 49
+                assert sum(read) == 1 and len(two.active_jobs()) == 49
                 job = await one.find("job_8", "ann", Kind.CALL)
                 await one.cancel(job, Cause.ASKED)
                 await one.store.do(lambda: one.store.jobs.delete(job.key))
                 await two._beat(0.0)
-                assert len(two.cares()) == 48, "and what is gone altogether is noticed"
+                assert len(two.active_jobs()) == 48, "and what is gone altogether is noticed"
 
         asyncio.run(run())
 
@@ -290,10 +290,10 @@ class TestTwo:
             async with one_takes_the_other_runs(tmp_path, FakeGateway()) as (one, two):
                 two.runner.stop()
                 await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-                two._cares.clear()
+                two._active.clear()
                 job = await two.find("job_a", "ann", Kind.CALL)
-                care = two.care_for(job)
-                assert care is not None and care.touched
+                active = two.active_job(job)
+                assert active is not None and active.touched
                 assert two.listen(job) is not None
 
         asyncio.run(run())
@@ -302,8 +302,8 @@ class TestTwo:
         async def run() -> None:
             path = str(tmp_path / "jobs.sqlite")
             async with (
-                open_board(JobStore(path), FakeGateway(room=0)) as one,
-                open_board(JobStore(path), FakeGateway(0)) as two,
+                open_registry(JobStore(path), FakeGateway(room=0)) as one,
+                open_registry(JobStore(path), FakeGateway(0)) as two,
             ):
                 job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 two.listen(job)

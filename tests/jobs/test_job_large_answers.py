@@ -14,7 +14,7 @@ from hangup.core.jobs import Kind
 from hangup.gateway.jobs import batches
 from hangup.gateway.jobs.item_client import LARGE_BYTES
 from hangup.gateway.store.jobs import JobStore, NewItem
-from support.board import FakeExchange, FakeGateway, answered, open_board
+from support.job_registry import FakeGateway, FakeItemCall, answered, open_registry
 from support.waiting import soon
 
 PATH = "/v1/embeddings"
@@ -46,11 +46,11 @@ def kept(kind: Kind, body: bytes, status: int = 200) -> Any:
 
     async def run() -> Any:
         host, store = FakeGateway(), JobStore("")
-        async with open_board(store, host) as board:
-            job = await board.submit("batch_b", kind, "ann", SHAPES[kind], [NewItem("c", PATH, b"{}")], window_s=60)
-            await soon(lambda: bool(host.undertaken))
-            answered(host.undertaken[0], body, status)
-            await soon(lambda: board.care_for(job) is None)
+        async with open_registry(store, host) as registry:
+            job = await registry.submit("batch_b", kind, "ann", SHAPES[kind], [NewItem("c", PATH, b"{}")], window_s=60)
+            await soon(lambda: bool(host.items))
+            answered(host.items[0], body, status)
+            await soon(lambda: registry.active_job(job) is None)
             (row,) = await store.do(lambda: store.jobs.results(job.key, 0, 1))
             assert row.body is not None and b"\n" not in row.body[:-1], "it is one line"
             return orjson.loads(row.body)
@@ -83,7 +83,7 @@ def test_what_is_no_json_is_told_as_text(broken: bytes, parsed: list[int]) -> No
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_one_beyond_answer_bytes_max_ends_the_call(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeExchange, "answer_bytes_max", len(LARGE) - 1)
+    monkeypatch.setattr(FakeItemCall, "answer_bytes_max", len(LARGE) - 1)
     row = kept(kind, LARGE)
     shown = answer_in(kind, row)
     if kind is Kind.MESSAGES:

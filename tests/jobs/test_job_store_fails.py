@@ -24,7 +24,7 @@ from hangup.gateway.jobs.batches import Batches
 from hangup.gateway.jobs.files import Gone, parts
 from hangup.gateway.store.database import Database, StoreFailed
 from hangup.gateway.store.jobs import Claim, JobStore, NewItem
-from support.board import FakeGateway, answered, open_board
+from support.job_registry import FakeGateway, answered, open_registry
 from support.jobs import client, line, results, start_batch, start_job, upload, wait_batch, wait_job
 from support.processes import Gateway, StandIn
 from support.waiting import soon, wait_until
@@ -58,17 +58,17 @@ class TestCancel:
     def test_it_reaches_the_engine_and_the_store_when_that_works_again(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
-            async with open_board(store, host) as board:
-                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-                await soon(lambda: len(host.undertaken) == 1)
+            async with open_registry(store, host) as registry:
+                job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.items) == 1)
                 store.fails = True
                 with pytest.raises(StoreFailed, match="is stopped"):
-                    await board.cancel(await board.find("job_a", "ann", Kind.CALL), Cause.ASKED)
-                assert host.undertaken[0].exchange is None, "at once"
+                    await registry.cancel(await registry.find("job_a", "ann", Kind.CALL), Cause.ASKED)
+                assert host.items[0].flow is None, "at once"
                 with pytest.raises(StoreFailed):
-                    await board.find("job_a", "bob", Kind.CALL)
+                    await registry.find("job_a", "bob", Kind.CALL)
                 store.fails = False
-                await soon(lambda: board.care_for(job) is None)
+                await soon(lambda: registry.active_job(job) is None)
                 ended = await store.do(lambda: store.jobs.get(job.key))
                 assert (ended.status, ended.cause) == (JobStatus.CANCELLED, Cause.ASKED), "with its cause"
 
@@ -77,13 +77,13 @@ class TestCancel:
     def test_a_lease_ends_it_too(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
-            async with open_board(store, host) as board:
-                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=1)
-                await soon(lambda: len(host.undertaken) == 1)
+            async with open_registry(store, host) as registry:
+                job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=1)
+                await soon(lambda: len(host.items) == 1)
                 store.fails = True
-                await soon(lambda: host.undertaken[0].exchange is None)
+                await soon(lambda: host.items[0].flow is None)
                 store.fails = False
-                await soon(lambda: board.care_for(job) is None)
+                await soon(lambda: registry.active_job(job) is None)
                 assert (await store.do(lambda: store.jobs.get(job.key))).cause is Cause.LEASE
 
         asyncio.run(run())
@@ -91,11 +91,11 @@ class TestCancel:
     def test_an_item_that_is_claimed_meanwhile_is_not_run(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
-            async with open_board(store, host) as board:
-                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
-                board.runner.keeper._cancels[job.key] = Cause.ASKED  # decided, and not yet written
-                await soon(lambda: board.care_for(job) is None)
-                assert not host.undertaken
+            async with open_registry(store, host) as registry:
+                job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
+                registry.runner.writer._cancels[job.key] = Cause.ASKED  # decided, and not yet written
+                await soon(lambda: registry.active_job(job) is None)
+                assert not host.items
 
         asyncio.run(run())
 
@@ -137,21 +137,21 @@ class TestPauses:
 
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
-            async with open_board(store, host) as board:
+            async with open_registry(store, host) as registry:
 
                 def broken(*_: object) -> list[Any]:
                     raise StoreFailed("a page is damaged")
 
                 real = store.jobs.claim
                 store.jobs.claim = broken  # type: ignore[method-assign, assignment]
-                await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 before = store.asked
                 await asyncio.sleep(2.5)
                 assert store.asked - before < 40, "some ticks and beats, and a few tries"
                 assert host.events.count("job_store_failed") <= 3
                 store.jobs.claim = real  # type: ignore[method-assign]
-                await soon(lambda: len(host.undertaken) == 1)
-                answered(host.undertaken[0])
+                await soon(lambda: len(host.items) == 1)
+                answered(host.items[0])
 
         asyncio.run(run())
 
@@ -232,15 +232,15 @@ class TestLost:
 
         async def run() -> None:
             host, store = FakeGateway(), LosingStore()
-            async with open_board(store, host) as board:
-                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=60)
-                await soon(lambda: len(host.undertaken) == 3)
+            async with open_registry(store, host) as registry:
+                job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=60)
+                await soon(lambda: len(host.items) == 3)
                 assert not store.loses and "job_items_lost" in host.events
-                for errand in host.undertaken:
-                    answered(errand)
-                await soon(lambda: board.care_for(job) is None)
+                for item in host.items:
+                    answered(item)
+                await soon(lambda: registry.active_job(job) is None)
                 await asyncio.sleep(0)
-                assert len(host.undertaken) == 3, "none of them twice"
+                assert len(host.items) == 3, "none of them twice"
 
         asyncio.run(run())
 
@@ -252,18 +252,18 @@ class TestDeleted:
 
         async def run() -> None:
             host, store = FakeGateway(), JobStore(str(path))
-            async with open_board(store, host) as board:
-                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-                await soon(lambda: len(host.undertaken) == 1)
+            async with open_registry(store, host) as registry:
+                job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.items) == 1)
                 path.rename(tmp_path / "elsewhere")
                 with pytest.raises(StoreFailed, match="deleted, moved or replaced"):
-                    await board.submit("job_b", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                    await registry.submit("job_b", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 path.touch()
                 with pytest.raises((StoreFailed, Refusal)):
-                    await board.submit("job_c", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-                answered(host.undertaken[0])
+                    await registry.submit("job_c", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                answered(host.items[0])
                 (tmp_path / "elsewhere").rename(path)
-                await soon(lambda: board.care_for(job) is None)
+                await soon(lambda: registry.active_job(job) is None)
                 assert (await store.do(lambda: store.jobs.get(job.key))).status is JobStatus.COMPLETED
 
         asyncio.run(run())
@@ -273,9 +273,9 @@ class TestKeeper:
     def test_one_result_that_cannot_be_written_costs_no_other(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
-            async with open_board(store, host) as board:
-                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=60)
-                await soon(lambda: len(host.undertaken) == 3)
+            async with open_registry(store, host) as registry:
+                job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=60)
+                await soon(lambda: len(host.items) == 3)
                 real = store.jobs.finish
 
                 def finish(claim: Any, *rest: Any) -> Any:
@@ -284,16 +284,16 @@ class TestKeeper:
                     return real(claim, *rest)
 
                 store.jobs.finish = finish  # type: ignore[method-assign, assignment]
-                for errand in host.undertaken:
-                    answered(errand)
-                await soon(lambda: board.runner.keeper.ended[ItemState.SUCCEEDED] == 2)
+                for item in host.items:
+                    answered(item)
+                await soon(lambda: registry.runner.writer.ended[ItemState.SUCCEEDED] == 2)
                 assert any(isinstance(fault, OverflowError) for fault in host.faults), "it is told"
                 store.jobs.finish = real  # type: ignore[method-assign]
-                again = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-                await soon(lambda: len(host.undertaken) == 4)
-                answered(host.undertaken[3])
-                await soon(lambda: board.care_for(again) is None)
-                assert board.care_for(job) is not None
+                again = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.items) == 4)
+                answered(host.items[3])
+                await soon(lambda: registry.active_job(again) is None)
+                assert registry.active_job(job) is not None
 
         asyncio.run(run())
 
@@ -302,10 +302,10 @@ class TestKeeper:
 
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
-            async with open_board(store, host) as board:
-                await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
-                other = await board.submit("batch_c", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
-                await soon(lambda: len(host.undertaken) == 2)
+            async with open_registry(store, host) as registry:
+                await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
+                other = await registry.submit("batch_c", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
+                await soon(lambda: len(host.items) == 2)
                 real = store.jobs.finish
 
                 def finish(*_: Any) -> Any:
@@ -313,26 +313,26 @@ class TestKeeper:
                     raise OverflowError("Python int too large to convert to SQLite INTEGER")
 
                 store.jobs.finish = finish  # type: ignore[method-assign, assignment]
-                cancelling = asyncio.create_task(board.cancel(other, Cause.ASKED))
+                cancelling = asyncio.create_task(registry.cancel(other, Cause.ASKED))
                 await asyncio.sleep(0)
-                answered(host.undertaken[0])  # in the turn of the cancel, so that they are written together
+                answered(host.items[0])  # in the turn of the cancel, so that they are written together
                 with pytest.raises(StoreFailed):
                     await asyncio.wait_for(cancelling, 60)
                 store.jobs.finish, store.fails = real, False  # type: ignore[method-assign]
-                await soon(lambda: board.care_for(other) is None)
+                await soon(lambda: registry.active_job(other) is None)
 
         asyncio.run(run())
 
     def test_the_tick_survives_whatever_happens_in_it(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
-            async with open_board(store, host) as board:
+            async with open_registry(store, host) as registry:
                 store.broken = lambda: AssertionError("not as it should be")
                 store.fails = True
                 await soon(lambda: len(host.faults) > 1)
                 store.fails = False
-                job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=1)
-                await soon(lambda: board.care_for(job) is None)
+                job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=1)
+                await soon(lambda: registry.active_job(job) is None)
 
         asyncio.run(run())
 
@@ -341,19 +341,19 @@ class TestReading:
     def test_results_that_are_pruned_while_they_are_read(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
-            async with open_board(store, host) as board:
-                batches = board.shapes[Kind.BATCH]
+            async with open_registry(store, host) as registry:
+                batches = registry.shapes[Kind.BATCH]
                 assert isinstance(batches, Batches)
-                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, items(300), window_s=60)
-                await soon(lambda: len(host.undertaken) == 300)
-                for errand in host.undertaken:
-                    answered(errand)
-                await soon(lambda: board.care_for(job) is None)
+                job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(300), window_s=60)
+                await soon(lambda: len(host.items) == 300)
+                for item in host.items:
+                    answered(item)
+                await soon(lambda: registry.active_job(job) is None)
                 file = await store.do(lambda: store.files.find("file-b-output", "ann"))
                 assert file is not None
                 lines = batches.lines(file, "ann")
                 assert await anext(lines)
-                await board.prune(-1)
+                await registry.prune(-1)
                 with pytest.raises(Gone):
                     await anext(lines)
 
@@ -362,7 +362,7 @@ class TestReading:
     def test_a_file_that_is_deleted_while_it_is_read(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
-            async with open_board(store, host) as board:
+            async with open_registry(store, host) as registry:
 
                 def write() -> Any:
                     key = store.files.begin("file-a", "ann", 0.0)
@@ -371,8 +371,8 @@ class TestReading:
                     return store.files.ready(key, "batch", "f", None)
 
                 file = await store.do(write)
-                assert [len(part) async for part in parts(board, file)] == [1000] * 3
-                reading = parts(board, file)
+                assert [len(part) async for part in parts(registry, file)] == [1000] * 3
+                reading = parts(registry, file)
                 assert await anext(reading)
                 await store.do(lambda: store.files.delete(file.key))
                 with pytest.raises(Refusal, match="deleted while it was read"):
@@ -417,13 +417,13 @@ class TestPrune:
         async def run() -> None:
             path = tmp_path / "jobs.sqlite"
             store = JobStore(str(path))
-            async with open_board(store, FakeGateway()) as board:
-                board.runner.stop()
+            async with open_registry(store, FakeGateway()) as registry:
+                registry.runner.stop()
                 big = [NewItem(f"c{k}", "/", b"x" * 100_000) for k in range(300)]
-                job = await board.submit("batch_b", Kind.BATCH, "ann", BATCH, big, window_s=60)
-                await board.cancel(job, Cause.ASKED)
+                job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, big, window_s=60)
+                await registry.cancel(job, Cause.ASKED)
                 assert path.stat().st_size > 25_000_000
-                await board.prune(-1)
+                await registry.prune(-1)
             assert path.stat().st_size < 5_000_000, "closed, so all of it is in the file"
 
         asyncio.run(run())
@@ -445,7 +445,7 @@ class TestLines:
 
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
-            async with open_board(store, host) as board:
+            async with open_registry(store, host) as registry:
                 text = b"".join(line(f"r{n}").encode().ljust(1023) + b"\n" for n in range(600))
 
                 def write() -> Any:
@@ -464,9 +464,9 @@ class TestLines:
 
                 store.files.part = part  # type: ignore[method-assign]
                 about = BATCH | {"input_file_id": "file-a"}
-                job = await board.submit("batch_b", Kind.BATCH, "ann", about, None, window_s=60)
-                assert board.check_lines is not None
-                await board.check_lines(job)
+                job = await registry.submit("batch_b", Kind.BATCH, "ann", about, None, window_s=60)
+                assert registry.check_lines is not None
+                await registry.check_lines(job)
                 ended = await store.do(lambda: store.jobs.get(job.key))
                 assert ended.status is JobStatus.FAILED and "deleted" in ended.about["problems"][0]["message"]
 
@@ -478,20 +478,20 @@ def test_an_engine_that_has_no_room_is_asked_again(tmp_path: Path) -> None:
 
     async def run() -> None:
         host, store = FakeGateway(), JobStore("")
-        async with open_board(store, host) as board:
-            job = await board.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-            await soon(lambda: len(host.undertaken) == 1)
-            errand, asked_at = host.undertaken[0], time.monotonic()
-            errand.begin(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 2\r\n\r\n", chunked=False)
-            assert errand.exchange is not None
-            assert errand.retry_after_s == 2
-            errand.exchange.call.status = 429
-            errand.exchange.end(reasons.COMPLETED)
-            await soon(lambda: len(host.undertaken) == 2)
+        async with open_registry(store, host) as registry:
+            job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+            await soon(lambda: len(host.items) == 1)
+            item, asked_at = host.items[0], time.monotonic()
+            item.begin(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 2\r\n\r\n", chunked=False)
+            assert item.flow is not None
+            assert item.retry_after_s == 2
+            item.flow.call.status = 429
+            item.flow.end(reasons.COMPLETED)
+            await soon(lambda: len(host.items) == 2)
             assert time.monotonic() - asked_at >= 1.9
             assert [entry.cause for entry in host.booked] == ["shed"], "it has completed nothing"
-            answered(errand)
-            await soon(lambda: board.care_for(job) is None)
+            answered(item)
+            await soon(lambda: registry.active_job(job) is None)
             assert (await store.do(lambda: store.jobs.get(job.key))).status is JobStatus.COMPLETED
 
     asyncio.run(run())

@@ -15,7 +15,7 @@ from hangup.core.jobs import Kind
 from hangup.errors import Refusal
 from hangup.gateway.jobs.upload import Upload
 from hangup.gateway.store.jobs import JobStore, NewItem
-from support.board import FakeGateway, open_board
+from support.job_registry import FakeGateway, open_registry
 from support.jobs import CHAT
 from support.processes import Gateway, Process, StandIn, reserved_port
 from support.waiting import wait_until
@@ -34,8 +34,8 @@ class Form:
 @contextlib.asynccontextmanager
 async def form() -> AsyncIterator[Form]:
     store, pauses = JobStore(""), list[bool]()
-    async with open_board(store, FakeGateway()) as board:
-        yield Form(Upload(board, "ann", b"multipart/form-data; boundary=b", pauses.append), store, pauses)
+    async with open_registry(store, FakeGateway()) as registry:
+        yield Form(Upload(registry, "ann", b"multipart/form-data; boundary=b", pauses.append), store, pauses)
 
 
 def test_others_have_their_turn_while_much_is_parsed() -> None:

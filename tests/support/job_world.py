@@ -36,7 +36,7 @@ from hangup.gateway.jobs.http_messages import JobHttpRequest
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.store.database import StoreFailed
-from hangup.gateway.store.jobs import NewItem as AskedItem
+from hangup.gateway.store.jobs import NewItem
 from hangup.tasks import LongTasks
 from support.faulty_store import Faults, SimStore
 from support.virtual import Died, Loop, Process, this_process
@@ -47,14 +47,14 @@ LIMITS = LimitSettings(job_failures_max=1000, job_worker_silence_s=6, job_cancel
 _STARTS_AGAIN_S = 1.0
 
 
-class SimExchange:
+class SimItemCall:
     """A call that waits, runs for a while, and ends in one of the ways in which calls end."""
 
     answer_bytes_max = 1 << 20
 
-    def __init__(self, host: SimGateway, errand: ItemClient, id: str) -> None:
+    def __init__(self, host: SimGateway, item: ItemClient, id: str) -> None:
         self.call = Call(id, host.world.loop.time(), "job")
-        self.errand = errand
+        self.item = item
         self._host = host
         self._timer: asyncio.TimerHandle | None = None
 
@@ -62,13 +62,13 @@ class SimExchange:
         host = self._host
         self.call.sent_at = host.world.loop.time()
         self._timer = host.world.loop.call_later(host.world.chance.choice([0.0, 0.01, 0.5, 3.0]), self._finish)
-        self.errand.started()
+        self.item.started()
 
     def _finish(self) -> None:
         fate = self._host.world.chance.random()
         if fate < 0.8:
-            self.errand.begin(b"", chunked=False)
-            self.errand.send(json.dumps({"echo": json.loads(self.errand.claim.body)}).encode())
+            self.item.begin(b"", chunked=False)
+            self.item.send(json.dumps({"echo": json.loads(self.item.claim.body)}).encode())
             self.call.status = 200
             self.end(reasons.COMPLETED)
         else:
@@ -80,14 +80,14 @@ class SimExchange:
         self.call.reason = reason
         if self._timer is not None:
             self._timer.cancel()
-        claim, host = self.errand.claim, self._host
+        claim, host = self.item.claim, self._host
         host.ended(self)
         leftover = None
         if self.call.sent_at is not None and reason is not reasons.COMPLETED and host.world.chance.random() < 0.5:
             leftover = PendingStop(self.call.id, host.world.loop.time())
             host.world.loop.call_later(host.world.chance.choice([0.0, 0.3, 5.0]), host.gone, leftover)
         account = Account(calls=1)
-        self.errand.over(self.call, leftover, Entry(TENANT, f"{claim.job}.{claim.n}", "engine", reason.outcome.value, account))
+        self.item.over(self.call, leftover, Entry(TENANT, f"{claim.job}.{claim.n}", "engine", reason.outcome.value, account))
 
     def on_due(self) -> None: ...
 
@@ -98,25 +98,25 @@ class SimGateway:
     def __init__(self, world: World) -> None:
         self.world = world
         self.limits = LIMITS
-        self._running: list[SimExchange] = []
-        self._waiting: list[SimExchange] = []
+        self._running: list[SimItemCall] = []
+        self._waiting: list[SimItemCall] = []
 
-    def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
-        exchange = SimExchange(self, errand, id)
-        errand.exchange = exchange
-        self._waiting.append(exchange)
+    def run_item(self, item: ItemClient, id: str, headers: dict[str, str]) -> None:
+        flow = SimItemCall(self, item, id)
+        item.flow = flow
+        self._waiting.append(flow)
         self._next()
 
     def _next(self) -> None:
         while self._waiting and len(self._running) < 2:
-            exchange = self._waiting.pop(0)
-            self._running.append(exchange)
-            exchange.start()
+            flow = self._waiting.pop(0)
+            self._running.append(flow)
+            flow.start()
 
-    def ended(self, exchange: SimExchange) -> None:
+    def ended(self, flow: SimItemCall) -> None:
         for line in (self._running, self._waiting):
-            if exchange in line:
-                line.remove(exchange)
+            if flow in line:
+                line.remove(flow)
         self.world.loop.call_soon(self._next)
 
     def gone(self, leftover: PendingStop) -> None:
@@ -125,8 +125,8 @@ class SimGateway:
             leftover.on_confirmed()
 
     def end_all(self) -> None:
-        for exchange in [*self._waiting, *self._running]:
-            exchange.end(reasons.DRAINED)
+        for flow in [*self._waiting, *self._running]:
+            flow.end(reasons.DRAINED)
 
     def jobs_waiting(self, tenant: str) -> int:
         return len(self._waiting)
@@ -165,29 +165,29 @@ class Life:
         self.world, self.number = world, number
         self.process = Process(world.loop, f"{number}-{world.lives}")
         self.host = SimGateway(world)
-        self.board: JobRegistry | None = None
-        self.desk: JobApi | None = None
+        self.registry: JobRegistry | None = None
+        self.api: JobApi | None = None
         self.store: SimStore | None = None
         self.process.start(self._open())
 
     async def _open(self) -> None:
         """Open the store as the gateway does: if it fails, try again."""
-        while self.board is None:
+        while self.registry is None:
             store = self.store = SimStore(str(self.world.path), self.world, self.process)
             registry = JobRegistry(store, self.host, self.world.loop, keep_days=1)
-            desk = JobApi(registry, Router)
+            job_api = JobApi(registry, Router)
             try:
                 await registry.open()
             except StoreFailed:
                 store.close()
                 await asyncio.sleep(_STARTS_AGAIN_S)
             else:
-                self.board, self.desk = registry, desk
+                self.registry, self.api = registry, job_api
 
     def opened(self) -> JobRegistry:
-        if self.board is None:
+        if self.registry is None:
             raise Died
-        return self.board
+        return self.registry
 
     async def drain(self) -> None:
         """Stop as a gateway does: running calls may finish for a while, then everything is closed."""
@@ -204,14 +204,14 @@ class Life:
 
     async def call(self, n: int, lease_s: float) -> Promise:
         about = {"path": PATH, "model": "m", "stream": False, "headers": {}}
-        item = AskedItem("", PATH, json.dumps({"job": n, "item": 0}).encode())
+        item = NewItem("", PATH, json.dumps({"job": n, "item": 0}).encode())
         job = await self.opened().submit(f"job_{n}", Kind.CALL, TENANT, about, [item], lease_s=lease_s)
         return Promise(job.id, 1, lease_s < 100)
 
     async def batch(self, n: int, items: int) -> Promise:
         """Upload a file, have its lines checked and create the batch, as `/v1/batches` does."""
-        store, desk = self.opened().store, self.desk
-        assert desk is not None
+        store, job_api = self.opened().store, self.api
+        assert job_api is not None
         rows = [
             {
                 "custom_id": f"c{k}",
@@ -232,7 +232,7 @@ class Life:
         await store.do(upload)
         body = {"endpoint": PATH, "input_file_id": f"file-{n}", "completion_window": "24h"}
         asked = JobHttpRequest("POST", "/v1/batches", {}, {}, TENANT, LIMITS, "", json.dumps(body).encode())
-        return Promise(json.loads((await desk.answer(asked)).body)["id"], items, False)
+        return Promise(json.loads((await job_api.answer(asked)).body)["id"], items, False)
 
     async def cancel(self, id: str) -> None:
         registry = self.opened()
@@ -243,14 +243,14 @@ class Life:
 
     def left(self) -> list[str]:
         """Return what is still held when there is nothing to do."""
-        registry = self.board
+        registry = self.registry
         if registry is None:
             return [f"{self.process.name} has not opened its store"]
-        runner, result_writer = registry.runner, registry.runner.keeper
+        runner, result_writer = registry.runner, registry.runner.writer
         held = {
-            "jobs": len(registry.cares()),
+            "jobs": len(registry.active_jobs()),
             "calls": not self.host.empty,
-            "errands": len(runner._all()),
+            "items": len(runner._all()),
             "pauses": len(runner._pausing),
             "sent": sum(line.sent for line in runner._lines.values()),
             "in hand": sum(len(line) for line in runner._lines.values()),

@@ -121,8 +121,8 @@ class Gateway:
     def start_drain(self) -> None:
         """Takes no new calls; idle connections close, busy ones after their answer."""
         self.intake.draining = True
-        if self.jobs.desk is not None:
-            self.jobs.desk.board.stop()
+        if self.jobs.api is not None:
+            self.jobs.api.registry.stop()
         self.registry.end_all(reasons.DRAINED, self.log.guard, lambda flow: flow.ends_on_drain)
         self.intake.close_after_answers()
 

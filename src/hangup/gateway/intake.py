@@ -121,10 +121,10 @@ class Intake(ClientConnections):
         if jobs.provider is not None:
             target, stream = target_of(request.head)
             return ProviderRequest(ports, connection, call, request, jobs.provider, target, stream=stream)
-        if jobs.desk is None and request.api.engine_may_have:
+        if jobs.api is None and request.api.engine_may_have:
             return ResponseQuestion(ports, connection, call, request)
-        if jobs.desk is None:
+        if jobs.api is None:
             raise Refusal(reasons.NO_JOBS)
-        local = LocalRequest(ports, connection, call, request, jobs.desk)
+        local = LocalRequest(ports, connection, call, request, jobs.api)
         local.start()
         return local

@@ -10,5 +10,5 @@ from hangup.gateway.jobs.provider import Provider
 
 @dataclass(slots=True)
 class JobServices:
-    desk: JobApi | None = None
+    api: JobApi | None = None
     provider: Provider | None = None

@@ -33,23 +33,23 @@ class JobsPort:
     def limits_of_tenant(self, tenant: str) -> LimitSettings:
         return self._ports.policy.limits_of("", tenant)
 
-    def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
+    def run_item(self, item: ItemClient, id: str, headers: dict[str, str]) -> None:
         """Makes a call for an item of a job."""
-        ports, policy, path = self._ports, self._ports.policy, errand.claim.path
-        call = Call(unused(id, ports.registry.live), time.monotonic(), errand.peer)
-        call.tenant = errand.tenant
+        ports, policy, path = self._ports, self._ports.policy, item.claim.path
+        call = Call(unused(id, ports.registry.live), time.monotonic(), item.peer)
+        call.tenant = item.tenant
         route = policy.router.find(path)
-        limits = policy.limits if route is None else policy.limits_of(route.path, errand.tenant)
+        limits = policy.limits if route is None else policy.limits_of(route.path, item.tenant)
         request = IncomingRequest(_head(path, tuple(headers.items())), limits, route)
-        flow = JobItemCall(ports, errand, call, request)
-        errand.exchange = flow
+        flow = JobItemCall(ports, item, call, request)
+        item.flow = flow
         ports.registry.add(flow)
         try:
-            self._begin(flow, errand)
+            self._begin(flow, item)
         except Exception as error:
             flow.fault(error)  # it is live already, and nobody else would end it
 
-    def _begin(self, flow: JobItemCall, errand: ItemClient) -> None:
+    def _begin(self, flow: JobItemCall, item: ItemClient) -> None:
         tracer, route = self._ports.accounting.tracer, flow.request.route
         if tracer is not None:
             tracer.begin(flow.call, None)
@@ -57,7 +57,7 @@ class JobsPort:
             flow.end(reasons.NOT_FOUND)
             return
         flow.call.route = route.api.name
-        flow.body_arrived(errand.claim.body)
+        flow.body_arrived(item.claim.body)
 
     def jobs_waiting(self, tenant: str) -> int:
         return self._ports.placement.admission.jobs_waiting(tenant)

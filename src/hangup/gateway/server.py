@@ -124,7 +124,7 @@ class Server:
         gateway.intake.connections_allowed = _connections_allowed(settings.limits)
         if gateway.intake.connections_allowed < settings.limits.connections_max:
             self._log.event("few_file_descriptors", connections_max=gateway.intake.connections_allowed)
-        gateway.jobs.desk = await self._open_jobs(settings, data_sock.getsockname()[1])
+        gateway.jobs.api = await self._open_jobs(settings, data_sock.getsockname()[1])
         gateway.intake.tls = tls
         listener = await self._listen_for_clients(data_sock)
         monitor = DivergenceMonitor(gateway, self._log)
@@ -149,8 +149,8 @@ class Server:
             if self._jobs_task is not None:
                 self._jobs_task.cancel()
                 await asyncio.gather(self._jobs_task, return_exceptions=True)
-            if gateway.jobs.desk is not None:
-                await gateway.jobs.desk.board.close()
+            if gateway.jobs.api is not None:
+                await gateway.jobs.api.registry.close()
             await gateway.close()
             if self._admin is not None:
                 self._admin.stop()
@@ -189,24 +189,24 @@ class Server:
 
     async def _open_store(self, path: str, settings: Settings) -> JobApi:
         store = await asyncio.to_thread(JobStore, path)
-        board = JobRegistry(store, self.gateway.jobs_port, self.gateway.loop, settings.jobs_days)
-        desk = JobApi(board, lambda: self.gateway.policy.router)
+        registry = JobRegistry(store, self.gateway.jobs_port, self.gateway.loop, settings.jobs_days)
+        job_api = JobApi(registry, lambda: self.gateway.policy.router)
         try:
-            await board.open()
+            await registry.open()
         except BaseException as failure:  # told to stop meanwhile, too: its thread and its file are nobody else's
             await asyncio.to_thread(store.close)
             if not isinstance(failure, StoreFailed):
                 raise
             kind = HangupError if isinstance(failure, StoreDamaged) else StoreFailed
             raise kind(f"cannot use {path}: {failure}") from None
-        return desk
+        return job_api
 
     async def _open_jobs_later(self, path: str, settings: Settings) -> None:
         pauses = Backoff(_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S)
-        while self.gateway.jobs.desk is None:
+        while self.gateway.jobs.api is None:
             await asyncio.sleep(pauses.failed(self.gateway.loop.time()))
             with contextlib.suppress(HangupError):
-                self.gateway.jobs.desk = await self._open_store(path, settings)
+                self.gateway.jobs.api = await self._open_store(path, settings)
                 self._log.event("jobs_opened")
 
     def stop(self) -> None:

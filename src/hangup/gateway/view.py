@@ -201,10 +201,10 @@ class AdminView:
         return self._gateway.stopping.reaper.books
 
     def jobs(self) -> JobsView | None:
-        desk, provider = self._gateway.jobs.desk, self._gateway.jobs.provider
+        job_api, provider = self._gateway.jobs.api, self._gateway.jobs.provider
         if provider is not None:
             return ProviderOverview(provider, time.monotonic)
-        return JobsOverview(desk.board, time.monotonic) if desk is not None else None
+        return JobsOverview(job_api.registry, time.monotonic) if job_api is not None else None
 
     def fault(self, error: Exception) -> None:
         self._log.fault(error)

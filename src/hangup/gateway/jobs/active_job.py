@@ -12,13 +12,13 @@ from hangup.gateway.store.jobs import Job
 class ActiveJob:
     """A job that has not ended, with its lease and its listeners."""
 
-    __slots__ = ("changed", "ends_at", "feed", "fresh", "job", "lease", "touched")
+    __slots__ = ("changed", "ends_at", "event_log", "fresh", "job", "lease", "touched")
 
     def __init__(self, job: Job, now: float, now_of_day: float) -> None:
         self.job = job
         self.lease = Lease(job.lease_s, now) if job.lease_s is not None else None
         self.ends_at = now + job.expires - now_of_day if job.expires is not None else None
-        self.feed: EventLog | None = None
+        self.event_log: EventLog | None = None
         self.fresh = False  # submitted to this process: no client has seen events of an earlier attempt
         self.touched = False  # a client asked for the job, and the store does not know it yet
         self.changed = asyncio.Event()  # replaced by a new event after each change

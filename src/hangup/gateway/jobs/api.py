@@ -24,13 +24,13 @@ Handler = Callable[..., Awaitable[JobHttpResponse]]
 class JobApi:
     """The entry point of all job APIs."""
 
-    def __init__(self, board: JobRegistry, router: Callable[[], Router]) -> None:
-        self.board = board
-        batches = Batches(board, router)
-        files = Files(board, batches.lines)
-        messages = MessageBatches(board, router)
-        self._calls = Calls(board)
-        self._responses = BackgroundResponses(board)
+    def __init__(self, registry: JobRegistry, router: Callable[[], Router]) -> None:
+        self.registry = registry
+        batches = Batches(registry, router)
+        files = Files(registry, batches.lines)
+        messages = MessageBatches(registry, router)
+        self._calls = Calls(registry)
+        self._responses = BackgroundResponses(registry)
         self._paths: list[tuple[str, re.Pattern[str], Handler]] = [
             (method, re.compile(path.replace("{id}", "([A-Za-z0-9_.-]{1,128})")), handler)
             for method, path, handler in (
@@ -79,4 +79,4 @@ class JobApi:
         """Return an `Upload` that takes the body in chunks, if the request uploads a file."""
         if asked.method != "POST" or asked.path != "/v1/files":
             return None
-        return Upload(self.board, asked.tenant, asked.fields.get(b"content-type", b""), pause)
+        return Upload(self.registry, asked.tenant, asked.fields.get(b"content-type", b""), pause)

@@ -44,14 +44,14 @@ _ENDED_FOR = {
 class Batches:
     """Handlers of the batch API; also checks input files and renders results (`ItemShape`)."""
 
-    def __init__(self, board: JobRegistry, router: Callable[[], Router]) -> None:
-        self._board = board
+    def __init__(self, registry: JobRegistry, router: Callable[[], Router]) -> None:
+        self._registry = registry
         self._router = router
-        board.shapes[Kind.BATCH] = self
-        board.check_lines = self._check
+        registry.shapes[Kind.BATCH] = self
+        registry.check_lines = self._check
 
     async def create(self, asked: JobHttpRequest) -> JobHttpResponse:
-        value, store = asked.json(), self._board.store
+        value, store = asked.json(), self._registry.store
         endpoint, input_id = value.get("endpoint"), value.get("input_file_id")
         if type(endpoint) is not str or not self._serves(endpoint):
             raise Refusal(reasons.BAD_FIELD, f"'endpoint' must be one of {', '.join(self._endpoints())}.")
@@ -72,8 +72,8 @@ class Batches:
             "headers": asked.replayed(),
         }
         id = f"batch_{secrets.token_hex(12)}"
-        job = await self._board.submit(id, Kind.BATCH, asked.tenant, about, None, window_s=window_s)
-        self._board.own(self._check(job))
+        job = await self._registry.submit(id, Kind.BATCH, asked.tenant, about, None, window_s=window_s)
+        self._registry.own(self._check(job))
         return JobHttpResponse.json(shown(job))
 
     def _serves(self, endpoint: str) -> bool:
@@ -84,10 +84,10 @@ class Batches:
 
     async def _check(self, job: Job) -> None:
         """Turn the lines of the input file into items; the batch runs if all lines are valid, and fails otherwise."""
-        board, store, before = self._board, self._board.store, job.worker
+        registry, store, before = self._registry, self._registry.store, job.worker
         while True:
             try:
-                worker = board.worker
+                worker = registry.worker
                 if await store.do(partial(store.jobs.start_checking, job.key, worker, before)):
                     await self._check_lines(job, worker)
                 return
@@ -96,13 +96,13 @@ class Batches:
                 await asyncio.sleep(_STORE_PAUSE_S)
 
     async def _check_lines(self, job: Job, worker: int) -> None:
-        board, store = self._board, self._board.store
-        lines = InputLines(job.about["endpoint"], self._router(), board.limits_of(job.tenant))
+        registry, store = self._registry, self._registry.store
+        lines = InputLines(job.about["endpoint"], self._router(), registry.limits_of(job.tenant))
         file = await store.do(lambda: store.files.find(job.about["input_file_id"], job.tenant))
         first = 0
         try:
             if file is not None:
-                async for part in parts(board, file):
+                async for part in parts(registry, file):
                     first += await store.do(partial(self._add, job, worker, first, lines, part))
             await store.do(partial(self._add, job, worker, first, lines, None))
         except StopReading:
@@ -112,53 +112,53 @@ class Batches:
         except StoreFailed:
             raise
         except Exception as error:  # otherwise the batch would stay in VALIDATING until its window has passed
-            DUTIES.failed("job board", error)
+            DUTIES.failed("job registry", error)
             lines.problems.append(_problem(reasons.INTERNAL, reasons.INTERNAL.message))
         checked = await store.do(lambda: store.jobs.checked(job.key, worker, time.time(), lines.problems))
         if checked is not None:
-            board.changed(checked)
-        board.runner.wake(job.tenant)
+            registry.changed(checked)
+        registry.runner.wake(job.tenant)
 
     def _add(self, job: Job, worker: int, first: int, lines: InputLines, piece: bytes | None) -> int:
         """Add the lines that `piece` completes, or the last line if it is None; runs in the store's thread."""
-        jobs = self._board.store.jobs
+        jobs = self._registry.store.jobs
         if not jobs.checks(job.key, worker):
             raise StopReading  # cancelled meanwhile, or taken over by another worker
         items = lines.feed(piece) if piece is not None else lines.finish()
         if not lines.problems:  # after a problem, no line will run
-            self._board.check_quota(job.tenant, items=len(items), size=sum(len(item.body) for item in items))
+            self._registry.check_quota(job.tenant, items=len(items), size=sum(len(item.body) for item in items))
             jobs.add_items(job.key, first, items)
         return len(items)
 
     async def list(self, asked: JobHttpRequest) -> JobHttpResponse:
-        store, after = self._board.store, asked.query.get("after")
+        store, after = self._registry.store, asked.query.get("after")
         count = asked.number("limit", 20, 1, _PAGE_MAX)
-        before = (await self._board.find(after, asked.tenant, Kind.BATCH)).key if after else None
+        before = (await self._registry.find(after, asked.tenant, Kind.BATCH)).key if after else None
         rows = await store.do(lambda: store.jobs.page(asked.tenant, Kind.BATCH, before, None, count + 1))
         return JobHttpResponse.json(listed([shown(job) for job in rows[:count]], has_more=len(rows) > count))
 
     async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        return JobHttpResponse.json(shown(await self._board.find(id, asked.tenant, Kind.BATCH)))
+        return JobHttpResponse.json(shown(await self._registry.find(id, asked.tenant, Kind.BATCH)))
 
     async def cancel(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        job = await self._board.find(id, asked.tenant, Kind.BATCH)
-        return JobHttpResponse.json(shown(await self._board.cancel(job, Cause.ASKED)))
+        job = await self._registry.find(id, asked.tenant, Kind.BATCH)
+        return JobHttpResponse.json(shown(await self._registry.cancel(job, Cause.ASKED)))
 
     # Results
 
-    def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
+    def result(self, job: Job, item: ItemClient, call: Call) -> bytes:
         """Return a line of the output file or the error file."""
-        response = {"status_code": errand.status(call), "request_id": call.id, "body": kept_body(errand)}
-        return _line(job, errand.claim.n, errand.claim.custom_id, response, None)
+        response = {"status_code": item.status(call), "request_id": call.id, "body": kept_body(item)}
+        return _line(job, item.claim.n, item.claim.custom_id, response, None)
 
-    def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> None:
+    def listen(self, job: Job, item: ItemClient, log: EventLog) -> None:
         return None
 
     async def lines(self, file: File, tenant: str) -> AsyncIterator[bytes]:
         """Yield the lines of an output or error file in input order, many at a time."""
         assert file.job is not None
         key, wanted = file.job, file.id.endswith("-output")
-        store = self._board.store
+        store = self._registry.store
         job = await store.do(lambda: store.jobs.look(key))
         if job is None:
             raise Gone(reasons.NOT_FOUND, f"The results in {file.id} were deleted.")
@@ -178,21 +178,21 @@ def _problem(reason: Reason, message: str) -> Json:
     return {"code": reason.code, "message": message, "line": None, "param": None}
 
 
-def kept_body(errand: ItemClient) -> Any:
+def kept_body(item: ItemClient) -> Any:
     """Return an answer for a result line. A large one is copied, not parsed: its `Outline` was checked as it arrived."""
-    if errand.outline is None:
-        return body_of(errand)
-    if not errand.outline.whole:
-        return errand.body.decode("utf-8", "replace")
-    return orjson.Fragment(bytes(errand.body).replace(b"\n", b" "))
+    if item.outline is None:
+        return body_of(item)
+    if not item.outline.whole:
+        return item.body.decode("utf-8", "replace")
+    return orjson.Fragment(bytes(item.body).replace(b"\n", b" "))
 
 
-def body_of(errand: ItemClient) -> Any:
+def body_of(item: ItemClient) -> Any:
     """Return an engine's answer as parsed JSON, or as text if it is not JSON."""
     try:
-        return orjson.loads(errand.body)
+        return orjson.loads(item.body)
     except orjson.JSONDecodeError:
-        return errand.body.decode("utf-8", "replace")
+        return item.body.decode("utf-8", "replace")
 
 
 def _told(job: Job, row: Result) -> bytes:

@@ -22,8 +22,7 @@ from hangup.gateway.jobs.files import listed
 from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
-from hangup.gateway.store.jobs import Job
-from hangup.gateway.store.jobs import NewItem as AskedItem
+from hangup.gateway.store.jobs import Job, NewItem
 
 LEASE_HEADER = b"x-hangup-lease"
 GAP = "gap"  # name of the event that stands for events dropped before they were sent
@@ -50,44 +49,44 @@ def lease_of(fields: Mapping[bytes, bytes], limits: JobLimits) -> float:
 class Calls:
     """Handlers of the jobs API; also renders results and events (`ItemShape`)."""
 
-    def __init__(self, board: JobRegistry) -> None:
-        self._board = board
-        board.shapes[Kind.CALL] = self
+    def __init__(self, registry: JobRegistry) -> None:
+        self._registry = registry
+        registry.shapes[Kind.CALL] = self
 
     async def create(self, asked: JobHttpRequest, model: str, stream: bool) -> JobHttpResponse:
         about = {"path": asked.path, "model": model, "stream": stream, "headers": asked.replayed()}
         id = f"job_{secrets.token_hex(12)}"
-        item = AskedItem("", asked.path, asked.body)
+        item = NewItem("", asked.path, asked.body)
         lease_s = lease_of(asked.fields, asked.limits)
-        job = await self._board.submit(id, Kind.CALL, asked.tenant, about, [item], lease_s=lease_s)
+        job = await self._registry.submit(id, Kind.CALL, asked.tenant, about, [item], lease_s=lease_s)
         where = f"/v1/jobs/{job.id}"
         return JobHttpResponse.json(
             self._shown(job, None), 202, location=where, preference_applied="respond-async", retry_after="1"
         )
 
     async def list(self, asked: JobHttpRequest) -> JobHttpResponse:
-        store, after = self._board.store, asked.query.get("after")
+        store, after = self._registry.store, asked.query.get("after")
         count = asked.number("limit", 20, 1, _PAGE_MAX)
-        before = (await self._board.find(after, asked.tenant, Kind.CALL)).key if after else None
+        before = (await self._registry.find(after, asked.tenant, Kind.CALL)).key if after else None
         rows = await store.do(lambda: store.jobs.page(asked.tenant, Kind.CALL, before, None, count + 1))
         return JobHttpResponse.json(listed([self._shown(job, None) for job in rows[:count]], has_more=len(rows) > count))
 
     async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        job = await self._board.find(id, asked.tenant, Kind.CALL)
+        job = await self._registry.find(id, asked.tenant, Kind.CALL)
         return JobHttpResponse.json(self._shown(job, await self._result(job)))
 
     async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
         """Cancel a job; repeating this is harmless. With `?purge=true`, also delete an ended job and its result."""
-        board, store = self._board, self._board.store
-        job = await board.find(id, asked.tenant, Kind.CALL)
-        job = await board.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s)
+        registry, store = self._registry, self._registry.store
+        job = await registry.find(id, asked.tenant, Kind.CALL)
+        job = await registry.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s)
         if asked.query.get("purge") == "true" and job.status.ended:
             await store.do(lambda: store.jobs.delete(job.key))
             return JobHttpResponse.json({"id": id, "object": "job", "deleted": True})
         return JobHttpResponse.json(self._shown(job, await self._result(job)), 200 if job.status.ended else 202)
 
     async def events(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        job = await self._board.find(id, asked.tenant, Kind.CALL)
+        job = await self._registry.find(id, asked.tenant, Kind.CALL)
         last = asked.fields.get(b"last-event-id", b"-1")
         try:
             seen = int(last)
@@ -97,29 +96,29 @@ class Calls:
 
     async def _events(self, job: Job, seen: int) -> AsyncIterator[bytes]:
         yield _event("status", orjson.dumps(self._shown(job, None)))
-        async for event in follow(self._board, job, seen, _PROGRESS_S):
+        async for event in follow(self._registry, job, seen, _PROGRESS_S):
             if event is None:
                 yield _event("progress", orjson.dumps(self._progress(job)))
             else:
                 yield _event(event.name, event.data, event.number)
-        job = await self._board.find(job.id, job.tenant, Kind.CALL)
+        job = await self._registry.find(job.id, job.tenant, Kind.CALL)
         yield _event("end", orjson.dumps(self._shown(job, await self._result(job))))
 
     async def _result(self, job: Job) -> orjson.Fragment | None:
         """Return the stored result without parsing it."""
-        rows = await self._board.store.do(lambda: self._board.store.jobs.results(job.key, 0, 1))
+        rows = await self._registry.store.do(lambda: self._registry.store.jobs.results(job.key, 0, 1))
         return orjson.Fragment(rows[0].body) if rows and rows[0].body is not None else None
 
     def _progress(self, job: Job) -> Json:
-        errand = self._board.runner.errand(job.key, 0)
-        if errand is None or errand.exchange is None:
+        item = self._registry.runner.item(job.key, 0)
+        if item is None or item.flow is None:
             return {"phase": "queued", "tokens_out": 0}
-        call = errand.exchange.call
+        call = item.flow.call
         return {"phase": call.phase.value, "tokens_out": call.tokens_out, "call": call.id, "backend": call.backend or None}
 
     def _shown(self, job: Job, result: orjson.Fragment | None) -> Json:
-        care = self._board.care_for(job)
-        lease = care.lease if care is not None else None
+        active = self._registry.active_job(job)
+        lease = active.lease if active is not None else None
         waits = job.status is JobStatus.RUNNING and not job.tally.claimed and not job.tally.ended
         return {
             "id": job.id,
@@ -130,7 +129,7 @@ class Calls:
             "started_at": job.begun,
             "cancelling_at": job.cancelling,
             "ended_at": job.ended,
-            "release": self._board.runner.release_of(job.key),
+            "release": self._registry.runner.release_of(job.key),
             "lease": {
                 "seconds": job.lease_s,
                 "left": round(lease.left_s(asyncio.get_running_loop().time()), 1) if lease else None,
@@ -142,14 +141,14 @@ class Calls:
 
     # Results
 
-    def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
-        status = errand.status(call)
+    def result(self, job: Job, item: ItemClient, call: Call) -> bytes:
+        status = item.status(call)
         stream = bool(job.about["stream"]) and status == 200
-        body: Any = errand.body.decode("utf-8", "replace") if stream else kept_body(errand)
+        body: Any = item.body.decode("utf-8", "replace") if stream else kept_body(item)
         return orjson.dumps({"status": status, "call": call.id, "body": body})
 
-    def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> Callable[[bytes], None]:
-        feed.add("attempt", orjson.dumps({"attempt": errand.attempts, "claim": errand.claim.fence}))
+    def listen(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None]:
+        log.add("attempt", orjson.dumps({"attempt": item.attempts, "claim": item.claim.fence}))
         format = NDJSON if job.about["path"].startswith("/api/") else SSE
         splitter = Splitter(format, 1 << 30)
 
@@ -157,7 +156,7 @@ class Calls:
             for event in splitter.feed(payload):
                 data = format.data(event)
                 if data is not None:
-                    feed.add("chunk", data)
+                    log.add("chunk", data)
 
         return piece if job.about["stream"] else _deaf
 
@@ -166,31 +165,31 @@ def _deaf(payload: bytes) -> None:
     """Ignore chunks of an answer that is not a stream: there are no events before its end."""
 
 
-async def follow(board: JobRegistry, job: Job, seen: int, pause_s: float) -> AsyncIterator[JobEvent | None]:
+async def follow(registry: JobRegistry, job: Job, seen: int, pause_s: float) -> AsyncIterator[JobEvent | None]:
     """Yield a job's events after number `seen` until it ends; yield None whenever there was none for `pause_s`."""
-    feed = board.listen(job)
-    if feed is not None:
+    log = registry.listen(job)
+    if log is not None:
         try:
             at = 0
             while True:
                 try:
                     async with asyncio.timeout(pause_s):
-                        events, at = await feed.more(at)
+                        events, at = await log.more(at)
                 except TimeoutError:
                     yield None
                     continue
                 if not events:
                     break
-                if seen < feed.forgotten < events[0].number:
-                    yield JobEvent(feed.forgotten, GAP, orjson.dumps({"after": seen, "before": events[0].number}))
+                if seen < log.forgotten < events[0].number:
+                    yield JobEvent(log.forgotten, GAP, orjson.dumps({"after": seen, "before": events[0].number}))
                 for event in events:
                     if event.number > seen:
                         seen = event.number
                         yield event
         finally:
-            board.stop_listening(job)
+            registry.stop_listening(job)
     # If another process ran the job, only the store has its events.
-    dumped = await board.store.do(lambda: board.store.jobs.events(job.key))
+    dumped = await registry.store.do(lambda: registry.store.jobs.events(job.key))
     for event in EventLog.load(dumped) if dumped is not None else ():
         if event.number > seen:
             yield event

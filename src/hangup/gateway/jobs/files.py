@@ -26,8 +26,8 @@ class Gone(Refusal):
 class Files:
     """Handlers of the files API."""
 
-    def __init__(self, board: JobRegistry, lines_of_job: Lines) -> None:
-        self._board = board
+    def __init__(self, registry: JobRegistry, lines_of_job: Lines) -> None:
+        self._registry = registry
         self._lines_of_job = lines_of_job
 
     async def upload(self, asked: JobHttpRequest) -> JobHttpResponse:
@@ -35,7 +35,7 @@ class Files:
         return JobHttpResponse.json(shown(await asked.upload.finish()))
 
     async def list(self, asked: JobHttpRequest) -> JobHttpResponse:
-        store, query = self._board.store, asked.query
+        store, query = self._registry.store, asked.query
         count = asked.number("limit", _PAGE_MAX, 1, _PAGE_MAX)
         ascending = query.get("order") == "asc"
         from_ = (await self._find(asked, query["after"])).key if "after" in query else None
@@ -58,12 +58,12 @@ class Files:
         return JobHttpResponse(content_type=b"application/octet-stream", headers=headers, pieces=pieces)
 
     async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        store, file = self._board.store, await self._find(asked, id)
+        store, file = self._registry.store, await self._find(asked, id)
         await store.do(lambda: store.files.delete(file.key))
         return JobHttpResponse.json({"id": id, "object": "file", "deleted": True})
 
     async def _find(self, asked: JobHttpRequest, id: str) -> File:
-        store = self._board.store
+        store = self._registry.store
         file = await store.do(lambda: store.files.find(id, asked.tenant))
         if file is None:
             raise Refusal(reasons.NOT_FOUND, f"There is no file {id[:80]!r}.")
@@ -73,21 +73,21 @@ class Files:
         """Return `file` with its size. Result files are generated on read, so their size is measured on first use."""
         if file.bytes is not None:
             return file
-        store, size = self._board.store, 0
+        store, size = self._registry.store, 0
         async for piece in self._lines_of_job(file, tenant):
             size += len(piece)
         await store.do(lambda: store.files.counted(file.key, size))
         return file._replace(bytes=size)
 
     async def _parts(self, file: File) -> AsyncIterator[bytes]:
-        async for part in parts(self._board, file):
+        async for part in parts(self._registry, file):
             yield part
 
 
-async def parts(board: JobRegistry, file: File) -> AsyncIterator[bytes]:
+async def parts(registry: JobRegistry, file: File) -> AsyncIterator[bytes]:
     """Yield all parts of a file; raise `Gone` if it is deleted meanwhile, which must not look like its end."""
     n = read = 0
-    while (data := await board.store.do(partial(board.store.files.part, file.key, n))) is not None:
+    while (data := await registry.store.do(partial(registry.store.files.part, file.key, n))) is not None:
         yield data
         n += 1
         read += len(data)

@@ -57,7 +57,7 @@ class ItemClient:
         self.outline: Outline | None = None  # structure of a large answer
         self.cut_for: Reason | None = None  # set if the answer was cut because of its size
         self.retry_after_s = 0.0  # from the last answer
-        self.exchange: ItemCall | None = None
+        self.flow: ItemCall | None = None
         self.stopping: Reason | None = None  # why it is being cancelled, if it is
         self.listener: Callable[[bytes], None] | None = None  # receives the chunks of a stream
         self._loop = loop
@@ -67,7 +67,7 @@ class ItemClient:
         self._excused = False  # a deadline was extended once, because the process had been stopped
 
     def __repr__(self) -> str:
-        return f"<errand {self.claim.job} {self.claim.n}>"
+        return f"<item {self.claim.job} {self.claim.n}>"
 
     @property
     def single(self) -> bool:
@@ -75,23 +75,23 @@ class ItemClient:
         return self.claim.single
 
     def hang_up(self, reason: Reason) -> None:
-        """Cancel the item; if a call is running, `ItemOwner.errand_over` is called before this returns."""
+        """Cancel the item; if a call is running, `ItemOwner.item_ended` is called before this returns."""
         self.stopping = self.stopping or reason
-        if self.exchange is not None:
-            self.exchange.end(reason)
+        if self.flow is not None:
+            self.flow.end(reason)
 
     # From the gateway
 
     def started(self) -> None:
-        self._owner.errand_started(self)
+        self._owner.item_started(self)
 
     def over(self, call: Call, leftover: PendingStop | None, entry: Entry) -> None:
         """Report the end of the call. Only `leftover`, work that the engine may not have stopped, is not released yet."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.exchange = None
-        self._owner.errand_over(self, call, leftover, entry)
+        self.flow = None
+        self._owner.item_ended(self, call, leftover, entry)
 
     # The client interface of a call
 
@@ -112,16 +112,16 @@ class ItemClient:
             self.outline.feed(bytes(self.body))
         if self.listener is not None:
             self.listener(payload)
-        if self.exchange is not None and len(self.body) > self.exchange.answer_bytes_max:
+        if self.flow is not None and len(self.body) > self.flow.answer_bytes_max:
             self._cut()
 
     def _cut(self) -> None:
         """Replace an answer that is too large with an error: answers are held in memory, and a partial one is useless."""
-        assert self.exchange is not None
+        assert self.flow is not None
         self.cut_for = reasons.ANSWER_BYTES
         error = {"message": self.cut_for.message, "type": "server_error", "param": None, "code": self.cut_for.code}
         self.body, self.outline = bytearray(orjson.dumps({"error": error})), None
-        self.exchange.end(self.cut_for)
+        self.flow.end(self.cut_for)
 
     def status(self, call: Call) -> int:
         """Return the status of the answer that is stored."""
@@ -156,13 +156,13 @@ class ItemClient:
             self.set_due(self._loop.time() + _LATE_S)
             return
         self._excused = False
-        if self.exchange is not None:
-            self.exchange.on_due()
+        if self.flow is not None:
+            self.flow.on_due()
 
 
 class ItemOwner(Protocol):
     """Owns items and is told of their calls; implemented by `ItemRunner`."""
 
-    def errand_started(self, errand: ItemClient) -> None: ...
+    def item_started(self, item: ItemClient) -> None: ...
 
-    def errand_over(self, errand: ItemClient, call: Call, leftover: PendingStop | None, entry: Entry) -> None: ...
+    def item_ended(self, item: ItemClient, call: Call, leftover: PendingStop | None, entry: Entry) -> None: ...

@@ -22,8 +22,7 @@ from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, J
 from hangup.gateway.jobs.input_lines import check
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
-from hangup.gateway.store.jobs import Job, Result
-from hangup.gateway.store.jobs import NewItem as AskedItem
+from hangup.gateway.store.jobs import Job, NewItem, Result
 
 _PATH = "/v1/messages"
 _WINDOW_S = 86_400.0
@@ -35,10 +34,10 @@ _ID_CHARS_MAX = 512
 class MessageBatches:
     """Handlers of the message batches API; also renders results (`ItemShape`)."""
 
-    def __init__(self, board: JobRegistry, router: Callable[[], Router]) -> None:
-        self._board = board
+    def __init__(self, registry: JobRegistry, router: Callable[[], Router]) -> None:
+        self._registry = registry
         self._router = router
-        board.shapes[Kind.MESSAGES] = self
+        registry.shapes[Kind.MESSAGES] = self
 
     async def create(self, asked: JobHttpRequest) -> JobHttpResponse:
         value = asked.json()
@@ -46,10 +45,10 @@ class MessageBatches:
         about = {"headers": asked.replayed()}
         window_s = min(_WINDOW_S, asked.limits.batch_window_max_s)
         id = f"msgbatch_{secrets.token_hex(12)}"
-        job = await self._board.submit(id, Kind.MESSAGES, asked.tenant, about, items, window_s=window_s)
+        job = await self._registry.submit(id, Kind.MESSAGES, asked.tenant, about, items, window_s=window_s)
         return JobHttpResponse.json(shown(job, asked))
 
-    def _items(self, requests: Any, asked: JobHttpRequest) -> list[AskedItem]:
+    def _items(self, requests: Any, asked: JobHttpRequest) -> list[NewItem]:
         if type(requests) is not list or not requests:
             raise Refusal(reasons.BAD_FIELD, "requests: a list of at least one request is needed.")
         limits = asked.limits
@@ -75,16 +74,16 @@ class MessageBatches:
                 check(route.api if route is not None else None, _PATH, written, params, limits)
             except Refusal as refusal:
                 raise _bad(n, f"params: {refusal}") from None
-            items.append(AskedItem(custom_id, _PATH, written))
+            items.append(NewItem(custom_id, _PATH, written))
         return items
 
     async def list(self, asked: JobHttpRequest) -> JobHttpResponse:
-        store, query, board = self._board.store, asked.query, self._board
+        store, query, registry = self._registry.store, asked.query, self._registry
         count = asked.number("limit", 20, 1, _PAGE_MAX)
         newer = query.get("before_id")
         older = query.get("after_id")
-        before = (await board.find(older, asked.tenant, Kind.MESSAGES)).key if older else None
-        after = (await board.find(newer, asked.tenant, Kind.MESSAGES)).key if newer else None
+        before = (await registry.find(older, asked.tenant, Kind.MESSAGES)).key if older else None
+        after = (await registry.find(newer, asked.tenant, Kind.MESSAGES)).key if newer else None
         rows = await store.do(lambda: store.jobs.page(asked.tenant, Kind.MESSAGES, before, after, count + 1))
         page = rows[:count] if after is None else rows[:count][::-1]
         data = [shown(job, asked) for job in page]
@@ -92,27 +91,27 @@ class MessageBatches:
         return JobHttpResponse.json({"data": data, "has_more": len(rows) > count, "first_id": first, "last_id": last})
 
     async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        return JobHttpResponse.json(shown(await self._board.find(id, asked.tenant, Kind.MESSAGES), asked))
+        return JobHttpResponse.json(shown(await self._registry.find(id, asked.tenant, Kind.MESSAGES), asked))
 
     async def cancel(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        job = await self._board.find(id, asked.tenant, Kind.MESSAGES)
-        return JobHttpResponse.json(shown(await self._board.cancel(job, Cause.ASKED), asked))
+        job = await self._registry.find(id, asked.tenant, Kind.MESSAGES)
+        return JobHttpResponse.json(shown(await self._registry.cancel(job, Cause.ASKED), asked))
 
     async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        store, job = self._board.store, await self._board.find(id, asked.tenant, Kind.MESSAGES)
+        store, job = self._registry.store, await self._registry.find(id, asked.tenant, Kind.MESSAGES)
         if not job.status.ended:
             raise Refusal(reasons.BAD_FIELD, f"{id} is in progress: cancel it, and delete it when it has ended.")
         await store.do(lambda: store.jobs.delete(job.key))
         return JobHttpResponse.json({"id": id, "type": "message_batch_deleted"})
 
     async def results(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        job = await self._board.find(id, asked.tenant, Kind.MESSAGES)
+        job = await self._registry.find(id, asked.tenant, Kind.MESSAGES)
         if not job.status.ended:
             raise Refusal(reasons.BAD_FIELD, f"{id} is in progress: its results are there when it has ended.")
         return JobHttpResponse(content_type=b"application/x-jsonl", pieces=self._lines(job))
 
     async def _lines(self, job: Job) -> AsyncIterator[bytes]:
-        store, start = self._board.store, 0
+        store, start = self._registry.store, 0
         while start < job.tally.total:
             rows = await store.do(partial(store.jobs.results, job.key, start, _RESULTS_TOGETHER))
             if not rows or rows[-1].n + 1 != start + len(rows):
@@ -120,15 +119,15 @@ class MessageBatches:
             start = rows[-1].n + 1
             yield b"".join(_told(row) for row in rows)
 
-    def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
-        if 200 <= errand.status(call) < 300:
-            return _line(errand.claim.custom_id, {"type": "succeeded", "message": kept_body(errand)})
-        body = body_of(errand)
+    def result(self, job: Job, item: ItemClient, call: Call) -> bytes:
+        if 200 <= item.status(call) < 300:
+            return _line(item.claim.custom_id, {"type": "succeeded", "message": kept_body(item)})
+        body = body_of(item)
         if type(body) is not dict or type(body.get("error")) is not dict:
             body = {"type": "error", "error": {"type": "api_error", "message": str(body)}}
-        return _line(errand.claim.custom_id, {"type": "errored", "error": {"request_id": call.id, **body}})
+        return _line(item.claim.custom_id, {"type": "errored", "error": {"request_id": call.id, **body}})
 
-    def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> None:
+    def listen(self, job: Job, item: ItemClient, log: EventLog) -> None:
         return None
 
 

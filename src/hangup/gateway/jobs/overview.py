@@ -20,13 +20,13 @@ CANCEL_WAIT_S = 5.0
 class JobsOverview:
     """The jobs in the store, as the admin API shows them."""
 
-    def __init__(self, board: JobRegistry, now: Callable[[], float]) -> None:
-        self._board = board
+    def __init__(self, registry: JobRegistry, now: Callable[[], float]) -> None:
+        self._registry = registry
         self._now = now
 
     async def page(self, tenant: str | None, kind: str | None, active: bool, before: str | None, count: int) -> dict[str, Any]:
         """Return a page of jobs, newest first; `before` is the last id of the previous page."""
-        store = self._board.store
+        store = self._registry.store
 
         def work() -> list[Job]:
             last = store.jobs.find(before) if before else None
@@ -38,41 +38,42 @@ class JobsOverview:
 
     def active(self, count: int) -> tuple[int, list[dict[str, Any]]]:
         """Return how many jobs have not ended, and the newest of them, as far as this process knows."""
-        cares = self._board.cares()
-        return len(cares), [self._shown(care.job) for care in islice(reversed(list(cares)), count)]
+        active_jobs = self._registry.active_jobs()
+        return len(active_jobs), [self._shown(active.job) for active in islice(reversed(list(active_jobs)), count)]
 
     async def show(self, id: str) -> dict[str, Any] | None:
-        job = await self._board.store.do(lambda: self._board.store.jobs.find(id))
+        job = await self._registry.store.do(lambda: self._registry.store.jobs.find(id))
         return self._shown(job) if job is not None else None
 
     async def cancel(self, id: str) -> dict[str, Any] | None:
         """Cancel a job; return its state once its engines have stopped, or after `CANCEL_WAIT_S`."""
         try:
-            job = await self._board.find(id, None, None)
-            return self._shown(await self._board.cancel(job, Cause.KILLED, CANCEL_WAIT_S))
+            job = await self._registry.find(id, None, None)
+            return self._shown(await self._registry.cancel(job, Cause.KILLED, CANCEL_WAIT_S))
         except Refusal:  # no such job, or deleted just now
             return None
 
     async def prune(self, older_than_s: float, tenant: str | None) -> int:
-        return await self._board.prune(older_than_s, tenant)
+        return await self._registry.prune(older_than_s, tenant)
 
     def counts(self) -> dict[str, Any]:
         """Return counts for the metrics, as far as this process knows."""
-        cares = list(self._board.cares())
-        runner = self._board.runner
+        active_jobs = list(self._registry.active_jobs())
+        runner = self._registry.runner
         return {
-            "jobs": Counter((care.job.kind, care.job.status) for care in cares),
-            "queued": sum(care.job.tally.queued for care in cares),
+            "jobs": Counter((active.job.kind, active.job.status) for active in active_jobs),
+            "queued": sum(active.job.tally.queued for active in active_jobs),
             "running": runner.running,
-            "ended": runner.keeper.ended,
-            "refused": runner.keeper.refused,
-            "failing": runner.keeper.failing,
+            "ended": runner.writer.ended,
+            "refused": runner.writer.refused,
+            "failing": runner.writer.failing,
             "not_stopped": 0,
             "not_followed": 0,
         }
 
     def _shown(self, job: Job) -> dict[str, Any]:
-        care = self._board.care_for(job)
+        active = self._registry.active_job(job)
+        lease = active.lease if active is not None else None
         request = job.about.get("request") or job.about
         return {
             "id": job.id,
@@ -87,10 +88,10 @@ class JobsOverview:
             "ended_at": job.ended,
             "expires_at": job.expires,
             "lease_s": job.lease_s,
-            "lease_left_s": round(care.lease.left_s(self._now()), 1) if care is not None and care.lease is not None else None,
-            "items": items(job.tally, self._board.runner.running_of(job.key)),
+            "lease_left_s": round(lease.left_s(self._now()), 1) if lease is not None else None,
+            "items": items(job.tally, self._registry.runner.running_of(job.key)),
             "bytes": job.bytes,
-            "release": self._board.runner.release_of(job.key),
+            "release": self._registry.runner.release_of(job.key),
             "problems": job.about.get("problems"),
         }
 

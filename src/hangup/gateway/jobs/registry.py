@@ -48,10 +48,10 @@ _REASON_OF = {
 class ItemShape(Protocol):
     """How an API renders the results and events of its items."""
 
-    def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
+    def result(self, job: Job, item: ItemClient, call: Call) -> bytes:
         """Return the result to store for an answer."""
 
-    def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> Callable[[bytes], None] | None:
+    def listen(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None] | None:
         """Return a function that turns chunks of a stream into events, or None."""
 
 
@@ -63,13 +63,13 @@ class JobRegistry:
         self._host = host
         self._loop = loop
         self._keep_s = keep_days * _DAY_S
-        self._cares: dict[int, ActiveJob] = {}
+        self._active: dict[int, ActiveJob] = {}
         self.shapes: dict[Kind, ItemShape] = {}
         self._draining = False
         self._closing = asyncio.Event()
         self._watches = Tasks("job watches")
         # Whoever awaits a task reports its refusal; `ResultWriter` reports that the store fails.
-        self._tasks = Tasks("job board", handled=(StoreFailed, Refusal))
+        self._tasks = Tasks("job registry", handled=(StoreFailed, Refusal))
         self._version = -1  # of the file; differs once another process has written
         self._change: int | None = None  # number of the last change of a job that we have read
         self._reading = asyncio.Lock()
@@ -101,9 +101,9 @@ class JobRegistry:
     def runner(self) -> ItemRunner:
         return self._runner
 
-    def cares(self) -> ValuesView[ActiveJob]:
+    def active_jobs(self) -> ValuesView[ActiveJob]:
         """Return the jobs that have not ended, newest last."""
-        return self._cares.values()
+        return self._active.values()
 
     # Requests of clients
 
@@ -142,11 +142,11 @@ class JobRegistry:
         """Register the job as soon as the store returns it: its item may have been claimed in the same transaction."""
         job = await self.store.do(work)
         self.changed(job)
-        care = self._cares.get(job.key)
-        if care is not None:
-            care.fresh = True
+        active = self._active.get(job.key)
+        if active is not None:
+            active.fresh = True
             if opening is not None:
-                opening(job, self._feed_of(care))
+                opening(job, self._event_log(active))
         self._runner.wake(job.tenant, urgent=job.kind.single)
         return job
 
@@ -166,12 +166,12 @@ class JobRegistry:
                 raise Refusal(reasons.JOB_QUOTA, f"That would make {count} {what} of jobs; at most {most} are allowed.")
 
     def _may_write(self) -> None:
-        if self._runner.keeper.failing or self._draining:
+        if self._runner.writer.failing or self._draining:
             raise Refusal(reasons.NO_JOBS)
 
     async def find(self, id: str, tenant: str | None, kind: Kind | None) -> Job:
         """Return a job and renew its lease: an owner who asks still wants the result. Operators (no tenant) do not renew it."""
-        job = self._known(id, tenant, kind) if self._runner.keeper.failing else None
+        job = self._known(id, tenant, kind) if self._runner.writer.failing else None
         looking = partial(self.store.jobs.find, id, tenant, kind)
         try:
             async with asyncio.timeout(_PATIENCE_S):
@@ -181,16 +181,16 @@ class JobRegistry:
             job = self._known(id, tenant, kind) or await self.store.do(looking)
         if job is None:
             raise _no_such(id)
-        if job.key not in self._cares:
+        if job.key not in self._active:
             self.changed(job)  # submitted to another process since we last read the store: unknown here does not mean ended
-        care = self._cares.get(job.key)
-        if care is not None and tenant is not None:
-            self._renew(care)
+        active = self._active.get(job.key)
+        if active is not None and tenant is not None:
+            self._renew(active)
         return job
 
     def _known(self, id: str, tenant: str | None, kind: Kind | None) -> Job | None:
-        for care in self._cares.values():
-            job = care.job
+        for active in self._active.values():
+            job = active.job
             if job.id == id and tenant in (None, job.tenant) and kind in (None, job.kind):
                 return job
         return None
@@ -203,103 +203,103 @@ class JobRegistry:
         if not job.status.ended:
             self._runner.hang_up(job.key, _REASON_OF[cause])
             try:
-                await self._runner.keeper.cancel(job.key, cause)
+                await self._runner.writer.cancel(job.key, cause)
             except StoreFailed as failure:
                 raise StoreFailed(f"{failure}; the job is stopped, and its cancel is written when the store works") from None
         return await self.ended_within(job, wait_s)
 
     def unwanted(self, key: int) -> Reason | None:
-        cause = self._runner.keeper.cancelled(key)
+        cause = self._runner.writer.cancelled(key)
         return _REASON_OF[cause] if cause is not None else None
 
     async def ended_within(self, job: Job, wait_s: float) -> Job:
-        care = self._cares.get(job.key)
+        active = self._active.get(job.key)
         deadline = self._loop.time() + wait_s
-        while care is not None and not care.job.status.ended:
+        while active is not None and not active.job.status.ended:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await care.changed.wait()
+                    await active.changed.wait()
             except TimeoutError:
                 break
-        if care is not None:
-            return care.job
+        if active is not None:
+            return active.job
         now = await self.store.do(lambda: self.store.jobs.look(job.key))
         if now is None:
             raise _no_such(job.id)
         return now
 
-    def care_for(self, job: Job) -> ActiveJob | None:
-        return self._cares.get(job.key)
+    def active_job(self, job: Job) -> ActiveJob | None:
+        return self._active.get(job.key)
 
     def listen(self, job: Job) -> EventLog | None:
         """Return the events of an active job, or None if it has ended; its lease cannot expire until `stop_listening`."""
-        care = self._cares.get(job.key)
-        if care is None:
+        active = self._active.get(job.key)
+        if active is None:
             return None
-        if care.lease is not None:
-            care.lease.listen()
-        return self._feed_of(care)
+        if active.lease is not None:
+            active.lease.listen()
+        return self._event_log(active)
 
     def stop_listening(self, job: Job) -> None:
-        care = self._cares.get(job.key)
-        if care is not None and care.lease is not None:
-            care.lease.stop_listening(self._loop.time())
+        active = self._active.get(job.key)
+        if active is not None and active.lease is not None:
+            active.lease.stop_listening(self._loop.time())
 
-    def _renew(self, care: ActiveJob) -> None:
-        if care.lease is not None:
-            care.lease.renew(self._loop.time())
-            care.touched = True
+    def _renew(self, active: ActiveJob) -> None:
+        if active.lease is not None:
+            active.lease.renew(self._loop.time())
+            active.touched = True
 
     # Events of items (`ItemEvents`)
 
-    def sending(self, errand: ItemClient) -> dict[str, str]:
-        care, job = self._cares.get(errand.claim.key), errand.claim.of
-        if care is not None and job.kind.single:
-            feed = self._feed_of(care)
-            if not care.fresh or errand.attempts > 1:
+    def sending(self, item: ItemClient) -> dict[str, str]:
+        active, job = self._active.get(item.claim.key), item.claim.of
+        if active is not None and job.kind.single:
+            event_log = self._event_log(active)
+            if not active.fresh or item.attempts > 1:
                 # A listener of an earlier attempt must get all events of this one, so no number may be used twice.
-                feed.skip_to((errand.claim.fence * _ATTEMPTS_MAX + errand.attempts) * _EVENTS_MAX)
-            errand.listener = self.shapes[job.kind].listen(job, errand, feed)
+                event_log.skip_to((item.claim.fence * _ATTEMPTS_MAX + item.attempts) * _EVENTS_MAX)
+            item.listener = self.shapes[job.kind].listen(job, item, event_log)
         headers: dict[str, str] = job.about.get("headers") or {}
         return headers
 
-    def _feed_of(self, care: ActiveJob) -> EventLog:
-        if care.feed is None:
-            care.feed = EventLog(self._host.limits.job_events_bytes_max)
-        return care.feed
+    def _event_log(self, active: ActiveJob) -> EventLog:
+        if active.event_log is None:
+            active.event_log = EventLog(self._host.limits.job_events_bytes_max)
+        return active.event_log
 
     def limits_of(self, tenant: str) -> JobLimits:
         return self._host.limits_of_tenant(tenant)
 
-    def result(self, errand: ItemClient, call: Call) -> tuple[bytes, bytes | None]:
-        care = self._cares.get(errand.claim.key)
+    def result(self, item: ItemClient, call: Call) -> tuple[bytes, bytes | None]:
+        active = self._active.get(item.claim.key)
         # If another process has ended the job, the store decides what counts; the result still needs the shape of its kind.
-        job = care.job if care is not None else errand.claim.of
+        job = active.job if active is not None else item.claim.of
         try:
-            body = self.shapes[job.kind].result(job, errand, call)
+            body = self.shapes[job.kind].result(job, item, call)
         except Exception as error:  # an engine's answer may be anything
             self._host.fault(error)
             body = orjson.dumps({"error": {"message": "The engine's answer has a shape that is not known."}}) + b"\n"
-        return body, care.feed.dump() if care is not None and care.feed is not None else None
+        return body, active.event_log.dump() if active is not None and active.event_log is not None else None
 
     def changed(self, job: Job) -> None:
         """Take over the state of a job as the store returned it."""
-        care = self._cares.get(job.key)
-        if care is None and not job.status.ended:
+        active = self._active.get(job.key)
+        if active is None and not job.status.ended:
             now = self._loop.time()
-            care = self._cares[job.key] = ActiveJob(job, now, max(self._clock.at(time.time(), now), job.created))
-        if care is None:
+            active = self._active[job.key] = ActiveJob(job, now, max(self._clock.at(time.time(), now), job.created))
+        if active is None:
             return
-        care.note(job)
+        active.note(job)
         if job.status.ended:
             self._forget(job.key)
             self._host.told("job", id=job.id, kind=job.kind, tenant=job.tenant, status=job.status, cause=job.cause or None)
 
     def _forget(self, key: int) -> None:
         """Drop a job that has ended, and close its event log."""
-        care = self._cares.pop(key, None)
-        if care is not None and care.feed is not None:
-            care.feed.close()
+        active = self._active.pop(key, None)
+        if active is not None and active.event_log is not None:
+            active.event_log.close()
 
     # Periodic work
 
@@ -312,7 +312,7 @@ class JobRegistry:
             try:
                 await work(self._loop.time())
             except StoreFailed as failure:
-                self._runner.keeper.failed(failure)
+                self._runner.writer.failed(failure)
             except Exception as error:  # no bug may stop leases, heartbeats and windows
                 self._host.fault(error)
             try:
@@ -322,7 +322,7 @@ class JobRegistry:
                 continue
 
     async def _tick(self, now: float) -> None:
-        due = [(care.job, cause) for care in self._cares.values() if (cause := care.due(now)) is not None]
+        due = [(active.job, cause) for active in self._active.values() if (cause := active.due(now)) is not None]
         cancels = [self.cancel(job, cause) for job, cause in due if self._may_end(job)]
         for failed in await asyncio.gather(*cancels, return_exceptions=True):
             if isinstance(failed, Exception) and not isinstance(failed, StoreFailed | Refusal):
@@ -336,11 +336,11 @@ class JobRegistry:
             self.own(self.prune(self._keep_s, now=self._clock.at(time.time(), now)))
 
     def _may_end(self, job: Job) -> bool:
-        return job.status is not JobStatus.CANCELLING and self._runner.keeper.cancelled(job.key) is None
+        return job.status is not JobStatus.CANCELLING and self._runner.writer.cancelled(job.key) is None
 
     async def _beat(self, now: float) -> None:
         store = self.store
-        touched = [care.job.key for care in self._cares.values() if care.to_touch()]
+        touched = [active.job.key for active in self._active.values() if active.to_touch()]
 
         time_of_day = self._clock.at(time.time(), self._loop.time())
 
@@ -353,8 +353,8 @@ class JobRegistry:
             lives = await store.do(work)
         except StoreFailed:
             for key in touched:  # retry with the next heartbeat
-                if key in self._cares:
-                    self._cares[key].touched = True
+                if key in self._active:
+                    self._active[key].touched = True
             raise
         if not lives:
             self._worker = await store.do(lambda: store.workers.enter(workers.this_host(), workers.this_process()))
@@ -407,9 +407,9 @@ class JobRegistry:
 
             self._change, jobs = await store.do(read)
         for job in jobs:
-            care = self._cares.get(job.key)
-            if care is not None and care.job.touched != job.touched and care.lease is not None:
-                care.lease.renew(self._loop.time())
+            active = self._active.get(job.key)
+            if active is not None and active.job.touched != job.touched and active.lease is not None:
+                active.lease.renew(self._loop.time())
             if job.status is JobStatus.CANCELLING:  # stop its items that run here, even if the job is new to us
                 self._runner.hang_up(job.key, _REASON_OF[job.cause])
             self.changed(job)
@@ -418,7 +418,7 @@ class JobRegistry:
 
     async def _look_for_lost(self) -> None:
         """Adopt batches whose checker is gone, and drop jobs that another process has ended, and perhaps deleted, meanwhile."""
-        store, known = self.store, set(self._cares)
+        store, known = self.store, set(self._active)
         active, unchecked = await store.do(lambda: (store.jobs.active_keys(), store.jobs.unchecked()))
         for job in unchecked:
             self._adopt(job)

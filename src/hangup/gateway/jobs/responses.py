@@ -20,8 +20,7 @@ from hangup.gateway.jobs.event_log import EventLog
 from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
-from hangup.gateway.store.jobs import Job
-from hangup.gateway.store.jobs import NewItem as AskedItem
+from hangup.gateway.store.jobs import Job, NewItem
 
 _HEARTBEAT_S = 15.0
 _HEARTBEAT = b": hangup\n\n"
@@ -48,25 +47,25 @@ _SHOWN: Json = {
 class BackgroundResponses:
     """Handlers of background responses; also renders results and events (`ItemShape`)."""
 
-    def __init__(self, board: JobRegistry) -> None:
-        self._board = board
-        board.shapes[Kind.RESPONSE] = self
+    def __init__(self, registry: JobRegistry) -> None:
+        self._registry = registry
+        registry.shapes[Kind.RESPONSE] = self
 
     async def create(self, asked: JobHttpRequest, value: Json, stream: bool) -> JobHttpResponse:
         request = {name: value.get(name, default) for name, default in _SHOWN.items()}
         about = {"path": asked.path, "stream": stream, "request": request, "headers": asked.replayed()}
         body = orjson.dumps({name: field for name, field in value.items() if name != "background"})
         id = f"resp_{secrets.token_hex(24)}"
-        item = AskedItem("", asked.path, body)
+        item = NewItem("", asked.path, body)
         lease_s = lease_of(asked.fields, asked.limits)
         opening = _open if stream else None
-        job = await self._board.submit(id, Kind.RESPONSE, asked.tenant, about, [item], lease_s=lease_s, opening=opening)
+        job = await self._registry.submit(id, Kind.RESPONSE, asked.tenant, about, [item], lease_s=lease_s, opening=opening)
         if not stream:
             return JobHttpResponse.json(_made(job))
         return JobHttpResponse(content_type=EVENT_STREAM, pieces=self._events(job, -1))
 
     async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        job = await self._board.find(id, asked.tenant, Kind.RESPONSE)
+        job = await self._registry.find(id, asked.tenant, Kind.RESPONSE)
         if asked.query.get("stream") != "true":
             return JobHttpResponse.json(await self._shown(job))
         if not job.about["stream"]:
@@ -76,37 +75,37 @@ class BackgroundResponses:
 
     async def cancel(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
         """Cancel a response; answer once the engine has stopped, or after `job_cancel_wait_s` with the state at that time."""
-        job = await self._board.find(id, asked.tenant, Kind.RESPONSE)
+        job = await self._registry.find(id, asked.tenant, Kind.RESPONSE)
         return JobHttpResponse.json(
-            await self._shown(await self._board.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s))
+            await self._shown(await self._registry.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s))
         )
 
     async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        board, store = self._board, self._board.store
-        job = await board.find(id, asked.tenant, Kind.RESPONSE)
+        registry, store = self._registry, self._registry.store
+        job = await registry.find(id, asked.tenant, Kind.RESPONSE)
         if not job.status.ended:
-            job = await board.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s)
+            job = await registry.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s)
         if not job.status.ended:
             raise Refusal(reasons.BAD_FIELD, f"{id} is being cancelled, and its engine has not let go of it yet: try again.")
         await store.do(lambda: store.jobs.delete(job.key))
         return JobHttpResponse.json({"id": id, "object": "response", "deleted": True})
 
     async def _shown(self, job: Job) -> Json:
-        rows = await self._board.store.do(lambda: self._board.store.jobs.results(job.key, 0, 1))
+        rows = await self._registry.store.do(lambda: self._registry.store.jobs.results(job.key, 0, 1))
         if rows and rows[0].body is not None:
             stored: Json = orjson.loads(rows[0].body)
             return stored
-        return _made(job, self._board.runner.release_of(job.key))
+        return _made(job, self._registry.runner.release_of(job.key))
 
     async def _events(self, job: Job, seen: int) -> AsyncIterator[bytes]:
         last = seen
-        async for event in follow(self._board, job, seen, _HEARTBEAT_S):
+        async for event in follow(self._registry, job, seen, _HEARTBEAT_S):
             if event is None:
                 yield _HEARTBEAT
             elif event.name != GAP:  # OpenAI clients do not know this event; they see the gap in the sequence numbers
                 last = event.number
                 yield SSE.encode(event.data, event.name.encode())
-        job = await self._board.find(job.id, job.tenant, Kind.RESPONSE)
+        job = await self._registry.find(job.id, job.tenant, Kind.RESPONSE)
         if job.status is not JobStatus.COMPLETED:
             kind = "response.failed" if job.status is JobStatus.FAILED else "response.cancelled"
             end = {"type": kind, "response": await self._shown(job), "sequence_number": last + 1}
@@ -114,23 +113,23 @@ class BackgroundResponses:
 
     # Results
 
-    def result(self, job: Job, errand: ItemClient, call: Call) -> bytes:
-        if not 200 <= errand.status(call) < 300:
-            return orjson.dumps(_failed(job, body_of(errand)))
+    def result(self, job: Job, item: ItemClient, call: Call) -> bytes:
+        if not 200 <= item.status(call) < 300:
+            return orjson.dumps(_failed(job, body_of(item)))
         if not job.about["stream"]:
-            return orjson.dumps(_ours(job, body_of(errand)))
+            return orjson.dumps(_ours(job, body_of(item)))
         assembler = ResponsesAssembler()
-        for event in Splitter(SSE, 1 << 30).feed(bytes(errand.body)):
+        for event in Splitter(SSE, 1 << 30).feed(bytes(item.body)):
             value = _parsed(SSE.data(event))
             if value is not None:
                 assembler.add(value)
         return orjson.dumps(_ours(job, assembler.result(capped=False)))
 
-    def listen(self, job: Job, errand: ItemClient, feed: EventLog) -> Callable[[bytes], None] | None:
+    def listen(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None] | None:
         if not job.about["stream"]:
             return None
         splitter = Splitter(SSE, 1 << 30)
-        fresh = bool(feed.events) and errand.attempts == 1  # the log already has `response.created`
+        fresh = bool(log.events) and item.attempts == 1  # the log already has `response.created`
 
         def piece(payload: bytes) -> None:
             for event in splitter.feed(payload):
@@ -139,18 +138,18 @@ class BackgroundResponses:
                     continue
                 if type(value.get("response")) is dict:
                     value["response"] = _ours(job, value["response"])
-                _tell(feed, value)
+                _tell(log, value)
 
         return piece
 
 
-def _open(job: Job, feed: EventLog) -> None:
+def _open(job: Job, log: EventLog) -> None:
     for name in ("response.created", "response.queued"):
-        _tell(feed, {"type": name, "response": _made(job)})
+        _tell(log, {"type": name, "response": _made(job)})
 
 
-def _tell(feed: EventLog, event: Json) -> None:
-    feed.add(str(event.get("type", "")), orjson.dumps({**event, "sequence_number": feed.next_number}))
+def _tell(log: EventLog, event: Json) -> None:
+    log.add(str(event.get("type", "")), orjson.dumps({**event, "sequence_number": log.next_number}))
 
 
 def _parsed(data: bytes | None) -> Json | None:

@@ -45,7 +45,7 @@ class RunnerHost(Protocol):
     @property
     def limits(self) -> JobLimits: ...
 
-    def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
+    def run_item(self, item: ItemClient, id: str, headers: dict[str, str]) -> None:
         """Start a call for the item; `ItemClient.over` follows, perhaps before this returns."""
 
     def jobs_waiting(self, tenant: str) -> int: ...
@@ -63,10 +63,10 @@ class RunnerHost(Protocol):
 class ItemEvents(Protocol):
     """Receives the events of items; implemented by `JobRegistry`."""
 
-    def sending(self, errand: ItemClient) -> dict[str, str]:
+    def sending(self, item: ItemClient) -> dict[str, str]:
         """Prepare for an item that is about to be sent; return the headers for its call."""
 
-    def result(self, errand: ItemClient, call: Call) -> tuple[bytes, bytes | None]:
+    def result(self, item: ItemClient, call: Call) -> tuple[bytes, bytes | None]:
         """Return what to store of an answer: the result and the events before it."""
 
     def changed(self, job: Job) -> None: ...
@@ -90,8 +90,8 @@ class _TenantItems:
     def __len__(self) -> int:
         return len(self.calls) + len(self.hand)
 
-    def of(self, errand: ItemClient) -> deque[ItemClient]:
-        return self.calls if errand.single else self.hand
+    def of(self, item: ItemClient) -> deque[ItemClient]:
+        return self.calls if item.single else self.hand
 
     def next(self) -> ItemClient:
         return (self.calls or self.hand).popleft()
@@ -101,28 +101,28 @@ class ItemRunner:
     """Owns all items that this process has claimed, from the claim until their end is handed to `ResultWriter`."""
 
     def __init__(
-        self, store: JobStore, worker: int, host: RunnerHost, ears: ItemEvents, loop: asyncio.AbstractEventLoop
+        self, store: JobStore, worker: int, host: RunnerHost, item_events: ItemEvents, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._store = store
         self._worker = worker
         self._host = host
-        self._ears = ears
+        self._item_events = item_events
         self._loop = loop
         self._lines: dict[str, _TenantItems] = {}
         self._releases: dict[int, StopState] = {}  # how engines stopped cancelled jobs, latest last
-        self._errands: dict[int, dict[int, ItemClient]] = {}  # all claimed items, by job and number
+        self._items: dict[int, dict[int, ItemClient]] = {}  # all claimed items, by job and number
         self._pausing: dict[ItemClient, asyncio.TimerHandle] = {}
         self._claims = Tasks("job claims")
         self._stopped = False
-        self.keeper = ResultWriter(store, host, ears.changed, self._store_works, loop)
+        self.writer = ResultWriter(store, host, item_events.changed, self._store_works, loop)
 
     @property
     def running(self) -> int:
-        return sum(errand.exchange is not None for errand in self._all())
+        return sum(item.flow is not None for item in self._all())
 
     def running_of(self, key: int) -> int:
         """Return how many of a job's items have a call in this process."""
-        return sum(errand.exchange is not None for errand in self._errands.get(key, {}).values())
+        return sum(item.flow is not None for item in self._items.get(key, {}).values())
 
     def wake(self, tenant: str, *, urgent: bool = False) -> None:
         """Look for items of this tenant to run; `urgent` if one is a single call, which need not wait behind batches."""
@@ -133,24 +133,24 @@ class ItemRunner:
 
     def hang_up(self, key: int, reason: Reason) -> None:
         """Cancel all items of a job: stop running items in their engines, and end the others at once."""
-        for errand in list(self._errands.get(key, {}).values()):
-            idle = errand.exchange is None and errand.stopping is None
-            errand.hang_up(reason)
+        for item in list(self._items.get(key, {}).values()):
+            idle = item.flow is None and item.stopping is None
+            item.hang_up(reason)
             if idle:
-                self._withdraw(errand)
-                self._finish(errand, _stopped_state(errand))
+                self._withdraw(item)
+                self._finish(item, _stopped_state(item))
 
     def unknown(self, claimed: set[tuple[int, int, int]]) -> set[tuple[int, int, int]]:
         """Return which claimed items (job, number, fence) we do not know; none while a claim or write is pending."""
-        if not self.keeper.idle or any(line.claiming for line in self._lines.values()):
+        if not self.writer.idle or any(line.claiming for line in self._lines.values()):
             return set()
         return claimed - {(e.claim.key, e.claim.n, e.claim.fence) for e in self._all()}
 
-    def errand(self, key: int, n: int) -> ItemClient | None:
-        return self._errands.get(key, {}).get(n)
+    def item(self, key: int, n: int) -> ItemClient | None:
+        return self._items.get(key, {}).get(n)
 
     def _all(self) -> list[ItemClient]:
-        return [errand for errands in self._errands.values() for errand in errands.values()]
+        return [item for items in self._items.values() for item in items.values()]
 
     # From the store to the gateway
 
@@ -168,33 +168,33 @@ class ItemRunner:
             self._send(line.next(), line)
         wanted = min(max(_HAND_MIN, 2 * line.sent), _HAND_MAX)
         wants = line.more and (line.urgent or len(line) <= wanted // 2)
-        if wants and not line.claiming and not self.keeper.failing:
+        if wants and not line.claiming and not self.writer.failing:
             line.claiming, line.urgent = True, False
             self._claims.start(self._claim(tenant, line, max(wanted - len(line), 1)))
 
-    def _send(self, errand: ItemClient, line: _TenantItems) -> None:
+    def _send(self, item: ItemClient, line: _TenantItems) -> None:
         line.sent += 1
-        errand.attempts += 1
-        claim = errand.claim
-        again = f"-{errand.attempts}" if errand.attempts > 1 else ""
-        self._host.undertake(errand, f"{claim.job}.{claim.n}{again}", self._ears.sending(errand))
+        item.attempts += 1
+        claim = item.claim
+        again = f"-{item.attempts}" if item.attempts > 1 else ""
+        self._host.run_item(item, f"{claim.job}.{claim.n}{again}", self._item_events.sending(item))
 
     async def _claim(self, tenant: str, line: _TenantItems, count: int) -> None:
         store, worker = self._store, self._worker
         try:
             claims = await store.do(lambda: store.jobs.claim(worker, tenant, count, _HAND_BYTES_MAX, time.time()))
         except StoreFailed as failure:
-            self.keeper.failed(failure)
+            self.writer.failed(failure)
             return
         finally:
             line.claiming = False
         line.more = bool(claims)
         for job in {claim.key: claim.of for claim in claims}.values():
-            self._ears.changed(job)  # before any item is sent: the job may be new to this process
+            self._item_events.changed(job)  # before any item is sent: the job may be new to this process
         for claim in claims:
             self._take(ItemClient(claim, tenant, self._loop, self), line)
         for key in {claim.key for claim in claims}:
-            reason = self._ears.unwanted(key)
+            reason = self._item_events.unwanted(key)
             if reason is not None:
                 self.hang_up(key, reason)
         if self._stopped:
@@ -204,114 +204,114 @@ class ItemRunner:
         elif claims:
             self._feed_soon(tenant)
 
-    def _take(self, errand: ItemClient, line: _TenantItems) -> None:
-        before = self.errand(errand.claim.key, errand.claim.n)
+    def _take(self, item: ItemClient, line: _TenantItems) -> None:
+        before = self.item(item.claim.key, item.claim.n)
         if before is not None:  # we have claimed the item again, so the earlier claim is stale
             self._drop(before)
-        self._errands.setdefault(errand.claim.key, {})[errand.claim.n] = errand
-        line.of(errand).append(errand)
+        self._items.setdefault(item.claim.key, {})[item.claim.n] = item
+        line.of(item).append(item)
 
     # From the gateway
 
-    def errand_started(self, errand: ItemClient) -> None:
-        self._feed_soon(errand.tenant)
+    def item_started(self, item: ItemClient) -> None:
+        self._feed_soon(item.tenant)
 
-    def errand_over(self, errand: ItemClient, call: Call, leftover: PendingStop | None, entry: Entry) -> None:
+    def item_ended(self, item: ItemClient, call: Call, leftover: PendingStop | None, entry: Entry) -> None:
         assert call.reason is not None
-        line = self._lines[errand.tenant]
+        line = self._lines[item.tenant]
         line.sent -= 1
-        errand.failures += call.reason.outcome is Outcome.ENGINE_FAILED
-        errand.yields += call.reason is reasons.YIELDED
-        stopping = errand.stopping is not None
+        item.failures += call.reason.outcome is Outcome.ENGINE_FAILED
+        item.yields += call.reason is reasons.YIELDED
+        stopping = item.stopping is not None
         what = after(
             call.reason,
             call.status,
             stopping=stopping,
-            failures=errand.failures,
+            failures=item.failures,
             failures_max=self._host.limits.job_failures_max,
         )
         if what in (AfterEffects.SUCCEEDED, AfterEffects.ERRORED):
-            body, events = self._ears.result(errand, call)
-            self._finish(errand, ItemState(what), body, events, entry)
+            body, events = self._item_events.result(item, call)
+            self._finish(item, ItemState(what), body, events, entry)
         else:
             self._host.book(_without_result(entry, call.reason))
             if what is AfterEffects.AGAIN and not self._stopped:
-                self._again(errand, line)
+                self._again(item, line)
             elif what is AfterEffects.CANCELLED:
-                self._when_gone(errand, leftover)
+                self._when_gone(item, leftover)
             else:
-                self._give_back([errand])
-        self._feed_soon(errand.tenant)
+                self._give_back([item])
+        self._feed_soon(item.tenant)
 
-    def _again(self, errand: ItemClient, line: _TenantItems) -> None:
+    def _again(self, item: ItemClient, line: _TenantItems) -> None:
         """Retry an item after a pause, also if it made way for a live client, since more live clients are likely to follow."""
-        errand.body.clear()
-        pause = min(_AGAIN_S * 2 ** min(errand.attempts - 1, 10), _AGAIN_MAX_S)
-        pause = max(pause, min(errand.retry_after_s, _AFTER_MAX_S)) * random.uniform(1.0, 1.25)  # noqa: S311
-        self._pausing[errand] = self._loop.call_later(pause, self._paused, errand, line)
+        item.body.clear()
+        pause = min(_AGAIN_S * 2 ** min(item.attempts - 1, 10), _AGAIN_MAX_S)
+        pause = max(pause, min(item.retry_after_s, _AFTER_MAX_S)) * random.uniform(1.0, 1.25)  # noqa: S311
+        self._pausing[item] = self._loop.call_later(pause, self._paused, item, line)
 
-    def _paused(self, errand: ItemClient, line: _TenantItems) -> None:
-        del self._pausing[errand]
-        line.of(errand).append(errand)
-        self._feed_soon(errand.tenant)
+    def _paused(self, item: ItemClient, line: _TenantItems) -> None:
+        del self._pausing[item]
+        line.of(item).append(item)
+        self._feed_soon(item.tenant)
 
-    def _when_gone(self, errand: ItemClient, leftover: PendingStop | None) -> None:
+    def _when_gone(self, item: ItemClient, leftover: PendingStop | None) -> None:
         """End a cancelled item when the reaper has settled its `PendingStop`, and not before."""
-        state = _stopped_state(errand)
+        state = _stopped_state(item)
         if leftover is None:
-            self._finish(errand, state)
+            self._finish(item, state)
         else:
-            leftover.on_confirmed = partial(self._gone, errand, state, leftover)
+            leftover.on_confirmed = partial(self._gone, item, state, leftover)
 
-    def _gone(self, errand: ItemClient, state: ItemState, leftover: PendingStop) -> None:
-        key, worst = errand.claim.key, list(StopState)
+    def _gone(self, item: ItemClient, state: ItemState, leftover: PendingStop) -> None:
+        key, worst = item.claim.key, list(StopState)
         known = self._releases.pop(key, leftover.fate)
         self._releases[key] = max(known, leftover.fate, key=worst.index)
         while len(self._releases) > _RELEASES_MAX:
             del self._releases[next(iter(self._releases))]
-        self._finish(errand, state)
+        self._finish(item, state)
 
     def release_of(self, key: int) -> str | None:
         """Return the worst `StopState` among a job's cancelled items; None if none was running, or if we have forgotten it."""
         fate = self._releases.get(key)
         return fate.value if fate is not None else None
 
-    def _withdraw(self, errand: ItemClient) -> None:
+    def _withdraw(self, item: ItemClient) -> None:
         """Take an item out of the hand or its retry pause, so that it is not sent."""
-        timer = self._pausing.pop(errand, None)
+        timer = self._pausing.pop(item, None)
         if timer is not None:
             timer.cancel()
-        hand = self._lines[errand.tenant].of(errand)
-        if errand in hand:
-            hand.remove(errand)
+        hand = self._lines[item.tenant].of(item)
+        if item in hand:
+            hand.remove(item)
 
     # Back to the store
 
     def _finish(
         self,
-        errand: ItemClient,
+        item: ItemClient,
         state: ItemState,
         body: bytes | None = None,
         events: bytes | None = None,
         entry: Entry | None = None,
     ) -> None:
-        if self._let_go(errand):  # otherwise we no longer own it
-            self.keeper.finish(ItemOutcome(errand.claim, state, body, events, entry))
+        if self._let_go(item):  # otherwise we no longer own it
+            self.writer.finish(ItemOutcome(item.claim, state, body, events, entry))
 
-    def _give_back(self, errands: list[ItemClient]) -> None:
-        for errand in errands:
-            if self._let_go(errand):
-                self.keeper.give_back(errand.claim)
+    def _give_back(self, items: list[ItemClient]) -> None:
+        for item in items:
+            if self._let_go(item):
+                self.writer.give_back(item.claim)
 
-    def _let_go(self, errand: ItemClient) -> bool:
+    def _let_go(self, item: ItemClient) -> bool:
         """Forget an item; return False if we do not own it, or own it under a later claim."""
-        key, n = errand.claim.key, errand.claim.n
-        errands = self._errands.get(key, {})
-        if errands.get(n) is not errand:
+        key, n = item.claim.key, item.claim.n
+        items = self._items.get(key, {})
+        if items.get(n) is not item:
             return False
-        del errands[n]
-        if not errands:
-            del self._errands[key]
+        del items[n]
+        if not items:
+            del self._items[key]
         return True
 
     def _store_works(self) -> None:
@@ -329,10 +329,10 @@ class ItemRunner:
         for timer in self._pausing.values():
             timer.cancel()
         self._pausing.clear()
-        self._give_back([errand for errand in self._all() if errand.exchange is None and errand.stopping is None])
-        for errand in [e for e in self._all() if e.exchange is not None and e.exchange.call.sent_at is None]:
-            assert errand.exchange is not None
-            errand.exchange.end(reasons.DRAINED)
+        self._give_back([item for item in self._all() if item.flow is None and item.stopping is None])
+        for item in [e for e in self._all() if e.flow is not None and e.flow.call.sent_at is None]:
+            assert item.flow is not None
+            item.flow.end(reasons.DRAINED)
 
     def drop_all(self, worker: int) -> None:
         """Stop all items and start afresh as `worker`, because others declared us dead and may own our items.
@@ -340,25 +340,25 @@ class ItemRunner:
         All items are given back in case nobody owns them; if somebody does, the store refuses our stale fence.
         """
         self._worker = worker
-        for errand in self._all():
-            self._drop(errand)
+        for item in self._all():
+            self._drop(item)
         for tenant in self._lines:
             self.wake(tenant)
 
-    def _drop(self, errand: ItemClient) -> None:
+    def _drop(self, item: ItemClient) -> None:
         """Stop an item that we may no longer own; one that is already cancelled stays until its engine has stopped."""
-        if errand.exchange is not None:
-            errand.exchange.end(reasons.TAKEN_OVER)  # `errand_over` gives it back
-        elif errand.stopping is None:
-            self._withdraw(errand)
-            self._give_back([errand])
+        if item.flow is not None:
+            item.flow.end(reasons.TAKEN_OVER)  # `item_ended` gives it back
+        elif item.stopping is None:
+            self._withdraw(item)
+            self._give_back([item])
 
     async def close(self) -> None:
         """Write all pending results. Every call must have ended."""
         self._stopped = True
-        self._errands.clear()  # the rest wait for an engine to stop; the registry gives their claims back
+        self._items.clear()  # the rest wait for an engine to stop; the registry gives their claims back
         await self._claims.wait()
-        await self.keeper.close()
+        await self.writer.close()
 
 
 def _without_result(entry: Entry, reason: Reason) -> Entry:
@@ -366,5 +366,5 @@ def _without_result(entry: Entry, reason: Reason) -> Entry:
     return entry._replace(cause=Outcome.SHED.value) if reason.outcome is Outcome.COMPLETED else entry
 
 
-def _stopped_state(errand: ItemClient) -> ItemState:
-    return ItemState.EXPIRED if errand.stopping is reasons.WINDOW_PASSED else ItemState.CANCELLED
+def _stopped_state(item: ItemClient) -> ItemState:
+    return ItemState.EXPIRED if item.stopping is reasons.WINDOW_PASSED else ItemState.CANCELLED

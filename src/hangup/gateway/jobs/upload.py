@@ -31,12 +31,12 @@ _NO_FILE = "The form must have a field 'file' with a file name."
 class Upload:
     """An upload in progress. If the store is slow, the client is not read until it has caught up."""
 
-    def __init__(self, board: JobRegistry, tenant: str, content_type: bytes, pause: Callable[[bool], None]) -> None:
+    def __init__(self, registry: JobRegistry, tenant: str, content_type: bytes, pause: Callable[[bool], None]) -> None:
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
         if kind != b"multipart/form-data" or not boundary:
             raise Refusal(reasons.BAD_FIELD, "A file is uploaded as multipart/form-data.")
-        self._board = board
+        self._registry = registry
         self._tenant = tenant
         self._pause = pause
         self._paused = False
@@ -144,7 +144,7 @@ class Upload:
             raise self._failure
         if self._key is None:
             raise Refusal(reasons.BAD_FIELD, "The file is empty.")
-        store, key, filename = self._board.store, self._key, self._filename
+        store, key, filename = self._registry.store, self._key, self._filename
         file = await store.do(lambda: store.files.ready(key, purpose, filename, expires))
         self._key = None
         return file
@@ -158,9 +158,9 @@ class Upload:
             self._pause(False)
         if self._writer is not None:
             self._writer.cancel()
-        key, store = self._key, self._board.store
+        key, store = self._key, self._registry.store
         if key is not None:
-            self._board.own(store.do(lambda: store.files.give_up(key)))
+            self._registry.own(store.do(lambda: store.files.give_up(key)))
 
     def _expires(self) -> float | None:
         given = self._fields.get("expires_after[seconds]")
@@ -178,14 +178,14 @@ class Upload:
             self._unwritten.append(bytes(self._buffer[:_PART_BYTES]))
             del self._buffer[:_PART_BYTES]
         if self._unwritten and (self._writer is None or self._writer.done()):
-            self._writer = self._board.own(self._write())
+            self._writer = self._registry.own(self._write())
         self._hold_client()
 
     async def _write(self) -> None:
         try:
             while self._unwritten and self._failure is None:
                 data = self._unwritten.popleft()
-                self._key = await self._board.store.do(partial(self._write_part, self._key, self._written, data))
+                self._key = await self._registry.store.do(partial(self._write_part, self._key, self._written, data))
                 self._written += 1
                 self._hold_client()
         except Exception as error:
@@ -194,8 +194,8 @@ class Upload:
 
     def _write_part(self, key: int | None, n: int, data: bytes) -> int:
         """Write a part, in the store's thread; return the key of the file."""
-        files = self._board.store.files
-        self._board.check_quota(self._tenant, size=len(data))
+        files = self._registry.store.files
+        self._registry.check_quota(self._tenant, size=len(data))
         if key is None:
             key = files.begin(f"file-{secrets.token_hex(12)}", self._tenant, time.time())
         files.add(key, n, data)

@@ -20,12 +20,12 @@ class JobItemCall(CallFlow):
 
     is_job = True
 
-    __slots__ = ("_errand", "yields")
+    __slots__ = ("_item", "yields")
 
-    def __init__(self, ports: FlowPorts, errand: ItemClient, call: Call, request: IncomingRequest) -> None:
-        super().__init__(ports, errand, call, request)
-        self._errand = errand
-        self.yields = errand.yields
+    def __init__(self, ports: FlowPorts, item: ItemClient, call: Call, request: IncomingRequest) -> None:
+        super().__init__(ports, item, call, request)
+        self._item = item
+        self.yields = item.yields
 
     @property
     def answer_bytes_max(self) -> int:
@@ -42,7 +42,7 @@ class JobItemCall(CallFlow):
         """Begins: it may have waited for as long as it took, and its time runs from now on."""
         waited_s = time.monotonic() - self.call.started_at
         self.call.clock = self.call.clock._replace(total_s=waited_s + self.limits.total_s)
-        self._errand.started()
+        self._item.started()
         super().placed(backend, waited=waited)
 
     def _begin_anew(self) -> bool:
@@ -50,4 +50,4 @@ class JobItemCall(CallFlow):
 
     def _book(self, ticket: Ticket[Placed] | None) -> None:
         """Leaves the booking to the job: what a result cost is booked when the result is kept."""
-        self._errand.over(self.call, self.pending_stop, self.ports.accounting.entry(self.call, ticket))
+        self._item.over(self.call, self.pending_stop, self.ports.accounting.entry(self.call, ticket))

@@ -55,9 +55,9 @@ class LiveCall(CallFlow):
         if jobs.provider is not None and background:
             ProviderRequest.take_over(self, jobs.provider, asked)
             return True
-        if jobs.desk is None or not (background or wants_async(head.fields)):
+        if jobs.api is None or not (background or wants_async(head.fields)):
             return False
-        LocalRequest.take_over(self, jobs.desk, asked)
+        LocalRequest.take_over(self, jobs.api, asked)
         return True
 
     def _feed_of(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:

@@ -47,15 +47,15 @@ class ServerOptions(ClientRequest):
 class LocalRequest(ClientRequest):
     """A request about jobs or files, answered by a task of its own."""
 
-    __slots__ = ("_asked", "_body", "_connection", "_desk", "_head_only", "_writable")
+    __slots__ = ("_asked", "_body", "_connection", "_head_only", "_job_api", "_writable")
 
     def __init__(
-        self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest, desk: JobApi
+        self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest, job_api: JobApi
     ) -> None:
         super().__init__(ports, connection, call, request)
         head = request.head
         self._connection = connection
-        self._desk = desk
+        self._job_api = job_api
         self._body: asyncio.Future[bytes] = ports.loop.create_future()
         self._writable = asyncio.Event()
         if not connection.stalled:
@@ -76,23 +76,23 @@ class LocalRequest(ClientRequest):
     def start(self) -> None:
         """Starts the task that answers; what an upload must not be is refused before it is sent."""
         asked, limits = self._asked, self.limits
-        asked.upload = self._desk.upload(asked, self._pause)
+        asked.upload = self._job_api.upload(asked, self._pause)
         if asked.upload is not None:
             self.body_bytes_max = limits.file_bytes_max + _FORM_BYTES_MAX
             self.body_s = limits.upload_s
         self.call.clock = CallTimeLimits(total_s=self.body_s + limits.total_s)
-        self.task = DUTIES.start("job request", self._run(partial(self._desk.answer, asked)))
+        self.task = DUTIES.start("job request", self._run(partial(self._job_api.answer, asked)))
 
     @classmethod
-    def take_over(cls, flow: CallFlow, desk: JobApi, generation: GenerationRequest) -> None:
+    def take_over(cls, flow: CallFlow, job_api: JobApi, generation: GenerationRequest) -> None:
         """Carries on a generation call whose client does not wait: it becomes a job."""
         connection = flow.client
         assert isinstance(connection, ClientConnection)
-        request = cls(flow.ports, connection, flow.call, flow.request, desk)
+        request = cls(flow.ports, connection, flow.call, flow.request, job_api)
         request._body.set_result(generation.body)
         request.call.clock = CallTimeLimits(total_s=request.limits.total_s)
         flow.hand_over(connection, request)
-        answer = partial(desk.defer, request._asked, generation.ask, generation.value)
+        answer = partial(job_api.defer, request._asked, generation.ask, generation.value)
         request.task = DUTIES.start("job request", request._run(answer))
 
     # From the connection

@@ -22,20 +22,20 @@ from hangup.gateway.store.jobs import JobStore
 ENTRY = Entry("ann", "m", "engine", "completed", Account())
 
 
-class FakeExchange:
+class FakeItemCall:
     """A call that runs until something ends it."""
 
-    def __init__(self, errand: ItemClient, id: str) -> None:
+    def __init__(self, item: ItemClient, id: str) -> None:
         self.call = Call(id, time.monotonic(), "job")
         self.call.sent_at = time.monotonic()
-        self._errand = errand
+        self._item = item
 
     answer_bytes_max = 1 << 20
 
     def end(self, reason: Reason, detail: str = "") -> None:
         if self.call.reason is None:
             self.call.reason = reason
-            self._errand.over(self.call, None, ENTRY)
+            self._item.over(self.call, None, ENTRY)
 
     def on_due(self) -> None: ...
 
@@ -49,16 +49,16 @@ class FakeGateway:
         self.events: list[str] = []
         self.faults: list[Exception] = []
         self.booked: list[Entry] = []
-        self.undertaken: list[ItemClient] = []
+        self.items: list[ItemClient] = []
         self.headers: list[dict[str, str]] = []
 
-    def undertake(self, errand: ItemClient, id: str, headers: dict[str, str]) -> None:
-        errand.exchange = FakeExchange(errand, id)
-        self.undertaken.append(errand)
+    def run_item(self, item: ItemClient, id: str, headers: dict[str, str]) -> None:
+        item.flow = FakeItemCall(item, id)
+        self.items.append(item)
         self.headers.append(headers)
 
     def jobs_waiting(self, tenant: str) -> int:
-        return 0 if len(self.undertaken) < self.room else 1000
+        return 0 if len(self.items) < self.room else 1000
 
     def limits_of_tenant(self, tenant: str) -> LimitSettings:
         return self.limits
@@ -73,27 +73,27 @@ class FakeGateway:
         self.faults.append(error)
 
 
-def answered(errand: ItemClient, body: bytes = b'{"id":"x"}', status: int = 200, reason: Reason = reasons.COMPLETED) -> None:
+def answered(item: ItemClient, body: bytes = b'{"id":"x"}', status: int = 200, reason: Reason = reasons.COMPLETED) -> None:
     """Let the engine's answer arrive all at once."""
-    exchange = errand.exchange
-    assert exchange is not None
-    errand.begin(b"", chunked=False)
-    errand.send(body)
-    exchange.call.status = status
-    exchange.end(reason)
+    flow = item.flow
+    assert flow is not None
+    item.begin(b"", chunked=False)
+    item.send(body)
+    flow.call.status = status
+    flow.end(reason)
 
 
 @contextlib.asynccontextmanager
-async def open_board(
+async def open_registry(
     store: JobStore, host: FakeGateway, keep_days: float = 1, *, ticks: bool = True
 ) -> AsyncIterator[JobRegistry]:
     """Open a registry; without `ticks`, it reads the store and sends heartbeats only when the test says so."""
-    board = JobRegistry(store, host, asyncio.get_running_loop(), keep_days)
-    JobApi(board, lambda: Router(()))
-    await board.open()
+    registry = JobRegistry(store, host, asyncio.get_running_loop(), keep_days)
+    JobApi(registry, lambda: Router(()))
+    await registry.open()
     if not ticks:
-        board._watches.cancel()
+        registry._watches.cancel()
     try:
-        yield board
+        yield registry
     finally:
-        await board.close()
+        await registry.close()
