@@ -182,21 +182,21 @@ class TestLate:
         assert limit.unstarted_allowed(0) == before + 1
 
     def test_times_with_many_and_with_few_ahead_are_compared_over_some_calls(self) -> None:
-        """A quarter of each new one counts: with many ahead 4, then 5 s; with few 2, then 3, 4 and 4.01 s."""
-        for last, in_vain in ((4.05, True), (3.9, False)):
+        """A quarter of each new one counts: with many ahead 4, then 5 s; with few 2, then 3 and 4 s."""
+        for last, in_vain in ((7.05, True), (6.95, False)):
             told = _InVain(10)
             for waited_s in (4.0, 8.0):
                 assert not told.see(10, False, waited_s, on_time=False)
-            for waited_s in (2.0, 6.0, 7.0):
+            for waited_s in (2.0, 6.0):
                 assert not told.see(5, True, waited_s, on_time=False)
-            assert told.few_s == pytest.approx(4.0)
+            assert told.few_s == pytest.approx(3.0)
             assert told.see(5, True, last, on_time=False) is in_vain  # 0.8 of 5 s
 
     def test_fewer_calls_that_help_nobody_are_undone(self) -> None:
         limit = queueing(known(), ahead=8)
         for at in range(8):
             see(limit, 200.0 + at, 1.0, late=True, ahead=8)
-        for at in range(4):
+        for at in range(3):
             assert why(limit) is Evidence.LATE
             see(limit, 300.0 + at, 0.9, late=True, ahead=4, free=True)
         assert why(limit) is Evidence.NONE and limit.unlimited
@@ -220,10 +220,21 @@ class TestLate:
         assert why(limit) is Evidence.LATE
 
     def test_with_few_calls_it_cannot_be_told_whether_fewer_help(self) -> None:
-        limit = queueing(known(), ahead=7)
-        for ahead in (7, 7, 3, 3, 3, 3, 3, 3):
+        limit = queueing(known(), ahead=3)
+        for ahead in (3, 3, 1, 1, 1, 1, 1, 1):
             see(limit, 200.0, 1.0, late=True, ahead=ahead, free=True)
         assert why(limit) is Evidence.LATE
+
+    def test_how_many_were_ahead_is_that_of_the_last_call_sent_before_the_limit(self) -> None:
+        """Twelve calls are sent at once to an engine that has become slower: the first of them to come shows that it is late,
+        and those behind it show that it is as late with many ahead."""
+        limit = queueing(known(), ahead=0)
+        for ahead in range(1, 12):
+            see(limit, 200.0, 1.0, late=True, ahead=ahead)
+        for ahead in (0, 1, 1):
+            assert why(limit) is Evidence.LATE
+            see(limit, 300.0, 1.0, late=None, ahead=ahead, free=True)
+        assert why(limit) is Evidence.NONE
 
 
 class TestOverdue:

@@ -36,8 +36,8 @@ _EASY_BY, _EASY_S = 1.5, 0.025  # a first token within this allows one more call
 _LATE_SHARE = (0.4, 0.6)  # share of late first tokens: below 0.4 the engine does not queue, above 0.6 it does
 _FREE_SHARE = 0.75  # with fewer than this share of the most it has run at a time, a slot was free
 _ENOUGH = 4  # first tokens before late ones count as evidence
-_MANY = 8  # the test whether fewer calls help needs at least this many calls without a first token,
-_FEW = 4  # and this many first tokens of calls that had at most half as many ahead;
+_MANY = 4  # the test whether fewer calls help needs at least this many calls without a first token,
+_FEW = 3  # and this many first tokens of calls that had at most half as many ahead;
 _AS_LATE = 0.8  # if those took at least this share of the time, fewer calls do not help
 _USUAL_GAIN = (0.1, 0.5)  # how fast `_reads_s` follows, upward and downward
 _MEMORY = 4.0  # first tokens are counted over this many first-token times, or over a second
@@ -79,6 +79,7 @@ class _InVain:
     def see(self, ahead: int, free: bool, waited_s: float, *, on_time: bool) -> bool:
         if on_time:
             self._few = 0
+        self._unstarted = max(self._unstarted, ahead)  # of those sent before the limit began
         if self._unstarted < _MANY:
             return False
         if ahead > self._unstarted * 0.75:
