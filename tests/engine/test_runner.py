@@ -110,3 +110,42 @@ def test_two_slots_mtp_a_disconnect_and_one_who_waits() -> None:
 
     result = next_in_line(make(EngineOptions(slots=2, spec="mtp", draft_tokens_max=2)), 300)
     assert result["next_started_in_that_turn"] == result["cancels"] == 300
+
+
+def test_a_call_that_fails_to_take_its_event_costs_no_other_call_its_end() -> None:
+    async def use(runner: EngineRunner) -> None:
+        told: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context.get("exception")))
+        ends = [asyncio.Event() for _ in range(3)]
+
+        def broken(event: Event) -> None:
+            raise KeyError("a bug")
+
+        for end in ends:  # started together, so that each step has events of both kinds
+            ask(runner, broken, 20)
+            ask(runner, lambda event, end=end: end.set() if isinstance(event, GenerationEnded) else None, 20)
+        async with asyncio.timeout(60):
+            for end in ends:
+                await end.wait()
+        assert told and all(isinstance(error, KeyError) for error in told)
+
+    asyncio.run(_with_runner(use))
+
+
+def test_a_submission_that_fails_takes_no_place() -> None:
+    async def use(runner: EngineRunner) -> None:
+        engine = runner._engine
+        places = engine._options.slots + engine._options.waiting_max
+        tokenizer = engine.model.tokenizer
+        engine.model.tokenizer = None  # type: ignore[assignment]
+        for _ in range(places + 1):
+            with pytest.raises(AttributeError):
+                ask(runner, print, 1)
+        engine.model.tokenizer = tokenizer
+        assert engine.counters.submitted == 0
+        ended = asyncio.Event()
+        ask(runner, lambda event: ended.set() if isinstance(event, GenerationEnded) else None, 1)
+        async with asyncio.timeout(60):
+            await ended.wait()
+
+    asyncio.run(_with_runner(use))

@@ -268,3 +268,34 @@ def test_waiting_has_an_end_on_sockets(gated: Served) -> None:
         assert (answer.status, answer.headers["x-hangup-reason"]) == (503, "queue_s")
         assert int(answer.headers["retry-after"]) >= 1
     assert wait_gate(gated, "brief", waiting=0)["ran"] == ["one"]
+
+
+def test_a_long_queue_of_clients_that_left_at_once_costs_no_slot() -> None:
+    """A slot that nobody takes goes from one to the next; done by recursion, that would end in a RecursionError."""
+
+    async def main() -> None:
+        gate = hangup.Gate(slots=1, queue=5000, max_wait_s=3600)
+        release = asyncio.Event()
+
+        async def hold() -> None:
+            async with gate.enter(Pretender().request):
+                await release.wait()
+
+        async def wait() -> None:
+            async with gate.enter(Pretender().request):
+                pass
+
+        holder = asyncio.create_task(hold())
+        await asyncio.sleep(0)
+        waiters = [asyncio.create_task(wait()) for _ in range(3000)]
+        await asyncio.sleep(0)
+        assert (gate.running, gate.waiting) == (1, 3000)
+        release.set()
+        await asyncio.sleep(0)  # the holder is woken: it ends in the turn in which all the others leave
+        for waiter in waiters:
+            waiter.cancel()
+        await asyncio.wait([holder, *waiters])
+        assert holder.exception() is None
+        assert (gate.running, gate.waiting) == (0, 0)
+
+    run_virtually(main())

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
+import inspect
+import os
+import select
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -14,10 +19,13 @@ import pytest
 
 import hangup
 import hangup.httpx
+from hangup.core.reasons import Reason
+from hangup.library import sockets
 from hangup.library.limits import Limits
 from hangup.library.run import run
 from hangup.library.sources import opened
 from hangup.library.stream import StreamCall
+from hangup.library.tether import Tether
 from hangup.library.watch import ClientWatch
 from library.pretender import SCOPE, Pretender
 from support.waiting import soon
@@ -373,3 +381,65 @@ def test_an_sdk_stream_closes_on_break() -> None:
         assert stream.closed
 
     asyncio.run(main(), debug=True)
+
+
+def short_of_descriptors(*_: object) -> Any:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.skipif(not sockets.SUPPORTED, reason="Linux only")
+@pytest.mark.parametrize("what", ["dup", "epoll"])
+def test_a_client_that_cannot_be_watched_is_not_a_client_that_left(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Without a free file descriptor nothing is known about the client, and its work goes on."""
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            gone: list[Reason] = []
+            with monkeypatch.context() as patch:
+                patch.setattr(os if what == "dup" else select, what, short_of_descriptors)
+                watch = sockets.SocketWatch(ours.fileno(), None)
+                watch.start(gone.append)
+            assert gone == [] and watch.departure() is None
+            watch.stop()
+            again = sockets.SocketWatch(ours.fileno(), None)  # as soon as there are descriptors, clients are watched
+            again.start(gone.append)
+            theirs.close()
+            await soon(lambda: bool(gone))
+            again.stop()
+            assert [reason.code for reason in gone] == ["fin"]
+
+    asyncio.run(main())
+
+
+def test_a_socket_that_the_server_has_closed_is_a_client_that_left() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        descriptor = ours.fileno()
+        ours.close()
+        theirs.close()
+        gone: list[Reason] = []
+        sockets.SocketWatch(descriptor, None).start(gone.append)
+        assert [reason.code for reason in gone] == ["fin"]
+
+    if sockets.SUPPORTED:
+        asyncio.run(main())
+
+
+def test_work_whose_client_cannot_be_watched_does_not_run_on_alone() -> None:
+    async def main() -> None:
+        async def work() -> None:
+            await asyncio.sleep(3600)
+
+        class Broken(ClientWatch):
+            def start(self, on_gone: Any) -> None:
+                raise KeyError("a bug")
+
+        tether = Tether(Limits(None, None, None, None, None, None, 1.0))
+        running = work()
+        with pytest.raises(KeyError):
+            await tether.hold(Broken(None, None, None), running)
+        await soon(lambda: tether.ended is not None)
+        assert inspect.getcoroutinestate(running) == inspect.CORO_CLOSED  # cancelled, begun or not
+
+    asyncio.run(main())

@@ -144,14 +144,14 @@ class Engine:
             raise Unfit(f"The prompt has {len(request.prompt)} tokens; with its answer it must fit into {context}.")
         if pool.needed(min(context, len(request.prompt) + request.tokens_max)) > pool.count:
             raise Unfit(f"Prompt and answer must fit into the cache of {pool.count * pool.block_tokens} tokens.")
-        with self._door:
+        ticket = Submission(self.mailbox, request, on_event, Writer(self.model.tokenizer.decoder(), request.stop))
+        with self._door:  # nothing may fail between the count and the post: the place would be lost
             if self.counters.submitted - self._ended >= self._options.slots + self._options.waiting_max:
                 self.counters.refused += 1
                 raise Busy("The queue is full; retry later.")
+            if not self.mailbox.post_call(ticket):
+                raise Busy("The engine has stopped.")
             self.counters.submitted += 1
-        ticket = Submission(self.mailbox, request, on_event, Writer(self.model.tokenizer.decoder(), request.stop))
-        if not self.mailbox.post_call(ticket):
-            raise Busy("The engine has stopped.")
         return ticket
 
     # The engine's thread

@@ -110,12 +110,16 @@ class EngineRunner:
 
     def _post(self, outbox: Outbox) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_dispatch, outbox)
+            self._loop.call_soon_threadsafe(_dispatch, outbox, self._loop)
 
 
-def _dispatch(outbox: Outbox) -> None:
+def _dispatch(outbox: Outbox, loop: asyncio.AbstractEventLoop) -> None:
+    """Deliver the events of a step. A bug in one call must not cost another call its end."""
     for on_event, event in outbox:
-        on_event(event)
+        try:
+            on_event(event)
+        except Exception as error:
+            loop.call_exception_handler({"message": "the event of a call was not taken", "exception": error})
 
 
 def load_models(options: EngineOptions) -> tuple[Model, Model | None]:

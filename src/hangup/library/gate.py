@@ -15,7 +15,7 @@ import json
 import math
 import random
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -133,9 +133,11 @@ class Gate:
         """Wake the calls concerned; if the client of a call that gets a slot has just disconnected, the slot goes to the next
         call.
         """
-        for action in actions:
+        decided = deque(actions)  # not by recursion: a queue full of clients that left would be as deep as it is long
+        while decided:
+            action = decided.popleft()
             if not _settle(action.ticket.key, action.reason) and action.reason is None:
-                self._end(action.ticket)
+                decided.extend(self._line.end(action.ticket, asyncio.get_running_loop().time()))
 
     def _refusal(self, reason: Reason) -> CallEnded:
         now = asyncio.get_running_loop().time()

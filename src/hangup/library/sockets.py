@@ -38,17 +38,34 @@ class Hangups:
         self._epoll: select.epoll | None = None
 
     def add(self, descriptor: int, on_gone: OnGone) -> None:
+        """Watch a socket. Raises `OSError` if the system is short of file descriptors or memory; then nothing is watched."""
         if self._epoll is None:
-            self._epoll = select.epoll()
-            self._loop.add_reader(self._epoll.fileno(), self._ready)
+            self._open()
+        assert self._epoll is not None
+        try:
+            self._epoll.register(descriptor, select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
+        except OSError:
+            self._close_if_unused()
+            raise
         self._watched[descriptor] = on_gone
-        self._epoll.register(descriptor, select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR)
+
+    def _open(self) -> None:
+        epoll = select.epoll()
+        try:
+            self._loop.add_reader(epoll.fileno(), self._ready)
+        except OSError:
+            epoll.close()
+            raise
+        self._epoll = epoll
 
     def remove(self, descriptor: int) -> None:
         if self._watched.pop(descriptor, None) is None or self._epoll is None:
             return
         self._epoll.unregister(descriptor)
-        if not self._watched:
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if not self._watched and self._epoll is not None:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
             self._epoll = None
@@ -59,8 +76,11 @@ class Hangups:
         for descriptor, events in self._epoll.poll(0):
             on_gone = self._watched.get(descriptor)
             if on_gone is not None:
-                self._epoll.modify(descriptor, 0)  # report once; a level-triggered event would keep the loop awake
+                # Report once. A level-triggered event would keep the loop awake, and a reset is reported whatever is asked for.
+                self.remove(descriptor)
                 on_gone(_reason(descriptor, events))
+            if self._epoll is None:
+                return
 
 
 def _reason(descriptor: int, events: int) -> Reason:
@@ -88,17 +108,23 @@ class SocketWatch:
         loop = asyncio.get_running_loop()
         try:
             self._descriptor = os.dup(self._servers)
-        except OSError:  # the server has already closed it
-            on_gone(reasons.CLIENT_FIN)
-            return
-        self._hangups = _loops.setdefault(loop, Hangups(loop))
+        except OSError as error:
+            if error.errno == errno.EBADF:  # the server has already closed it
+                on_gone(reasons.CLIENT_FIN)
+            return  # without a free descriptor the client is not watched here; the server still reports a disconnect
         if self._client_silence_s is not None:
             seconds = self._client_silence_s
             _ask(self._descriptor, lambda sock: tune(sock, seconds))
-        self._hangups.add(self._descriptor, on_gone)
+        hangups = _loops.setdefault(loop, Hangups(loop))
+        try:
+            hangups.add(self._descriptor, on_gone)
+        except OSError:  # the same
+            self.stop()
+        else:
+            self._hangups = hangups
 
     def departure(self) -> Reason | None:
-        return departure(self._descriptor)
+        return departure(self._descriptor) if self._descriptor >= 0 else None
 
     def stop(self) -> None:
         if self._hangups is not None:

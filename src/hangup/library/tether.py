@@ -62,12 +62,16 @@ class Tether:
         with contextlib.nullcontext() if self.limits.total_s is None else deadline(self.limits.total_s):
             # The task inherits the deadline.
             self._work = DUTIES.start("library call", work, handled=_ANY, label=f"hangup {self.call.id}")
-        watch.start(self.end)
-        self._arm()
         try:
+            watch.start(self.end)
+            self._arm()
             await asyncio.wait({self._work, self._over}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self.end(reasons.DRAINED, "the server cancelled the call")
+            self._settling(watch)
+            raise
+        except BaseException:  # a bug: the work must not run on without anybody who waits for it
+            self.end(reasons.INTERNAL)
             self._settling(watch)
             raise
         self._judge(self._work)
