@@ -11,7 +11,7 @@ import pytest
 
 from hangup.config import LimitSettings
 from hangup.core import reasons
-from hangup.core.admission import Action, Admission, BackendLoad, Band, TenantTerms, Ticket
+from hangup.core.admission import Action, Admission, BackendLoad, Band, HealthEvent, TenantTerms, Ticket
 from hangup.core.admission.limiter import Evidence
 
 LIMITS = LimitSettings(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6)
@@ -45,21 +45,23 @@ def test_a_call_that_leaves_the_queue_frees_its_place_at_once() -> None:
     assert made.queue.count == made.fleet.in_flight == made.queue.bytes == 0
 
 
-@pytest.mark.parametrize("how", ["closed", "drained"])
-def test_nothing_waits_for_what_is_shut(how: str) -> None:
+@pytest.mark.parametrize(
+    ("shut", "opened"), [(HealthEvent.QUARANTINED, HealthEvent.TAKEN_BACK), (HealthEvent.DRAINED, HealthEvent.UNDRAINED)]
+)
+def test_nothing_waits_for_what_is_shut(shut: HealthEvent, opened: HealthEvent) -> None:
     """But a backend that is down is a last resort, and one of two that is open is waited for."""
     made = admission(slots=1, seats=2)
     one, two = made.fleet.seats
     assert started(made.arrive(Ticket("runs"), "a", 0.0)) == ["runs"]
-    setattr(one, how, True)
+    one.health.apply(shut)
     made.fleet.refresh()
     assert refused(made.arrive(Ticket("open"), "a", 0.0)) == []
-    setattr(two, how, True)
+    two.health.apply(shut)
     made.fleet.refresh()
     assert refused(made.arrive(Ticket("shut"), "a", 0.0)) == [("shut", "backends_closed")]
     assert 3.0 < made.retry_after_s("a", reasons.BACKENDS_CLOSED, 0.0) < 10.0
-    setattr(two, how, False)
-    two.up = False
+    two.health.apply(opened)
+    two.health.apply(HealthEvent.FAILED_TOO_OFTEN)
     made.fleet.refresh()
     assert refused(made.arrive(Ticket("down"), "a", 0.0)) == []
 
@@ -517,11 +519,11 @@ def test_refusals_set_the_limit_and_one_more_is_tried_later() -> None:
 def test_a_backend_that_wants_a_pause_gets_one() -> None:
     made = admission(slots=4, seats=2)
     seat = made.fleet.seats[0]
-    made.pause(seat, True, 0.0)
+    made.pause(seat, 1.0)
     assert all(ticket.seat is made.fleet.seats[1] for ticket in fill(made, "a", 4))
     [waits] = fill(made, "b", 1)
     assert waits.queued
-    assert started(made.pause(seat, False, 1.0)) == ["b0"]
+    assert started(made.resume(seat, 1.0)) == ["b0"]
 
 
 def test_nothing_is_held_back_of_what_is_not_known_to_end() -> None:
@@ -557,10 +559,10 @@ def test_the_least_loaded_backend_is_found_whatever_their_number() -> None:
 def test_backends_that_are_down_are_taken_only_when_all_are() -> None:
     seats = [BackendLoad("one", 2, failures_max=1), BackendLoad("two", 2, failures_max=1)]
     made: Admission[Any] = Admission(LIMITS, seats, lambda: 0.5)
-    seats[0].failed()
+    seats[0].health.apply(HealthEvent.FAILED)
     made.fleet.refresh()
     assert [t.seat.name if t.seat else None for t in fill(made, "a", 3)] == ["two", "two", None]
-    seats[1].failed()
+    seats[1].health.apply(HealthEvent.FAILED)
     made.fleet.refresh()
     assert started(made.dispatch(0.0)) == ["a2"]
 
@@ -569,7 +571,7 @@ def test_a_suspected_backend_is_taken_when_the_others_are_full() -> None:
     """Unlike one that is down it may be well, so no capacity is lost."""
     seats = [BackendLoad("one", 2, weight=100), BackendLoad("two", 2)]
     made: Admission[Any] = Admission(LIMITS, seats, lambda: 0.5)
-    seats[0].suspected = True
+    seats[0].health.apply(HealthEvent.FOUND_LATE)
     made.fleet.refresh()
     assert [t.seat.name if t.seat else None for t in fill(made, "a", 5)] == ["two", "two", "one", "one", None]
 

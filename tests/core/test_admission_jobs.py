@@ -10,7 +10,7 @@ import pytest
 
 from hangup.config import LimitSettings
 from hangup.core import reasons
-from hangup.core.admission import Action, Admission, BackendLoad, Band, TenantTerms, Ticket
+from hangup.core.admission import Action, Admission, BackendLoad, Band, HealthEvent, TenantTerms, Ticket
 from hangup.core.admission.estimates import Peak
 
 LIMITS = LimitSettings(queue_depth_max=6, queue_s=1e6, jobs_calm_s=5.0, hold_back_share=0.1, jobs_hold_back_share=0.25)
@@ -123,11 +123,11 @@ def test_a_job_starts_only_where_nobody_waits_for_a_first_token() -> None:
 def test_seats_that_are_down_are_no_room() -> None:
     made = admission(4, seats=2)
     down = made.fleet.seats[0]
-    down.up = False
+    down.health.apply(HealthEvent.FAILED_TOO_OFTEN)
     made.fleet.refresh()
     items = put_in_line(made, 8)
     assert in_flight(items) == 3 and not down.in_flight
-    down.up = True
+    down.health.apply(HealthEvent.ANSWERED)
     made.fleet.refresh()
     assert started(made.dispatch(1.0)) == ["a-job3", "a-job4"]
 
@@ -255,12 +255,12 @@ def test_no_job_makes_way_where_the_live_call_cannot_go() -> None:
     assert made.fell_back(live, 0.1) == [] and live.queued
     live.tried = frozenset()
     job_seat = next(seat for seat in made.fleet.seats if seat.jobs)
-    job_seat.closed = True
+    job_seat.health.apply(HealthEvent.QUARANTINED)
     made.fleet.refresh()
     assert started(made.dispatch(0.2)) == ["live"]
     _, actions = call(made, "another", 0.3)
     assert actions == []
-    job_seat.closed = False
+    job_seat.health.apply(HealthEvent.TAKEN_BACK)
     made.fleet.refresh()
     assert ended(made.dispatch(0.4)) == [("a-job0", "yielded")]
 

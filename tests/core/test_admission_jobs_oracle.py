@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hangup.config import LimitSettings
-from hangup.core.admission import Action, Admission, BackendLoad, Band, TenantTerms, Ticket
+from hangup.core.admission import Action, Admission, BackendLoad, Band, HealthEvent, TenantTerms, Ticket
 
 LIMITS = LimitSettings(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6, jobs_calm_s=2.0)
 TERMS = {
@@ -62,11 +62,11 @@ class JobsMachine(RuleBasedStateMachine):
     def check_job_start(self, ticket: Ticket[Any], seat: BackendLoad) -> None:
         """Asked when the action is carried out; whatever was decided together with it has happened already."""
         assert not self.live_line, "a job started while a live call waits"
-        assert seat.well, "a job started where no live call would"
-        assert not seat.closed and not seat.drained
+        assert seat.health.well, "a job started where no live call would"
+        assert seat.health.in_service
         fleet = self.real.fleet
         if all(s.slots for s in fleet.seats):
-            up = [s for s in fleet.seats if s.well]
+            up = [s for s in fleet.seats if s.health.well]
             most = sum(s.slots for s in up)
             free = most - sum(s.in_flight for s in up)
             least = min(max(1, math.ceil(LIMITS.hold_back_share * most)), most - 1)
@@ -140,7 +140,7 @@ class JobsMachine(RuleBasedStateMachine):
         made._at = self.real._at
         made._drain = copy(self.real._drain)
         for seat, like in zip(made.fleet.seats, self.real.fleet.seats, strict=True):
-            seat.up, seat.drained, seat.limiter, seat.estimates = like.up, like.drained, like.limiter, like.estimates
+            seat.health, seat.limiter, seat.estimates = copy(like.health), like.limiter, like.estimates
             seat.in_flight, seat.held, seat.unstarted, seat.turn = like.in_flight, like.held, like.unstarted, like.turn
         made.fleet.in_flight = self.real.fleet.in_flight
         made.fleet.refresh()
@@ -212,8 +212,8 @@ class JobsMachine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 2), up=st.booleans(), drained=st.booleans())
     def health(self, at: int, up: bool, drained: bool) -> None:
         seat = self.real.fleet.seats[at % len(self.slots)]
-        seat.succeeded() if up else seat.failed()
-        seat.drained = drained
+        seat.health.apply(HealthEvent.ANSWERED if up else HealthEvent.FAILED)
+        seat.health.apply(HealthEvent.DRAINED if drained else HealthEvent.UNDRAINED)
         self.real.fleet.refresh()
         self.do(self.real.dispatch(self.now))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hangup.config import LimitSettings
-from hangup.core.admission import Action, Admission, BackendLoad, Band, TenantTerms, Ticket
+from hangup.core.admission import Action, Admission, BackendLoad, Band, HealthEvent, TenantTerms, Ticket
 
 LIMITS = LimitSettings(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6)
 TERMS = {
@@ -83,7 +83,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         return any(ticket.tried for ticket in self.queue)
 
     def room(self) -> bool:
-        up = [seat for seat in self.seats if seat.up] or self.seats
+        up = [seat for seat in self.seats if seat.health.up] or self.seats
         return any(seat.in_flight < seat.slots for seat in up)
 
     def carry_out(self, actions: list[Action[Any]]) -> None:
@@ -194,7 +194,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 2), up=st.booleans())
     def health(self, at: int, up: bool) -> None:
         seat = self.seats[at % len(self.seats)]
-        seat.succeeded() if up else seat.failed()
+        seat.health.apply(HealthEvent.ANSWERED if up else HealthEvent.FAILED)
         self.real.fleet.refresh()
         self.carry_out(self.real.dispatch(self.now))
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangup.config import LimitSettings
-from hangup.core.admission import Action, Admission, BackendLoad, Band, TenantTerms, Ticket
+from hangup.core.admission import Action, Admission, BackendLoad, Band, HealthEvent, TenantTerms, Ticket
 
 LIMITS = LimitSettings(queue_depth_max=100, queue_bytes_max=10_000, lifo_after_s=1e6, queue_s=1e6)
 A, B, BOTH = frozenset(["a"]), frozenset(["b"]), frozenset(["a", "b"])
@@ -99,7 +99,7 @@ def test_nobody_waits_for_a_seat_that_failed_him_while_his_others_are_free() -> 
 
 def test_a_seat_that_is_down_is_still_the_last_resort_of_its_calls() -> None:
     made = admission()
-    made.fleet.seats[0].up = False
+    made.fleet.seats[0].health.apply(HealthEvent.FAILED_TOO_OFTEN)
     made.fleet.refresh()
     assert started(made.arrive(Ticket(1, seats=A), "t", 0.0)) == [(1, "a")]
     assert started(made.arrive(Ticket(2, seats=BOTH), "t", 0.0)) == [(2, "b")]

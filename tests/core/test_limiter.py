@@ -9,7 +9,7 @@ import pytest
 
 from hangup.config import LimitSettings
 from hangup.core import reasons
-from hangup.core.admission import Admission, BackendLoad, Ticket
+from hangup.core.admission import Admission, BackendLoad, HealthEvent, Ticket
 from hangup.core.admission.limiter import COLD_MAX, SPARE, Evidence, LearnedLimit, _InVain
 
 PROMPT = 100
@@ -507,14 +507,6 @@ class TestFleet:
         self.send(made, 0.31)
         assert early[1].late
 
-    def test_a_seat_is_down_after_some_failures_in_a_row(self) -> None:
-        seat = BackendLoad("s")
-        assert not seat.seen and not seat.succeeded() and seat.seen
-        for _ in range(2):
-            assert [seat.failed() for _ in range(seat.failures_max)] == [False] * (seat.failures_max - 1) + [True]
-            assert not seat.failed(), "it is down already"
-            assert not seat.up and seat.succeeded() and seat.up and seat.failures == 0
-
     def test_a_refused_call_goes_elsewhere_and_the_refusal_counts_those_beside_it(self) -> None:
         made = self.made("ab")
         calls = [self.send(made, 0.0) for _ in range(6)]
@@ -529,28 +521,26 @@ class TestFleet:
         made = self.made("ab")
         b = made.fleet.seats[1]
         assert made.fleet.has_other(frozenset("a"), None) and not made.fleet.has_other(frozenset("a"), frozenset("a"))
-        made.pause(b, True, 0.0)
+        made.pause(b, 1.0)
         assert not made.fleet.has_other(frozenset("a"), None) and made.fleet.has_other(frozenset("b"), None)
         assert not made.fleet.has_other(frozenset("ab"), None)
 
     def test_a_pause_ends_when_the_first_of_them_comes_back(self) -> None:
         made = self.made("ab")
         a, b = made.fleet.seats
-        a.paused_until, b.paused_until = 10.0, 20.0
-        made.pause(a, True, 0.0)
+        made.pause(a, 10.0)
         assert made.fleet.paused_until(None) == 0.0 and made.fleet.paused_until(frozenset("a")) == 10.0
-        made.pause(b, True, 0.0)
+        made.pause(b, 20.0)
         assert made.fleet.paused_until(None) == 10.0 and made.fleet.paused_until(frozenset("b")) == 20.0
-        a.drained = True
+        a.health.apply(HealthEvent.DRAINED)
         assert made.fleet.paused_until(None) == 20.0, "one that is drained does not come back by itself"
-        b.closed = True
+        b.health.apply(HealthEvent.QUARANTINED)
         assert made.fleet.paused_until(None) == 0.0
 
     def test_nobody_waits_for_a_pause_that_is_longer_than_he_may_wait(self) -> None:
         made = self.made()
         [seat] = made.fleet.seats
-        seat.paused_until = 31.0
-        made.pause(seat, True, 0.0)
+        made.pause(seat, 31.0)
         self.send(made, 0.0)
         assert [action.reason for action in self.actions] == [reasons.BACKEND_PAUSED]
         assert made.retry_after_s("t", reasons.BACKEND_PAUSED, 0.0) == pytest.approx(31.0 * 1.125)
@@ -559,8 +549,7 @@ class TestFleet:
     def test_who_only_a_paused_backend_can_answer_is_told_when_that_one_is_back(self) -> None:
         made = self.made("ab")
         a = made.fleet.seats[0]
-        a.paused_until = 60.0
-        made.pause(a, True, 0.0)
+        made.pause(a, 60.0)
         self.send(made, 0.0, frozenset("a"))
         assert [action.reason for action in self.actions] == [reasons.BACKEND_PAUSED]
         assert made.retry_after_s("t", reasons.BACKEND_PAUSED, 0.0, frozenset("a")) == pytest.approx(60.0 * 1.125)
@@ -570,10 +559,9 @@ class TestFleet:
             made = self.made(slots=slots)
             [seat] = made.fleet.seats
             assert seat.limited_by == ("slots" if slots else "none") and seat.is_open == (not slots)
-            made.pause(seat, True, 0.0)
+            made.pause(seat, 1.0)
             assert seat.limit == 0 and seat.limited_by == "engine_refused" and not seat.is_open
-            assert made.pause(seat, True, 0.0) == []
-            made.pause(seat, False, 0.0)
+            made.resume(seat, 0.0)
             assert seat.limit > 0
 
     def test_refusals_bind_below_the_slots_that_were_given(self) -> None:

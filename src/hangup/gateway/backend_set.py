@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hangup.config import Settings
-from hangup.core.admission import BackendLoad
+from hangup.core.admission import BackendLoad, HealthEvent
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.figures import follow
 from hangup.gateway.backends.health import watch
@@ -71,7 +71,7 @@ class Backends:
 
     def _retire(self, backend: Backend) -> None:
         """Sends no new calls to a backend that is out of the configuration; those that run may finish."""
-        backend.seat.retired = True
+        backend.seat.health.apply(HealthEvent.RETIRED)
         backend.pool.close_idle()
         for tasks in (self._watches, self._figures):
             task = tasks.pop(backend.name, None)
@@ -84,7 +84,7 @@ class Backends:
 
     def close_if_done(self, seat: BackendLoad) -> None:
         """Closes a retired backend when its last call is gone."""
-        if not seat.retired or seat.in_flight:
+        if not seat.health.retired or seat.in_flight:
             return
         for backend in [backend for backend in self._retired if backend.seat is seat]:
             self._retired.remove(backend)
@@ -107,12 +107,12 @@ class Backends:
 
     def succeeded(self, backend: Backend) -> None:
         """Notes that a backend answered."""
-        if backend.seat.succeeded():
+        if backend.seat.health.apply(HealthEvent.ANSWERED):
             self.changed(backend, "up")
 
     def failed(self, backend: Backend, detail: str) -> None:
         """Notes that a backend failed a call; after a few in a row it is taken for down."""
-        if backend.seat.failed():
+        if backend.seat.health.apply(HealthEvent.FAILED):
             self.changed(backend, f"down: {detail}")
 
     def drain(self, name: str, on: bool) -> bool:
@@ -120,15 +120,14 @@ class Backends:
         backend = self.by_name.get(name)
         if backend is None:
             return False
-        if backend.seat.drained != on:
-            backend.seat.drained = on
+        if backend.seat.health.apply(HealthEvent.DRAINED if on else HealthEvent.UNDRAINED):
             self.changed(backend, "drained by an operator" if on else "taken back by an operator")
         return True
 
     def any_ready(self) -> bool:
         """Tells whether a call that came now could be served, as far as is known."""
         seats = [backend.seat for backend in self.by_name.values()]
-        return any(s.seen and s.up and not s.drained and not s.closed and not s.full_of_others for s in seats)
+        return any(seat.health.ready and not seat.full_of_others for seat in seats)
 
     # The process ends
 

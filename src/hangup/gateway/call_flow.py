@@ -180,7 +180,7 @@ class CallFlow(ClientRequest):
     async def _connect(self, attempt: Attempt) -> None:
         """Opens a connection: the only thing that is waited for, and cancelled if the call ends meanwhile."""
         try:
-            attempt.connection = await attempt.backend.pool.connect(last_resort=not attempt.backend.seat.up)
+            attempt.connection = await attempt.backend.pool.connect(last_resort=not attempt.backend.seat.health.up)
             self.task = None
             self._send(attempt, attempt.connection)
         except EngineFault as fault:

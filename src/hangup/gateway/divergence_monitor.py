@@ -138,7 +138,7 @@ class DivergenceMonitor:
         watched = self.watched.get(backend.name)
         if watched is None:
             return
-        if not backend.seat.up:
+        if not backend.seat.health.up:
             watched.alarm.restarted(now)
         time_of = backend.seat.time
         time_of.pass_until(now)

@@ -19,9 +19,12 @@ _SHORT_S = 2.0
 
 
 class BackendPauses:
-    def __init__(self, loop: asyncio.AbstractEventLoop, changed: Callable[[Backend, bool], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, pause: Callable[[Backend, float], None], resume: Callable[[Backend], None]
+    ) -> None:
         self._loop = loop
-        self._changed = changed  # told of each pause, before and after
+        self._start = pause  # begins a pause until a given time, or extends one
+        self._resume = resume
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def refused(self, backend: Backend, sent_at: float, head: ResponseHead, pause_s_max: float) -> None:
@@ -41,18 +44,15 @@ class BackendPauses:
 
     def _pause(self, backend: Backend, seconds: float) -> None:
         until = time.monotonic() + seconds
-        if until <= backend.seat.paused_until:
+        if until <= backend.seat.health.paused_until:
             return
         self._drop(backend.name)
-        backend.seat.paused_until = until
         self._timers[backend.name] = self._loop.call_later(seconds, self._over, backend)
-        if not backend.seat.paused:
-            self._changed(backend, True)
+        self._start(backend, until)
 
     def _over(self, backend: Backend) -> None:
         self._timers.pop(backend.name, None)
-        backend.seat.paused_until = 0.0
-        self._changed(backend, False)
+        self._resume(backend)
 
     def _drop(self, name: str) -> None:
         timer = self._timers.pop(name, None)
@@ -67,6 +67,6 @@ class BackendPauses:
 def worth_waiting(ticket: AnyTicket, seat: BackendLoad) -> bool:
     """Whether a refused call can still be served by this backend before its own time is up: when it said so, or when it has
     worked on something that ends. Of one that refuses though it has nothing to do, nothing can be expected."""
-    if not seat.paused and seat.in_flight <= 1:
+    if not seat.health.paused and seat.in_flight <= 1:
         return False
-    return seat.paused_until < min(ticket.queue_by, ticket.first_by, ticket.all_by)
+    return seat.health.paused_until < min(ticket.queue_by, ticket.first_by, ticket.all_by)

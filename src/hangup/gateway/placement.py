@@ -48,7 +48,7 @@ class Placement:
 
     def __init__(self, limits: LimitSettings, backends: Backends, loop: asyncio.AbstractEventLoop) -> None:
         self.admission: Admission[Placed] = Admission(limits, [], random.random)
-        self.pauses = BackendPauses(loop, self._pause_changed)
+        self.pauses = BackendPauses(loop, self._pause, self._resume)
         self._backends = backends
         self._act: Callable[[Iterable[Action[Placed]]], None] = ActionLoop(self._carry_out, self._action_failed).run
 
@@ -118,7 +118,7 @@ class Placement:
             steady=steady,
             hold=hold,
         )
-        if seat is not None and seat.retired:
+        if seat is not None and seat.health.retired:
             self._backends.close_if_done(seat)
         if actions:
             self._act(actions)
@@ -169,11 +169,15 @@ class Placement:
             line.regroup(lambda ticket: ticket.key.possible_seats())
         self.dispatch()
 
-    def _pause_changed(self, backend: Backend, paused: bool) -> None:
-        if paused:
-            seconds = backend.seat.paused_until - time.monotonic()
+    def _pause(self, backend: Backend, until: float) -> None:
+        is_new = not backend.seat.health.paused
+        self.admission.pause(backend.seat, until)
+        if is_new:
+            seconds = until - time.monotonic()
             self._backends.changed(backend, f"paused for {seconds:.1f} s: it refuses calls")
-        self._act(self.admission.pause(backend.seat, paused, time.monotonic()))
+
+    def _resume(self, backend: Backend) -> None:
+        self._act(self.admission.resume(backend.seat, time.monotonic()))
 
     def close(self) -> None:
         self.pauses.close()

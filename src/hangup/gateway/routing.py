@@ -88,7 +88,7 @@ class Routing:
         """Lists the backends whose models were not asked for lately."""
         since = self._loop.time() - _NEWS_S
         # One that is down would keep the client waiting, and say nothing new.
-        could = [b for b in self._backends.by_name.values() if b.seat.up and not b.settings.models]
+        could = [b for b in self._backends.by_name.values() if b.seat.health.up and not b.settings.models]
         return [b for b in could if b.models_asked_at is None or b.models_asked_at < since]
 
     async def ask(self, backends: list[Backend]) -> None:

@@ -243,8 +243,8 @@ def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView 
         "limit": None if seat.is_open and seat.limit else seat.limit,
         "limit_learned": not seat.slots,
         "limited_by": seat.limited_by,
-        "paused_s": round(seat.paused_until - now, 1) if seat.paused else None,
-        "failures": seat.failures,
+        "paused_s": round(seat.health.paused_until - now, 1) if seat.health.paused else None,
+        "failures": seat.health.failures,
         "ladder": stands.rung if stands is not None else None,
         "ladder_reason": stands.reason if stands is not None else "",
         "ladder_s": round(now - stands.since, 1) if stands is not None and stands.since > -math.inf else None,
@@ -264,5 +264,6 @@ def _models(backend: Backend) -> list[str] | None:
 
 
 def _state(seat: BackendLoad) -> str:
-    state = "quarantined" if seat.closed else "up" if seat.up else "down"
-    return f"draining, {state}" if seat.drained and seat.in_flight else f"drained, {state}" if seat.drained else state
+    health = seat.health
+    state = "quarantined" if health.quarantined else "up" if health.up else "down"
+    return f"{'draining' if seat.in_flight else 'drained'}, {state}" if health.drained else state

@@ -1,9 +1,9 @@
 """Decides which call starts, on which backend, and which call waits or is refused. No sockets, clocks or tasks.
 
 Start at `admission.py`. It asks `queue.py` who is next, `fleet.py` where there is room, and `foresight.py` whether an answer
-can still reach its client in time. `backend_load.py` is one backend (`BackendLoad`, called `seat` in the code), `limiter.py`
-learns how much that backend can run when nobody has configured it, and `job_queue.py` is the second queue, for work that no
-client waits for.
+can still reach its client in time. `backend_load.py` is one backend (`BackendLoad`, called `seat` in the code), `health.py`
+says whether that backend gets calls at all, `limiter.py` learns how much it can run when nobody has configured it, and
+`job_queue.py` is the second queue, for work that no client waits for.
 
 Theory of operation
 
@@ -35,8 +35,22 @@ a backend with no evidence of queueing: there, only the deadline that the client
 from hangup.core.admission.admission import Action, Admission
 from hangup.core.admission.backend_load import NO_LIMIT, BackendLoad
 from hangup.core.admission.fleet import Fleet
+from hangup.core.admission.health import BackendHealth, HealthEvent
 from hangup.core.admission.limiter import Evidence
 from hangup.core.admission.tenants import Band, TenantTerms
 from hangup.core.admission.ticket import AnyTicket, Ticket
 
-__all__ = ["NO_LIMIT", "Action", "Admission", "AnyTicket", "BackendLoad", "Band", "Evidence", "Fleet", "TenantTerms", "Ticket"]
+__all__ = [
+    "NO_LIMIT",
+    "Action",
+    "Admission",
+    "AnyTicket",
+    "BackendHealth",
+    "BackendLoad",
+    "Band",
+    "Evidence",
+    "Fleet",
+    "HealthEvent",
+    "TenantTerms",
+    "Ticket",
+]

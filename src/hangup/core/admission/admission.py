@@ -24,6 +24,7 @@ from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.drain_rate import DrainRates
 from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.foresight import Foresight
+from hangup.core.admission.health import HealthEvent
 from hangup.core.admission.job_queue import JobQueue
 from hangup.core.admission.queue import Queue
 from hangup.core.admission.tenants import Band, Tenant, TenantTerms
@@ -276,11 +277,15 @@ class Admission(Generic[K]):
         self.fleet.refused(ticket.seat, now)
         return self.fell_back(ticket, now)
 
-    def pause(self, seat: BackendLoad, paused: bool, now: float) -> list[Action[K]]:
-        """Pause or resume a backend: the engine asked for a break, or takes calls again."""
-        if seat.paused == paused:
+    def pause(self, seat: BackendLoad, until: float) -> None:
+        """Send no calls to a backend for a time: the engine asked for a break."""
+        if seat.health.apply(HealthEvent.PAUSED, until=until):
+            self.fleet.refresh()
+
+    def resume(self, seat: BackendLoad, now: float) -> list[Action[K]]:
+        """Send calls to a backend again: its pause is over."""
+        if not seat.health.apply(HealthEvent.RESUMED):
             return _NOTHING
-        seat.paused = paused
         self.fleet.refresh()
         return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from hangup.core.admission.estimates import Estimates
+from hangup.core.admission.health import BackendHealth
 from hangup.core.admission.limiter import Evidence, LearnedLimit
 from hangup.core.admission.ticket import AnyTicket
 from hangup.core.engine_time import EngineTime
@@ -19,14 +20,10 @@ class BackendLoad:
 
     __slots__ = (
         "choices",
-        "closed",
         "counted",
-        "doubted",
-        "drained",
         "entry",
         "estimates",
-        "failures",
-        "failures_max",
+        "health",
         "held",
         "in_flight",
         "jobs",
@@ -35,19 +32,13 @@ class BackendLoad:
         "limiter",
         "name",
         "occupied",
-        "paused",
-        "paused_until",
         "peak",
         "placed",
         "reading",
-        "retired",
-        "seen",
         "slots",
-        "suspected",
         "time",
         "turn",
         "unstarted",
-        "up",
         "waits",
         "weight",
     )
@@ -64,10 +55,10 @@ class BackendLoad:
         self.name = name
         self.slots = slots  # 0: the limit is learned
         self.weight = weight
-        self.failures_max = failures_max
         self.kv_tokens = kv_tokens  # 0: unknown
         self.limiter = LearnedLimit(step_slo_s)
         self.estimates = Estimates()
+        self.health = BackendHealth(failures_max)
         self.time = EngineTime()  # how its time is split among calls
         self.in_flight = 0
         self.jobs = 0  # of those in flight, items of jobs
@@ -80,27 +71,17 @@ class BackendLoad:
         self.waits: OrderedDict[AnyTicket, None] = OrderedDict()  # of those, live calls that are not overdue, in the order sent
         self.reading = 0  # prompt tokens of `unstarted`, without jobs, which yield
         self.kv_used = 0
-        self.failures = 0  # in a row
-        self.up = True
-        self.seen = False  # it has answered at least once; until then `up` is an assumption
-        self.drained = False  # an operator wants no new calls there; running calls may finish
-        self.retired = False  # removed from the configuration: no new calls; running calls may finish
-        self.doubted = False  # it runs abandoned work: used only as a backend that is down would be
-        self.suspected = False  # it may run abandoned work: used when the others are full
-        self.closed = False  # in quarantine: no new calls at all; running calls may finish
-        self.paused = False  # the engine told us to come back later: no new calls
-        self.paused_until = 0.0  # when the pause ends
         self.turn = 0  # when it was last chosen, to break ties round-robin
         self.counted = 0  # its part of the fleet's limit
         self.entry = 0  # number of its valid entry in the heap
 
     def __repr__(self) -> str:
-        return f"<seat {self.name} {self.in_flight}/{self.limit} {'up' if self.up else 'down'}>"
+        return f"<seat {self.name} {self.in_flight}/{self.limit} {self.health!r}>"
 
     @property
     def limit(self) -> int:
         # A held call counts as running: it takes a slot, and a place within the learned limit.
-        if self.closed or self.drained or self.paused:
+        if not self.health.takes_calls:
             return 0
         limiter = self.limiter
         if self.slots:
@@ -129,7 +110,7 @@ class BackendLoad:
     @property
     def limited_by(self) -> str:
         """Return why it gets no more calls; "none" if it gets every call."""
-        if self.paused:
+        if self.health.paused:
             return Evidence.REFUSED
         if self.slots:
             return SLOTS if self.limiter.refused_max >= self.slots else Evidence.REFUSED
@@ -138,11 +119,7 @@ class BackendLoad:
     @property
     def is_open(self) -> bool:
         """Return whether there is no evidence that calls would wait there."""
-        return not self.slots and not self.paused and self.limiter.evidence is Evidence.NONE
-
-    @property
-    def well(self) -> bool:
-        return self.up and not self.doubted and not self.closed and not self.drained
+        return not self.slots and not self.health.paused and self.limiter.evidence is Evidence.NONE
 
     def take_peak(self) -> int:
         """Return the most answers under way at a time since the last look, and start over."""
@@ -176,18 +153,3 @@ class BackendLoad:
     def fits(self, kv: int) -> bool:
         """Return whether the cache has room. An empty engine takes anything: it decides itself what is too large."""
         return not self.kv_tokens or not self.in_flight or self.kv_used + kv <= self.kv_tokens
-
-    def failed(self) -> bool:
-        """Note that a call or a check found it broken; return True if it has just gone down. The caller must tell the fleet."""
-        self.failures += 1
-        if self.up and self.failures >= self.failures_max:
-            self.up = False
-            return True
-        return False
-
-    def succeeded(self) -> bool:
-        """Note that a call or a check found it healthy; return True if it has just come up. The caller must tell the fleet."""
-        self.failures = 0
-        self.seen = True
-        came_up, self.up = not self.up, True
-        return came_up

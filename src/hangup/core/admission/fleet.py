@@ -12,11 +12,12 @@ from collections.abc import Iterable
 
 from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.estimates import Estimates
+from hangup.core.admission.health import Trust
 from hangup.core.admission.limiter import SPARE, Evidence
 from hangup.core.admission.ticket import NOBODY, AnyTicket
 
 _LOOK_PAST = 4  # backends without enough cache to skip before giving up
-_LAST = 1e9  # larger than any load: a suspected backend comes after all others with room
+_LAST = 1e9  # larger than any load: a backend that may run abandoned work comes after all others with room
 _CAPACITY_S = 0.05  # how old the sum of all capacities may be, if there are
 _FEW = 16  # this many backends or more
 
@@ -55,9 +56,9 @@ class Fleet:
         """Recompute everything after backends went up or down, were drained, or left the configuration."""
         self._only = self.seats[0] if len(self.seats) == 1 else None
         self.estimates = self._only.estimates if self._only is not None else self._together
-        self._any_up = any(seat.well for seat in self.seats)
-        self._any_paused = any(seat.paused for seat in self.seats)
-        self._odd = [seat for seat in self.seats if not seat.slots or not seat.well]
+        self._any_up = any(seat.health.well for seat in self.seats)
+        self._any_paused = any(seat.health.paused for seat in self.seats)
+        self._odd = [seat for seat in self.seats if not seat.slots or not seat.health.well]
         caches = [seat.kv_tokens for seat in self.seats if seat.kv_tokens]
         self.has_kv, self.smallest_cache = bool(caches), min(caches, default=0)
         self._capacity_at = -math.inf
@@ -72,7 +73,7 @@ class Fleet:
         # Backends that are down are used only when there is no other, so that a wrong verdict costs a failed attempt
         # and never an outage.
         limit = seat.limit
-        if seat.retired:
+        if seat.health.retired:
             return
         self.limit += limit - seat.counted
         seat.counted = limit
@@ -80,7 +81,7 @@ class Fleet:
             return
         self._entries += 1
         seat.entry = self._entries
-        if seat.in_flight < limit and (seat.well or not self._any_up):
+        if seat.in_flight < limit and (seat.health.well or not self._any_up):
             heapq.heappush(self._heap, (_order(seat), seat.turn, seat.entry, seat))
             if len(self._heap) > 64 + 4 * len(self.seats):
                 self._heap = [item for item in self._heap if item[2] == item[3].entry]
@@ -129,7 +130,7 @@ class Fleet:
     def _best_of(self, kv: int, tried: frozenset[str], seats: frozenset[str] | None) -> BackendLoad | None:
         """Choose for a call that failed elsewhere, or that only some backends can answer; such calls are few, so scan."""
         left = self._among(tried, seats)
-        left = [seat for seat in left if seat.well] or left
+        left = [seat for seat in left if seat.health.well] or left
         for seat in left:
             if seat.waits:
                 self.look_for_overdue(seat)
@@ -141,22 +142,22 @@ class Fleet:
         """Return the backend for the next item of a job; `alone` when there are no live calls."""
         if tried or seats is not None:
             left = [seat for seat in self._among(tried, seats) if seat.has_room and seat.fits(kv)]
-            left = [seat for seat in left if seat.well and seat.quiet(alone)]
+            left = [seat for seat in left if seat.health.well and seat.quiet(alone)]
             return min(left, key=lambda seat: (seat.in_flight / seat.weight, seat.turn, seat.name), default=None)
         best = self.best(kv)
         if best is None or best.quiet(alone):
-            return best if best is not None and best.well else None
+            return best if best is not None and best.health.well else None
         return self._look_past(kv, alone)
 
     def places(self, seats: frozenset[str] | None = None) -> tuple[int, int]:
         """Return how many calls the backends in use can run, and how many they have; of `seats`, or of all."""
         if seats is not None:
-            among = [seat for seat in self._among(NOBODY, seats) if seat.well]
+            among = [seat for seat in self._among(NOBODY, seats) if seat.health.well]
             return sum(seat.known for seat in among), sum(seat.in_flight for seat in among)
         most, taken = self.limit, self.in_flight
         for seat in self._odd:
             most -= seat.counted
-            if seat.well:
+            if seat.health.well:
                 most += seat.known
             else:
                 taken -= seat.in_flight
@@ -166,20 +167,20 @@ class Fleet:
         """Return when the first of the backends that could take a call does so again; 0 if one does now."""
         if seats is None and not self._any_paused:
             return 0.0
-        usable = [seat for seat in self._among(NOBODY, seats) if not seat.closed and not seat.drained]
-        return min((seat.paused_until if seat.paused else 0.0 for seat in usable), default=0.0)
+        usable = [seat for seat in self._among(NOBODY, seats) if seat.health.in_service]
+        return min((seat.health.paused_until if seat.health.paused else 0.0 for seat in usable), default=0.0)
 
     def is_cold(self, seats: frozenset[str] | None) -> bool:
         """Return whether there is a healthy backend with no evidence that calls would wait there."""
         among = self.seats if seats is None else self._among(NOBODY, seats)
-        return any(seat.is_open and seat.well for seat in among)
+        return any(seat.is_open and seat.health.well for seat in among)
 
     @property
     def capacity(self) -> int | None:
         """Return how many calls the backends in use can run, if there is evidence for each; None while there is not."""
         if self.now - self._capacity_at > _CAPACITY_S or len(self.seats) < _FEW:
             self._capacity_at = self.now
-            parts = [seat.capacity for seat in self.seats if seat.well]
+            parts = [seat.capacity for seat in self.seats if seat.health.well]
             self._capacity = None if None in parts else sum(part for part in parts if part is not None)
         return self._capacity
 
@@ -187,22 +188,22 @@ class Fleet:
         """Return how many calls these backends have, and how many they can run, if that is known."""
         if seats is None:
             return self.in_flight, self.capacity
-        among = [seat for seat in self._among(NOBODY, seats) if seat.well]
+        among = [seat for seat in self._among(NOBODY, seats) if seat.health.well]
         parts = [seat.capacity for seat in among]
         known = None if None in parts else sum(part for part in parts if part is not None)
         return sum(seat.in_flight for seat in among), known
 
     def takes(self, seat: BackendLoad, tried: frozenset[str], seats: frozenset[str] | None = None) -> bool:
         """Return whether such a call would be sent to this backend if it had room."""
-        if seat.retired or seat.name in tried or (seats is not None and seat.name not in seats):
+        if seat.health.retired or seat.name in tried or (seats is not None and seat.name not in seats):
             return False
-        any_up = self._any_up if seats is None else any(other.well for other in self._among(tried, seats))
-        return seat.well or not (any_up or seat.closed or seat.drained)
+        any_up = self._any_up if seats is None else any(other.health.well for other in self._among(tried, seats))
+        return seat.health.well or (seat.health.in_service and not any_up)
 
     def usable(self, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None) -> bool:
         """Return whether there is any backend that such a call could wait for."""
         among = self.seats if seats is None and not tried else self._among(tried, seats)
-        return any(not seat.closed and not seat.drained for seat in among)
+        return any(seat.health.in_service for seat in among)
 
     def estimates_of(self, seats: frozenset[str] | None) -> Estimates:
         """Return the estimates for a call: those of all backends, or of one that can answer it if not all can."""
@@ -317,7 +318,7 @@ class Fleet:
 
     def has_other(self, tried: frozenset[str], seats: frozenset[str] | None) -> bool:
         """Return whether a refused call could go to another backend now."""
-        return any(seat.well and not seat.paused for seat in self._among(tried, seats))
+        return any(seat.health.well and not seat.health.paused for seat in self._among(tried, seats))
 
     def refused(self, seat: BackendLoad, now: float) -> None:
         """Note that a backend refused a call, which still counts as in flight."""
@@ -372,4 +373,4 @@ class Fleet:
 
 def _order(seat: BackendLoad) -> float:
     """Return the key by which the lowest backend is chosen first."""
-    return seat.in_flight / seat.weight + (_LAST if seat.suspected else 0.0)
+    return seat.in_flight / seat.weight + (0.0 if seat.health.trust is Trust.TRUSTED else _LAST)

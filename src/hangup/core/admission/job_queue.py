@@ -94,7 +94,7 @@ class JobQueue(Queue):
         """Choose one job to yield for each live call that stays in the queue, unless a place is about to become free for it
         anyway."""
         fleet = self._fleet
-        coming = Counter({seat: seat.held for seat in fleet.seats if seat.well and seat.held})
+        coming = Counter({seat: seat.held for seat in fleet.seats if seat.health.well and seat.held})
         coming.update(job.seat for job in self.yielding if job.seat is not None)
         if queue.count <= coming.total() and queue.waited_for() == {None}:
             return []

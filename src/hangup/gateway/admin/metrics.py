@@ -73,7 +73,7 @@ class GatewayCollector(Collector):
             labels=["backend", "by"],
         )
         for seat in self._view.seats():
-            up.add_metric([seat.name], seat.up)
+            up.add_metric([seat.name], seat.health.up)
             in_flight.add_metric([seat.name], seat.in_flight)
             limit.add_metric([seat.name], math.inf if seat.is_open and seat.limit else seat.limit)
             limited.add_metric([seat.name, seat.limited_by], 1)

@@ -74,7 +74,7 @@ class Backend:
     def take_limits(self, limits: BackendLimits) -> None:
         """Apply new limits after a reload; running calls go on."""
         self.limits = self.pool.limits = limits
-        self.seat.failures_max = limits.failures_max
+        self.seat.health.failures_max = limits.failures_max
         self.seat.limiter.step_slo_s = limits.step_slo_s
 
     def use(self, adapter: EngineAdapter, facts: Facts) -> None:
@@ -92,7 +92,7 @@ class Backend:
         self._dropped_without_key = self._dropped | _KEYS
 
     def __repr__(self) -> str:
-        state = "up" if self.seat.up else "down"
+        state = "up" if self.seat.health.up else "down"
         return f"<backend {self.name} {self.adapter.name} {state} in_flight={self.seat.in_flight}>"
 
     @property

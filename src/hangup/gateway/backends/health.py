@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from hangup.core.admission import HealthEvent
 from hangup.errors import EngineFault
 from hangup.gateway.backends.adapters import AUTO, Seen, recognise
 from hangup.gateway.backends.backend import Backend
@@ -20,7 +21,7 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], told_
     while True:
         fault = await check(backend)
         if fault is None:
-            if backend.seat.succeeded():
+            if backend.seat.health.apply(HealthEvent.ANSWERED):
                 changed(backend, "up")
             if not backend.learned:
                 await learn(backend, backend.limits.health_timeout_s)
@@ -29,7 +30,7 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], told_
                 backend.models_asked_at = None  # another engine may have other models
             await ask_models(backend)
             told_models(backend)
-        elif backend.seat.failed():
+        elif backend.seat.health.apply(HealthEvent.FAILED):
             backend.learned = False  # another engine may come up at the same address
             changed(backend, f"down: {fault}")
         await asyncio.sleep(backend.limits.health_interval_s)

@@ -150,12 +150,14 @@ class EngineQuestion(ForwardedRequest):
         names = [name for name in self._knowing or backends if name in backends and name not in self._tried]
         seats = [backends[name].seat for name in names]
         if not last_resort:
-            seats = [seat for seat in seats if seat.up]
+            seats = [seat for seat in seats if seat.health.up]
         if not seats or len(self._tried) >= _BACKENDS_MAX:
             return None
         tie = random()  # noqa: S311 (nobody gains by guessing it)
         at = int(tie * len(seats))
-        best = min(seats[at:] + seats[:at], key=lambda seat: (not seat.well, not seat.up, seat.in_flight / seat.weight))
+        best = min(
+            seats[at:] + seats[:at], key=lambda seat: (not seat.health.well, not seat.health.up, seat.in_flight / seat.weight)
+        )
         return backends[best.name]
 
     def _abort(self, attempt: Attempt) -> PendingStop | None:

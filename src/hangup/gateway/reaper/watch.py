@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from hangup.core.admission import HealthEvent
 from hangup.core.ledger import Histogram
 from hangup.core.reaper import (
     EngineStatus,
@@ -225,8 +226,8 @@ class BackendWatch:
             await self._take(step)
         if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
             self._abandon(f"Nothing came of any call for {still_s:.0f} s, and the engine did not let go of those that ended.")
-        self._doubt(self.ladder.rung is not Rung.WELL or (self._unanswered and self.book.overdue(now)))
-        self._suspect()
+        self._note(self._found(time.monotonic()))
+        self._look_again_at(self.book.next_due(time.monotonic()))
 
     @property
     def _unanswered(self) -> bool:
@@ -300,7 +301,7 @@ class BackendWatch:
         """Return what is wrong besides zombies, or ""."""
         limits, book = self.backend.limits, self.book
         silent_s = now - max(self._answered_at, self._stood_still_until)
-        if silent_s >= limits.wedge_s and self.backend.seat.up:
+        if silent_s >= limits.wedge_s and self.backend.seat.health.up:
             return f"it has not said what it runs for {silent_s:.0f} s"
         if book.zombies and still_s >= limits.still_s:
             return f"nothing has come of any call for {still_s:.0f} s, and {book.zombies[0].call_id} still runs"
@@ -374,13 +375,13 @@ class BackendWatch:
             self._aborted_at = time.monotonic()
             self._aborts.send(self.backend, left.key)
         elif step.what == Rung.QUARANTINED:
-            self._close_seat(True)
+            self._note(HealthEvent.QUARANTINED)
         elif step.what == Rung.RESTARTING:
             await self._restart()
         elif step.what == Rung.CANARY:
             await self._canary()
         elif step.what == Rung.WELL:
-            self._close_seat(False)
+            self._note(HealthEvent.TAKEN_BACK)
 
     async def _restart(self) -> None:
         self._abandon("The engine is restarted.")
@@ -438,26 +439,27 @@ class BackendWatch:
 
     _named: frozenset[str] | set[str] = frozenset()
 
-    def _close_seat(self, closed: bool) -> None:
-        if self.backend.seat.closed != closed:
-            self.backend.seat.closed = closed
+    def _note(self, event: HealthEvent) -> None:
+        if self.backend.seat.health.apply(event):
             self._host.seat_changed(self.backend)
 
-    def _doubt(self, doubted: bool) -> None:
-        if self.backend.seat.doubted != doubted:
-            self.backend.seat.doubted = doubted
-            self._host.seat_changed(self.backend)
+    def _found(self, now: float) -> HealthEvent:
+        """Return what this look means for the backend's health."""
+        if self.ladder.rung is not Rung.WELL or (self._unanswered and self.book.overdue(now)):
+            return HealthEvent.FOUND_ZOMBIE
+        return HealthEvent.FOUND_LATE if self._may_be_late(now) else HealthEvent.FOUND_CLEAN
 
-    def _suspect(self) -> None:
+    def _may_be_late(self, now: float) -> bool:
+        return self._judged and self.book.late(now)
+
+    def _grace_over(self) -> None:
         """Prefer other backends as soon as a grace period is over, without waiting for the engine's answer. A status that comes
         late, or not at all, convicts the engine later; until then a healthy engine only loses its place in the order of choice.
         """
         now = time.monotonic()
-        suspected = self._judged and self.book.late(now)
         self._look_again_at(self.book.next_due(now))
-        if self.backend.seat.suspected != suspected:
-            self.backend.seat.suspected = suspected
-            self._host.seat_changed(self.backend)
+        if self._may_be_late(now):
+            self._note(HealthEvent.GRACE_OVER)
 
     def _look_again_at(self, due: float) -> None:
         if self._due_timer is not None:
@@ -465,7 +467,7 @@ class BackendWatch:
         self._due, self._due_timer = due, None
         if due < math.inf:
             delay_s = max(0.0, due - time.monotonic()) + _JUST_AFTER_S
-            self._due_timer = asyncio.get_running_loop().call_later(delay_s, self._suspect)
+            self._due_timer = asyncio.get_running_loop().call_later(delay_s, self._grace_over)
 
     def _tell(self, event: str, **fields: Any) -> None:
         self._host.told(event, backend=self.backend.name, **fields)

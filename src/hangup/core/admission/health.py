@@ -1,0 +1,199 @@
+"""`BackendHealth`: whether a backend gets calls. Four facts, each from one source, and each with one table of its own.
+
+    reach    ASSUMED_UP ──▶ UP ◀──▶ DOWN       calls and health checks: it answered, or failed too often in a row
+                 └──────────────────▲
+    trust    TRUSTED ──▶ SUSPECTED ──▶ DOUBTED ──▶ QUARANTINED       the reaper: does the engine stop abandoned work?
+                ▲ ◀── a look found nothing ──┘          │
+                └────────────── taken back ─────────────┘
+    intake   OPEN ◀──▶ PAUSED                  the engine: it refuses calls, and said when it will take them again
+    use      IN_USE ◀──▶ DRAINED               operators; an operator's word survives every recovery of the engine
+                └─▶ RETIRED ◀─┘                the configuration no longer has it; this is final
+
+No event of one source changes the fact of another. So a drained backend that recovers stays drained, and a quarantined one that
+answers a health check stays in quarantine until the reaper takes it back.
+
+`apply` is the only way in. What others ask for (`well`, `takes_calls` and so on) is computed there, when something changes,
+because admission reads it for each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Reach(StrEnum):
+    ASSUMED_UP = "assumed_up"  # it has not answered yet, and has not failed too often either
+    UP = "up"
+    DOWN = "down"  # used only if no other backend is well
+
+
+class Trust(StrEnum):
+    TRUSTED = "trusted"
+    SUSPECTED = "suspected"  # it may run abandoned work: used when the others are full
+    DOUBTED = "doubted"  # it runs abandoned work: used only as a backend that is down would be
+    QUARANTINED = "quarantined"  # no new calls at all; running calls may finish
+
+
+class CallIntake(StrEnum):
+    OPEN = "open"
+    PAUSED = "paused"  # the engine told us to come back later: no new calls
+
+
+class Use(StrEnum):
+    IN_USE = "in_use"
+    DRAINED = "drained"  # an operator wants no new calls there; running calls may finish
+    RETIRED = "retired"  # removed from the configuration: no new calls; running calls may finish
+
+
+class HealthEvent(StrEnum):
+    ANSWERED = "answered"  # a call or a check found it healthy
+    FAILED = "failed"  # a call or a check found it broken
+    FAILED_TOO_OFTEN = "failed_too_often"  # the same, `failures_max` times in a row; `apply` counts
+    GRACE_OVER = "grace_over"  # an ended call may still run, by the clock alone
+    FOUND_CLEAN = "found_clean"  # the reaper looked: no ended call still runs
+    FOUND_LATE = "found_late"  # the reaper looked: an ended call may still run
+    FOUND_ZOMBIE = "found_zombie"  # the reaper looked: it runs abandoned work, or is in other trouble
+    QUARANTINED = "quarantined"
+    TAKEN_BACK = "taken_back"  # the reaper's trouble with it is over
+    PAUSED = "paused"  # it refuses calls until a certain time
+    RESUMED = "resumed"  # that time has come
+    DRAINED = "drained"
+    UNDRAINED = "undrained"
+    RETIRED = "retired"
+
+
+class ImpossibleEventError(Exception):
+    """An event that cannot happen in this state: whoever sent it has lost track of the backend."""
+
+
+# Each event, and where it leads from each state; None: it cannot happen there.
+REACH: Mapping[HealthEvent, Mapping[Reach, Reach]] = {
+    HealthEvent.ANSWERED: {Reach.ASSUMED_UP: Reach.UP, Reach.UP: Reach.UP, Reach.DOWN: Reach.UP},
+    HealthEvent.FAILED: {Reach.ASSUMED_UP: Reach.ASSUMED_UP, Reach.UP: Reach.UP, Reach.DOWN: Reach.DOWN},
+    HealthEvent.FAILED_TOO_OFTEN: {Reach.ASSUMED_UP: Reach.DOWN, Reach.UP: Reach.DOWN, Reach.DOWN: Reach.DOWN},
+}
+TRUST: Mapping[HealthEvent, Mapping[Trust, Trust]] = {
+    HealthEvent.GRACE_OVER: {
+        Trust.TRUSTED: Trust.SUSPECTED,
+        Trust.SUSPECTED: Trust.SUSPECTED,
+        Trust.DOUBTED: Trust.DOUBTED,
+        Trust.QUARANTINED: Trust.QUARANTINED,
+    },
+    HealthEvent.FOUND_CLEAN: {
+        Trust.TRUSTED: Trust.TRUSTED,
+        Trust.SUSPECTED: Trust.TRUSTED,
+        Trust.DOUBTED: Trust.TRUSTED,
+        Trust.QUARANTINED: Trust.QUARANTINED,
+    },
+    HealthEvent.FOUND_LATE: {
+        Trust.TRUSTED: Trust.SUSPECTED,
+        Trust.SUSPECTED: Trust.SUSPECTED,
+        Trust.DOUBTED: Trust.SUSPECTED,
+        Trust.QUARANTINED: Trust.QUARANTINED,
+    },
+    HealthEvent.FOUND_ZOMBIE: {
+        Trust.TRUSTED: Trust.DOUBTED,
+        Trust.SUSPECTED: Trust.DOUBTED,
+        Trust.DOUBTED: Trust.DOUBTED,
+        Trust.QUARANTINED: Trust.QUARANTINED,
+    },
+    HealthEvent.QUARANTINED: dict.fromkeys(Trust, Trust.QUARANTINED),
+    HealthEvent.TAKEN_BACK: dict.fromkeys(Trust, Trust.TRUSTED),
+}
+INTAKE: Mapping[HealthEvent, Mapping[CallIntake, CallIntake]] = {
+    HealthEvent.PAUSED: dict.fromkeys(CallIntake, CallIntake.PAUSED),
+    HealthEvent.RESUMED: dict.fromkeys(CallIntake, CallIntake.OPEN),
+}
+USE: Mapping[HealthEvent, Mapping[Use, Use | None]] = {
+    HealthEvent.DRAINED: {Use.IN_USE: Use.DRAINED, Use.DRAINED: Use.DRAINED, Use.RETIRED: None},
+    HealthEvent.UNDRAINED: {Use.IN_USE: Use.IN_USE, Use.DRAINED: Use.IN_USE, Use.RETIRED: None},
+    HealthEvent.RETIRED: {Use.IN_USE: Use.RETIRED, Use.DRAINED: Use.RETIRED, Use.RETIRED: None},
+}
+
+
+class BackendHealth:
+    """The health of one backend, and what follows from it for new calls."""
+
+    __slots__ = (
+        "failures",
+        "failures_max",
+        "in_service",
+        "intake",
+        "paused_until",
+        "reach",
+        "retired",
+        "takes_calls",
+        "trust",
+        "up",
+        "use",
+        "well",
+    )
+
+    def __init__(self, failures_max: int = 3) -> None:
+        self.failures_max = failures_max
+        self.failures = 0  # in a row
+        self.paused_until = 0.0  # when the pause ends; 0 if there is none
+        self.reach = Reach.ASSUMED_UP
+        self.trust = Trust.TRUSTED
+        self.intake = CallIntake.OPEN
+        self.use = Use.IN_USE
+        self._derive()
+
+    def __repr__(self) -> str:
+        return f"<health {self.reach} {self.trust} {self.intake} {self.use}>"
+
+    def apply(self, event: HealthEvent, *, until: float = 0.0) -> bool:
+        """Note what happened; return whether that matters to new calls, in which case the caller must tell the fleet. `until`:
+        when a pause ends."""
+        if event is HealthEvent.ANSWERED:
+            self.failures = 0
+            if self.reach is Reach.UP:  # the usual case
+                return False
+        elif event is HealthEvent.FAILED:
+            self.failures += 1
+            if self.failures >= self.failures_max:
+                event = HealthEvent.FAILED_TOO_OFTEN
+        elif event in INTAKE:
+            self.paused_until = until
+        before = self.up, self.trust, self.intake, self.use
+        self._move(event)
+        self._derive()
+        return before != (self.up, self.trust, self.intake, self.use)
+
+    def _move(self, event: HealthEvent) -> None:
+        if event in REACH:
+            self.reach = REACH[event][self.reach]
+        elif event in TRUST:
+            self.trust = TRUST[event][self.trust]
+        elif event in INTAKE:
+            self.intake = INTAKE[event][self.intake]
+        else:
+            use = USE[event][self.use]
+            if use is None:
+                raise ImpossibleEventError(f"{event} in {self!r}")
+            self.use = use
+
+    def _derive(self) -> None:
+        self.up = self.reach is not Reach.DOWN  # assumed or known
+        self.retired = self.use is Use.RETIRED
+        self.in_service = self.use is Use.IN_USE and self.trust is not Trust.QUARANTINED  # calls may wait for it
+        self.takes_calls = self.in_service and self.intake is CallIntake.OPEN
+        self.well = self.in_service and self.up and self.trust is not Trust.DOUBTED  # preferred to those that are not
+
+    @property
+    def ready(self) -> bool:
+        """Return whether it has answered, and calls may go there."""
+        return self.reach is Reach.UP and self.in_service
+
+    @property
+    def quarantined(self) -> bool:
+        return self.trust is Trust.QUARANTINED
+
+    @property
+    def paused(self) -> bool:
+        return self.intake is CallIntake.PAUSED
+
+    @property
+    def drained(self) -> bool:
+        return self.use is Use.DRAINED
