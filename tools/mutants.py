@@ -34,7 +34,7 @@ import hypothesis
 import pytest
 
 CORE = Path("src/hangup/core")
-_DIRECT = "estimates usual patience limiter admission admission_seats admission_jobs".split()
+_DIRECT = "estimates usual patience limiter admission admission_backends admission_jobs".split()
 _ADMISSION = tuple(f"tests/core/test_{name}.py" for name in [*_DIRECT, "admission_oracle", "admission_jobs_oracle"])
 _REAPER = ("tests/reaper/test_stillness.py", "tests/reaper/test_ladder.py", "tests/reaper/test_book.py")
 _CALL = (

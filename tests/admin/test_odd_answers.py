@@ -93,8 +93,8 @@ class FakeLog:
 def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> DivergenceMonitor:
     def backend(name: str) -> Any:
         time_of = SimpleNamespace(count=1, call_s=0.0, busy_s=0.0, pass_until=lambda now: None)
-        seat = SimpleNamespace(time=time_of, up=True, held=0)
-        return SimpleNamespace(name=name, seat=seat, settings=SimpleNamespace(busy_from="engine", shared=False))
+        load = SimpleNamespace(time=time_of, up=True, held=0)
+        return SimpleNamespace(name=name, load=load, settings=SimpleNamespace(busy_from="engine", shared=False))
 
     gateway: Any = SimpleNamespace(
         limits=LimitSettings(counters_interval_s=0.05),

@@ -17,14 +17,14 @@ from hangup.core.admission.limiter import Evidence
 LIMITS = LimitSettings(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6)
 
 
-def admission(slots: int = 1, limits: LimitSettings = LIMITS, seats: int = 1, **terms: TenantTerms) -> Admission[Any]:
-    made: Admission[Any] = Admission(limits, [BackendLoad(f"s{at}", slots) for at in range(seats)], lambda: 0.5)
+def admission(slots: int = 1, limits: LimitSettings = LIMITS, backends: int = 1, **terms: TenantTerms) -> Admission[Any]:
+    made: Admission[Any] = Admission(limits, [BackendLoad(f"s{at}", slots) for at in range(backends)], lambda: 0.5)
     made.configure(limits, terms)
     return made
 
 
 def started(actions: list[Action[Any]]) -> list[object]:
-    return [action.ticket.key for action in actions if action.seat is not None]
+    return [action.ticket.key for action in actions if action.load is not None]
 
 
 def refused(actions: list[Action[Any]]) -> list[tuple[object, str]]:
@@ -50,8 +50,8 @@ def test_a_call_that_leaves_the_queue_frees_its_place_at_once() -> None:
 )
 def test_nothing_waits_for_what_is_shut(shut: HealthEvent, opened: HealthEvent) -> None:
     """But a backend that is down is a last resort, and one of two that is open is waited for."""
-    made = admission(slots=1, seats=2)
-    one, two = made.fleet.seats
+    made = admission(slots=1, backends=2)
+    one, two = made.fleet.loads
     assert started(made.arrive(Ticket("runs"), "a", 0.0)) == ["runs"]
     one.health.apply(shut)
     made.fleet.refresh()
@@ -140,9 +140,9 @@ def test_higher_bands_go_first_and_capacity_is_held_back_for_them() -> None:
     limits = replace(LIMITS, hold_back_share=0.25)
     made = admission(slots=4, limits=limits, vip=TenantTerms(band=Band.HIGH), a=TenantTerms())
     calls = fill(made, "a", 5)
-    assert [t.seat is not None for t in calls] == [True, True, True, False, False]  # the fourth place is kept
+    assert [t.placed_on is not None for t in calls] == [True, True, True, False, False]  # the fourth place is kept
     [vip] = fill(made, "vip", 1)
-    assert vip.seat is not None
+    assert vip.placed_on is not None
     late = fill(made, "vip", 1)[0]
     assert late.queued
     assert started(made.end(calls[0], 0.1)) == ["vip0"]  # before those of a, who came first
@@ -286,8 +286,8 @@ def test_a_queue_longer_than_one_may_wait_refuses_at_once() -> None:
 
 
 def test_a_large_prompt_does_not_starve_behind_small_ones() -> None:
-    seat = BackendLoad("s", 100, kv_tokens=1000)
-    made: Admission[Any] = Admission(replace(ROOMY, backfill_s=1.0), [seat], lambda: 0.5)
+    load = BackendLoad("s", 100, kv_tokens=1000)
+    made: Admission[Any] = Admission(replace(ROOMY, backfill_s=1.0), [load], lambda: 0.5)
     small = [Ticket(f"small{at}", prompt=100, output_max=0) for at in range(9)]
     for ticket in small:
         assert started(made.arrive(ticket, "a", 0.0))
@@ -300,7 +300,7 @@ def test_a_large_prompt_does_not_starve_behind_small_ones() -> None:
     for ticket in [*small, passing]:
         freed += started(made.end(ticket, 2.5))
     assert freed[0] == "large"  # what got free was kept for it
-    assert seat.kv_used <= 1000
+    assert load.kv_used <= 1000
 
 
 def test_an_engine_alone_takes_what_is_larger_than_its_cache() -> None:
@@ -311,10 +311,10 @@ def test_an_engine_alone_takes_what_is_larger_than_its_cache() -> None:
 class Slots:
     """An engine of so many slots, seen only by its first tokens: prompts take 0.1 s, answers 2 s. Steps of 10 ms."""
 
-    def __init__(self, slots: int, seat: BackendLoad, limits: LimitSettings = ROOMY) -> None:
+    def __init__(self, slots: int, load: BackendLoad, limits: LimitSettings = ROOMY) -> None:
         self.slots = slots
-        self.seat = seat
-        self.admission: Admission[Any] = Admission(replace(limits, queue_s=1e6), [seat], lambda: 0.5)
+        self.load = load
+        self.admission: Admission[Any] = Admission(replace(limits, queue_s=1e6), [load], lambda: 0.5)
         self.now = 0.0
         self.first_s = 0.1
         self.running: list[tuple[float, float, Ticket[Any]]] = []  # when its first token comes, when it ends
@@ -324,7 +324,7 @@ class Slots:
         self.first_tokens: list[float] = []  # seconds from arrival
 
     def take(self, actions: list[Action[Any]]) -> None:
-        self.waiting.extend(action.ticket for action in actions if action.seat is not None)
+        self.waiting.extend(action.ticket for action in actions if action.load is not None)
         self.refused += [action.reason.code for action in actions if action.reason is not None]
 
     def come(self, count: int = 1) -> None:
@@ -356,7 +356,7 @@ def test_an_engine_that_is_full_has_at_most_two_calls_in_its_own_queue(slots: in
             engine.come()
         if at > 1000:
             queue_peak = max(queue_peak, len(engine.waiting))
-    assert engine.seat.limiter.evidence is Evidence.LATE
+    assert engine.load.limiter.evidence is Evidence.LATE
     assert queue_peak <= (3 if slots < 10 else 8)  # two and one that is tried, and what it can read at a time
     assert engine.done >= 0.9 * slots * 28 / 2.1  # it is kept full, but for the climb at the start
 
@@ -426,24 +426,24 @@ def test_one_cold_call_does_not_let_the_engines_queue_grow() -> None:
 
 def test_the_engines_own_word_goes_before_any_estimate() -> None:
     engine = Slots(4, BackendLoad("s"))
-    limiter = engine.seat.limiter
+    limiter = engine.load.limiter
     engine.come(4)
     for _ in range(30):
         engine.step()
     assert str(limiter.evidence) == "none"
-    engine.admission.engine_told(engine.seat, 1, engine.now)
+    engine.admission.engine_told(engine.load, 1, engine.now)
     assert str(limiter.evidence) == "none"  # one may be about to be taken
-    engine.admission.engine_told(engine.seat, 1, engine.now)
+    engine.admission.engine_told(engine.load, 1, engine.now)
     assert str(limiter.evidence) == "engine_reports_waiting"
     engine.come(5)
     assert engine.admission.queue.count == 5  # none is sent to stand in the engine's queue
     for _ in range(3):
-        engine.admission.engine_told(engine.seat, 0, engine.now)
+        engine.admission.engine_told(engine.load, 0, engine.now)
     assert engine.admission.queue.count == 5  # it has what it was seen to run, so that none can wait in it
-    engine.admission.engine_told(engine.seat, 0, engine.now)
+    engine.admission.engine_told(engine.load, 0, engine.now)
     assert engine.admission.queue.count == 4  # one more is tried,
     for _ in range(5):
-        engine.admission.engine_told(engine.seat, 0, engine.now)
+        engine.admission.engine_told(engine.load, 0, engine.now)
     assert str(limiter.evidence) == "none" and not engine.admission.queue.count  # and did not have to wait
 
 
@@ -475,12 +475,12 @@ def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
         engine.step()
         if at % 5 == 0:
             engine.come()
-    made, seat = engine.admission, engine.seat
-    assert str(seat.limited_by) == "late_first_tokens" and made.queue.count
+    made, load = engine.admission, engine.load
+    assert str(load.limited_by) == "late_first_tokens" and made.queue.count
     for ticket in list(made.queue):
         made.leave(ticket, engine.now)
     closed, on_time = 0.0, 0
-    while not seat.is_open:
+    while not load.is_open:
         engine.step()
         closed += 0.01
         if not engine.running:
@@ -492,88 +492,88 @@ def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
 
 def test_a_place_that_is_held_is_not_at_work_on_a_whole_answer() -> None:
     made: Admission[Any] = Admission(ROOMY, [BackendLoad("s")], lambda: 0.5)
-    seat = made.fleet.seats[0]
+    load = made.fleet.loads[0]
     tickets = [Ticket(at, prompt=10, stream=False, whole=True) for at in range(5)]
     for ticket in tickets:
         made.arrive(ticket, "a", 0.0)
     for ticket in tickets[:2]:
         made.end(ticket, 0.1, left=True, hold=True)
     made.first_token(tickets[2], 0.2)
-    assert (seat.in_flight, seat.held, seat.limiter.ran) == (5, 2, 3)
+    assert (load.in_flight, load.held, load.limiter.ran) == (5, 2, 3)
 
 
 def test_refusals_set_the_limit_and_one_more_is_tried_later() -> None:
-    seat = BackendLoad("s")
-    made: Admission[Any] = Admission(ROOMY, [seat], lambda: 0.5)
+    load = BackendLoad("s")
+    made: Admission[Any] = Admission(ROOMY, [load], lambda: 0.5)
     calls = fill(made, "a", 5)
     for ticket in calls[3:]:
         assert made.refused(ticket, 0.1) == []  # it waits
-    assert seat.in_flight == 3 == seat.limit and made.queue.count == 2
-    assert seat.limiter.evidence is Evidence.REFUSED
+    assert load.in_flight == 3 == load.limit and made.queue.count == 2
+    assert load.limiter.evidence is Evidence.REFUSED
     assert started(made.end(calls[0], 0.2, 5, 5, completed=True)) == ["a4"]
     made.first_token(calls[1], 0.3)
-    assert seat.limit == 3
-    assert started(made.first_token(calls[2], 1.5)) == ["a3"] and seat.limit == 4
+    assert load.limit == 3
+    assert started(made.first_token(calls[2], 1.5)) == ["a3"] and load.limit == 4
 
 
 def test_a_backend_that_wants_a_pause_gets_one() -> None:
-    made = admission(slots=4, seats=2)
-    seat = made.fleet.seats[0]
-    made.pause(seat, 1.0)
-    assert all(ticket.seat is made.fleet.seats[1] for ticket in fill(made, "a", 4))
+    made = admission(slots=4, backends=2)
+    load = made.fleet.loads[0]
+    made.pause(load, 1.0)
+    assert all(ticket.placed_on is made.fleet.loads[1] for ticket in fill(made, "a", 4))
     [waits] = fill(made, "b", 1)
     assert waits.queued
-    assert started(made.resume(seat, 1.0)) == ["b0"]
+    assert started(made.resume(load, 1.0)) == ["b0"]
 
 
 def test_nothing_is_held_back_of_what_is_not_known_to_end() -> None:
     made: Admission[Any] = Admission(ROOMY, [BackendLoad("s")], lambda: 0.5)
     made.configure(replace(ROOMY, hold_back_share=0.1), {"vip": TenantTerms(band=Band.HIGH), "low": TenantTerms(band=Band.LOW)})
-    assert all(ticket.seat is not None for ticket in fill(made, "low", 100))
+    assert all(ticket.placed_on is not None for ticket in fill(made, "low", 100))
 
 
 def test_a_slow_engine_gets_fewer_calls() -> None:
-    seat = BackendLoad("s", step_slo_s=0.05)
-    seat.limiter.step(0.02, 10)
-    assert seat.limiter.in_flight_max == math.inf
+    load = BackendLoad("s", step_slo_s=0.05)
+    load.limiter.step(0.02, 10)
+    assert load.limiter.in_flight_max == math.inf
     for _ in range(20):
-        seat.limiter.step(0.2, 40)
-    assert seat.limiter.in_flight_max < 20
-    shrunk = seat.limiter.in_flight_max
+        load.limiter.step(0.2, 40)
+    assert load.limiter.in_flight_max < 20
+    shrunk = load.limiter.in_flight_max
     for _ in range(50):
-        seat.limiter.step(0.02, int(seat.limiter.in_flight_max))
-    assert seat.limiter.in_flight_max > shrunk + 20
+        load.limiter.step(0.02, int(load.limiter.in_flight_max))
+    assert load.limiter.in_flight_max > shrunk + 20
 
 
 def test_the_least_loaded_backend_is_found_whatever_their_number() -> None:
-    seats = [BackendLoad(f"s{at}", 4, weight=1 + at % 2) for at in range(50)]
-    made: Admission[Any] = Admission(ROOMY, seats, lambda: 0.5)
+    loads = [BackendLoad(f"s{at}", 4, weight=1 + at % 2) for at in range(50)]
+    made: Admission[Any] = Admission(ROOMY, loads, lambda: 0.5)
     for at in range(300):
-        loads = {seat: seat.in_flight / seat.weight for seat in seats if seat.in_flight < 4}
+        in_flight_by_weight = {load: load.in_flight / load.weight for load in loads if load.in_flight < 4}
         actions = made.arrive(Ticket(at), "a", 0.0)
-        if actions and actions[0].seat is not None:
-            assert loads[actions[0].seat] == min(loads.values())
-    assert all(seat.in_flight == 4 for seat in seats) and made.queue.count == 100
+        if actions and actions[0].load is not None:
+            assert in_flight_by_weight[actions[0].load] == min(in_flight_by_weight.values())
+    assert all(load.in_flight == 4 for load in loads) and made.queue.count == 100
 
 
 def test_backends_that_are_down_are_taken_only_when_all_are() -> None:
-    seats = [BackendLoad("one", 2, failures_max=1), BackendLoad("two", 2, failures_max=1)]
-    made: Admission[Any] = Admission(LIMITS, seats, lambda: 0.5)
-    seats[0].health.apply(HealthEvent.FAILED)
+    loads = [BackendLoad("one", 2, failures_max=1), BackendLoad("two", 2, failures_max=1)]
+    made: Admission[Any] = Admission(LIMITS, loads, lambda: 0.5)
+    loads[0].health.apply(HealthEvent.FAILED)
     made.fleet.refresh()
-    assert [t.seat.name if t.seat else None for t in fill(made, "a", 3)] == ["two", "two", None]
-    seats[1].health.apply(HealthEvent.FAILED)
+    assert [t.placed_on.name if t.placed_on else None for t in fill(made, "a", 3)] == ["two", "two", None]
+    loads[1].health.apply(HealthEvent.FAILED)
     made.fleet.refresh()
     assert started(made.dispatch(0.0)) == ["a2"]
 
 
 def test_a_suspected_backend_is_taken_when_the_others_are_full() -> None:
     """Unlike one that is down it may be well, so no capacity is lost."""
-    seats = [BackendLoad("one", 2, weight=100), BackendLoad("two", 2)]
-    made: Admission[Any] = Admission(LIMITS, seats, lambda: 0.5)
-    seats[0].health.apply(HealthEvent.FOUND_LATE)
+    loads = [BackendLoad("one", 2, weight=100), BackendLoad("two", 2)]
+    made: Admission[Any] = Admission(LIMITS, loads, lambda: 0.5)
+    loads[0].health.apply(HealthEvent.FOUND_LATE)
     made.fleet.refresh()
-    assert [t.seat.name if t.seat else None for t in fill(made, "a", 5)] == ["two", "two", "one", "one", None]
+    assert [t.placed_on.name if t.placed_on else None for t in fill(made, "a", 5)] == ["two", "two", "one", "one", None]
 
 
 def test_terms_may_change_while_calls_wait() -> None:

@@ -17,17 +17,17 @@ LIMITS = LimitSettings(queue_depth_max=6, queue_s=1e6, jobs_calm_s=5.0, hold_bac
 
 
 def admission(
-    slots: int = 4, seats: int = 1, limits: LimitSettings = LIMITS, kv_tokens: int = 0, **terms: TenantTerms
+    slots: int = 4, backends: int = 1, limits: LimitSettings = LIMITS, kv_tokens: int = 0, **terms: TenantTerms
 ) -> Admission[Any]:
     made: Admission[Any] = Admission(
-        limits, [BackendLoad(f"s{at}", slots, kv_tokens=kv_tokens) for at in range(seats)], lambda: 0.5
+        limits, [BackendLoad(f"s{at}", slots, kv_tokens=kv_tokens) for at in range(backends)], lambda: 0.5
     )
     made.configure(limits, terms)
     return made
 
 
 def started(actions: list[Action[Any]]) -> list[object]:
-    return [action.ticket.key for action in actions if action.seat is not None]
+    return [action.ticket.key for action in actions if action.load is not None]
 
 
 def ended(actions: list[Action[Any]]) -> list[tuple[object, str]]:
@@ -50,7 +50,7 @@ def call(made: Admission[Any], key: object, now: float = 0.0, name: str = "a") -
 
 
 def in_flight(tickets: list[Ticket[Any]]) -> int:
-    return sum(ticket.seat is not None for ticket in tickets)
+    return sum(ticket.placed_on is not None for ticket in tickets)
 
 
 # What is idle
@@ -111,18 +111,18 @@ def test_an_engine_with_one_slot_runs_a_job_when_no_live_call_was_there_for_a_mo
 
 
 def test_a_job_starts_only_where_nobody_waits_for_a_first_token() -> None:
-    made = admission(8, seats=2)
+    made = admission(8, backends=2)
     live, _ = call(made, "live")
     items = [Ticket(f"job{at}", prompt=10, job=True) for at in range(3)]
-    assert started(made.arrive(items[0], "a", 0.0)) == ["job0"] and items[0].seat is not live.seat
+    assert started(made.arrive(items[0], "a", 0.0)) == ["job0"] and items[0].placed_on is not live.placed_on
     assert made.arrive(items[1], "a", 0.0) == made.arrive(items[2], "a", 0.0) == []
-    assert started(made.first_token(live, 0.1)) == ["job1"] and items[1].seat is live.seat
+    assert started(made.first_token(live, 0.1)) == ["job1"] and items[1].placed_on is live.placed_on
     assert started(made.first_token(items[0], 0.2)) == ["job2"]
 
 
-def test_seats_that_are_down_are_no_room() -> None:
-    made = admission(4, seats=2)
-    down = made.fleet.seats[0]
+def test_backends_that_are_down_are_no_room() -> None:
+    made = admission(4, backends=2)
+    down = made.fleet.loads[0]
     down.health.apply(HealthEvent.FAILED_TOO_OFTEN)
     made.fleet.refresh()
     items = put_in_line(made, 8)
@@ -179,7 +179,7 @@ def test_one_in_line_is_told_when_its_turn_comes_that_the_allowance_is_spent() -
 
 
 def test_without_backends_a_job_is_refused() -> None:
-    assert ended(admission(seats=0).arrive(Ticket("job", job=True), "a", 0.0)) == [("job", "no_backend")]
+    assert ended(admission(backends=0).arrive(Ticket("job", job=True), "a", 0.0)) == [("job", "no_backend")]
 
 
 def test_one_that_fits_no_cache_steps_aside_and_is_not_forgotten() -> None:
@@ -226,13 +226,13 @@ def test_a_place_that_is_held_is_waited_for() -> None:
     items = put_in_line(made, 3)
     call(made, 0)
     call(made, 1)
-    seat = items[2].seat
-    assert seat is not None
+    load = items[2].placed_on
+    assert load is not None
     assert made.end(items[2], 0.2, hold=True) == []  # its engine may still be at work: nobody else need go for that
-    assert started(made.let_go(seat, items[2].kv, 0.3)) == [1]
+    assert started(made.let_go(load, items[2].kv, 0.3)) == [1]
 
 
-def test_a_job_whose_prompt_is_being_read_makes_way_for_a_live_call_on_its_seat() -> None:
+def test_a_job_whose_prompt_is_being_read_makes_way_for_a_live_call_on_its_backend() -> None:
     made = admission(8)
     item = Ticket("job", prompt=1000, job=True)
     made.arrive(item, "a", 0.0)
@@ -242,51 +242,51 @@ def test_a_job_whose_prompt_is_being_read_makes_way_for_a_live_call_on_its_seat(
     made.first_token(live, 0.1)
     [running] = put_in_line(made, 1, now=0.2)
     _, actions = call(made, "later", 0.3)
-    assert ended(actions) == [] and running.seat is not None  # it has its first token: nobody waits for it
+    assert ended(actions) == [] and running.placed_on is not None  # it has its first token: nobody waits for it
 
 
 def test_no_job_makes_way_where_the_live_call_cannot_go() -> None:
-    made = admission(1, seats=2)
+    made = admission(1, backends=2)
     put_in_line(made, 1)
     live, _ = call(made, "live")
-    assert live.seat is not None
-    live.tried |= {seat.name for seat in made.fleet.seats if seat.jobs}
-    live.tried |= {live.seat.name}
+    assert live.placed_on is not None
+    live.tried |= {load.name for load in made.fleet.loads if load.jobs}
+    live.tried |= {live.placed_on.name}
     assert made.fell_back(live, 0.1) == [] and live.queued
     live.tried = frozenset()
-    job_seat = next(seat for seat in made.fleet.seats if seat.jobs)
-    job_seat.health.apply(HealthEvent.QUARANTINED)
+    job_load = next(load for load in made.fleet.loads if load.jobs)
+    job_load.health.apply(HealthEvent.QUARANTINED)
     made.fleet.refresh()
     assert started(made.dispatch(0.2)) == ["live"]
     _, actions = call(made, "another", 0.3)
     assert actions == []
-    job_seat.health.apply(HealthEvent.TAKEN_BACK)
+    job_load.health.apply(HealthEvent.TAKEN_BACK)
     made.fleet.refresh()
     assert ended(made.dispatch(0.4)) == [("a-job0", "yielded")]
 
 
-def test_an_item_that_made_way_often_runs_to_its_end_one_on_each_seat() -> None:
+def test_an_item_that_made_way_often_runs_to_its_end_one_on_each_backend() -> None:
     made = admission(3, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
     items = [Ticket(f"old{at}", prompt=10, output_max=10, job=True, yields=3) for at in range(2)]
     for item in items:
         made.arrive(item, "a", 0.0)
         made.first_token(item, 0.0)
-    assert all(item.seat is not None for item in items)
+    assert all(item.placed_on is not None for item in items)
     told = [pair for at in range(4) for pair in ended(call(made, at, 0.1)[1])]
     assert told == [("old1", "yielded")]  # the other one stays, whoever comes
 
 
 def test_an_item_that_fell_back_goes_first_in_its_own_line() -> None:
-    made = admission(1, seats=2)
+    made = admission(1, backends=2)
     items = put_in_line(made, 3)
     live, _ = call(made, "live")
     made.first_token(live, 0.0)
-    seat = items[0].seat
-    assert seat is not None
-    items[0].tried |= {seat.name}
+    load = items[0].placed_on
+    assert load is not None
+    items[0].tried |= {load.name}
     assert made.fell_back(items[0], 0.1) == [] and items[0].queued
     assert (made.queue.count, made.jobs_waiting("a"), made.jobs_in_flight, made.tenant("a").waiting) == (0, 3, 0, 0)
-    assert started(made.end(live, 0.2)) == ["a-job0"] and items[0].seat is not seat
+    assert started(made.end(live, 0.2)) == ["a-job0"] and items[0].placed_on is not load
 
 
 def test_yielded_is_a_reason_of_its_own() -> None:
@@ -299,14 +299,14 @@ def test_yielded_is_a_reason_of_its_own() -> None:
 def test_alone_jobs_find_out_how_much_an_engine_runs() -> None:
     """Here it is 5: the sixth gets its first token only when another ends."""
     made = admission(slots=0)
-    seat = made.fleet.seats[0]
+    load = made.fleet.loads[0]
     runs: list[Ticket[Any]] = []
     now = 0.0
     waits: list[Ticket[Any]] = []
 
     def carry_out(actions: list[Action[Any]]) -> None:
         for ticket, where, _ in actions:
-            assert where is seat
+            assert where is load
             waits.append(ticket)
 
     most = 0
@@ -319,8 +319,8 @@ def test_alone_jobs_find_out_how_much_an_engine_runs() -> None:
         if at % 5 == 4:
             carry_out(made.end(runs.pop(0), now, 20, 10, completed=True))
         assert len(waits) <= 1
-        most = max(most, seat.in_flight)
-    assert seat.limiter.ran == 5 and most == 6
+        most = max(most, load.in_flight)
+    assert load.limiter.ran == 5 and most == 6
 
 
 def test_with_live_calls_jobs_keep_within_what_an_engine_was_seen_to_run() -> None:
@@ -339,18 +339,18 @@ def test_with_live_calls_jobs_keep_within_what_an_engine_was_seen_to_run() -> No
 def test_a_live_call_beyond_what_was_seen_sends_a_job_away() -> None:
     made = admission(slots=0)
     items = put_in_line(made, 6)
-    assert in_flight(items) == 6 == made.fleet.seats[0].limiter.ran
+    assert in_flight(items) == 6 == made.fleet.loads[0].limiter.ran
     _, actions = call(made, "live", 1.0)
     assert started(actions) == ["live"] and ended(actions) == [("a-job5", "yielded")]
 
 
 def test_jobs_teach_nothing_about_first_tokens() -> None:
     made = admission(slots=0)
-    seat = made.fleet.seats[0]
+    load = made.fleet.loads[0]
     item = Ticket("job", prompt=10, job=True)
     made.arrive(item, "a", 0.0)
     made.first_token(item, 60.0)
-    assert seat.estimates.first_token.seen == 0 and seat.limiter.usual_s(10, True) is None
+    assert load.estimates.first_token.seen == 0 and load.limiter.usual_s(10, True) is None
 
 
 def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -> None:
@@ -365,8 +365,8 @@ def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -
     for ticket in live[1:]:
         made.end(ticket, 1.0)
     put_in_line(made, 1, now=12.0)
-    made.fleet.seats[0].limiter.ran = 20
-    made.engine_told(made.fleet.seats[0], 9, 12.5)
+    made.fleet.loads[0].limiter.ran = 20
+    made.engine_told(made.fleet.loads[0], 9, 12.5)
     burst = [call(made, f"burst{at}", 13.0) for at in range(6)]
     assert any(ticket.queued for ticket, _ in burst)
     assert [pair for _, actions in burst for pair in ended(actions)] == []
@@ -397,5 +397,5 @@ def test_no_calm_needed() -> None:
     [item] = put_in_line(made, 1)
     made.end(live, 1.0)
     made.dispatch(1.1)
-    assert item.seat is not None
+    assert item.placed_on is not None
     assert math.isinf(item.queue_by)

@@ -59,24 +59,24 @@ class JobsMachine(RuleBasedStateMachine):
         before = [count for at, count in self.live_counts if at < begin]
         return max([count for at, count in self.live_counts if at >= begin] + before[-1:])
 
-    def check_job_start(self, ticket: Ticket[Any], seat: BackendLoad) -> None:
+    def check_job_start(self, ticket: Ticket[Any], load: BackendLoad) -> None:
         """Asked when the action is carried out; whatever was decided together with it has happened already."""
         assert not self.live_line, "a job started while a live call waits"
-        assert seat.health.well, "a job started where no live call would"
-        assert seat.health.in_service
+        assert load.health.well, "a job started where no live call would"
+        assert load.health.in_service
         fleet = self.real.fleet
-        if all(s.slots for s in fleet.seats):
-            up = [s for s in fleet.seats if s.health.well]
+        if all(s.slots for s in fleet.loads):
+            up = [s for s in fleet.loads if s.health.well]
             most = sum(s.slots for s in up)
             free = most - sum(s.in_flight for s in up)
             least = min(max(1, math.ceil(LIMITS.hold_back_share * most)), most - 1)
             assert free >= least, "a job took what is held back"
             assert free >= self.peak() - self.live_running(), "a job took what live calls have needed of late"
-        elif not seat.slots:
-            assert seat.in_flight <= seat.limiter.ran + 1
+        elif not load.slots:
+            assert load.in_flight <= load.limiter.ran + 1
 
     def carry_out(self, actions: list[Action[Any]]) -> None:
-        starts = [action for action in actions if action.seat is not None]
+        starts = [action for action in actions if action.load is not None]
         for ticket, _, _ in starts:
             line = self.job_line if ticket.job else self.live_line
             assert ticket.key not in self.over, "an ended call was moved"
@@ -98,15 +98,15 @@ class JobsMachine(RuleBasedStateMachine):
                     line.remove(ticket)
                 self.over.add(ticket.key)
                 assert not ticket.job or reason.code in ("tokens_per_minute", "no_backend")
-        for ticket, seat, _ in starts:
+        for ticket, load, _ in starts:
             if ticket.job:
-                assert seat is not None
-                self.check_job_start(ticket, seat)
+                assert load is not None
+                self.check_job_start(ticket, load)
 
     def check_victims(self, before: int, actions: list[Action[Any]]) -> None:
         """Never more than live calls that wait, or that were started where a job was being read."""
         fresh = sum(action.reason is not None and action.reason.code == "yielded" for action in actions)
-        lives = sum(action.seat is not None and not action.ticket.job for action in actions)
+        lives = sum(action.load is not None and not action.ticket.job for action in actions)
         assert fresh <= max(len(self.live_line) - before, 0) + lives
 
     def do(self, actions: list[Action[Any]]) -> None:
@@ -130,7 +130,7 @@ class JobsMachine(RuleBasedStateMachine):
             assert facts(actions) == facts(expected)
         if ticket.queued:
             (self.job_line if job else self.live_line).append(ticket)
-        elif ticket.seat is None:
+        elif ticket.placed_on is None:
             assert ticket.key in [action.ticket.key for action in actions]
         self.do(actions)
 
@@ -139,9 +139,9 @@ class JobsMachine(RuleBasedStateMachine):
         made = self.admission()
         made._at = self.real._at
         made._drain = copy(self.real._drain)
-        for seat, like in zip(made.fleet.seats, self.real.fleet.seats, strict=True):
-            seat.health, seat.limiter, seat.estimates = copy(like.health), like.limiter, like.estimates
-            seat.in_flight, seat.held, seat.unstarted, seat.turn = like.in_flight, like.held, like.unstarted, like.turn
+        for load, like in zip(made.fleet.loads, self.real.fleet.loads, strict=True):
+            load.health, load.limiter, load.estimates = copy(like.health), like.limiter, like.estimates
+            load.in_flight, load.held, load.unstarted, load.turn = like.in_flight, like.held, like.unstarted, like.turn
         made.fleet.in_flight = self.real.fleet.in_flight
         made.fleet.refresh()
         for name in TERMS:
@@ -165,8 +165,8 @@ class JobsMachine(RuleBasedStateMachine):
         self.finish(data.draw(st.sampled_from(self.told)), 3, False, hold)
 
     def finish(self, ticket: Ticket[Any], tokens: int, completed: bool, hold: bool) -> None:
-        if hold and ticket.seat is not None:
-            self.held.append((ticket.seat, ticket.kv))
+        if hold and ticket.placed_on is not None:
+            self.held.append((ticket.placed_on, ticket.kv))
         self.count_live()
         self.running.remove(ticket)
         self.told = [other for other in self.told if other is not ticket]
@@ -192,17 +192,17 @@ class JobsMachine(RuleBasedStateMachine):
         (self.job_line if ticket.job else self.live_line).remove(ticket)
         self.over.add(ticket.key)
         self.do(self.real.end(ticket, self.now))
-        assert not ticket.queued and ticket.seat is None
+        assert not ticket.queued and ticket.placed_on is None
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def fall_back(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(self.running))
-        assert ticket.seat is not None
+        assert ticket.placed_on is not None
         self.count_live()
         self.running.remove(ticket)
         self.told = [other for other in self.told if other is not ticket]
-        ticket.tried |= {ticket.seat.name}
+        ticket.tried |= {ticket.placed_on.name}
         if len(ticket.tried) == len(self.slots):
             ticket.tried = frozenset()
         line = self.job_line if ticket.job else self.live_line
@@ -211,9 +211,9 @@ class JobsMachine(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 2), up=st.booleans(), drained=st.booleans())
     def health(self, at: int, up: bool, drained: bool) -> None:
-        seat = self.real.fleet.seats[at % len(self.slots)]
-        seat.health.apply(HealthEvent.ANSWERED if up else HealthEvent.FAILED)
-        seat.health.apply(HealthEvent.DRAINED if drained else HealthEvent.UNDRAINED)
+        load = self.real.fleet.loads[at % len(self.slots)]
+        load.health.apply(HealthEvent.ANSWERED if up else HealthEvent.FAILED)
+        load.health.apply(HealthEvent.DRAINED if drained else HealthEvent.UNDRAINED)
         self.real.fleet.refresh()
         self.do(self.real.dispatch(self.now))
 
@@ -238,12 +238,12 @@ class JobsMachine(RuleBasedStateMachine):
                     assert tenant.waiting == sum(self.names[t.key] == name for t in line)
                     assert tenant.in_flight == len(mine)
             assert real.jobs_waiting(name) == sum(self.names[t.key] == name for t in self.job_line)
-        for seat in real.fleet.seats:
-            here = [t for t in self.running if t.seat is seat]
-            assert not seat.slots or seat.in_flight <= seat.slots
-            assert seat.in_flight - seat.held == len(here) and seat.jobs == sum(t.job for t in here)
-            assert seat.unstarted == sum(t.reading for t in here)
-            assert seat.reading == sum(t.prompt for t in here if t.reading and not t.job)
+        for load in real.fleet.loads:
+            here = [t for t in self.running if t.placed_on is load]
+            assert not load.slots or load.in_flight <= load.slots
+            assert load.in_flight - load.held == len(here) and load.jobs == sum(t.job for t in here)
+            assert load.unstarted == sum(t.reading for t in here)
+            assert load.reading == sum(t.prompt for t in here if t.reading and not t.job)
 
 
 def facts(actions: list[Action[Any]]) -> list[tuple[str, str]]:

@@ -28,8 +28,8 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @initialize(slots=st.lists(st.integers(1, 3), min_size=1, max_size=3))
     def begin(self, slots: list[int]) -> None:
-        self.seats = [BackendLoad(f"s{at}", n, failures_max=1) for at, n in enumerate(slots)]
-        self.real: Admission[Any] = Admission(LIMITS, self.seats, lambda: 0.5)
+        self.loads = [BackendLoad(f"s{at}", n, failures_max=1) for at, n in enumerate(slots)]
+        self.real: Admission[Any] = Admission(LIMITS, self.loads, lambda: 0.5)
         self.real.configure(LIMITS, TERMS)
         self.now = 0.0
         self.made = 0
@@ -37,7 +37,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.running: list[Ticket[Any]] = []
         self.held: list[tuple[BackendLoad, int]] = []  # places of ended calls whose engine may go on
         self.over: set[int] = set()
-        self.back: set[int] = set()  # those that a seat has failed
+        self.back: set[int] = set()  # those that a backend has failed
         self.names: dict[int, str] = {}
 
     # The oracle
@@ -79,20 +79,20 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @property
     def odd(self) -> bool:
-        """Someone who failed on one seat waits for another: the order has its exceptions then."""
+        """Someone who failed on one backend waits for another: the order has its exceptions then."""
         return any(ticket.tried for ticket in self.queue)
 
     def room(self) -> bool:
-        up = [seat for seat in self.seats if seat.health.up] or self.seats
-        return any(seat.in_flight < seat.slots for seat in up)
+        up = [load for load in self.loads if load.health.up] or self.loads
+        return any(load.in_flight < load.slots for load in up)
 
     def carry_out(self, actions: list[Action[Any]]) -> None:
-        for ticket, seat, reason in actions:
-            assert (seat is None) != (reason is None)
+        for ticket, load, reason in actions:
+            assert (load is None) != (reason is None)
             assert ticket.key not in self.over, "an ended call was moved"
             if ticket in self.queue:
                 self.queue.remove(ticket)
-            if seat is not None:
+            if load is not None:
                 assert ticket not in self.running, "run twice"
                 self.running.append(ticket)
             else:
@@ -122,7 +122,7 @@ class AdmissionMachine(RuleBasedStateMachine):
                 assert pushed[0] in [t.key for t in victims]
             else:
                 assert out == [(ticket.key, "queue_full")]
-        assert ticket.queued + (ticket.seat is not None) + (ticket.key in [key for key, _ in out]) == 1
+        assert ticket.queued + (ticket.placed_on is not None) + (ticket.key in [key for key, _ in out]) == 1
         if ticket.queued:
             self.queue.append(ticket)
         self.carry_out(actions)
@@ -132,8 +132,8 @@ class AdmissionMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.integers(0, 500), completed=st.booleans(), hold=st.booleans())
     def end(self, data: st.DataObject, tokens: int, completed: bool, hold: bool) -> None:
         ticket = data.draw(st.sampled_from(self.running))
-        if hold and ticket.seat is not None:
-            self.held.append((ticket.seat, ticket.kv))
+        if hold and ticket.placed_on is not None:
+            self.held.append((ticket.placed_on, ticket.kv))
         self.running.remove(ticket)
         self.over.add(ticket.key)
         before = list(self.queue)
@@ -181,10 +181,10 @@ class AdmissionMachine(RuleBasedStateMachine):
     def fall_back(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(self.running))
         self.running.remove(ticket)
-        assert ticket.seat is not None
+        assert ticket.placed_on is not None
         self.back.add(ticket.key)
-        ticket.tried |= {ticket.seat.name}
-        if len(ticket.tried) == len(self.seats):
+        ticket.tried |= {ticket.placed_on.name}
+        if len(ticket.tried) == len(self.loads):
             ticket.tried = frozenset()
         actions = self.real.fell_back(ticket, self.now)
         if ticket.queued:
@@ -193,8 +193,8 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 2), up=st.booleans())
     def health(self, at: int, up: bool) -> None:
-        seat = self.seats[at % len(self.seats)]
-        seat.health.apply(HealthEvent.ANSWERED if up else HealthEvent.FAILED)
+        load = self.loads[at % len(self.loads)]
+        load.health.apply(HealthEvent.ANSWERED if up else HealthEvent.FAILED)
         self.real.fleet.refresh()
         self.carry_out(self.real.dispatch(self.now))
 
@@ -206,17 +206,17 @@ class AdmissionMachine(RuleBasedStateMachine):
     def holds(self) -> None:
         if not hasattr(self, "real"):
             return
-        for seat in self.seats:
-            assert 0 <= seat.in_flight <= seat.slots
-            held = sum(at is seat for at, _ in self.held)
-            assert (seat.held, seat.in_flight - held) == (held, sum(t.seat is seat for t in self.running))
-            assert seat.unstarted == sum(t.seat is seat and t.reading for t in self.running)
-            assert seat.reading == sum(t.prompt for t in self.running if t.seat is seat and t.reading)
+        for load in self.loads:
+            assert 0 <= load.in_flight <= load.slots
+            held = sum(at is load for at, _ in self.held)
+            assert (load.held, load.in_flight - held) == (held, sum(t.placed_on is load for t in self.running))
+            assert load.unstarted == sum(t.placed_on is load and t.reading for t in self.running)
+            assert load.reading == sum(t.prompt for t in self.running if t.placed_on is load and t.reading)
         queue = self.real.queue
         assert queue.count == len(self.queue) and queue.bytes == sum(t.size for t in self.queue)
-        assert all(t.queued and t.seat is None for t in self.queue)
-        assert all(t.seat is not None and not t.queued for t in self.running)
-        # One may come back from a failed seat into a full queue; nobody else does.
+        assert all(t.queued and t.placed_on is None for t in self.queue)
+        assert all(t.placed_on is not None and not t.queued for t in self.running)
+        # One may come back from a failed backend into a full queue; nobody else does.
         assert queue.count <= LIMITS.queue_depth_max + sum(t.key in self.back for t in self.queue)
         if self.queue and not self.odd:
             bands = min(TERMS[self.name(t)].band for t in self.queue)

@@ -25,46 +25,46 @@ def lenient(*models: str) -> Offer:
 NEW, NO_LIST = Offer(), Offer(asked=True)
 
 
-def seats(made: Catalog, model: str, api: str = "openai") -> set[str] | None:
-    found = made.find(api, model).seats
+def eligible(made: Catalog, model: str, api: str = "openai") -> set[str] | None:
+    found = made.find(api, model).eligible
     return None if found is None else set(found)
 
 
 def test_two_models_on_two_backends() -> None:
     made = catalog(a=strict("x", "lora"), b=strict("y"))
-    assert (seats(made, "x"), seats(made, "lora"), seats(made, "y")) == ({"a"}, {"a"}, {"b"})
-    assert seats(made, "") is None, "a call that names no model goes anywhere"
-    assert seats(made, "z") == set(), "all have said what they have"
+    assert (eligible(made, "x"), eligible(made, "lora"), eligible(made, "y")) == ({"a"}, {"a"}, {"b"})
+    assert eligible(made, "") is None, "a call that names no model goes anywhere"
+    assert eligible(made, "z") == set(), "all have said what they have"
 
 
 def test_what_is_not_known_is_not_absent() -> None:
-    assert seats(catalog(a=strict("x"), b=NEW), "z") == {"b"}
-    assert seats(catalog(a=strict("x"), b=NO_LIST), "z") == {"b"}
-    assert seats(catalog(a=strict("x"), b=lenient("y")), "z") == {"b"}, "it answers to any name"
-    assert seats(catalog(a=NEW, b=NEW), "z") is None
+    assert eligible(catalog(a=strict("x"), b=NEW), "z") == {"b"}
+    assert eligible(catalog(a=strict("x"), b=NO_LIST), "z") == {"b"}
+    assert eligible(catalog(a=strict("x"), b=lenient("y")), "z") == {"b"}, "it answers to any name"
+    assert eligible(catalog(a=NEW, b=NEW), "z") is None
 
 
 def test_who_has_it_for_sure_is_taken_before_who_may_have_it() -> None:
-    assert seats(catalog(a=strict("x"), b=NEW), "x") == {"a"}
-    assert seats(catalog(a=lenient("x"), b=lenient("y")), "x") == {"a"}
-    assert seats(catalog(a=strict("x"), b=NO_LIST), "x") is None, "what has no list is taken to have everything"
+    assert eligible(catalog(a=strict("x"), b=NEW), "x") == {"a"}
+    assert eligible(catalog(a=lenient("x"), b=lenient("y")), "x") == {"a"}
+    assert eligible(catalog(a=strict("x"), b=NO_LIST), "x") is None, "what has no list is taken to have everything"
 
 
 def test_configured_names_are_all_there_is() -> None:
     made = catalog(a=Offer(patterns=("gpt-*", "o3")), b=Offer(patterns=("*",)))
-    assert seats(made, "gpt-5") is None and seats(made, "o3-mini") == {"b"}
+    assert eligible(made, "gpt-5") is None and eligible(made, "o3-mini") == {"b"}
     made = catalog(a=Offer(patterns=("gpt-*",), models=frozenset(["gpt-5", "tts-1"]), asked=True))
-    assert seats(made, "tts-1") == set() and made.names() == ["gpt-5"]
+    assert eligible(made, "tts-1") == set() and made.names() == ["gpt-5"]
 
 
 def test_a_call_goes_to_those_that_speak_its_api() -> None:
     made = catalog(open=Offer(frozenset(["openai"])), anthropic=Offer(frozenset(["anthropic"])), any=NEW)
-    assert seats(made, "m", "anthropic") == {"anthropic", "any"}
-    assert seats(made, "m", "") is None
+    assert eligible(made, "m", "anthropic") == {"anthropic", "any"}
+    assert eligible(made, "m", "") is None
     made = catalog(open=Offer(frozenset(["openai"])), anthropic=Offer(frozenset(["anthropic"])))
-    assert seats(made, "m", "ollama") is None, "nobody is known to speak it, so they are asked"
+    assert eligible(made, "m", "ollama") is None, "nobody is known to speak it, so they are asked"
     made = catalog(open=Offer(frozenset(["openai"]), apis_only=True))
-    assert seats(made, "m", "ollama") == set() and not made.speaks("ollama")
+    assert eligible(made, "m", "ollama") == set() and not made.speaks("ollama")
 
 
 def test_an_alias_goes_where_the_model_is() -> None:
@@ -77,20 +77,20 @@ def test_an_alias_goes_where_the_model_is() -> None:
 def test_who_refused_is_asked_last_for_a_while_and_never_left_out() -> None:
     made = catalog(a=NO_LIST, b=NO_LIST)
     made.refused("a", "openai", "x", until=10.0)
-    assert seats(made, "x") == {"b"} and seats(made, "y") is None and seats(made, "x", "anthropic") is None
+    assert eligible(made, "x") == {"b"} and eligible(made, "y") is None and eligible(made, "x", "anthropic") is None
     made.refused("b", "openai", "x", until=20.0)
-    assert seats(made, "x") is None, "if all refused it, they are all asked again: one may have it by now"
+    assert eligible(made, "x") is None, "if all refused it, they are all asked again: one may have it by now"
     made.expire(10.0)
-    assert seats(made, "x") == {"a"}
+    assert eligible(made, "x") == {"a"}
     made.expire(20.0)
-    assert seats(made, "x") is None
+    assert eligible(made, "x") is None
 
 
 def test_what_backends_have_is_followed() -> None:
     made = catalog(a=strict("x"), b=strict("y"))
-    assert seats(made, "new") == set()
+    assert eligible(made, "new") == set()
     assert made.learn("b", strict("y", "new")) and not made.learn("b", strict("y", "new"))
-    assert seats(made, "new") == {"b"}
+    assert eligible(made, "new") == {"b"}
 
 
 def test_nearest_names() -> None:
@@ -103,7 +103,7 @@ def test_nearest_names() -> None:
 
 def test_tags() -> None:
     made = catalog(a=Offer(models=frozenset(["base"]), asked=True, tagged=True), b=lenient("other"))
-    assert seats(made, "base:adapter") == {"a"}
+    assert eligible(made, "base:adapter") == {"a"}
 
 
 def test_names_of_clients_fill_no_memory() -> None:
@@ -150,7 +150,7 @@ def test_a_call_is_refused_only_by_those_who_said_all(
     made.configure(offers, {})
     for backend, of_api, of_model in refused:
         made.refused(backend, of_api, of_model, until=1.0)
-    found = made.find(api, model).seats
+    found = made.find(api, model).eligible
     chosen = set(offers) if found is None else set(found)
     assert chosen <= set(offers)
     for name, offer in offers.items():

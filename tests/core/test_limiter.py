@@ -274,16 +274,16 @@ class TestItsOwnWord:
         assert why(other) is Evidence.WAITING and not other.unlimited
 
     def test_one_that_was_never_seen_to_run_any_still_gets_calls(self) -> None:
-        admission: Admission[Any] = Admission(LimitSettings(), [seat := BackendLoad("s")], lambda: 0.5)
+        admission: Admission[Any] = Admission(LimitSettings(), [load := BackendLoad("s")], lambda: 0.5)
         tickets = [Ticket(n, prompt=PROMPT) for n in range(4)]
         for ticket in tickets:
-            assert admission.arrive(ticket, "t", 1.0)[0].seat is seat
-        admission.engine_told(seat, 5, 2.0)
+            assert admission.arrive(ticket, "t", 1.0)[0].load is load
+        admission.engine_told(load, 5, 2.0)
         for ticket in tickets:  # their clients leave before any first token, and others keep the engine's queue full
             admission.end(ticket, 3.0, left=True)
         for at in range(4, 60):
-            admission.engine_told(seat, 5, float(at))
-        assert [action.seat for action in admission.arrive(Ticket("new", prompt=PROMPT), "t", 60.0)] == [seat]
+            admission.engine_told(load, 5, float(at))
+        assert [action.load for action in admission.arrive(Ticket("new", prompt=PROMPT), "t", 60.0)] == [load]
 
     def test_none_waiting_twice_allows_more_whatever_it_was_seen_to_run(self) -> None:
         limit = known()
@@ -463,8 +463,8 @@ class TestFleet:
     def made(self, names: str = "a", slots: int = 0) -> Admission[Any]:
         return Admission(self.LIMITS, [BackendLoad(name, slots) for name in names], lambda: 0.5)
 
-    def send(self, made: Admission[Any], now: float, seats: frozenset[str] | None = None) -> Ticket[Any]:
-        ticket = Ticket(object(), prompt=PROMPT, seats=seats, queue_by=now + 30.0)
+    def send(self, made: Admission[Any], now: float, eligible: frozenset[str] | None = None) -> Ticket[Any]:
+        ticket = Ticket(object(), prompt=PROMPT, eligible=eligible, queue_by=now + 30.0)
         self.actions = made.arrive(ticket, "t", now)
         return ticket
 
@@ -477,25 +477,25 @@ class TestFleet:
     def test_calls_that_are_overdue_close_the_engine_before_a_first_token_comes(self) -> None:
         made = self.made()
         self.warm(made)
-        [seat] = made.fleet.seats
+        [load] = made.fleet.loads
         for _ in range(20):
             self.send(made, 20.0)
-        assert seat.in_flight == 20 == len(seat.waits)
+        assert load.in_flight == 20 == len(load.waits)
         self.send(made, 20.29)
-        assert why(seat.limiter) is Evidence.NONE, "late is 2.5 times the usual 0.1 s and 0.05 s: not yet"
+        assert why(load.limiter) is Evidence.NONE, "late is 2.5 times the usual 0.1 s and 0.05 s: not yet"
         waits = self.send(made, 20.31)
-        assert waits.queued and why(seat.limiter) is Evidence.LATE and len(seat.waits) == 1
+        assert waits.queued and why(load.limiter) is Evidence.LATE and len(load.waits) == 1
 
     def test_a_first_token_that_was_overdue_is_not_held_against_it_twice(self) -> None:
         made = self.made()
         self.warm(made)
-        [seat] = made.fleet.seats
+        [load] = made.fleet.loads
         late = [self.send(made, 20.0) for _ in range(2)]
         self.send(made, 25.0)
-        assert all(ticket.late for ticket in late) and why(seat.limiter) is Evidence.LATE
-        was = seat.limiter._late
+        assert all(ticket.late for ticket in late) and why(load.limiter) is Evidence.LATE
+        was = load.limiter._late
         made.first_token(late[0], 25.1)
-        assert seat.limiter._late == was
+        assert load.limiter._late == was
 
     def test_what_is_known_later_counts_for_those_sent_before(self) -> None:
         made = self.made()
@@ -510,16 +510,16 @@ class TestFleet:
     def test_a_refused_call_goes_elsewhere_and_the_refusal_counts_those_beside_it(self) -> None:
         made = self.made("ab")
         calls = [self.send(made, 0.0) for _ in range(6)]
-        at = calls[0].seat
+        at = calls[0].placed_on
         assert at is not None and at.in_flight == 3
         calls[0].tried |= {at.name}
         assert made.fleet.has_other(calls[0].tried, None)
         [action] = made.refused(calls[0], 0.1)
-        assert action.seat is not None and action.seat is not at and at.limiter.refused_max == 2 == at.limit
+        assert action.load is not None and action.load is not at and at.limiter.refused_max == 2 == at.limit
 
     def test_there_is_no_other_when_the_others_are_paused_or_cannot_answer(self) -> None:
         made = self.made("ab")
-        b = made.fleet.seats[1]
+        b = made.fleet.loads[1]
         assert made.fleet.has_other(frozenset("a"), None) and not made.fleet.has_other(frozenset("a"), frozenset("a"))
         made.pause(b, 1.0)
         assert not made.fleet.has_other(frozenset("a"), None) and made.fleet.has_other(frozenset("b"), None)
@@ -527,7 +527,7 @@ class TestFleet:
 
     def test_a_pause_ends_when_the_first_of_them_comes_back(self) -> None:
         made = self.made("ab")
-        a, b = made.fleet.seats
+        a, b = made.fleet.loads
         made.pause(a, 10.0)
         assert made.fleet.paused_until(None) == 0.0 and made.fleet.paused_until(frozenset("a")) == 10.0
         made.pause(b, 20.0)
@@ -539,8 +539,8 @@ class TestFleet:
 
     def test_nobody_waits_for_a_pause_that_is_longer_than_he_may_wait(self) -> None:
         made = self.made()
-        [seat] = made.fleet.seats
-        made.pause(seat, 31.0)
+        [load] = made.fleet.loads
+        made.pause(load, 31.0)
         self.send(made, 0.0)
         assert [action.reason for action in self.actions] == [reasons.BACKEND_PAUSED]
         assert made.retry_after_s("t", reasons.BACKEND_PAUSED, 0.0) == pytest.approx(31.0 * 1.125)
@@ -548,7 +548,7 @@ class TestFleet:
 
     def test_who_only_a_paused_backend_can_answer_is_told_when_that_one_is_back(self) -> None:
         made = self.made("ab")
-        a = made.fleet.seats[0]
+        a = made.fleet.loads[0]
         made.pause(a, 60.0)
         self.send(made, 0.0, frozenset("a"))
         assert [action.reason for action in self.actions] == [reasons.BACKEND_PAUSED]
@@ -557,16 +557,16 @@ class TestFleet:
     def test_a_paused_engine_says_so(self) -> None:
         for slots in (0, 4):
             made = self.made(slots=slots)
-            [seat] = made.fleet.seats
-            assert seat.limited_by == ("slots" if slots else "none") and seat.is_open == (not slots)
-            made.pause(seat, 1.0)
-            assert seat.limit == 0 and seat.limited_by == "engine_refused" and not seat.is_open
-            made.resume(seat, 0.0)
-            assert seat.limit > 0
+            [load] = made.fleet.loads
+            assert load.limited_by == ("slots" if slots else "none") and load.is_open == (not slots)
+            made.pause(load, 1.0)
+            assert load.limit == 0 and load.limited_by == "engine_refused" and not load.is_open
+            made.resume(load, 0.0)
+            assert load.limit > 0
 
     def test_refusals_bind_below_the_slots_that_were_given(self) -> None:
         made = self.made(slots=4)
-        [seat] = made.fleet.seats
+        [load] = made.fleet.loads
         calls = [self.send(made, 0.0) for _ in range(4)]
         made.refused(calls[0], 0.1)
-        assert seat.limit == 3 == seat.known == seat.capacity and seat.limited_by == "engine_refused"
+        assert load.limit == 3 == load.known == load.capacity and load.limited_by == "engine_refused"

@@ -51,7 +51,7 @@ class Run:
 
     def _act(self, actions: list[Action[Any]]) -> None:
         for action in actions:
-            if action.seat is None:
+            if action.load is None:
                 self.over.add(action.ticket)
             else:
                 self.waiting.append(action.ticket)

@@ -99,5 +99,5 @@ class House:
 
     def _is_busy(self) -> bool:
         gateway, pool = self.gateway, self.backend.pool
-        live = gateway.registry.live or gateway.intake.open_connections or self.backend.seat.in_flight
+        live = gateway.registry.live or gateway.intake.open_connections or self.backend.load.in_flight
         return bool(live or len(pool.open) - len(pool._idle))

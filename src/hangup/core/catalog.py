@@ -54,7 +54,7 @@ class Offer:
 class Found(NamedTuple):
     """Where a call can go."""
 
-    seats: frozenset[str] | None  # names of backends; None: any; empty: none has the model
+    eligible: frozenset[str] | None  # names of backends; None: any; empty: none has the model
     model: str  # the model's name at these backends
     alias: bool  # the client used another name
 
@@ -90,14 +90,14 @@ class Catalog:
             if len(self._found) >= _FOUND_MAX:
                 self._found.clear()
             real = self.aliases.get(model, model)
-            found = self._found[(api, model)] = Found(self._seats(api, real), real, real != model)
+            found = self._found[(api, model)] = Found(self._eligible(api, real), real, real != model)
         return found
 
-    def _seats(self, api: str, model: str) -> frozenset[str] | None:
+    def _eligible(self, api: str, model: str) -> frozenset[str] | None:
         able = self._able(self._speakers(api), model)
         willing = [name for name in able if (name, api, model) not in self._refused]
-        seats = willing or able
-        return None if len(seats) == len(self.offers) else frozenset(seats)
+        backends = willing or able
+        return None if len(backends) == len(self.offers) else frozenset(backends)
 
     def _speakers(self, api: str) -> list[str]:
         offers = self.offers.items()

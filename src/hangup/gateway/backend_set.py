@@ -71,22 +71,22 @@ class Backends:
 
     def _retire(self, backend: Backend) -> None:
         """Sends no new calls to a backend that is out of the configuration; those that run may finish."""
-        backend.seat.health.apply(HealthEvent.RETIRED)
+        backend.load.health.apply(HealthEvent.RETIRED)
         backend.pool.close_idle()
         for tasks in (self._watches, self._figures):
             task = tasks.pop(backend.name, None)
             if task is not None:
                 task.cancel()
-        if backend.seat.in_flight:
+        if backend.load.in_flight:
             self._retired.add(backend)
         else:
             self._say_goodbye(backend)
 
-    def close_if_done(self, seat: BackendLoad) -> None:
+    def close_if_done(self, load: BackendLoad) -> None:
         """Closes a retired backend when its last call is gone."""
-        if not seat.health.retired or seat.in_flight:
+        if not load.health.retired or load.in_flight:
             return
-        for backend in [backend for backend in self._retired if backend.seat is seat]:
+        for backend in [backend for backend in self._retired if backend.load is load]:
             self._retired.remove(backend)
             backend.pool.close()
             self._say_goodbye(backend)
@@ -107,12 +107,12 @@ class Backends:
 
     def succeeded(self, backend: Backend) -> None:
         """Notes that a backend answered."""
-        if backend.seat.health.apply(HealthEvent.ANSWERED):
+        if backend.load.health.apply(HealthEvent.ANSWERED):
             self.changed(backend, "up")
 
     def failed(self, backend: Backend, detail: str) -> None:
         """Notes that a backend failed a call; after a few in a row it is taken for down."""
-        if backend.seat.health.apply(HealthEvent.FAILED):
+        if backend.load.health.apply(HealthEvent.FAILED):
             self.changed(backend, f"down: {detail}")
 
     def drain(self, name: str, on: bool) -> bool:
@@ -120,14 +120,14 @@ class Backends:
         backend = self.by_name.get(name)
         if backend is None:
             return False
-        if backend.seat.health.apply(HealthEvent.DRAINED if on else HealthEvent.UNDRAINED):
+        if backend.load.health.apply(HealthEvent.DRAINED if on else HealthEvent.UNDRAINED):
             self.changed(backend, "drained by an operator" if on else "taken back by an operator")
         return True
 
     def any_ready(self) -> bool:
         """Tells whether a call that came now could be served, as far as is known."""
-        seats = [backend.seat for backend in self.by_name.values()]
-        return any(seat.health.ready and not seat.full_of_others for seat in seats)
+        loads = [backend.load for backend in self.by_name.values()]
+        return any(load.health.ready and not load.full_of_others for load in loads)
 
     # The process ends
 

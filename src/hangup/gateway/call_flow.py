@@ -49,7 +49,7 @@ from hangup.gateway.engine_request import (
 )
 from hangup.gateway.http import jsonbody
 from hangup.gateway.http.head import ResponseHead
-from hangup.gateway.placement import Placed, Seats
+from hangup.gateway.placement import BackendNames, Placed
 from hangup.gateway.relay.base import Relay
 from hangup.gateway.relay.passthrough import PassRelay
 from hangup.gateway.request_policy import IncomingRequest
@@ -129,12 +129,12 @@ class CallFlow(ClientRequest):
         found = routing.find(self.wanted)
         if found.alias:
             request.renamed = self.call.model = found.model
-        if found.seats is not None and not found.seats:
+        if found.eligible is not None and not found.eligible:
             self._find_model(asked)
             return
         placement = self.ports.placement
         estimate = placement.admission.prompt_tokens
-        ticket = self.ticket = request.ticket(self, found.seats, estimate, job=self.is_job, yields=self.yields)
+        ticket = self.ticket = request.ticket(self, found.eligible, estimate, job=self.is_job, yields=self.yields)
         placement.place(ticket, self.call.tenant)  # which calls `placed` or `end`, now or later
         if self.call.phase is Phase.WAITING:
             self.reset_timer()
@@ -157,9 +157,9 @@ class CallFlow(ClientRequest):
         except Exception as error:
             self.fault(error)
 
-    def possible_seats(self) -> Seats:
+    def eligible_backends(self) -> BackendNames:
         """Finds anew which backends can answer, while the call waits for one."""
-        return self.ports.routing.possible_seats(self.wanted)
+        return self.ports.routing.eligible_backends(self.wanted)
 
     # 3. The engine
 
@@ -180,7 +180,7 @@ class CallFlow(ClientRequest):
     async def _connect(self, attempt: Attempt) -> None:
         """Opens a connection: the only thing that is waited for, and cancelled if the call ends meanwhile."""
         try:
-            attempt.connection = await attempt.backend.pool.connect(last_resort=not attempt.backend.seat.health.up)
+            attempt.connection = await attempt.backend.pool.connect(last_resort=not attempt.backend.load.health.up)
             self.task = None
             self._send(attempt, attempt.connection)
         except EngineFault as fault:
@@ -413,7 +413,7 @@ class CallFlow(ClientRequest):
     # 6. The end is `ClientRequest.end`, for all kinds of requests
 
     def _free(self, ticket: Ticket[Placed]) -> None:
-        if self.asked.files and ticket.seat is not None:  # one that waits still counts with its size in the queue
+        if self.asked.files and ticket.placed_on is not None:  # one that waits still counts with its size in the queue
             ticket.size = 0  # so that nobody learns from it how many bytes of text make a token
         super()._free(ticket)
 
@@ -459,8 +459,8 @@ class CallFlow(ClientRequest):
         ports, ticket, attempt = self.ports, self.ticket, self.attempt
         if ticket is None or attempt is None or not self.wanted.model:
             return False
-        seats = ports.routing.refused(attempt.backend, self.wanted, self.asked.renamed or self.wanted.model)
-        ticket.seats = seats if seats is None or seats else ticket.seats
+        eligible = ports.routing.refused(attempt.backend, self.wanted, self.asked.renamed or self.wanted.model)
+        ticket.eligible = eligible if eligible is None or eligible else ticket.eligible
         if not ports.placement.skip(ticket, attempt.backend.name, _MODEL_ASKED_MAX):
             return False
         self._withdraw_attempt()

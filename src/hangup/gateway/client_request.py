@@ -286,7 +286,7 @@ class ClientRequest:
 
     def _free(self, ticket: Ticket[Placed]) -> None:
         """Frees the call's place, but not one in an engine that may still be at work on it: that is the reaper's to free."""
-        stop = self.pending_stop if ticket.seat is not None else None
+        stop = self.pending_stop if ticket.placed_on is not None else None
         if stop is not None:
             stop.place = ticket.kv
         self.ports.placement.end(ticket, self.call, steady=not self.stalls, hold=stop is not None)

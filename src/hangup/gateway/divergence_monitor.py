@@ -96,7 +96,7 @@ class DivergenceMonitor:
     async def _ask(self, backend: Backend) -> None:
         limits = self.gateway.limits
         watched = self.watched.setdefault(backend.name, Watched(DivergenceAlarm(_terms(limits))))
-        time_of = backend.seat.time
+        time_of = backend.load.time
         watched.alone_since = -1.0 if time_of.count else time_of.call_s
         if watched.ask_in and watched.counters is None:
             watched.ask_in -= 1
@@ -130,7 +130,7 @@ class DivergenceMonitor:
         for flow in self.gateway.registry.live.values():
             seen[flow.call.backend] += flow.call.tokens_out
             ticket = flow.ticket
-            if ticket is not None and ticket.blind and ticket.seat is not None:
+            if ticket is not None and ticket.blind and ticket.placed_on is not None:
                 unseen[flow.call.backend] += ticket.output_max * ticket.choices
         return seen, unseen
 
@@ -138,9 +138,9 @@ class DivergenceMonitor:
         watched = self.watched.get(backend.name)
         if watched is None:
             return
-        if not backend.seat.health.up:
+        if not backend.load.health.up:
             watched.alarm.restarted(now)
-        time_of = backend.seat.time
+        time_of = backend.load.time
         time_of.pass_until(now)
         sample = CounterSample(watched.computed, watched.busy, seen, unseen, time_of.call_s, time_of.busy_s)
         if backend.settings.shared:  # what others make it do says nothing about us
@@ -164,12 +164,12 @@ class DivergenceMonitor:
         watched = self.watched.get(backend.name)
         if watched is None or backend.settings.shared:
             return
-        afterlives = watched.afterlives = watched.afterlives or ZombieLedger(now, backend.seat.time.busy_s)
+        afterlives = watched.afterlives = watched.afterlives or ZombieLedger(now, backend.load.time.busy_s)
         count = watched.count if watched.computed is not None else None
         afterlives.look(self.gateway, backend, count, seen + unseen, now)
         if count is None or watched.counters is None or watched.counters.running != 0:
             return
-        if not backend.seat.time.count and backend.seat.time.call_s == watched.alone_since:  # else a call came and went
+        if not backend.load.time.count and backend.load.time.call_s == watched.alone_since:  # else a call came and went
             afterlives.rest(self.gateway, backend, count, seen, now)
 
     def _tell(self, backend: str, finding: DivergenceFinding | None) -> None:

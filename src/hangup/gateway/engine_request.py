@@ -22,7 +22,7 @@ from hangup.gateway.backends.connection import body_decoder
 from hangup.gateway.http import jsonbody
 from hangup.gateway.http.body import BodyDecoder, Counted
 from hangup.gateway.http.head import RequestHead, ResponseHead
-from hangup.gateway.placement import Placed, Seats
+from hangup.gateway.placement import BackendNames, Placed
 from hangup.gateway.relay.assemble import AssembleRelay
 from hangup.gateway.relay.base import Relay, RelaySink
 from hangup.gateway.relay.passthrough import ErrorRelay, PassRelay
@@ -78,7 +78,9 @@ class EngineRequest:
             return estimate(0)
         return estimate(len(self._body))
 
-    def ticket(self, flow: Placed, seats: Seats, estimate: Callable[[int], int], *, job: bool, yields: int) -> Ticket[Placed]:
+    def ticket(
+        self, flow: Placed, eligible: BackendNames, estimate: Callable[[int], int], *, job: bool, yields: int
+    ) -> Ticket[Placed]:
         """Makes the ticket that stands for a call in the queue and on a backend."""
         call, fields = flow.call, self._head.fields
         clock, start = call.clock, call.started_at
@@ -97,7 +99,7 @@ class EngineRequest:
             whole=self.whole,
             job=job,
             yields=yields,
-            seats=seats,
+            eligible=eligible,
             client=client_kind(self._head),
         )
 

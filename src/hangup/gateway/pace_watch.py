@@ -59,12 +59,12 @@ class PaceWatch:
         steps: list[tuple[BackendLoad, float, float]] = []
         for flow in islice(self._live.values(), _LOOKS_MAX):
             call, ticket = flow.call, flow.ticket
-            if ticket is None or ticket.seat is None or call.first_token_at is None or flow.client.stalled:
+            if ticket is None or ticket.placed_on is None or call.first_token_at is None or flow.client.stalled:
                 continue
             now = seen[flow] = _Seen(call.tokens_out // ticket.choices, call.progress_at, flow.stalls)
             before = self._seen.get(flow, now)
             if now.tokens > before.tokens and now.stalls == before.stalls:  # the engine's pace, not a slow reader's
-                steps.append((ticket.seat, (now.at - before.at) / (now.tokens - before.tokens), now.at))
+                steps.append((ticket.placed_on, (now.at - before.at) / (now.tokens - before.tokens), now.at))
             if len(seen) == _CALLS_MAX:
                 break
         self._seen = seen

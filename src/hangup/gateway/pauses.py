@@ -32,8 +32,8 @@ class BackendPauses:
 
         A short wait is no reason to leave it alone while it works on others: with their ends it has room again.
         """
-        wait_s, seat = come_back_s(head.fields), backend.seat
-        if wait_s and (wait_s > _SHORT_S or seat.in_flight <= 1 or seat.limiter.refuses_all(sent_at)):
+        wait_s, load = come_back_s(head.fields), backend.load
+        if wait_s and (wait_s > _SHORT_S or load.in_flight <= 1 or load.limiter.refuses_all(sent_at)):
             self._pause(backend, min(wait_s, pause_s_max))
 
     def answered(self, backend: Backend, head: ResponseHead, pause_s_max: float) -> None:
@@ -44,7 +44,7 @@ class BackendPauses:
 
     def _pause(self, backend: Backend, seconds: float) -> None:
         until = time.monotonic() + seconds
-        if until <= backend.seat.health.paused_until:
+        if until <= backend.load.health.paused_until:
             return
         self._drop(backend.name)
         self._timers[backend.name] = self._loop.call_later(seconds, self._over, backend)
@@ -64,9 +64,9 @@ class BackendPauses:
             self._drop(name)
 
 
-def worth_waiting(ticket: AnyTicket, seat: BackendLoad) -> bool:
+def worth_waiting(ticket: AnyTicket, load: BackendLoad) -> bool:
     """Whether a refused call can still be served by this backend before its own time is up: when it said so, or when it has
     worked on something that ends. Of one that refuses though it has nothing to do, nothing can be expected."""
-    if not seat.health.paused and seat.in_flight <= 1:
+    if not load.health.paused and load.in_flight <= 1:
         return False
-    return seat.health.paused_until < min(ticket.queue_by, ticket.first_by, ticket.all_by)
+    return load.health.paused_until < min(ticket.queue_by, ticket.first_by, ticket.all_by)

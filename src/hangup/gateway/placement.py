@@ -23,7 +23,7 @@ from hangup.gateway.backends.backend import Backend
 from hangup.gateway.http.head import Headers, ResponseHead
 from hangup.gateway.pauses import BackendPauses, worth_waiting
 
-Seats = frozenset[str] | None  # the backends that can answer a call, by name; None: any
+BackendNames = frozenset[str] | None  # the backends that can answer a call, by name; None: any
 
 
 class Placed(Protocol):
@@ -32,7 +32,7 @@ class Placed(Protocol):
     @property
     def call(self) -> Call: ...
 
-    def possible_seats(self) -> Seats:
+    def eligible_backends(self) -> BackendNames:
         """Finds anew which backends can answer it."""
 
     def placed(self, backend: Backend, *, waited: bool) -> None:
@@ -58,7 +58,7 @@ class Placement:
 
     def use(self, backends: Iterable[Backend]) -> None:
         """Takes these backends into use; one that is retired still gets its calls' places back."""
-        self.admission.fleet.set(backend.seat for backend in backends)
+        self.admission.fleet.set(backend.load for backend in backends)
 
     # A call on its way
 
@@ -73,12 +73,12 @@ class Placement:
     def may_fail_over(self, ticket: Ticket[Placed], backend: str, failover_max: int) -> bool:
         """Tells whether another backend may be tried after the one at hand."""
         tried = ticket.tried | {backend}
-        return len(tried) <= failover_max and self.admission.fleet.usable(tried, ticket.seats)
+        return len(tried) <= failover_max and self.admission.fleet.usable(tried, ticket.eligible)
 
     def skip(self, ticket: Ticket[Placed], backend: str, asked_max: int) -> bool:
         """Leaves a backend out that does not know the call's model; returns whether another one can be asked."""
         tried = ticket.tried | {backend}
-        if len(tried) > asked_max or not self.admission.fleet.usable(tried, ticket.seats):
+        if len(tried) > asked_max or not self.admission.fleet.usable(tried, ticket.eligible):
             return False
         ticket.tried = tried
         return True
@@ -88,10 +88,10 @@ class Placement:
         not hear of it. If so, `refused` follows."""
         self.pauses.refused(backend, ticket.sent_at, head, pause_s_max)
         tried = ticket.tried | {backend.name}
-        if self.admission.fleet.has_other(tried, ticket.seats):
+        if self.admission.fleet.has_other(tried, ticket.eligible):
             ticket.tried = tried
             return True
-        return worth_waiting(ticket, backend.seat)
+        return worth_waiting(ticket, backend.load)
 
     def refused(self, ticket: Ticket[Placed]) -> None:
         """Places a call again for which its backend had no room."""
@@ -107,7 +107,7 @@ class Placement:
         """Gives whatever the call held to the next one, in this turn; with `hold`, all but its place in the engine.
 
         `steady`: nothing but the engine set the pace of the answer."""
-        seat, outcome = ticket.seat, call.outcome
+        load, outcome = ticket.placed_on, call.outcome
         actions = self.admission.end(
             ticket,
             time.monotonic(),
@@ -118,22 +118,22 @@ class Placement:
             steady=steady,
             hold=hold,
         )
-        if seat is not None and seat.health.retired:
-            self._backends.close_if_done(seat)
+        if load is not None and load.health.retired:
+            self._backends.close_if_done(load)
         if actions:
             self._act(actions)
 
-    def release_held(self, seat: BackendLoad, kv: int) -> None:
+    def release_held(self, load: BackendLoad, kv: int) -> None:
         """Frees a place that was held until the engine let go of its call."""
-        actions = self.admission.let_go(seat, kv, time.monotonic())
-        self._backends.close_if_done(seat)
+        actions = self.admission.let_go(load, kv, time.monotonic())
+        self._backends.close_if_done(load)
         self._act(actions)
 
     def retry_headers(self, ticket: Ticket[Placed] | None, tenant: str, reason: Reason) -> Headers:
         """Tells a client whose call was shed when to come back."""
         admission = self.admission
-        seats = None if ticket is None else ticket.seats
-        seconds = math.ceil(admission.retry_after_s(tenant, reason, time.monotonic(), seats))
+        eligible = None if ticket is None else ticket.eligible
+        seconds = math.ceil(admission.retry_after_s(tenant, reason, time.monotonic(), eligible))
         headers = [(b"retry-after", b"%d" % seconds)]
         if reason.retry is None and ticket is not None and ticket.retry and admission.tenant(tenant).retries.spent:
             headers.append((b"x-should-retry", b"false"))
@@ -152,13 +152,13 @@ class Placement:
 
     def queue_told(self, backend: Backend, waiting: int) -> None:
         """Takes note of how many calls wait in the engine, by its own figures."""
-        self._act(self.admission.engine_told(backend.seat, waiting, time.monotonic()))
+        self._act(self.admission.engine_told(backend.load, waiting, time.monotonic()))
 
     def steps_seen(self, steps: Iterable[tuple[BackendLoad, float, float]]) -> None:
         """Takes note of how long a token takes on a backend just now: backend, seconds, when that was seen."""
         actions: list[Action[Placed]] = []
-        for seat, seconds, at in steps:
-            actions += self.admission.step(seat, seconds, at)
+        for load, seconds, at in steps:
+            actions += self.admission.step(load, seconds, at)
         if self.admission.jobs.count:
             actions += self.admission.dispatch(time.monotonic())  # what was kept free for live calls may have become less
         self._act(actions)
@@ -166,18 +166,18 @@ class Placement:
     def regroup(self) -> None:
         """Finds anew which backends each waiting call can go to."""
         for line in (self.admission.queue, self.admission.jobs):
-            line.regroup(lambda ticket: ticket.key.possible_seats())
+            line.regroup(lambda ticket: ticket.key.eligible_backends())
         self.dispatch()
 
     def _pause(self, backend: Backend, until: float) -> None:
-        is_new = not backend.seat.health.paused
-        self.admission.pause(backend.seat, until)
+        is_new = not backend.load.health.paused
+        self.admission.pause(backend.load, until)
         if is_new:
             seconds = until - time.monotonic()
             self._backends.changed(backend, f"paused for {seconds:.1f} s: it refuses calls")
 
     def _resume(self, backend: Backend) -> None:
-        self._act(self.admission.resume(backend.seat, time.monotonic()))
+        self._act(self.admission.resume(backend.load, time.monotonic()))
 
     def close(self) -> None:
         self.pauses.close()
@@ -185,14 +185,14 @@ class Placement:
     # What was decided
 
     def _carry_out(self, action: Action[Placed]) -> None:
-        ticket, seat, reason = action
+        ticket, load, reason = action
         flow = ticket.key
         if flow.call.ended:
             return
         if reason is not None:
             flow.end(reason)
-        elif seat is not None:
-            flow.placed(self._backends.by_name[seat.name], waited=bool(ticket.queued_at))
+        elif load is not None:
+            flow.placed(self._backends.by_name[load.name], waited=bool(ticket.queued_at))
 
     def _action_failed(self, action: Action[Placed], error: Exception) -> None:
         action.ticket.key.fault(error)

@@ -25,7 +25,7 @@ from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.health import ask_models
 from hangup.gateway.http.head import RequestHead
 from hangup.gateway.log import Log
-from hangup.gateway.placement import Seats
+from hangup.gateway.placement import BackendNames
 from hangup.tasks import DUTIES
 
 _NEWS_S = 1.0  # what a backend said of its models is believed for so long, before a name is refused
@@ -88,7 +88,7 @@ class Routing:
         """Lists the backends whose models were not asked for lately."""
         since = self._loop.time() - _NEWS_S
         # One that is down would keep the client waiting, and say nothing new.
-        could = [b for b in self._backends.by_name.values() if b.seat.health.up and not b.settings.models]
+        could = [b for b in self._backends.by_name.values() if b.load.health.up and not b.settings.models]
         return [b for b in could if b.models_asked_at is None or b.models_asked_at < since]
 
     async def ask(self, backends: list[Backend]) -> None:
@@ -116,13 +116,13 @@ class Routing:
         """Finds the backends that can answer a call; it goes nowhere else than where it has its home."""
         found = self.catalog.find(wanted.api, wanted.model)
         if wanted.home in self._backends.by_name:
-            return found._replace(seats=frozenset([wanted.home]))
+            return found._replace(eligible=frozenset([wanted.home]))
         return found
 
-    def possible_seats(self, wanted: Wanted) -> Seats:
+    def eligible_backends(self, wanted: Wanted) -> BackendNames:
         """Finds anew where a waiting call can go."""
-        seats = self.find(wanted).seats
-        return seats if seats is None or seats else None  # nobody has it any more: that is for an engine to say
+        eligible = self.find(wanted).eligible
+        return eligible if eligible is None or eligible else None  # nobody has it any more: that is for an engine to say
 
     def not_found(self, wanted: Wanted) -> Refusal:
         """Explains why no backend can answer a call."""
@@ -138,13 +138,13 @@ class Routing:
             words = f" Available: {', '.join(names)}."
         return f"The model {model[:200]!r} does not exist.{words}"
 
-    def refused(self, backend: Backend, wanted: Wanted, model: str) -> Seats:
+    def refused(self, backend: Backend, wanted: Wanted, model: str) -> BackendNames:
         """Takes note of a 404: the backend has no such model, or does not speak this API. Others are asked first for a while;
         returns those that can be."""
         self.catalog.refused(backend.name, wanted.api, model, time.monotonic() + self._refused_s)
         if backend.models_asked_at is None or backend.models_asked_at < self._loop.time() - _NEWS_S:
             self._ask(backend)
-        return self.catalog.find(wanted.api, wanted.model).seats
+        return self.catalog.find(wanted.api, wanted.model).eligible
 
     # The models there are
 

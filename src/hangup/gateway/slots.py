@@ -21,7 +21,7 @@ class Slots:
     async def find(self) -> None:
         """Puts the slots into the calls that are live."""
         now = time.monotonic()
-        telling = [b for b in self._gateway.backends.by_name.values() if b.adapter.slots_path and b.seat.in_flight]
+        telling = [b for b in self._gateway.backends.by_name.values() if b.adapter.slots_path and b.load.in_flight]
         if telling and now - self._asked_at >= ASK_EVERY_S:
             self._asked_at = now
             await asyncio.gather(*(self._ask(backend) for backend in telling))

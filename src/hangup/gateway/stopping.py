@@ -87,7 +87,7 @@ class Stopping:
         now = time.monotonic()
         stop = PendingStop(call.id, now, key=key, slot=slot, tokens=call.tokens_out, choices=choices)
         if ticket is not None and ticket.reading:
-            stop.reading_s = backend.seat.estimates.first_token.predict(ticket.work, now)
+            stop.reading_s = backend.load.estimates.first_token.predict(ticket.work, now)
         stop.abort_sent = abort_sent
         stop.tenant, stop.model = call.tenant, call.model
         stop.cause = (call.outcome or Outcome.ENGINE_FAILED).value
@@ -108,11 +108,11 @@ class Stopping:
         backend.free_slot(leftover.slot)
         kv, leftover.place = leftover.place, None
         if kv is not None:
-            self._placement.release_held(backend.seat, kv)
+            self._placement.release_held(backend.load, kv)
         if leftover.on_confirmed is not None:
             leftover.on_confirmed()
 
-    def seat_changed(self, backend: Backend) -> None:
+    def load_changed(self, backend: Backend) -> None:
         self._placement.backend_changed(backend)
 
     def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:

@@ -44,7 +44,7 @@ def _inside(flows: Iterable[InEngine], backend: Backend) -> Iterator[InEngine]:
 def waiting(flows: Iterable[InEngine], backend: Backend) -> tuple[list[Waiting], float]:
     """Lists the calls that wait for something from this engine, and tells when anything last came from it."""
     now, heard_at, waits = time.monotonic(), backend.heard_at, list[Waiting]()
-    estimate = backend.seat.estimates.first_token
+    estimate = backend.load.estimates.first_token
     for flow in _inside(flows, backend):
         call, ticket = flow.call, flow.ticket
         if flow.may_be_silent:

@@ -110,8 +110,8 @@ class AdminView:
 
     # Backends
 
-    def seats(self) -> Iterable[BackendLoad]:
-        return self._gateway.placement.admission.fleet.seats
+    def loads(self) -> Iterable[BackendLoad]:
+        return self._gateway.placement.admission.fleet.loads
 
     def backends(self) -> list[dict[str, Any]]:
         stands = {view.name: view for view in self._gateway.stopping.reaper.view()}
@@ -231,26 +231,26 @@ def _zombie_row(story: Zombie, call: Call | None, now: float) -> dict[str, Any]:
 
 
 def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView | None, now: float) -> dict[str, Any]:
-    seat, offer = backend.seat, backend.offer()
+    load, offer = backend.load, backend.offer()
     return {
         "name": backend.name,
         "engine": backend.adapter.name,
-        "state": _state(seat),
+        "state": _state(load),
         "models": _models(backend),
         "apis": sorted(offer.apis) if offer.apis is not None else None,
         "client_key": "own" if backend.settings.api_key_env else "pass" if backend.shown_client_key else "drop",
-        "in_flight": seat.in_flight,
-        "limit": None if seat.is_open and seat.limit else seat.limit,
-        "limit_learned": not seat.slots,
-        "limited_by": seat.limited_by,
-        "paused_s": round(seat.health.paused_until - now, 1) if seat.health.paused else None,
-        "failures": seat.health.failures,
+        "in_flight": load.in_flight,
+        "limit": None if load.is_open and load.limit else load.limit,
+        "limit_learned": not load.slots,
+        "limited_by": load.limited_by,
+        "paused_s": round(load.health.paused_until - now, 1) if load.health.paused else None,
+        "failures": load.health.failures,
         "ladder": stands.rung if stands is not None else None,
         "ladder_reason": stands.reason if stands is not None else "",
         "ladder_s": round(now - stands.since, 1) if stands is not None and stands.since > -math.inf else None,
         "busy": watched.busy if watched is not None else None,
         "tokens_computed": watched.computed if watched is not None else None,
-        "busy_s": round(seat.time.busy_s, 3),
+        "busy_s": round(load.time.busy_s, 3),
         "orphans": stands.orphans if stands is not None else 0,
         "alarm": watched.alarm.finding.signal if watched is not None and watched.alarm.finding is not None else None,
     }
@@ -263,7 +263,7 @@ def _models(backend: Backend) -> list[str] | None:
     return [row["id"] for row in backend.model_rows] if backend.model_rows is not None else None
 
 
-def _state(seat: BackendLoad) -> str:
-    health = seat.health
+def _state(load: BackendLoad) -> str:
+    health = load.health
     state = "quarantined" if health.quarantined else "up" if health.up else "down"
-    return f"{'draining' if seat.in_flight else 'drained'}, {state}" if health.drained else state
+    return f"{'draining' if load.in_flight else 'drained'}, {state}" if health.drained else state

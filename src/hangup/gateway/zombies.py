@@ -20,7 +20,7 @@ class ZombieLedger:
     def look(self, gateway: Gateway, backend: Backend, count: EngineCount | None, seen: int, now: float) -> None:
         """`count` is None where the engine counts no tokens; `seen` are all that came, or may have come unseen."""
         since, before = self._looked_at, self._busy_s
-        self._looked_at, self._busy_s = now, backend.seat.time.busy_s
+        self._looked_at, self._busy_s = now, backend.load.time.busy_s
         owners = gateway.stopping.reaper.haunting(backend, since)
         if not owners:
             return

@@ -38,14 +38,14 @@ class _GateAdmission:
     """The gate's decisions, made by the gateway's own `Admission` with one backend that has all the slots."""
 
     def __init__(self, slots: int, queue: int, max_wait_s: float) -> None:
-        self._seat = BackendLoad("gate", slots=slots)
+        self._load = BackendLoad("gate", slots=slots)
         self._max_wait_s = max_wait_s
         limits = AdmissionLimits(queue_depth_max=queue, queue_s=max_wait_s)
-        self._admission: Admission[_Go] = Admission(limits, [self._seat], random.random)
+        self._admission: Admission[_Go] = Admission(limits, [self._load], random.random)
 
     @property
     def running(self) -> int:
-        return self._seat.in_flight
+        return self._load.in_flight
 
     @property
     def waiting(self) -> int:

@@ -37,14 +37,14 @@ class HangupGateway:
         self._people = people
         self._queue_s = settings.limits.queue_s
         backends = cycle(settings.backend or (BackendSettings(),))
-        seats = [
+        loads = [
             BackendLoad(
                 str(at), b.slots or settings.slots, b.weight, kv_tokens=b.kv_tokens, step_slo_s=settings.limits.step_slo_s
             )
             for at, b in zip(range(len(engines)), backends, strict=False)
         ]
-        self._engines = dict(zip(seats, engines, strict=True))
-        self.admission: Admission[Any] = Admission(settings.limits, seats, rng.random)
+        self._engines = dict(zip(loads, engines, strict=True))
+        self.admission: Admission[Any] = Admission(settings.limits, loads, rng.random)
         self.admission.configure(settings.limits, {tenant.name: TenantTerms.of(tenant) for tenant in settings.tenant})
         self._supply = Supply(clock, people.tally, self.admission, items, self._act) if items else None
 
@@ -90,12 +90,12 @@ class HangupGateway:
         self._act(self.admission.end(ticket, self._clock.now, sample.output, sample.prompt, completed=True, steady=steady))
 
     def _act(self, actions: list[Action[Any]]) -> None:
-        for ticket, seat, reason in actions:
+        for ticket, load, reason in actions:
             if ticket.job:
                 assert self._supply is not None
-                self._supply.act(ticket, self._engines[seat] if seat is not None else None)
-            elif seat is not None:
-                self._people.started(ticket.key, self._engines[seat])
+                self._supply.act(ticket, self._engines[load] if load is not None else None)
+            elif load is not None:
+                self._people.started(ticket.key, self._engines[load])
             elif reason is not None:
                 self._refuse(ticket.key, reason)
 

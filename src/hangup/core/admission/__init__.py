@@ -1,7 +1,7 @@
 """Decides which call starts, on which backend, and which call waits or is refused. No sockets, clocks or tasks.
 
 Start at `admission.py`. It asks `queue.py` who is next, `fleet.py` where there is room, and `foresight.py` whether an answer
-can still reach its client in time. `backend_load.py` is one backend (`BackendLoad`, called `seat` in the code), `health.py`
+can still reach its client in time. `backend_load.py` is one backend (`BackendLoad`), `health.py`
 says whether that backend gets calls at all, `limiter.py` learns how much it can run when nobody has configured it, and
 `job_queue.py` is the second queue, for work that no client waits for.
 

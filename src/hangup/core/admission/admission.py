@@ -41,10 +41,10 @@ _BYTES_PER_TOKEN = 4.0  # of a request body, until engines have reported token c
 
 
 class Action(NamedTuple, Generic[K]):
-    """Start `ticket` on `seat`, or refuse it for `reason`; a running job with a `reason` is to be ended."""
+    """Start `ticket` on `load`, or refuse it for `reason`; a running job with a `reason` is to be ended."""
 
     ticket: Ticket[K]
-    seat: BackendLoad | None
+    load: BackendLoad | None
     reason: Reason | None
 
 
@@ -58,8 +58,8 @@ def _yielded(jobs: list[AnyTicket]) -> list[Action[Any]]:
 class Admission(Generic[K]):
     """Decides about tickets. It returns their keys and never looks at them."""
 
-    def __init__(self, limits: AdmissionLimits, seats: Iterable[BackendLoad], jitter: Callable[[], float]) -> None:
-        self.fleet = Fleet(seats)
+    def __init__(self, limits: AdmissionLimits, loads: Iterable[BackendLoad], jitter: Callable[[], float]) -> None:
+        self.fleet = Fleet(loads)
         self.queue = Queue(limits.lifo_after_s)
         self.jobs = JobQueue(self.fleet, limits)
         self._foresight = Foresight(self.fleet, limits.queue_s)
@@ -122,19 +122,19 @@ class Admission(Generic[K]):
             ticket.kv = self._cache_for(ticket, tenant)
         wanted = self.queue.wanted() if self.queue.count else NOBODY
         if wanted is not None:
-            seat = self.fleet.best(ticket.kv, wanted, ticket.seats)
-            if seat is not None and not self._held(tenant, ticket.seats):
-                if self._foresight.too_late(ticket, seat, 0.0, now):
+            load = self.fleet.best(ticket.kv, wanted, ticket.eligible)
+            if load is not None and not self._held(tenant, ticket.eligible):
+                if self._foresight.too_late(ticket, load, 0.0, now):
                     return [Action(ticket, None, reasons.INFEASIBLE)]
                 self.queue.lift(tenant)
                 self._foresight.watch(ticket, tenant)
-                actions = [self._start(ticket, seat, now)]
-                return actions + _yielded(self.jobs.make_way_on(seat)) if seat.jobs else actions
+                actions = [self._start(ticket, load, now)]
+                return actions + _yielded(self.jobs.make_way_on(load)) if load.jobs else actions
         return self._wait(ticket, tenant, now)
 
     def _arrive_job(self, ticket: Ticket[K], tenant_name: str, now: float) -> list[Action[K]]:
         tenant = ticket.tenant = self.jobs.tenant(self.tenant(tenant_name))
-        if not self.fleet.seats:
+        if not self.fleet.loads:
             return [Action(ticket, None, reasons.NO_BACKEND)]
         if tenant.spent(now):
             return [Action(ticket, None, reasons.TENANT_TOKENS)]
@@ -145,15 +145,17 @@ class Admission(Generic[K]):
 
     def _wait(self, ticket: Ticket[K], tenant: Tenant, now: float) -> list[Action[K]]:
         queue, limits = self.queue, self.limits
-        if not self.fleet.seats:
+        if not self.fleet.loads:
             return [Action(ticket, None, reasons.NO_BACKEND)]
-        if not self.fleet.usable(ticket.tried, ticket.seats):
+        if not self.fleet.usable(ticket.tried, ticket.eligible):
             return [Action(ticket, None, reasons.BACKENDS_CLOSED)]  # no backend is certain to become usable
-        if self.fleet.paused_until(ticket.seats) > min(ticket.queue_by, ticket.first_by, ticket.all_by):
+        if self.fleet.paused_until(ticket.eligible) > min(ticket.queue_by, ticket.first_by, ticket.all_by):
             return [Action(ticket, None, reasons.BACKEND_PAUSED)]
         self._pass_time(now)
         patience_s = self._foresight.patience_s(ticket, tenant, now)
-        cold = self.fleet.is_cold(ticket.seats)  # no evidence that engines queue: no call is refused because the queue is long
+        cold = self.fleet.is_cold(
+            ticket.eligible
+        )  # no evidence that engines queue: no call is refused because the queue is long
         actions: list[Action[K]] = []
         if not cold:
             self._clear_stale(tenant, now, actions)
@@ -191,7 +193,7 @@ class Admission(Generic[K]):
         """Return the reason why the call should not wait, or None if it may."""
         if ticket.retry and tenant.retries.spent:
             return reasons.RETRY_BUDGET
-        per_s = self._drain.per_s(ticket.seats)
+        per_s = self._drain.per_s(ticket.eligible)
         if per_s and self.queue.ahead_of(ticket, tenant) / per_s > min(ticket.queue_by - now, patience_s):
             return reasons.QUEUE_SLOW
         wait_s = self.queue.before(ticket, tenant, now) / per_s if per_s else 0.0
@@ -214,17 +216,17 @@ class Admission(Generic[K]):
         """Note that the first token of a call has come."""
         if not ticket.reading:
             return _NOTHING
-        seat = ticket.seat
+        load = ticket.placed_on
         self.fleet.first_token(ticket, now)
         self._foresight.first_token(ticket, now)
         actions = self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
-        if seat is not None and not self.queue.count and now - self._waited_at > _CALM_S:
-            self.fleet.nobody_waits(seat)
+        if load is not None and not self.queue.count and now - self._waited_at > _CALM_S:
+            self.fleet.nobody_waits(load)
         return actions
 
-    def step(self, seat: BackendLoad, seconds: float, now: float) -> list[Action[K]]:
+    def step(self, load: BackendLoad, seconds: float, now: float) -> list[Action[K]]:
         """Note the current time per token on this backend."""
-        return self.dispatch(now) if self.fleet.step(seat, seconds, now) and self.queue.count else _NOTHING
+        return self.dispatch(now) if self.fleet.step(load, seconds, now) and self.queue.count else _NOTHING
 
     def end(
         self,
@@ -243,62 +245,62 @@ class Admission(Generic[K]):
         `steady`: nothing but the engine set the pace of its answer. `hold`: its engine may still be at work, so its place is
         not free before `let_go`.
         """
-        seat = ticket.seat
-        if seat is None:
+        load = ticket.placed_on
+        if load is None:
             return self.leave(ticket, now, left=left)
         tenant = ticket.tenant
         assert tenant is not None
         first = ticket.first_token_at
         self._foresight.watched(ticket, now, left)
-        self._stop(ticket, seat, tenant, now, hold)
+        self._stop(ticket, load, tenant, now, hold)
         self._settle(ticket, tenant, tokens_out, tokens_in)
         if tokens_in and ticket.size:
             self._bytes_per_token += (ticket.size / tokens_in - self._bytes_per_token) * 0.05
         each = tokens_out // ticket.choices
         if completed and not ticket.blind:
             tenant.lengths(ticket.output_max).observe(each)
-        actions = self.step(seat, (now - first) / (each - 1), now) if first and steady and each > 4 else _NOTHING
+        actions = self.step(load, (now - first) / (each - 1), now) if first and steady and each > 4 else _NOTHING
         return actions + self.dispatch(now) if self.queue.count or self.jobs.count else actions
 
     # Reports from engines
 
-    def engine_told(self, seat: BackendLoad, waiting: int, now: float) -> list[Action[K]]:
+    def engine_told(self, load: BackendLoad, waiting: int, now: float) -> list[Action[K]]:
         """Note how many calls wait inside the engine, by its own figures."""
-        self.fleet.engine_told(seat, waiting)
+        self.fleet.engine_told(load, waiting)
         actions = self.dispatch(now) if self.queue.count else _NOTHING
         if not self.queue.count and now - self._waited_at > _CALM_S:
-            self.fleet.nobody_waits(seat)
+            self.fleet.nobody_waits(load)
         return actions
 
     def refused(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
         """Note that the engine has no room for the call: the call goes to another backend or waits, ahead of its tenant's other
         calls."""
-        assert ticket.seat is not None
-        self.fleet.refused(ticket.seat, now)
+        assert ticket.placed_on is not None
+        self.fleet.refused(ticket.placed_on, now)
         return self.fell_back(ticket, now)
 
-    def pause(self, seat: BackendLoad, until: float) -> None:
+    def pause(self, load: BackendLoad, until: float) -> None:
         """Send no calls to a backend for a time: the engine asked for a break."""
-        if seat.health.apply(HealthEvent.PAUSED, until=until):
+        if load.health.apply(HealthEvent.PAUSED, until=until):
             self.fleet.refresh()
 
-    def resume(self, seat: BackendLoad, now: float) -> list[Action[K]]:
+    def resume(self, load: BackendLoad, now: float) -> list[Action[K]]:
         """Send calls to a backend again: its pause is over."""
-        if not seat.health.apply(HealthEvent.RESUMED):
+        if not load.health.apply(HealthEvent.RESUMED):
             return _NOTHING
         self.fleet.refresh()
         return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 
-    def let_go(self, seat: BackendLoad, kv: int, now: float) -> list[Action[K]]:
+    def let_go(self, load: BackendLoad, kv: int, now: float) -> list[Action[K]]:
         """Free the place of an ended call: its engine has stopped working on it."""
-        self.fleet.let_go(seat, kv)
+        self.fleet.let_go(load, kv)
         return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
 
     def fell_back(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
         """Send the call to another backend, ahead of its tenant's other calls: its backend failed before the first byte."""
-        seat, tenant = ticket.seat, ticket.tenant
-        assert seat is not None and tenant is not None
-        self._stop(ticket, seat, tenant, now)
+        load, tenant = ticket.placed_on, ticket.tenant
+        assert load is not None and tenant is not None
+        self._stop(ticket, load, tenant, now)
         self._settle(ticket, tenant, 0, 0)
         self._pass_time(now)
         (self.jobs if ticket.job else self.queue).push(ticket, now, first=True)
@@ -327,25 +329,25 @@ class Admission(Generic[K]):
             kept = NOBODY
             aside = queue.aside
             if aside is not None:
-                seat = fleet.best(aside.kv, aside.tried, aside.seats)
-                if seat is not None:
-                    self._leave_line(aside, seat, now, actions)
+                load = fleet.best(aside.kv, aside.tried, aside.eligible)
+                if load is not None:
+                    self._leave_line(aside, load, now, actions)
                     continue
                 if now - queue.aside_at > self.limits.backfill_s:  # from now on, free room is kept for it
-                    if aside.seats is None:
+                    if aside.eligible is None:
                         break
-                    kept = aside.seats
+                    kept = aside.eligible
             if actions and ANYWHERE in queue.groups and fleet.best() is None:
                 break
             ticket = queue.next(now, full)
             if ticket is None:
                 break
             assert ticket.tenant is not None
-            held = self._held(ticket.tenant, ticket.seats)
-            seat = fleet.best(ticket.kv, ticket.tried | kept, ticket.seats) if not held else None
-            if seat is not None:
-                self._leave_line(ticket, seat, now, actions)
-            elif aside is None and ticket.kv and not held and fleet.best(0, ticket.tried, ticket.seats) is not None:
+            held = self._held(ticket.tenant, ticket.eligible)
+            load = fleet.best(ticket.kv, ticket.tried | kept, ticket.eligible) if not held else None
+            if load is not None:
+                self._leave_line(ticket, load, now, actions)
+            elif aside is None and ticket.kv and not held and fleet.best(0, ticket.tried, ticket.eligible) is not None:
                 queue.set_aside(ticket, now)
             elif ticket.where is ANYWHERE:
                 break
@@ -362,22 +364,24 @@ class Admission(Generic[K]):
             kept = wanted
             aside = jobs.aside
             if aside is not None:
-                seat = jobs.idle_seat(self.live, now, aside.kv, aside.tried | wanted, aside.seats)
-                if seat is not None:
-                    self._leave_job_line(aside, seat, now, actions)
+                load = jobs.idle_backend(self.live, now, aside.kv, aside.tried | wanted, aside.eligible)
+                if load is not None:
+                    self._leave_job_line(aside, load, now, actions)
                     continue
                 if now - jobs.aside_at > self.limits.backfill_s:
-                    if aside.seats is None:
+                    if aside.eligible is None:
                         break
-                    kept = wanted | aside.seats
+                    kept = wanted | aside.eligible
             ticket = jobs.next(now, full)
             if ticket is None:
                 break
-            seat = jobs.idle_seat(self.live, now, ticket.kv, ticket.tried | kept, ticket.seats)
-            if seat is not None:
-                self._leave_job_line(ticket, seat, now, actions)
+            load = jobs.idle_backend(self.live, now, ticket.kv, ticket.tried | kept, ticket.eligible)
+            if load is not None:
+                self._leave_job_line(ticket, load, now, actions)
             elif (
-                aside is None and ticket.kv and jobs.idle_seat(self.live, now, 0, ticket.tried | kept, ticket.seats) is not None
+                aside is None
+                and ticket.kv
+                and jobs.idle_backend(self.live, now, 0, ticket.tried | kept, ticket.eligible) is not None
             ):
                 jobs.set_aside(ticket, now)
             elif ticket.where is ANYWHERE:
@@ -386,27 +390,27 @@ class Admission(Generic[K]):
                 full.add(ticket.where)
         return actions
 
-    def _leave_job_line(self, ticket: Ticket[K], seat: BackendLoad, now: float, actions: list[Action[K]]) -> None:
+    def _leave_job_line(self, ticket: Ticket[K], load: BackendLoad, now: float, actions: list[Action[K]]) -> None:
         assert ticket.tenant is not None
         self.jobs.remove(ticket)
         if ticket.tenant.spent(now):
             actions.append(Action(ticket, None, reasons.TENANT_TOKENS))
         else:
-            actions.append(self._start(ticket, seat, now))
+            actions.append(self._start(ticket, load, now))
 
-    def _leave_line(self, ticket: Ticket[K], seat: BackendLoad, now: float, actions: list[Action[K]]) -> None:
+    def _leave_line(self, ticket: Ticket[K], load: BackendLoad, now: float, actions: list[Action[K]]) -> None:
         """Start the call that is next in the queue, or refuse it if it would be too late."""
         self.queue.remove(ticket)
-        if now >= ticket.queue_by or self._foresight.too_late(ticket, seat, 0.0, now):
+        if now >= ticket.queue_by or self._foresight.too_late(ticket, load, 0.0, now):
             self._foresight.watched(ticket, now, False)
             actions.append(Action(ticket, None, reasons.QUEUE_TIME if now >= ticket.queue_by else reasons.DEADLINE_NEAR))
         else:
-            self._drain.add(ticket.seats)
-            actions.append(self._start(ticket, seat, now))
-            if seat.jobs:
-                actions += _yielded(self.jobs.make_way_on(seat))
+            self._drain.add(ticket.eligible)
+            actions.append(self._start(ticket, load, now))
+            if load.jobs:
+                actions += _yielded(self.jobs.make_way_on(load))
 
-    def _start(self, ticket: Ticket[K], seat: BackendLoad, now: float) -> Action[K]:
+    def _start(self, ticket: Ticket[K], load: BackendLoad, now: float) -> Action[K]:
         tenant = ticket.tenant
         assert tenant is not None
         ticket.charge = ticket.prompt + _OUTPUT_WEIGHT * tenant.predict(ticket.output_max) * ticket.choices
@@ -416,18 +420,18 @@ class Admission(Generic[K]):
         if tenant.allowance is not None:
             tenant.allowance.charge(ticket.prompt + tenant.predict(ticket.output_max) * ticket.choices)
         tenant.in_flight += 1
-        self.fleet.take(seat, ticket, now)
+        self.fleet.take(load, ticket, now)
         if ticket.job:
-            self.jobs.on(seat, ticket)
+            self.jobs.on(load, ticket)
         else:
             self.live += 1
             if self.live > self._live_peak.latest or now >= self._live_peak.until:
                 self._live_peak.note(self.live, now)
-        return Action(ticket, seat, None)
+        return Action(ticket, load, None)
 
-    def _stop(self, ticket: Ticket[K], seat: BackendLoad, tenant: Tenant, now: float, hold: bool = False) -> None:
+    def _stop(self, ticket: Ticket[K], load: BackendLoad, tenant: Tenant, now: float, hold: bool = False) -> None:
         if ticket.job:
-            self.jobs.off(seat, ticket)
+            self.jobs.off(load, ticket)
         else:
             if now >= self._live_peak.until:
                 self._live_peak.note(self.live, now)
@@ -460,12 +464,12 @@ class Admission(Generic[K]):
         need = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
         return min(need, int(self.fleet.smallest_cache * _CACHE_SHARE_MAX))
 
-    def _held(self, tenant: Tenant, seats: frozenset[str] | None) -> bool:
+    def _held(self, tenant: Tenant, eligible: frozenset[str] | None) -> bool:
         """Return whether the free capacity is held back for higher bands. It is a share of known capacity, never of a guess."""
         share = self._held_back[tenant.terms.band]
         if share <= 0:
             return False
-        in_flight, capacity = self.fleet.load_of(seats)
+        in_flight, capacity = self.fleet.load_of(eligible)
         return capacity is not None and in_flight >= math.ceil(capacity * (1 - share))
 
     # Time
@@ -481,7 +485,7 @@ class Admission(Generic[K]):
         """Estimate how many tokens a request body of this size has."""
         return int(size / self._bytes_per_token) + 1
 
-    def retry_after_s(self, tenant_name: str, reason: Reason, now: float, seats: frozenset[str] | None = None) -> float:
+    def retry_after_s(self, tenant_name: str, reason: Reason, now: float, eligible: frozenset[str] | None = None) -> float:
         """Return when to retry, for a call that these backends can answer; jittered, so that calls refused together do not come
         back together."""
         tenant = self.tenant(tenant_name)
@@ -493,5 +497,5 @@ class Admission(Generic[K]):
         elif reason in _NOT_SERVING:
             wait = _CLOSED_S
         elif reason is reasons.BACKEND_PAUSED:
-            wait, most = self.fleet.paused_until(seats) - now, math.inf
+            wait, most = self.fleet.paused_until(eligible) - now, math.inf
         return min(max(wait * (0.75 + 0.75 * self._jitter()), least), most)

@@ -76,7 +76,7 @@ class BackendLoad:
         self.entry = 0  # number of its valid entry in the heap
 
     def __repr__(self) -> str:
-        return f"<seat {self.name} {self.in_flight}/{self.limit} {self.health!r}>"
+        return f"<backend {self.name} {self.in_flight}/{self.limit} {self.health!r}>"
 
     @property
     def limit(self) -> int:

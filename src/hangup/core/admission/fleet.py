@@ -23,10 +23,10 @@ _FEW = 16  # this many backends or more
 
 
 class Fleet:
-    """The backends (`BackendLoad`, called `seat` in the code), and the room that they have."""
+    """The backends (`BackendLoad`), and the room that they have."""
 
-    def __init__(self, seats: Iterable[BackendLoad] = ()) -> None:
-        self.seats: list[BackendLoad] = []
+    def __init__(self, loads: Iterable[BackendLoad] = ()) -> None:
+        self.loads: list[BackendLoad] = []
         self._by_name: dict[str, BackendLoad] = {}
         self.in_flight = 0
         self.limit = 0  # of all backends together
@@ -44,53 +44,53 @@ class Fleet:
         self.smallest_cache = 0  # and the least of those
         self._capacity: int | None = None  # of all backends together
         self._capacity_at = -math.inf
-        self.set(seats)
+        self.set(loads)
 
-    def set(self, seats: Iterable[BackendLoad]) -> None:
+    def set(self, loads: Iterable[BackendLoad]) -> None:
         """Set the configured backends; a retired one still releases its calls."""
-        self.seats = list(seats)
-        self._by_name = {seat.name: seat for seat in self.seats}
+        self.loads = list(loads)
+        self._by_name = {load.name: load for load in self.loads}
         self.refresh()
 
     def refresh(self) -> None:
         """Recompute everything after backends went up or down, were drained, or left the configuration."""
-        self._only = self.seats[0] if len(self.seats) == 1 else None
+        self._only = self.loads[0] if len(self.loads) == 1 else None
         self.estimates = self._only.estimates if self._only is not None else self._together
-        self._any_up = any(seat.health.well for seat in self.seats)
-        self._any_paused = any(seat.health.paused for seat in self.seats)
-        self._odd = [seat for seat in self.seats if not seat.slots or not seat.health.well]
-        caches = [seat.kv_tokens for seat in self.seats if seat.kv_tokens]
+        self._any_up = any(load.health.well for load in self.loads)
+        self._any_paused = any(load.health.paused for load in self.loads)
+        self._odd = [load for load in self.loads if not load.slots or not load.health.well]
+        caches = [load.kv_tokens for load in self.loads if load.kv_tokens]
         self.has_kv, self.smallest_cache = bool(caches), min(caches, default=0)
         self._capacity_at = -math.inf
         self._heap.clear()
         self.limit = 0
-        for seat in self.seats:
-            seat.counted = 0
-            self.changed(seat)
+        for load in self.loads:
+            load.counted = 0
+            self.changed(load)
 
-    def changed(self, seat: BackendLoad) -> None:
+    def changed(self, load: BackendLoad) -> None:
         """Update the fleet after the load or the limit of a backend has changed."""
         # Backends that are down are used only when there is no other, so that a wrong verdict costs a failed attempt
         # and never an outage.
-        limit = seat.limit
-        if seat.health.retired:
+        limit = load.limit
+        if load.health.retired:
             return
-        self.limit += limit - seat.counted
-        seat.counted = limit
+        self.limit += limit - load.counted
+        load.counted = limit
         if self._only is not None:
             return
         self._entries += 1
-        seat.entry = self._entries
-        if seat.in_flight < limit and (seat.health.well or not self._any_up):
-            heapq.heappush(self._heap, (_order(seat), seat.turn, seat.entry, seat))
-            if len(self._heap) > 64 + 4 * len(self.seats):
+        load.entry = self._entries
+        if load.in_flight < limit and (load.health.well or not self._any_up):
+            heapq.heappush(self._heap, (_order(load), load.turn, load.entry, load))
+            if len(self._heap) > 64 + 4 * len(self.loads):
                 self._heap = [item for item in self._heap if item[2] == item[3].entry]
                 heapq.heapify(self._heap)
 
-    def best(self, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None) -> BackendLoad | None:
-        """Return the backend for the next call: none of `tried`, and one of `seats` unless that is None."""
-        if tried or seats is not None:
-            return self._best_of(kv, tried, seats)
+    def best(self, kv: int = 0, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None) -> BackendLoad | None:
+        """Return the backend for the next call: none of `tried`, and one of `eligible` unless that is None."""
+        if tried or eligible is not None:
+            return self._best_of(kv, tried, eligible)
         only = self._only
         if only is not None:  # the usual case: there is nothing to choose
             if only.waits:
@@ -99,11 +99,11 @@ class Fleet:
         heap = self._heap
         while heap:
             top = heap[0]
-            seat = top[3]
-            if top[2] != seat.entry or (seat.waits and self.look_for_overdue(seat)):
+            load = top[3]
+            if top[2] != load.entry or (load.waits and self.look_for_overdue(load)):
                 heapq.heappop(heap)
-            elif not seat.kv_tokens or seat.fits(kv):
-                return seat
+            elif not load.kv_tokens or load.fits(kv):
+                return load
             else:
                 return self._look_past(kv)
         return None
@@ -122,133 +122,133 @@ class Fleet:
             heapq.heappush(self._heap, item)
         return found
 
-    def _among(self, tried: frozenset[str], seats: frozenset[str] | None) -> list[BackendLoad]:
-        if seats is None:
-            return [seat for seat in self.seats if seat.name not in tried]
-        return [seat for name in seats if name not in tried and (seat := self._by_name.get(name)) is not None]
+    def _among(self, tried: frozenset[str], eligible: frozenset[str] | None) -> list[BackendLoad]:
+        if eligible is None:
+            return [load for load in self.loads if load.name not in tried]
+        return [load for name in eligible if name not in tried and (load := self._by_name.get(name)) is not None]
 
-    def _best_of(self, kv: int, tried: frozenset[str], seats: frozenset[str] | None) -> BackendLoad | None:
+    def _best_of(self, kv: int, tried: frozenset[str], eligible: frozenset[str] | None) -> BackendLoad | None:
         """Choose for a call that failed elsewhere, or that only some backends can answer; such calls are few, so scan."""
-        left = self._among(tried, seats)
-        left = [seat for seat in left if seat.health.well] or left
-        for seat in left:
-            if seat.waits:
-                self.look_for_overdue(seat)
+        left = self._among(tried, eligible)
+        left = [load for load in left if load.health.well] or left
+        for load in left:
+            if load.waits:
+                self.look_for_overdue(load)
         return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (_order(s), s.turn, s.name), default=None)
 
     def quiet(
-        self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None
+        self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None
     ) -> BackendLoad | None:
         """Return the backend for the next item of a job; `alone` when there are no live calls."""
-        if tried or seats is not None:
-            left = [seat for seat in self._among(tried, seats) if seat.has_room and seat.fits(kv)]
-            left = [seat for seat in left if seat.health.well and seat.quiet(alone)]
-            return min(left, key=lambda seat: (seat.in_flight / seat.weight, seat.turn, seat.name), default=None)
+        if tried or eligible is not None:
+            left = [load for load in self._among(tried, eligible) if load.has_room and load.fits(kv)]
+            left = [load for load in left if load.health.well and load.quiet(alone)]
+            return min(left, key=lambda load: (load.in_flight / load.weight, load.turn, load.name), default=None)
         best = self.best(kv)
         if best is None or best.quiet(alone):
             return best if best is not None and best.health.well else None
         return self._look_past(kv, alone)
 
-    def places(self, seats: frozenset[str] | None = None) -> tuple[int, int]:
-        """Return how many calls the backends in use can run, and how many they have; of `seats`, or of all."""
-        if seats is not None:
-            among = [seat for seat in self._among(NOBODY, seats) if seat.health.well]
-            return sum(seat.known for seat in among), sum(seat.in_flight for seat in among)
+    def places(self, eligible: frozenset[str] | None = None) -> tuple[int, int]:
+        """Return how many calls the backends in use can run, and how many they have; of `eligible`, or of all."""
+        if eligible is not None:
+            among = [load for load in self._among(NOBODY, eligible) if load.health.well]
+            return sum(load.known for load in among), sum(load.in_flight for load in among)
         most, taken = self.limit, self.in_flight
-        for seat in self._odd:
-            most -= seat.counted
-            if seat.health.well:
-                most += seat.known
+        for load in self._odd:
+            most -= load.counted
+            if load.health.well:
+                most += load.known
             else:
-                taken -= seat.in_flight
+                taken -= load.in_flight
         return most, taken
 
-    def paused_until(self, seats: frozenset[str] | None) -> float:
+    def paused_until(self, eligible: frozenset[str] | None) -> float:
         """Return when the first of the backends that could take a call does so again; 0 if one does now."""
-        if seats is None and not self._any_paused:
+        if eligible is None and not self._any_paused:
             return 0.0
-        usable = [seat for seat in self._among(NOBODY, seats) if seat.health.in_service]
-        return min((seat.health.paused_until if seat.health.paused else 0.0 for seat in usable), default=0.0)
+        usable = [load for load in self._among(NOBODY, eligible) if load.health.in_service]
+        return min((load.health.paused_until if load.health.paused else 0.0 for load in usable), default=0.0)
 
-    def is_cold(self, seats: frozenset[str] | None) -> bool:
+    def is_cold(self, eligible: frozenset[str] | None) -> bool:
         """Return whether there is a healthy backend with no evidence that calls would wait there."""
-        among = self.seats if seats is None else self._among(NOBODY, seats)
-        return any(seat.is_open and seat.health.well for seat in among)
+        among = self.loads if eligible is None else self._among(NOBODY, eligible)
+        return any(load.is_open and load.health.well for load in among)
 
     @property
     def capacity(self) -> int | None:
         """Return how many calls the backends in use can run, if there is evidence for each; None while there is not."""
-        if self.now - self._capacity_at > _CAPACITY_S or len(self.seats) < _FEW:
+        if self.now - self._capacity_at > _CAPACITY_S or len(self.loads) < _FEW:
             self._capacity_at = self.now
-            parts = [seat.capacity for seat in self.seats if seat.health.well]
+            parts = [load.capacity for load in self.loads if load.health.well]
             self._capacity = None if None in parts else sum(part for part in parts if part is not None)
         return self._capacity
 
-    def load_of(self, seats: frozenset[str] | None) -> tuple[int, int | None]:
+    def load_of(self, eligible: frozenset[str] | None) -> tuple[int, int | None]:
         """Return how many calls these backends have, and how many they can run, if that is known."""
-        if seats is None:
+        if eligible is None:
             return self.in_flight, self.capacity
-        among = [seat for seat in self._among(NOBODY, seats) if seat.health.well]
-        parts = [seat.capacity for seat in among]
+        among = [load for load in self._among(NOBODY, eligible) if load.health.well]
+        parts = [load.capacity for load in among]
         known = None if None in parts else sum(part for part in parts if part is not None)
-        return sum(seat.in_flight for seat in among), known
+        return sum(load.in_flight for load in among), known
 
-    def takes(self, seat: BackendLoad, tried: frozenset[str], seats: frozenset[str] | None = None) -> bool:
+    def takes(self, load: BackendLoad, tried: frozenset[str], eligible: frozenset[str] | None = None) -> bool:
         """Return whether such a call would be sent to this backend if it had room."""
-        if seat.health.retired or seat.name in tried or (seats is not None and seat.name not in seats):
+        if load.health.retired or load.name in tried or (eligible is not None and load.name not in eligible):
             return False
-        any_up = self._any_up if seats is None else any(other.health.well for other in self._among(tried, seats))
-        return seat.health.well or (seat.health.in_service and not any_up)
+        any_up = self._any_up if eligible is None else any(other.health.well for other in self._among(tried, eligible))
+        return load.health.well or (load.health.in_service and not any_up)
 
-    def usable(self, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None) -> bool:
+    def usable(self, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None) -> bool:
         """Return whether there is any backend that such a call could wait for."""
-        among = self.seats if seats is None and not tried else self._among(tried, seats)
-        return any(seat.health.in_service for seat in among)
+        among = self.loads if eligible is None and not tried else self._among(tried, eligible)
+        return any(load.health.in_service for load in among)
 
-    def estimates_of(self, seats: frozenset[str] | None) -> Estimates:
+    def estimates_of(self, eligible: frozenset[str] | None) -> Estimates:
         """Return the estimates for a call: those of all backends, or of one that can answer it if not all can."""
-        if seats is None:
+        if eligible is None:
             return self.estimates
-        one = min(self._among(NOBODY, seats), key=lambda seat: seat.name, default=None)
+        one = min(self._among(NOBODY, eligible), key=lambda load: load.name, default=None)
         return one.estimates if one is not None else self.estimates
 
-    def take(self, seat: BackendLoad, ticket: AnyTicket, now: float) -> None:
+    def take(self, load: BackendLoad, ticket: AnyTicket, now: float) -> None:
         """Put a call on a backend."""
         self._turn += 1
-        seat.turn = self._turn
-        seat.in_flight += 1
+        load.turn = self._turn
+        load.in_flight += 1
         self.in_flight += 1
-        seat.kv_used += ticket.kv
-        seat.choices += ticket.choices
-        seat.placed += ticket.choices
-        if seat.choices > seat.peak:
-            seat.peak = seat.choices
-        ticket.seat = seat
+        load.kv_used += ticket.kv
+        load.choices += ticket.choices
+        load.placed += ticket.choices
+        if load.choices > load.peak:
+            load.peak = load.choices
+        ticket.placed_on = load
         ticket.sent_at = now
-        ticket.engine_mark = seat.time.enter(now)
+        ticket.engine_mark = load.time.enter(now)
         if not ticket.blind:
-            self._read(seat, ticket, now)
-        self.changed(seat)
+            self._read(load, ticket, now)
+        self.changed(load)
 
-    def _read(self, seat: BackendLoad, ticket: AnyTicket, now: float) -> None:
+    def _read(self, load: BackendLoad, ticket: AnyTicket, now: float) -> None:
         """Start to wait for the call's first token."""
-        limiter, ahead = seat.limiter, seat.unstarted
+        limiter, ahead = load.limiter, load.unstarted
         ticket.reading = True
         ticket.late = False
         ticket.behind = ahead
-        ticket.free = limiter.has_free_slot(seat.in_flight - seat.held)
+        ticket.free = limiter.has_free_slot(load.in_flight - load.held)
         ticket.unqueued = ticket.free and (not ahead or (ahead < SPARE and limiter.queues is not Evidence.NONE))
-        seat.unstarted += 1
-        seat.reading += ticket.ahead
-        ticket.work = seat.reading
-        if not seat.slots and not ticket.job:
+        load.unstarted += 1
+        load.reading += ticket.ahead
+        ticket.work = load.reading
+        if not load.slots and not ticket.job:
             ticket.late_at = now + limiter.late_after_s(ticket.prompt, not ticket.whole)
-            seat.waits[ticket] = None
+            load.waits[ticket] = None
 
-    def look_for_overdue(self, seat: BackendLoad) -> bool:
+    def look_for_overdue(self, load: BackendLoad) -> bool:
         """Look for calls whose first token is overdue, which shows that the engine queues before a late token does. Return
         whether any was found."""
-        waits, limiter, found = seat.waits, seat.limiter, False
+        waits, limiter, found = load.waits, load.limiter, False
         while waits:
             ticket = next(iter(waits))
             if ticket.late_at == math.inf:  # nothing was known yet when it was sent
@@ -258,38 +258,38 @@ class Fleet:
             del waits[ticket]
             ticket.late = True
             if not ticket.unqueued:
-                limiter.overdue(ticket.sent_at, seat.unstarted)
+                limiter.overdue(ticket.sent_at, load.unstarted)
                 found = True
         if found:
-            self.changed(seat)
+            self.changed(load)
         return found
 
     def first_token(self, ticket: AnyTicket, now: float) -> None:
         """Note that the engine has read the call's prompt and begun to answer."""
-        seat = ticket.seat
-        assert seat is not None
+        load = ticket.placed_on
+        assert load is not None
         ticket.reading = False
         ticket.first_token_at = now
-        seat.unstarted -= 1
-        seat.reading -= ticket.ahead
-        if not seat.slots:
-            self._learn_from(seat, ticket, now)
+        load.unstarted -= 1
+        load.reading -= ticket.ahead
+        if not load.slots:
+            self._learn_from(load, ticket, now)
         if not ticket.job and not ticket.whole:  # an item may have waited in the engine's queue, which no live call should
             waited = now - ticket.sent_at
-            seat.estimates.first_token.observe(ticket.work, waited, now)
+            load.estimates.first_token.observe(ticket.work, waited, now)
             if self._only is None:
                 self._together.first_token.observe(ticket.work, waited, now)
-        seat.limiter.accepted(seat.in_flight, now)
-        self.changed(seat)
+        load.limiter.accepted(load.in_flight, now)
+        self.changed(load)
 
-    def _learn_from(self, seat: BackendLoad, ticket: AnyTicket, now: float) -> None:
-        limiter, waited = seat.limiter, now - ticket.sent_at
-        seat.waits.pop(ticket, None)
+    def _learn_from(self, load: BackendLoad, ticket: AnyTicket, now: float) -> None:
+        limiter, waited = load.limiter, now - ticket.sent_at
+        load.waits.pop(ticket, None)
         late = ticket.late or now > ticket.late_at
         if not ticket.whole:
-            limiter.runs(seat.in_flight - seat.held - seat.unstarted, now)
+            limiter.runs(load.in_flight - load.held - load.unstarted, now)
         elif not late:  # the engine was working on all calls that it had
-            limiter.runs(seat.in_flight - seat.held, now)
+            limiter.runs(load.in_flight - load.held, now)
         if ticket.job:
             return
         said = None if ticket.late or ticket.unqueued else late
@@ -304,73 +304,73 @@ class Fleet:
             visible=not ticket.whole,
         )
 
-    def engine_told(self, seat: BackendLoad, waiting: int) -> None:
+    def engine_told(self, load: BackendLoad, waiting: int) -> None:
         """Note how many calls wait in the engine, by its own figures."""
-        if not seat.slots:
-            seat.limiter.told(waiting, seat.in_flight)
-            self.changed(seat)
+        if not load.slots:
+            load.limiter.told(waiting, load.in_flight)
+            self.changed(load)
 
-    def nobody_waits(self, seat: BackendLoad) -> None:
+    def nobody_waits(self, load: BackendLoad) -> None:
         """Drop the learned limit of a backend if it holds nobody back and calls are on time."""
-        if seat.limiter.queues is not Evidence.NONE:
-            seat.limiter.open_if_on_time()
-            self.changed(seat)
+        if load.limiter.queues is not Evidence.NONE:
+            load.limiter.open_if_on_time()
+            self.changed(load)
 
-    def has_other(self, tried: frozenset[str], seats: frozenset[str] | None) -> bool:
+    def has_other(self, tried: frozenset[str], eligible: frozenset[str] | None) -> bool:
         """Return whether a refused call could go to another backend now."""
-        return any(seat.health.well and not seat.health.paused for seat in self._among(tried, seats))
+        return any(load.health.well and not load.health.paused for load in self._among(tried, eligible))
 
-    def refused(self, seat: BackendLoad, now: float) -> None:
+    def refused(self, load: BackendLoad, now: float) -> None:
         """Note that a backend refused a call, which still counts as in flight."""
-        seat.limiter.refused(seat.in_flight - 1, now)
-        self.changed(seat)
+        load.limiter.refused(load.in_flight - 1, now)
+        self.changed(load)
 
-    def step(self, seat: BackendLoad, seconds: float, now: float) -> bool:
+    def step(self, load: BackendLoad, seconds: float, now: float) -> bool:
         """Note the current time per token on this backend; return whether that changes its limit."""
-        seat.estimates.step.observe(seconds, now)
+        load.estimates.step.observe(seconds, now)
         if self._only is None:
             self._together.step.observe(seconds, now)
-        if seat.slots:
+        if load.slots:
             return False
-        before = seat.limiter.slow_max
-        seat.limiter.step(seat.estimates.step.mean, seat.in_flight)
-        if seat.limiter.slow_max == before:
+        before = load.limiter.slow_max
+        load.limiter.step(load.estimates.step.mean, load.in_flight)
+        if load.limiter.slow_max == before:
             return False
-        self.changed(seat)
+        self.changed(load)
         return True
 
     def release(self, ticket: AnyTicket, now: float, hold: bool = False) -> BackendLoad:
         """Take an ended call off its backend. With `hold`, its place and its cache stay taken until `let_go`."""
-        seat = ticket.seat
-        assert seat is not None and seat.in_flight > 0, f"{ticket} was released more often than taken"
-        ticket.seat = None
-        ticket.engine_s += seat.time.leave(ticket.engine_mark, now)
-        seat.choices -= ticket.choices
+        load = ticket.placed_on
+        assert load is not None and load.in_flight > 0, f"{ticket} was released more often than taken"
+        ticket.placed_on = None
+        ticket.engine_s += load.time.leave(ticket.engine_mark, now)
+        load.choices -= ticket.choices
         if hold:
-            seat.held += 1
+            load.held += 1
         else:
-            seat.in_flight -= 1
+            load.in_flight -= 1
             self.in_flight -= 1
-            seat.kv_used -= ticket.kv
+            load.kv_used -= ticket.kv
         if ticket.reading:
             ticket.reading = False
-            seat.waits.pop(ticket, None)
-            seat.unstarted -= 1
-            seat.reading -= ticket.ahead
+            load.waits.pop(ticket, None)
+            load.unstarted -= 1
+            load.reading -= ticket.ahead
         ticket.first_token_at = 0.0
-        self.changed(seat)
-        return seat
+        self.changed(load)
+        return load
 
-    def let_go(self, seat: BackendLoad, kv: int) -> None:
+    def let_go(self, load: BackendLoad, kv: int) -> None:
         """Free a place that was held."""
-        assert seat.held > 0, f"{seat} holds nothing"
-        seat.held -= 1
-        seat.in_flight -= 1
+        assert load.held > 0, f"{load} holds nothing"
+        load.held -= 1
+        load.in_flight -= 1
         self.in_flight -= 1
-        seat.kv_used -= kv
-        self.changed(seat)
+        load.kv_used -= kv
+        self.changed(load)
 
 
-def _order(seat: BackendLoad) -> float:
+def _order(load: BackendLoad) -> float:
     """Return the key by which the lowest backend is chosen first."""
-    return seat.in_flight / seat.weight + (0.0 if seat.health.trust is Trust.TRUSTED else _LAST)
+    return load.in_flight / load.weight + (0.0 if load.health.trust is Trust.TRUSTED else _LAST)

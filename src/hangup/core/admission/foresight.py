@@ -28,7 +28,7 @@ class Foresight:
         """Return how long this tenant's clients would wait in the queue, on average: a longer queue would be for nobody."""
         first_by, all_by = self.gone_by(ticket, tenant)
         if ticket.stream and all_by < math.inf:  # the time to spare is what the answer itself does not take
-            all_by -= tenant.predict(ticket.output_max) * (self._fleet.estimates_of(ticket.seats).step.get(now) or 0.0)
+            all_by -= tenant.predict(ticket.output_max) * (self._fleet.estimates_of(ticket.eligible).step.get(now) or 0.0)
         ticket.patience_s = max(min(first_by, all_by) - now, 0.0)
         told = min(ticket.patience_s, self.queue_s)
         mean = tenant.patience_s if tenant.patience_s is not None else self.queue_s
@@ -50,33 +50,33 @@ class Foresight:
             ticket.all_by if all_by <= now else min(ticket.all_by, all_by),
         )
 
-    def too_late(self, ticket: AnyTicket, seat: BackendLoad | None, wait_s: float, now: float) -> bool:
+    def too_late(self, ticket: AnyTicket, load: BackendLoad | None, wait_s: float, now: float) -> bool:
         """Return whether the answer would come too late for its client, as far as can be known."""
         tenant = ticket.tenant
         assert tenant is not None
-        open_seat = seat is not None and seat.is_open
-        first_by, all_by = (ticket.first_by, ticket.all_by) if open_seat else self.gone_by(ticket, tenant)
+        is_open = load is not None and load.is_open
+        first_by, all_by = (ticket.first_by, ticket.all_by) if is_open else self.gone_by(ticket, tenant)
         due = first_by if first_by < all_by else all_by
         begin = now + wait_s
         if due - begin > _FORESIGHT_S:
             return False
         if begin >= due:
             return True
-        estimates = self._fleet.estimates_of(ticket.seats) if seat is None else seat.estimates
-        first_s = estimates.first_token.predict(ticket.prompt + (seat.reading if seat is not None else 0), now)
+        estimates = self._fleet.estimates_of(ticket.eligible) if load is None else load.estimates
+        first_s = estimates.first_token.predict(ticket.prompt + (load.reading if load is not None else 0), now)
         if first_s is None:
             return False
         begin += first_s
         if begin >= due:
             return True
-        step_s = (self._fleet.estimates_of(ticket.seats) if seat is None else seat.estimates).step.get(now)
-        if open_seat or not step_s or all_by == math.inf:
+        step_s = (self._fleet.estimates_of(ticket.eligible) if load is None else load.estimates).step.get(now)
+        if is_open or not step_s or all_by == math.inf:
             return False
         room = (all_by - begin) / step_s
         lengths = tenant.lengths(ticket.output_max)
         if ticket.output_max <= room or not lengths.known:
             return False
-        busy = 1.0 if seat is None else min((seat.in_flight - seat.jobs) / max(seat.limit, 1), 1.0)
+        busy = 1.0 if load is None else min((load.in_flight - load.jobs) / max(load.limit, 1), 1.0)
         return lengths.share_within(room) < _SURE_IDLE + (_SURE_FULL - _SURE_IDLE) * busy
 
     # Learning clients' patience

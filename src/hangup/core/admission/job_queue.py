@@ -56,33 +56,33 @@ class JobQueue(Queue):
 
     # Starts and ends
 
-    def on(self, seat: BackendLoad, ticket: AnyTicket) -> None:
+    def on(self, load: BackendLoad, ticket: AnyTicket) -> None:
         self.running[ticket] = None
-        seat.jobs += 1
+        load.jobs += 1
 
-    def off(self, seat: BackendLoad, ticket: AnyTicket) -> None:
+    def off(self, load: BackendLoad, ticket: AnyTicket) -> None:
         self.running.pop(ticket, None)
         self.yielding.discard(ticket)
-        seat.jobs -= 1
+        load.jobs -= 1
 
     # Room for live calls
 
-    def idle_seat(
-        self, live: int, now: float, kv: int = 0, tried: frozenset[str] = NOBODY, seats: frozenset[str] | None = None
+    def idle_backend(
+        self, live: int, now: float, kv: int = 0, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None
     ) -> BackendLoad | None:
         """Return a backend where an item may start, if enough stays free for live calls, of which `live` are in flight."""
         peak = self.live_peak.get(live, now)
-        seat = self._fleet.quiet(not peak, kv, tried, seats)
-        if seat is None:
+        load = self._fleet.quiet(not peak, kv, tried, eligible)
+        if load is None:
             return None
         if (
-            not seat.slots and not peak
+            not load.slots and not peak
         ):  # without live calls, jobs show the engine's capacity; one yields when a live call comes
-            return seat if seat.in_flight < seat.known or seat.limiter.one_more(seat.in_flight, now) else None
-        most, taken = self._fleet.places(seats)
+            return load if load.in_flight < load.known or load.limiter.one_more(load.in_flight, now) else None
+        most, taken = self._fleet.places(eligible)
         # The peak is not known per backend: a subset of backends keeps free no more than its share, and jobs there yield.
-        headroom = max(self._kept_free(most, peak), peak - live if seats is None else 0)
-        return seat if seat.in_flight < seat.known and most - taken - 1 >= headroom else None
+        headroom = max(self._kept_free(most, peak), peak - live if eligible is None else 0)
+        return load if load.in_flight < load.known and most - taken - 1 >= headroom else None
 
     def _kept_free(self, most: int, peak: int) -> int:
         share = self._limits.jobs_hold_back_share if peak else self._limits.hold_back_share
@@ -94,33 +94,37 @@ class JobQueue(Queue):
         """Choose one job to yield for each live call that stays in the queue, unless a place is about to become free for it
         anyway."""
         fleet = self._fleet
-        coming = Counter({seat: seat.held for seat in fleet.seats if seat.health.well and seat.held})
-        coming.update(job.seat for job in self.yielding if job.seat is not None)
+        coming = Counter({load: load.held for load in fleet.loads if load.health.well and load.held})
+        coming.update(job.placed_on for job in self.yielding if job.placed_on is not None)
         if queue.count <= coming.total() and queue.waited_for() == {None}:
             return []
         # Jobs whose end makes room; the one that started last has the least to lose.
-        could = [(job, job.seat) for job in self._may_yield() if job.seat is not None and job.seat.has_room_without(job)]
+        could = [
+            (job, job.placed_on)
+            for job in self._may_yield()
+            if job.placed_on is not None and job.placed_on.has_room_without(job)
+        ]
         told: list[AnyTicket] = []
         for waiting in queue if could else ():
-            seats, tried = waiting.seats, waiting.tried
-            soon = next((seat for seat in coming if fleet.takes(seat, tried, seats)), None)
+            eligible, tried = waiting.eligible, waiting.tried
+            soon = next((load for load in coming if fleet.takes(load, tried, eligible)), None)
             if soon is not None:
                 coming[soon] -= 1
                 if not coming[soon]:
                     del coming[soon]
                 continue
-            at = next((at for at in reversed(range(len(could))) if fleet.takes(could[at][1], tried, seats)), None)
+            at = next((at for at in reversed(range(len(could))) if fleet.takes(could[at][1], tried, eligible)), None)
             if at is not None:
                 told.append(could.pop(at)[0])
             if not could:
                 break
         return self._tell(told)
 
-    def make_way_on(self, seat: BackendLoad) -> list[AnyTicket]:
+    def make_way_on(self, load: BackendLoad) -> list[AnyTicket]:
         """Choose jobs to yield after a live call was sent to a backend that is reading prompts of jobs, which the call would
         wait for, or that may have no slot left."""
-        full = not seat.slots and seat.in_flight - sum(job.seat is seat for job in self.yielding) > seat.limiter.ran
-        here = [job for job in reversed(self._may_yield()) if job.seat is seat]
+        full = not load.slots and load.in_flight - sum(job.placed_on is load for job in self.yielding) > load.limiter.ran
+        here = [job for job in reversed(self._may_yield()) if job.placed_on is load]
         return self._tell([job for job in here if job.reading] or here[:full])
 
     def _may_yield(self) -> list[AnyTicket]:
@@ -128,8 +132,8 @@ class JobQueue(Queue):
         often, stays = self._limits.job_yields_max, set[BackendLoad]()
         may = []
         for job in self.running:
-            if job.yields >= often and job.seat is not None and job.seat not in stays and job.seat.known > 1:
-                stays.add(job.seat)
+            if job.yields >= often and job.placed_on is not None and job.placed_on not in stays and job.placed_on.known > 1:
+                stays.add(job.placed_on)
             else:
                 may.append(job)
         return may

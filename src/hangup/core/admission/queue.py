@@ -7,7 +7,7 @@ still, the newest goes first, because its client is the most likely to be still 
 
 Every operation takes the same time however many calls wait; finding the least served tenant takes log(tenants).
 
-Calls that only some backends can take (`Ticket.seats`) are in the same queue; when those backends are full, the calls are
+Calls that only some backends can take (`Ticket.eligible`) are in the same queue; when those backends are full, the calls are
 skipped.
 """
 
@@ -59,7 +59,7 @@ class Queue:
         assert tenant is not None and not ticket.queued
         self._order += 1
         ticket.order = -self._order if first else self._order
-        ticket.where = ANYWHERE if ticket.seats is None and not ticket.tried else (ticket.seats, ticket.tried)
+        ticket.where = ANYWHERE if ticket.eligible is None and not ticket.tried else (ticket.eligible, ticket.tried)
         self._link(ticket, tenant)
         tenant.waiting += 1
         ticket.queued = True
@@ -125,16 +125,16 @@ class Queue:
         for ticket in waiting:
             self._link(ticket, tenant)
 
-    def regroup(self, seats_of: Callable[[AnyTicket], frozenset[str] | None]) -> None:
+    def regroup(self, eligible_for: Callable[[AnyTicket], frozenset[str] | None]) -> None:
         """Update where each waiting call can go, after a change in what backends can answer; the calls keep their order."""
         if self.aside is not None:
-            self.aside.seats = seats_of(self.aside)
+            self.aside.eligible = eligible_for(self.aside)
         waiting = sorted((ticket for ticket in self if ticket is not self.aside), key=lambda ticket: ticket.order)
         for ticket in waiting:
             assert ticket.tenant is not None
             self._unlink(ticket)
-            ticket.seats = seats_of(ticket)
-            ticket.where = ANYWHERE if ticket.seats is None and not ticket.tried else (ticket.seats, ticket.tried)
+            ticket.eligible = eligible_for(ticket)
+            ticket.where = ANYWHERE if ticket.eligible is None and not ticket.tried else (ticket.eligible, ticket.tried)
         for ticket in waiting:
             assert ticket.tenant is not None
             self._link(ticket, ticket.tenant)
@@ -163,16 +163,16 @@ class Queue:
 
     def waited_for(self) -> set[frozenset[str] | None]:
         """Return the sets of backends that calls wait for; None stands for any backend."""
-        sets = {seats for seats, _ in self.groups}
-        return sets if self.aside is None else sets | {self.aside.seats}
+        sets = {eligible for eligible, _ in self.groups}
+        return sets if self.aside is None else sets | {self.aside.eligible}
 
     def wanted(self) -> frozenset[str] | None:
         """Return all backends that calls wait for; None if a call waits for any."""
         wanted = NOBODY
-        for seats in self.waited_for():
-            if seats is None:
+        for eligible in self.waited_for():
+            if eligible is None:
                 return None
-            wanted |= seats
+            wanted |= eligible
         return wanted
 
     def _stands(self, oldest: AnyTicket, newest: AnyTicket, now: float) -> bool:
@@ -235,9 +235,9 @@ class Queue:
         lane = self._lanes[tenant.terms.band]
         higher = sum(lane.count for lane in self._lanes[: tenant.terms.band])
         rounds = higher + min(lane.count, turns * lane.weight / tenant.terms.weight)
-        if newcomer.seats is None:
+        if newcomer.eligible is None:
             return rounds
-        return min(rounds, sum(count for (seats, _), count in self.groups.items() if overlap(seats, newcomer.seats)))
+        return min(rounds, sum(count for (eligible, _), count in self.groups.items() if overlap(eligible, newcomer.eligible)))
 
     def victim(self, tenant: Tenant) -> AnyTicket | None:
         """Return the call that makes room for a new call of this tenant: the oldest of the longest queue, of the lowest band.
@@ -261,10 +261,10 @@ class Queue:
     def victim_elsewhere(self, newcomer: AnyTicket, tenant: Tenant) -> AnyTicket | None:
         """Return a call that waits for other backends, if more wait there than for the new call's: they must not fill the queue
         alone."""
-        if newcomer.seats is None:
+        if newcomer.eligible is None:
             return None
-        mine = sum(count for (seats, _), count in self.groups.items() if overlap(seats, newcomer.seats))
-        others = {w: count for w, count in self.groups.items() if not overlap(w[0], newcomer.seats)}
+        mine = sum(count for (eligible, _), count in self.groups.items() if overlap(eligible, newcomer.eligible))
+        others = {w: count for w, count in self.groups.items() if not overlap(w[0], newcomer.eligible)}
         most = max(others.values(), default=0)
         if most <= mine + 1:
             return None

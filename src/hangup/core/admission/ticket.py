@@ -19,7 +19,7 @@ ANYWHERE: Where = (None, NOBODY)
 class Ticket(Generic[K]):
     """What a call asks for, and what it holds; `key` is the call itself, as the maker of the ticket knows it.
 
-    A ticket is nowhere, in the queue (`queued`) or on a backend (`seat`). Code that moves it keeps these fields consistent.
+    A ticket is nowhere, in the queue (`queued`) or on a backend (`placed_on`). Code that moves it keeps both consistent.
     """
 
     __slots__ = (
@@ -32,6 +32,7 @@ class Ticket(Generic[K]):
         "choices",
         "client",
         "curves",
+        "eligible",
         "engine_mark",
         "engine_s",
         "first_by",
@@ -45,14 +46,13 @@ class Ticket(Generic[K]):
         "order",
         "output_max",
         "patience_s",
+        "placed_on",
         "prompt",
         "queue_by",
         "queued",
         "queued_at",
         "reading",
         "retry",
-        "seat",
-        "seats",
         "sent_at",
         "size",
         "stream",
@@ -81,7 +81,7 @@ class Ticket(Generic[K]):
         blind: bool = False,
         whole: bool = False,
         job: bool = False,
-        seats: frozenset[str] | None = None,
+        eligible: frozenset[str] | None = None,
         client: str = "",
         yields: int = 0,
     ) -> None:
@@ -105,13 +105,13 @@ class Ticket(Generic[K]):
         self.curves: tuple[Patience, Patience] | None = None  # the patience curves that learn from it while its client waits
         self.ahead = 0 if job else prompt  # prompt tokens that other calls have to wait for
         self.tenant: Tenant | None = None
-        self.seats = seats  # names of the backends that can answer it; None: any
+        self.eligible = eligible  # names of the backends that can answer it; None: any
         self.tried = NOBODY  # names of the backends that failed it
         self.where = ANYWHERE  # both of these, as of when it was queued
         self.order = 0  # its number in the queue
         self.queued = False
         self.queued_at = 0.0
-        self.seat: BackendLoad | None = None
+        self.placed_on: BackendLoad | None = None
         self.sent_at = 0.0
         self.engine_mark = 0.0  # for its share of its backend's time
         self.engine_s = 0.0  # its share so far, on all backends it was on
@@ -127,7 +127,7 @@ class Ticket(Generic[K]):
         self.kv = 0  # tokens of the engine's cache reserved for it
 
     def __repr__(self) -> str:
-        where = "queued" if self.queued else self.seat.name if self.seat else "nowhere"
+        where = "queued" if self.queued else self.placed_on.name if self.placed_on else "nowhere"
         return f"<ticket {self.key!r} {where}>"
 
 

@@ -72,11 +72,11 @@ class GatewayCollector(Collector):
             "1 for what limits a backend: slots, late_first_tokens, engine_reports_waiting, engine_refused, slow_steps, none.",
             labels=["backend", "by"],
         )
-        for seat in self._view.seats():
-            up.add_metric([seat.name], seat.health.up)
-            in_flight.add_metric([seat.name], seat.in_flight)
-            limit.add_metric([seat.name], math.inf if seat.is_open and seat.limit else seat.limit)
-            limited.add_metric([seat.name, seat.limited_by], 1)
+        for load in self._view.loads():
+            up.add_metric([load.name], load.health.up)
+            in_flight.add_metric([load.name], load.in_flight)
+            limit.add_metric([load.name], math.inf if load.is_open and load.limit else load.limit)
+            limited.add_metric([load.name, load.limited_by], 1)
         computed = CounterMetricFamily(
             "hangup_backend_tokens_computed",
             "Tokens that an engine says it computed since the gateway knows it.",

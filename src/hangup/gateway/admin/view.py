@@ -73,7 +73,7 @@ class GatewayView(Protocol):
     def longest_stall_s(self) -> float:
         """Return the longest time for which the event loop was blocked."""
 
-    def seats(self) -> Iterable[BackendLoad]: ...
+    def loads(self) -> Iterable[BackendLoad]: ...
 
     def backends(self) -> list[dict[str, Any]]:
         """Return each backend as `GET /api/backends` shows it."""

@@ -46,7 +46,7 @@ class Backend:
         self.limits = limits
         self.pool = Pool(settings, limits, loop, dial)
         self.name = settings.name or self.pool.address.authority + self.pool.address.prefix
-        self.seat = BackendLoad(
+        self.load = BackendLoad(
             self.name,
             slots=settings.slots or slots,
             weight=settings.weight,
@@ -55,7 +55,7 @@ class Backend:
             step_slo_s=limits.step_slo_s,
         )
         # A backend counts as the least capable kind until it was recognised.
-        self._slots_given = bool(self.seat.slots)
+        self._slots_given = bool(self.load.slots)
         self.learned = False  # its facts were queried
         self.slots = SlotPool()
         self.heard_at = -math.inf  # when it last sent anything for a call that has ended
@@ -74,26 +74,26 @@ class Backend:
     def take_limits(self, limits: BackendLimits) -> None:
         """Apply new limits after a reload; running calls go on."""
         self.limits = self.pool.limits = limits
-        self.seat.health.failures_max = limits.failures_max
-        self.seat.limiter.step_slo_s = limits.step_slo_s
+        self.load.health.failures_max = limits.failures_max
+        self.load.limiter.step_slo_s = limits.step_slo_s
 
     def use(self, adapter: EngineAdapter, facts: Facts) -> None:
         """Set the kind of engine and what it can do."""
         self.adapter = adapter
         self.facts = facts
         if facts.slots and not self._slots_given:
-            self.seat.slots = facts.slots
-        self.seat.limiter.forget(by_tokens=not adapter.hosted)
+            self.load.slots = facts.slots
+        self.load.limiter.forget(by_tokens=not adapter.hosted)
         may_pin = adapter.pins_slots and facts.can_tell and self.settings.pin_slots and not self.settings.shared
         self.slots.resize(facts.slots if may_pin else 0)
         if may_pin:  # slots that are busy already get no call, not even before the first status query
-            self.seat.occupied = self.slots.occupied(facts.at_work, self.slots.taken)
+            self.load.occupied = self.slots.occupied(facts.at_work, self.slots.taken)
         self._dropped = _NOT_FORWARDED | adapter.stripped_headers
         self._dropped_without_key = self._dropped | _KEYS
 
     def __repr__(self) -> str:
-        state = "up" if self.seat.health.up else "down"
-        return f"<backend {self.name} {self.adapter.name} {state} in_flight={self.seat.in_flight}>"
+        state = "up" if self.load.health.up else "down"
+        return f"<backend {self.name} {self.adapter.name} {state} in_flight={self.load.in_flight}>"
 
     @property
     def can_tell(self) -> bool:

@@ -65,7 +65,7 @@ async def ask(backend: Backend, limits: HealthLimits) -> ReportedCounters | None
 async def _for_a_quiet_moment(backend: Backend) -> None:
     """Wait until no ended call holds a slot of the backend, or until patience runs out."""
     until = time.monotonic() + _PATIENCE_S
-    while backend.seat.held and time.monotonic() < until:  # noqa: ASYNC110 (nobody will tell)
+    while backend.load.held and time.monotonic() < until:  # noqa: ASYNC110 (nobody will tell)
         await asyncio.sleep(_PATIENCE_S / 20)
 
 

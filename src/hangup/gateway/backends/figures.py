@@ -18,7 +18,7 @@ _SOONER = 0.5  # of the usual pause, while the engine is known to queue
 async def follow(backend: Backend, told: Callable[[Backend, int], None]) -> None:
     """Poll until cancelled; call `told` with the number of calls that wait in the engine."""
     while True:
-        limits, limited = backend.limits, backend.seat.limiter.queues is not Evidence.NONE
+        limits, limited = backend.limits, backend.load.limiter.queues is not Evidence.NONE
         await asyncio.sleep(limits.figures_poll_s * (_SOONER if limited else 1.0))
         if not _matters(backend):
             continue
@@ -34,6 +34,6 @@ async def follow(backend: Backend, told: Callable[[Backend, int], None]) -> None
 def _matters(backend: Backend) -> bool:
     """Decide whether to poll. llama-server reports its slots, and queries keep it from noticing disconnects, so it is never
     polled."""
-    seat = backend.seat
-    waits = seat.unstarted > 0 or seat.limiter.queues is not Evidence.NONE
-    return waits and not seat.slots and backend.can_tell and not backend.adapter.disturbed and not backend.settings.shared
+    load = backend.load
+    waits = load.unstarted > 0 or load.limiter.queues is not Evidence.NONE
+    return waits and not load.slots and backend.can_tell and not backend.adapter.disturbed and not backend.settings.shared

@@ -21,7 +21,7 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], told_
     while True:
         fault = await check(backend)
         if fault is None:
-            if backend.seat.health.apply(HealthEvent.ANSWERED):
+            if backend.load.health.apply(HealthEvent.ANSWERED):
                 changed(backend, "up")
             if not backend.learned:
                 await learn(backend, backend.limits.health_timeout_s)
@@ -30,7 +30,7 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], told_
                 backend.models_asked_at = None  # another engine may have other models
             await ask_models(backend)
             told_models(backend)
-        elif backend.seat.health.apply(HealthEvent.FAILED):
+        elif backend.load.health.apply(HealthEvent.FAILED):
             backend.learned = False  # another engine may come up at the same address
             changed(backend, f"down: {fault}")
         await asyncio.sleep(backend.limits.health_interval_s)

@@ -138,7 +138,7 @@ class EngineQuestion(ForwardedRequest):
         found = routing.find(Wanted(self.api.family, asked.model(search=True)))
         if found.alias:
             asked.renamed = self.call.model = found.model
-        self._knowing = found.seats or None
+        self._knowing = found.eligible or None
 
     def _next_backend(self, status: int = 0) -> Backend | None:
         self._tried.add(self.call.backend)
@@ -148,15 +148,15 @@ class EngineQuestion(ForwardedRequest):
         """Chooses the least busy of those that are well; as a last resort any other."""
         backends = self.ports.backends.by_name
         names = [name for name in self._knowing or backends if name in backends and name not in self._tried]
-        seats = [backends[name].seat for name in names]
+        loads = [backends[name].load for name in names]
         if not last_resort:
-            seats = [seat for seat in seats if seat.health.up]
-        if not seats or len(self._tried) >= _BACKENDS_MAX:
+            loads = [load for load in loads if load.health.up]
+        if not loads or len(self._tried) >= _BACKENDS_MAX:
             return None
         tie = random()  # noqa: S311 (nobody gains by guessing it)
-        at = int(tie * len(seats))
+        at = int(tie * len(loads))
         best = min(
-            seats[at:] + seats[:at], key=lambda seat: (not seat.health.well, not seat.health.up, seat.in_flight / seat.weight)
+            loads[at:] + loads[:at], key=lambda load: (not load.health.well, not load.health.up, load.in_flight / load.weight)
         )
         return backends[best.name]
 

@@ -54,7 +54,7 @@ class WatchHost(Protocol):
     def let_go(self, backend: Backend, leftover: PendingStop) -> None:
         """Free the slot of a pending call, if it has one."""
 
-    def seat_changed(self, backend: Backend) -> None: ...
+    def load_changed(self, backend: Backend) -> None: ...
 
     def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:
         """Return the live calls that wait for output of the backend, and when it last sent anything."""
@@ -218,10 +218,10 @@ class BackendWatch:
             self._answered_at = asked_at
             self._let_go(self.book.passed(asked_at), "unverified")
         now = time.monotonic()
-        seat = self.backend.seat
+        load = self.backend.load
         still_s = self._still_s(now)
         trouble = self._trouble(now, still_s)
-        live = seat.in_flight - seat.held
+        live = load.in_flight - load.held
         for step in self.ladder.advance(now, self.book.zombies, trouble, live):
             await self._take(step)
         if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
@@ -236,7 +236,7 @@ class BackendWatch:
 
     async def _ask(self, asked_at: float) -> None:
         backend, book = self.backend, self.book
-        placed, taken = backend.seat.placed, backend.slots.taken
+        placed, taken = backend.load.placed, backend.slots.taken
         try:
             answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self.backend.limits.status_timeout_s)
         except EngineSilent:
@@ -258,11 +258,11 @@ class BackendWatch:
         if status is None:
             self._let_go(book.passed(now), "unverified")
             return
-        seat = backend.seat
-        pinned = backend.pinned == seat.in_flight - seat.held
+        load = backend.load
+        pinned = backend.pinned == load.in_flight - load.held
         orphans = book.orphans
-        unseen = max(seat.placed - placed, seat.unstarted if backend.adapter.counts_steps else 0)
-        gone = book.observe(status, asked_at, now, seat.choices, seat.take_peak(), unseen=unseen, pinned=pinned)
+        unseen = max(load.placed - placed, load.unstarted if backend.adapter.counts_steps else 0)
+        gone = book.observe(status, asked_at, now, load.choices, load.take_peak(), unseen=unseen, pinned=pinned)
         self._let_go(gone, "verified")
         self._let_go(book.passed(now), "unverified")
         self._name_zombies()
@@ -274,16 +274,16 @@ class BackendWatch:
         """Subtract foreign work from the backend's room, and follow a restarted engine that has more slots than before, or
         fewer."""
         backend = self.backend
-        seat, pool = backend.seat, backend.slots
+        load, pool = backend.load, backend.slots
         occupied = self.book.orphans if self._judged else 0
         if status.slots is not None and pool.count:
             if len(status.slots) != pool.count:
                 pool.resize(len(status.slots))
                 backend.learned = False
             occupied = pool.occupied(status.slots, taken)
-        if seat.occupied != occupied:
-            seat.occupied = occupied
-            self._host.seat_changed(backend)
+        if load.occupied != occupied:
+            load.occupied = occupied
+            self._host.load_changed(backend)
 
     def _learn(self) -> None:
         """Update what depends on the adapter: the backend may have been recognised since."""
@@ -301,7 +301,7 @@ class BackendWatch:
         """Return what is wrong besides zombies, or ""."""
         limits, book = self.backend.limits, self.book
         silent_s = now - max(self._answered_at, self._stood_still_until)
-        if silent_s >= limits.wedge_s and self.backend.seat.health.up:
+        if silent_s >= limits.wedge_s and self.backend.load.health.up:
             return f"it has not said what it runs for {silent_s:.0f} s"
         if book.zombies and still_s >= limits.still_s:
             return f"nothing has come of any call for {still_s:.0f} s, and {book.zombies[0].call_id} still runs"
@@ -335,7 +335,7 @@ class BackendWatch:
         return f"{book.orphans} calls that nobody waits for were there before this gateway, and no other client was seen"
 
     def _full_of_orphans(self) -> bool:
-        return 0 < self.backend.seat.slots <= self.book.orphans
+        return 0 < self.backend.load.slots <= self.book.orphans
 
     def _still_s(self, now: float) -> float:
         """Return for how long the engine has sent nothing to any live call. The calls are examined only if its status shows no
@@ -440,8 +440,8 @@ class BackendWatch:
     _named: frozenset[str] | set[str] = frozenset()
 
     def _note(self, event: HealthEvent) -> None:
-        if self.backend.seat.health.apply(event):
-            self._host.seat_changed(self.backend)
+        if self.backend.load.health.apply(event):
+            self._host.load_changed(self.backend)
 
     def _found(self, now: float) -> HealthEvent:
         """Return what this look means for the backend's health."""

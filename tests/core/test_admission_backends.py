@@ -22,7 +22,7 @@ def admission(slots: int = 1, limits: LimitSettings = LIMITS, names: str = "ab",
 
 
 def started(actions: list[Action[Any]]) -> list[tuple[object, str]]:
-    return [(action.ticket.key, action.seat.name) for action in actions if action.seat is not None]
+    return [(action.ticket.key, action.load.name) for action in actions if action.load is not None]
 
 
 def refused(actions: list[Action[Any]]) -> list[tuple[object, str]]:
@@ -32,45 +32,45 @@ def refused(actions: list[Action[Any]]) -> list[tuple[object, str]]:
 def test_a_call_goes_only_where_it_can_be_answered() -> None:
     made = admission(slots=4)
     for at in range(4):
-        assert started(made.arrive(Ticket(at, seats=B), "t", 0.0)) == [(at, "b")]
-    assert made.arrive(Ticket(4, seats=B), "t", 0.0) == [], "b is full, and a cannot answer it"
-    assert started(made.arrive(Ticket(5, seats=A), "t", 0.0)) == [(5, "a")]
+        assert started(made.arrive(Ticket(at, eligible=B), "t", 0.0)) == [(at, "b")]
+    assert made.arrive(Ticket(4, eligible=B), "t", 0.0) == [], "b is full, and a cannot answer it"
+    assert started(made.arrive(Ticket(5, eligible=A), "t", 0.0)) == [(5, "a")]
 
 
-def test_those_who_wait_for_a_full_seat_stand_in_nobodys_way() -> None:
+def test_those_who_wait_for_a_full_backend_stand_in_nobodys_way() -> None:
     made = admission()
-    runs_a, runs_b = Ticket("a0", seats=A), Ticket("b0", seats=B)
+    runs_a, runs_b = Ticket("a0", eligible=A), Ticket("b0", eligible=B)
     made.arrive(runs_a, "t", 0.0)
     made.arrive(runs_b, "t", 0.0)
     for at in range(1, 6):
-        assert made.arrive(Ticket(f"a{at}", seats=A), "t", 0.1) == []
-    assert made.arrive(Ticket("b1", seats=B), "t", 0.2) == []
+        assert made.arrive(Ticket(f"a{at}", eligible=A), "t", 0.1) == []
+    assert made.arrive(Ticket("b1", eligible=B), "t", 0.2) == []
     assert started(made.end(runs_b, 1.0)) == [("b1", "b")]
     assert started(made.end(runs_a, 1.1)) == [("a1", "a")]
 
 
 def test_a_newcomer_passes_those_who_wait_for_something_else() -> None:
     made = admission()
-    made.arrive(Ticket("a0", seats=A), "t", 0.0)
-    made.arrive(Ticket("a1", seats=A), "t", 0.0)
-    assert started(made.arrive(Ticket("b0", seats=B), "t", 0.0)) == [("b0", "b")]
-    assert made.arrive(Ticket("b1", seats=B), "t", 0.0) == []
+    made.arrive(Ticket("a0", eligible=A), "t", 0.0)
+    made.arrive(Ticket("a1", eligible=A), "t", 0.0)
+    assert started(made.arrive(Ticket("b0", eligible=B), "t", 0.0)) == [("b0", "b")]
+    assert made.arrive(Ticket("b1", eligible=B), "t", 0.0) == []
 
 
-def test_a_newcomer_is_not_refused_because_another_seat_is_slow() -> None:
-    """Two lines, one seat that takes a minute for a call and one that takes a tenth of a second."""
+def test_a_newcomer_is_not_refused_because_another_backend_is_slow() -> None:
+    """Two lines, one backend that takes a minute for a call and one that takes a tenth of a second."""
     made = admission(limits=replace(LIMITS, queue_s=5.0))
-    slow, fast = Ticket("slow", seats=A), Ticket("fast", seats=B)
+    slow, fast = Ticket("slow", eligible=A), Ticket("fast", eligible=B)
     made.arrive(slow, "t", 0.0)
     made.arrive(fast, "t", 0.0)
     for at in range(50):
-        made.arrive(Ticket(f"a{at}", seats=A), "t", 0.0)
+        made.arrive(Ticket(f"a{at}", eligible=A), "t", 0.0)
     now, refusals = 0.0, []
     for at in range(100):  # two wait there at a time: each is served within 0.2 s
         now += 0.05
-        refusals += refused(made.arrive(Ticket(f"b{at}", seats=B, queue_by=now + 5), "t", now))
+        refusals += refused(made.arrive(Ticket(f"b{at}", eligible=B, queue_by=now + 5), "t", now))
         now += 0.05
-        running = [action.ticket for action in made.end(fast, now) if action.seat is not None]
+        running = [action.ticket for action in made.end(fast, now) if action.load is not None]
         assert len(running) == 1
         fast = running[0]
     assert refusals == []
@@ -78,77 +78,77 @@ def test_a_newcomer_is_not_refused_because_another_seat_is_slow() -> None:
 
 def test_a_full_queue_is_not_for_one_backend_alone() -> None:
     made = admission(limits=replace(LIMITS, queue_depth_max=4))
-    for seats in (A, B, A, A, A, A):
-        made.arrive(Ticket(object(), seats=seats), "t", 0.0)
-    actions = made.arrive(Ticket("b1", seats=B), "t", 0.1)
+    for eligible in (A, B, A, A, A, A):
+        made.arrive(Ticket(object(), eligible=eligible), "t", 0.0)
+    actions = made.arrive(Ticket("b1", eligible=B), "t", 0.1)
     assert [code for _, code in refused(actions)] == ["pushed_out"]
-    assert refused(made.arrive(Ticket("a9", seats=A), "t", 0.2)) == [("a9", "queue_full")]
+    assert refused(made.arrive(Ticket("a9", eligible=A), "t", 0.2)) == [("a9", "queue_full")]
 
 
-def test_nobody_waits_for_a_seat_that_failed_him_while_his_others_are_free() -> None:
+def test_nobody_waits_for_a_backend_that_failed_him_while_his_others_are_free() -> None:
     made = admission(names="abc")
-    ticket = Ticket("x", seats=BOTH)
+    ticket = Ticket("x", eligible=BOTH)
     ((_, at),) = started(made.arrive(ticket, "t", 0.0))
     other = "b" if at == "a" else "a"
     ticket.tried |= {at}
     assert started(made.fell_back(ticket, 0.1)) == [("x", other)]
     ticket.tried |= {other}
-    assert not made.fleet.usable(ticket.tried, ticket.seats), "c cannot answer it"
+    assert not made.fleet.usable(ticket.tried, ticket.eligible), "c cannot answer it"
     assert made.fleet.usable(ticket.tried)
 
 
-def test_a_seat_that_is_down_is_still_the_last_resort_of_its_calls() -> None:
+def test_a_backend_that_is_down_is_still_the_last_resort_of_its_calls() -> None:
     made = admission()
-    made.fleet.seats[0].health.apply(HealthEvent.FAILED_TOO_OFTEN)
+    made.fleet.loads[0].health.apply(HealthEvent.FAILED_TOO_OFTEN)
     made.fleet.refresh()
-    assert started(made.arrive(Ticket(1, seats=A), "t", 0.0)) == [(1, "a")]
-    assert started(made.arrive(Ticket(2, seats=BOTH), "t", 0.0)) == [(2, "b")]
+    assert started(made.arrive(Ticket(1, eligible=A), "t", 0.0)) == [(1, "a")]
+    assert started(made.arrive(Ticket(2, eligible=BOTH), "t", 0.0)) == [(2, "b")]
 
 
 def test_jobs_run_where_no_live_call_wants_to() -> None:
     made = admission(slots=2, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
     for at in range(3):
-        made.arrive(Ticket(f"a{at}", seats=A), "t", 0.0)
+        made.arrive(Ticket(f"a{at}", eligible=A), "t", 0.0)
     assert made.queue.count == 1
-    assert started(made.arrive(Ticket("job", seats=B, job=True), "t", 0.1)) == [("job", "b")]
-    assert made.arrive(Ticket("job2", seats=A, job=True), "t", 0.1) == []
+    assert started(made.arrive(Ticket("job", eligible=B, job=True), "t", 0.1)) == [("job", "b")]
+    assert made.arrive(Ticket("job2", eligible=A, job=True), "t", 0.1) == []
 
 
 def test_jobs_run_on_an_idle_backend_beside_a_full_one() -> None:
     made: Admission[Any] = Admission(LIMITS, [BackendLoad("a", 90), BackendLoad("b", 10)], lambda: 0.5)
     for at in range(90):
-        made.arrive(Ticket(at, seats=A), "t", 0.0)
-    jobs = [Ticket(f"job{at}", seats=B, job=True) for at in range(10)]
+        made.arrive(Ticket(at, eligible=A), "t", 0.0)
+    jobs = [Ticket(f"job{at}", eligible=B, job=True) for at in range(10)]
     for job in jobs:
-        for ticket, seat, _ in made.arrive(job, "t", 0.1):
-            assert seat is not None
+        for ticket, load, _ in made.arrive(job, "t", 0.1):
+            assert load is not None
             made.first_token(ticket, 0.1)
-    running = sum(job.seat is not None for job in jobs)
+    running = sum(job.placed_on is not None for job in jobs)
     assert 5 <= running < 10, "but for what is kept for live calls"
 
 
 def test_a_job_makes_way_only_for_a_call_that_can_take_its_place() -> None:
     made = admission(slots=2, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
-    job = Ticket("job", seats=B, job=True)
+    job = Ticket("job", eligible=B, job=True)
     assert started(made.arrive(job, "t", 0.0)) == [("job", "b")]
-    made.arrive(Ticket("a0", seats=A), "t", 0.1)
-    made.arrive(Ticket("a1", seats=A), "t", 0.1)
-    assert made.arrive(Ticket("a2", seats=A), "t", 0.1) == [], "it cannot run on b, so nothing there makes way"
+    made.arrive(Ticket("a0", eligible=A), "t", 0.1)
+    made.arrive(Ticket("a1", eligible=A), "t", 0.1)
+    assert made.arrive(Ticket("a2", eligible=A), "t", 0.1) == [], "it cannot run on b, so nothing there makes way"
     assert job in made.jobs.running
 
 
 def test_a_place_that_gets_free_elsewhere_helps_nobody() -> None:
     """A call ended on b and its engine may go on; that place is no reason to let one who waits for a wait behind a job."""
     made = admission(slots=2, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
-    gone = Ticket("gone", seats=B)
+    gone = Ticket("gone", eligible=B)
     made.arrive(gone, "t", 0.0)
     made.end(gone, 0.1, hold=True)
-    job = Ticket("job", seats=A, job=True)
+    job = Ticket("job", eligible=A, job=True)
     assert started(made.arrive(job, "t", 0.2)) == [("job", "a")]
     made.first_token(job, 0.3)
-    made.arrive(Ticket("a0", seats=A), "t", 100.0)
-    assert refused(made.arrive(Ticket("a1", seats=A), "t", 100.0)) == [("job", "yielded")]
-    assert made.arrive(Ticket("a2", seats=A), "t", 100.0) == [], "nobody is left who could make way"
+    made.arrive(Ticket("a0", eligible=A), "t", 100.0)
+    assert refused(made.arrive(Ticket("a1", eligible=A), "t", 100.0)) == [("job", "yielded")]
+    assert made.arrive(Ticket("a2", eligible=A), "t", 100.0) == [], "nobody is left who could make way"
 
 
 def test_what_is_held_back_on_a_full_backend_closes_no_other() -> None:
@@ -156,21 +156,21 @@ def test_what_is_held_back_on_a_full_backend_closes_no_other() -> None:
     made: Admission[Any] = Admission(LIMITS, [BackendLoad("a", 90), BackendLoad("b", 10)], lambda: 0.5)
     made.configure(replace(LIMITS, hold_back_share=0.1), {"vip": TenantTerms(band=Band.HIGH)})
     for at in range(90):
-        assert started(made.arrive(Ticket(f"vip{at}", seats=A), "vip", 0.0)) == [(f"vip{at}", "a")]
-    assert made.arrive(Ticket("a", seats=A), "t", 0.0) == []
-    others = [Ticket(f"b{at}", seats=B) for at in range(10)]
+        assert started(made.arrive(Ticket(f"vip{at}", eligible=A), "vip", 0.0)) == [(f"vip{at}", "a")]
+    assert made.arrive(Ticket("a", eligible=A), "t", 0.0) == []
+    others = [Ticket(f"b{at}", eligible=B) for at in range(10)]
     assert [started(made.arrive(ticket, "t", 0.0)) for ticket in others] == [[(f"b{at}", "b")] for at in range(9)] + [[]]
-    assert made.end(others[0], 1.0) and others[9].seat is not None, "whoever waits for b goes on when b gets free"
-    made.arrive(Ticket("vip", seats=B), "vip", 1.1)
-    assert made.fleet.seats[1].in_flight == 10, "the last place was kept for it"
+    assert made.end(others[0], 1.0) and others[9].placed_on is not None, "whoever waits for b goes on when b gets free"
+    made.arrive(Ticket("vip", eligible=B), "vip", 1.1)
+    assert made.fleet.loads[1].in_flight == 10, "the last place was kept for it"
 
 
-def test_what_seats_can_answer_changes_under_those_who_wait() -> None:
+def test_what_backends_can_answer_changes_under_those_who_wait() -> None:
     made = admission()
-    running = Ticket("a0", seats=A)
+    running = Ticket("a0", eligible=A)
     made.arrive(running, "t", 0.0)
-    made.arrive(Ticket("b0", seats=B), "t", 0.0)
-    waiting = [Ticket(f"a{at}", seats=A) for at in range(1, 4)]
+    made.arrive(Ticket("b0", eligible=B), "t", 0.0)
+    waiting = [Ticket(f"a{at}", eligible=A) for at in range(1, 4)]
     for ticket in waiting:
         made.arrive(ticket, "t", 0.0)
     made.queue.regroup(lambda ticket: None if ticket.key == "a2" else A)
@@ -182,7 +182,7 @@ def test_what_seats_can_answer_changes_under_those_who_wait() -> None:
     assert made.queue.count == 0 and not made.queue.groups
 
 
-SEATS = st.one_of(st.none(), st.frozensets(st.sampled_from("abc"), min_size=1))
+ELIGIBLE = st.one_of(st.none(), st.frozensets(st.sampled_from("abc"), min_size=1))
 TENANTS = {"x": TenantTerms(), "y": TenantTerms(weight=2.0), "vip": TenantTerms(), "low": TenantTerms()}
 
 
@@ -191,13 +191,13 @@ TENANTS = {"x": TenantTerms(), "y": TenantTerms(weight=2.0), "vip": TenantTerms(
     st.lists(st.integers(1, 2), min_size=3, max_size=3),
     st.lists(
         st.one_of(
-            st.tuples(st.just("come"), SEATS, st.sampled_from(sorted(TENANTS)), st.booleans()),
+            st.tuples(st.just("come"), ELIGIBLE, st.sampled_from(sorted(TENANTS)), st.booleans()),
             st.tuples(st.sampled_from(["end", "leave", "fail", "regroup"]), st.integers(0, 20)),
         ),
         max_size=60,
     ),
 )
-def test_no_seat_with_room_is_left_idle_for_somebody_who_waits_for_another(
+def test_no_backend_with_room_is_left_idle_for_somebody_who_waits_for_another(
     slots: list[int], steps: list[tuple[Any, ...]]
 ) -> None:
     made: Admission[Any] = Admission(LIMITS, [BackendLoad(name, n) for name, n in zip("abc", slots, strict=True)], lambda: 0.5)
@@ -207,10 +207,10 @@ def test_no_seat_with_room_is_left_idle_for_somebody_who_waits_for_another(
     names = frozenset("abc")
 
     def act(actions: list[Action[Any]]) -> None:
-        for ticket, seat, reason in actions:
-            assert reason is None and seat is not None
-            assert ticket.seats is None or seat.name in ticket.seats, "it went where it cannot be answered"
-            assert seat.name not in ticket.tried
+        for ticket, load, reason in actions:
+            assert reason is None and load is not None
+            assert ticket.eligible is None or load.name in ticket.eligible, "it went where it cannot be answered"
+            assert load.name not in ticket.tried
             if ticket in waiting:
                 waiting.remove(ticket)
             running.append(ticket)
@@ -218,7 +218,7 @@ def test_no_seat_with_room_is_left_idle_for_somebody_who_waits_for_another(
     for number, step in enumerate(steps):
         now = number / 10
         if step[0] == "come":
-            ticket = Ticket(number, seats=step[1], size=1)
+            ticket = Ticket(number, eligible=step[1], size=1)
             waiting.append(ticket)
             act(made.arrive(ticket, step[2], now))
         elif step[0] == "end" and running:
@@ -227,22 +227,22 @@ def test_no_seat_with_room_is_left_idle_for_somebody_who_waits_for_another(
             act(made.leave(waiting.pop(step[1] % len(waiting)), now))
         elif step[0] == "fail" and running:
             ticket = running[step[1] % len(running)]
-            assert ticket.seat is not None
-            tried = ticket.tried | {ticket.seat.name}
-            if made.fleet.usable(tried, ticket.seats):
+            assert ticket.placed_on is not None
+            tried = ticket.tried | {ticket.placed_on.name}
+            if made.fleet.usable(tried, ticket.eligible):
                 ticket.tried = tried
                 running.remove(ticket)
                 waiting.append(ticket)
                 act(made.fell_back(ticket, now))
         elif step[0] == "regroup":
-            made.queue.regroup(lambda t: None if t.key % 3 == 0 else t.seats)
+            made.queue.regroup(lambda t: None if t.key % 3 == 0 else t.eligible)
             act(made.dispatch(now))
         assert made.queue.count == len(waiting) == sum(made.queue.groups.values())
-        for seat in made.fleet.seats:
-            assert seat.in_flight == sum(t.seat is seat for t in running) <= seat.slots
-            for ticket in waiting if seat.has_room else ():
-                allowed = (ticket.seats or names) - ticket.tried
-                assert seat.name not in allowed, f"{ticket} waits though {seat} has room"
+        for load in made.fleet.loads:
+            assert load.in_flight == sum(t.placed_on is load for t in running) <= load.slots
+            for ticket in waiting if load.has_room else ():
+                allowed = (ticket.eligible or names) - ticket.tried
+                assert load.name not in allowed, f"{ticket} waits though {load} has room"
         by_group: dict[object, list[Ticket[Any]]] = {}
         for ticket in made.queue:
             by_group.setdefault((ticket.tenant, ticket.where), []).append(ticket)
@@ -250,12 +250,12 @@ def test_no_seat_with_room_is_left_idle_for_somebody_who_waits_for_another(
             assert group == sorted(group, key=lambda t: t.order)
 
 
-def test_bands_hold_among_those_who_wait_for_one_seat() -> None:
+def test_bands_hold_among_those_who_wait_for_one_backend() -> None:
     made = admission(vip=TenantTerms(band=Band.HIGH), limits=replace(LIMITS, hold_back_share=0.0))
-    running = Ticket("a0", seats=A)
+    running = Ticket("a0", eligible=A)
     made.arrive(running, "t", 0.0)
-    made.arrive(Ticket("b0", seats=B), "t", 0.0)
-    made.arrive(Ticket("a1", seats=A), "t", 0.0)
-    made.arrive(Ticket("b1", seats=B), "vip", 0.0)
-    made.arrive(Ticket("a2", seats=A), "vip", 0.0)
+    made.arrive(Ticket("b0", eligible=B), "t", 0.0)
+    made.arrive(Ticket("a1", eligible=A), "t", 0.0)
+    made.arrive(Ticket("b1", eligible=B), "vip", 0.0)
+    made.arrive(Ticket("a2", eligible=A), "vip", 0.0)
     assert started(made.end(running, 1.0)) == [("a2", "a")]
