@@ -217,6 +217,22 @@ def test_retries_beyond_their_share_are_refused_when_there_is_no_room() -> None:
     assert made.arrive(Ticket("again", retry=True), "a", 0.0) == []
 
 
+def test_no_tenant_pays_for_anothers_retries_or_haste() -> None:
+    """One tenant's deadlines of a millisecond, and its retries, are no reason to refuse another tenant's calls."""
+    made = admission(limits=replace(ROOMY, queue_s=60.0))
+    [running] = fill(made, "x", 1)
+    fill(made, "b", 30)
+    now = 0.0
+    for _ in range(10):  # one a second gets its turn: one that comes now waits for about twenty seconds
+        now += 1.0
+        [action] = [action for action in made.end(running, now, 10, 10, completed=True) if action.load is not None]
+        running = action.ticket
+        for at in range(100):
+            hasty = Ticket(f"hasty{at}", first_by=now + 0.001, queue_by=now + 60, retry=True)
+            assert refused(made.arrive(hasty, "a", now)) or made.end(hasty, now) == []
+    assert [made.arrive(Ticket("patient", queue_by=now + 60, retry=again), "b", now) for again in (False, True)] == [[], []]
+
+
 def test_retries_may_run_while_there_is_room() -> None:
     made = admission(slots=8)
     for _ in range(500):
@@ -317,6 +333,7 @@ class Slots:
         self.admission: Admission[Any] = Admission(replace(limits, queue_s=1e6), [load], lambda: 0.5)
         self.now = 0.0
         self.first_s = 0.1
+        self.answer_s = 2.0
         self.running: list[tuple[float, float, Ticket[Any]]] = []  # when its first token comes, when it ends
         self.waiting: list[Ticket[Any]] = []
         self.done = 0
@@ -339,7 +356,8 @@ class Slots:
             self.done += 1
             self.take(self.admission.end(item[2], now, 40, 10, completed=True))
         while self.waiting and len(self.running) < self.slots:
-            self.running.append((now + self.first_s, now + self.first_s + 2, self.waiting.pop(0)))
+            first_at = now + self.first_s
+            self.running.append((first_at, first_at + self.answer_s, self.waiting.pop(0)))
         for first, _, ticket in self.running:
             if first <= now and ticket.reading:
                 self.first_tokens.append(now - ticket.arrived_at)
@@ -405,6 +423,21 @@ def test_an_engine_that_becomes_slower_is_not_strangled() -> None:
             engine.first_tokens.clear()
     assert not engine.refused
     assert max(engine.first_tokens) < 2.2
+
+
+def test_an_engine_whose_tokens_become_slower_is_not_strangled() -> None:
+    """A larger model at the same address: 0.02, then 0.13 s per token, however many calls there are."""
+    engine = Slots(10**6, BackendLoad("s", step_slo_s=0.1))
+    engine.answer_s = 40 * 0.02
+    for at in range(6000):
+        engine.step()
+        if at == 1000:
+            engine.answer_s = 40 * 0.13
+        if len(engine.running) + len(engine.waiting) + engine.admission.queue.count < 12:
+            engine.come()
+        if at > 5000:
+            assert len(engine.running) + len(engine.waiting) >= 11, "none of the twelve waits here"
+    assert engine.load.limiter.slow_max == math.inf and not engine.refused
 
 
 def test_one_cold_call_does_not_let_the_engines_queue_grow() -> None:

@@ -372,6 +372,90 @@ def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -
     assert [pair for _, actions in burst for pair in ended(actions)] == []
 
 
+class WholeAnswers:
+    """An engine that answers embeddings in 0.05 s each, however many; of an answer nothing is seen before its end."""
+
+    def __init__(self) -> None:
+        self.made = admission(slots=0)
+        self.now = 0.0
+        self.running: list[tuple[float, Ticket[Any]]] = []
+        self.done: list[Any] = []
+
+    def come(self, key: object, *, job: bool) -> None:
+        self._take(self.made.arrive(Ticket(key, prompt=10, stream=False, whole=True, job=job), "a", self.now))
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.01)):
+            self.now += 0.01
+            for ends_at, ticket in list(self.running):
+                if ends_at <= self.now and (ends_at, ticket) in self.running:
+                    self.running.remove((ends_at, ticket))
+                    self._take(self.made.first_token(ticket, self.now))
+                    self.done.append(ticket.key)
+                    self._take(self.made.end(ticket, self.now, completed=True))
+            self._take(self.made.dispatch(self.now))
+
+    def _take(self, actions: list[Action[Any]]) -> None:
+        for ticket, load, _ in actions:
+            if load is not None:
+                self.running.append((self.now + 0.05, ticket))
+            else:  # told to make way: it comes again
+                self.running = [pair for pair in self.running if pair[1] is not ticket]
+                self.made.end(ticket, self.now)
+                self.come(ticket.key, job=True)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_batch_of_embeddings_runs_alone_and_beside_live_ones(live: bool) -> None:
+    """One at a time would be 50 in 2.5 s; one in each pause of a try was 7 in 40 s, and none beside live calls."""
+    engine = WholeAnswers()
+    if live:
+        engine.come("live-first", job=False)
+    for at in range(50):
+        engine.come(at, job=True)
+    for second in range(10):
+        if live and second % 2 == 0:
+            engine.come(f"live{second}", job=False)
+        engine.pass_time(1.0)
+    assert {key for key in engine.done if isinstance(key, int)} == set(range(50))
+    assert sum(isinstance(key, str) for key in engine.done) == (6 if live else 0)
+
+
+def test_live_calls_that_never_stop_do_not_keep_all_jobs_out() -> None:
+    """One live call at a time is all that was ever seen: that the engine runs two is found out beside one of them."""
+    made = admission(slots=0)
+    live, _ = call(made, "live0")
+    items = put_in_line(made, 2)
+    assert in_flight(items) == 0, "the prompt of a live call is being read"
+    assert started(made.first_token(live, 0.5)) == ["a-job0"]
+    made.first_token(items[0], 0.6)
+    assert made.fleet.loads[0].limiter.ran == 2
+    made.end(live, 1.0)
+    _, actions = call(made, "live1", 1.0)
+    assert started(actions) == ["live1"] and ended(actions) == [], "both run, as was seen"
+    assert in_flight(items) == 1, "one at a time"
+
+
+def test_an_engine_that_was_seen_to_run_one_call_keeps_that_place_for_live_calls() -> None:
+    made = admission(slots=0)
+    live, _ = call(made, "live")
+    made.first_token(live, 0.5)
+    made.end(live, 1.0)
+    assert in_flight(put_in_line(made, 1, now=2.0)) == 0
+    assert started(made.dispatch(20.0)) == ["a-job0"], "none has come for a while"
+
+
+def test_no_job_beside_live_calls_where_the_engine_is_known_to_queue() -> None:
+    made = admission(slots=0)
+    live = [call(made, at)[0] for at in range(3)]
+    for ticket in live:
+        made.first_token(ticket, 0.5)
+    made.engine_told(made.fleet.loads[0], 5, 0.6)
+    for ticket in live[1:]:
+        made.end(ticket, 1.0)
+    assert in_flight(put_in_line(made, 1, now=2.0)) == 0
+
+
 # The peak
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -104,6 +105,17 @@ def test_an_engine_that_cannot_stream_is_asked_plainly() -> None:
             client.chat(stream=True)
             refused = client.read_answer()
             assert (refused.status, refused.json()["error"]["message"]) == (400, "streaming is not supported")
+
+
+def test_asking_plainly_aborts_nothing() -> None:
+    """The engine has refused the first ask, so there is nothing to stop: an abort could only reach the second one."""
+    with gateway_and_engine({"slots": 8}, refuse_stream=True, slots=8, token_s=0.005) as (gateway, engine):
+        for _ in range(4):
+            with ThreadPoolExecutor(8) as clients:
+                got = list(clients.map(lambda _: ask(gateway.address, *CALLS["chat"]), range(8)))
+            assert [one.status for one in got] == [200] * 8
+        stats = engine.wait_idle()
+        assert (stats["aborted"], stats["abort_requests"]) == (0, 0)
 
 
 def test_an_engine_that_ignores_stream() -> None:

@@ -7,7 +7,7 @@ import hashlib
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +201,32 @@ def test_a_live_client_gets_the_place_and_its_id_is_its_own() -> None:
             lambda: not httpx.get(f"{gateway.admin_url}/api/calls", timeout=60).json()["calls"], what="no call to be live"
         )
         assert not [row for row in gateway.log() if row["event"] == "fault"]
+
+
+def test_an_item_that_made_way_as_often_as_it_must_runs_to_its_end() -> None:
+    """Bursts of live calls take both slots: the item makes way for the first burst, and the second waits for it."""
+    limits = {"slots": 2, "jobs_calm_s": 0.2, "job_yields_max": 1, "queue_s": 120}
+    with slow(limits, slots=2, token_s=0.02) as (gateway, engine), ExitStack() as left:
+
+        def burst() -> list[Client]:
+            clients = [left.enter_context(Client(gateway.address)) for _ in range(2)]
+            for one in clients:
+                one.chat(stream=True)
+            clients[0].read_until(b"data:")
+            return clients
+
+        id = start_job(gateway.url, max_tokens=400, lease_s=600)["id"]
+        decoding(engine)
+        first = burst()
+        first[1].read_until(b"data:")
+        assert gateway.call_log(f"{id}.0")["cause"] == "yielded"
+        for one in first:
+            one.fin()
+        wait_until(lambda: engine.stats()["started"] == 4, what="the second try")
+        burst()
+        assert wait_job(gateway.url, id)["status"] == "completed"
+        causes = [row["cause"] for row in gateway.log() if row.get("client") == "job"]
+        assert causes == ["yielded", "completed"]
 
 
 class TestLease:

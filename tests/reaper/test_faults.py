@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import sys
 import time
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,23 @@ def test_a_deaf_engine_is_named_told_again_a_few_times_and_quarantined() -> None
         engine.behave(deaf=False, answer_tokens=1)
         wait_until(lambda: engine.stats()["running"] == 1, what="it still runs")
         assert engine.stats()["abort_requests"] == before
+
+
+def test_every_step_that_is_taken_is_counted() -> None:
+    """TGI has no abort: it gets the same time, and that is a step as well."""
+    with StandIn(like="tgi", deaf=True, **SLOW) as engine, Gateway(engine.url, **QUICK) as gateway:
+        known(gateway)
+        hang_up_mid_stream(gateway)
+        wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
+
+        def counted() -> dict[str, float]:
+            shown = (
+                (re.fullmatch(r'hangup_ladder_steps_total{.*step="(\w+)"}', name), n) for name, n in gateway.metrics().items()
+            )
+            return {match[1]: n for match, n in shown if match and n}
+
+        wait_until(lambda: counted() == Counter(steps(gateway)), what="the metric")
+        assert counted()["wait"] == 3
 
 
 def test_trouble_that_ends_leads_back_by_the_canary_without_a_restart() -> None:

@@ -364,7 +364,7 @@ class Admission(Generic[K]):
             kept = wanted
             aside = jobs.aside
             if aside is not None:
-                load = jobs.idle_backend(self.live, now, aside.kv, aside.tried | wanted, aside.eligible)
+                load = jobs.idle_backend(self.live, now, aside.kv, aside.tried | wanted, aside.eligible, whole=aside.whole)
                 if load is not None:
                     self._leave_job_line(aside, load, now, actions)
                     continue
@@ -375,7 +375,7 @@ class Admission(Generic[K]):
             ticket = jobs.next(now, full)
             if ticket is None:
                 break
-            load = jobs.idle_backend(self.live, now, ticket.kv, ticket.tried | kept, ticket.eligible)
+            load = jobs.idle_backend(self.live, now, ticket.kv, ticket.tried | kept, ticket.eligible, whole=ticket.whole)
             if load is not None:
                 self._leave_job_line(ticket, load, now, actions)
             elif (

@@ -68,21 +68,37 @@ class JobQueue(Queue):
     # Room for live calls
 
     def idle_backend(
-        self, live: int, now: float, kv: int = 0, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None
+        self,
+        live: int,
+        now: float,
+        kv: int = 0,
+        tried: frozenset[str] = NOBODY,
+        eligible: frozenset[str] | None = None,
+        *,
+        whole: bool = False,
     ) -> BackendLoad | None:
         """Return a backend where an item may start, if enough stays free for live calls, of which `live` are in flight."""
         peak = self.live_peak.get(live, now)
         load = self._fleet.quiet(not peak, kv, tried, eligible)
         if load is None:
             return None
-        if (
-            not load.slots and not peak
-        ):  # without live calls, jobs show the engine's capacity; one yields when a live call comes
-            return load if load.in_flight < load.known or load.limiter.one_more(load.in_flight, now) else None
+        if not load.slots and (not peak or (load.is_open and not load.jobs)):
+            return load if self._may_show_capacity(load, now, alone=not peak, whole=whole) else None
         most, taken = self._fleet.places(eligible)
         # The peak is not known per backend: a subset of backends keeps free no more than its share, and jobs there yield.
         headroom = max(self._kept_free(most, peak), peak - live if eligible is None else 0)
         return load if load.in_flight < load.known and most - taken - 1 >= headroom else None
+
+    def _may_show_capacity(self, load: BackendLoad, now: float, *, alone: bool, whole: bool) -> bool:
+        """Return whether an item may start on a backend with a learned limit, so that it shows how much the engine runs.
+
+        Without live calls many items do that. Beside live calls one at a time does, while nothing shows that the engine
+        queues: live calls that never stop would otherwise keep all jobs out. Each yields when a live call comes beyond what
+        was seen. If that is one call, only a short answer starts before a live call does, because it would always yield.
+        """
+        if load.in_flight < load.known:
+            return alone or whole or load.known > 1
+        return load.limiter.one_more(load.in_flight, now)
 
     def _kept_free(self, most: int, peak: int) -> int:
         share = self._limits.jobs_hold_back_share if peak else self._limits.hold_back_share

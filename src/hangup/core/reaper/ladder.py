@@ -36,6 +36,9 @@ class Rung(StrEnum):
     CANARY = "canary"
 
 
+STEPS: tuple[str, ...] = ("abort", "wait", *Rung)  # every `LadderStep.what` there is
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderTerms:
     """How far the ladder may go on a backend."""

@@ -17,7 +17,7 @@ from hangup import __version__
 from hangup.core.call import Phase
 from hangup.core.jobs import ItemState, JobStatus, Kind
 from hangup.core.ledger import Histogram
-from hangup.core.reaper import Rung
+from hangup.core.reaper import STEPS
 from hangup.gateway.admin.view import GatewayView
 
 
@@ -134,7 +134,7 @@ class GatewayCollector(Collector):
         yield releases
         steps = CounterMetricFamily("hangup_ladder_steps", "Steps taken about zombies and wedges.", labels=["backend", "step"])
         for backend, *_ in reaper.standing():
-            for step in ("abort", *Rung):
+            for step in STEPS:
                 steps.add_metric([backend, step], reaper.steps[backend, step])
         yield steps
         yield _histogram("hangup_release_seconds", "From a call's end to the engine's word that it is gone.", reaper.release_s)
