@@ -164,9 +164,7 @@ class TestSaved:
 
 class TestAfterlife:
     def left(self, id: str, at: float) -> PendingStop:
-        made = PendingStop(id, at)
-        made.tenant, made.model, made.cause = id, "m", "client_gone"
-        return made
+        return PendingStop(id, at, tenant=id, model="m", cause="client_gone")
 
     def test_shares_go_by_the_time_that_each_ran_on(self) -> None:
         owners = [self.left("a", 0.0), self.left("b", 5.0)]
@@ -179,7 +177,7 @@ class TestAfterlife:
 
     def test_shares_go_by_slots_where_these_tell(self) -> None:
         owners = [self.left("a", 0.0), self.left("b", 0.0)]
-        owners[0].tokens_now, owners[0].booked, owners[1].tokens_now = 40, 10, 90
+        owners[0].tokens_now, owners[0].account.booked, owners[1].tokens_now = 40, 10, 90
         assert [part.tokens for part in zombie_shares.share(owners, None, 0.0, 0.0, 10.0)] == [30, 90]
         assert [part.tokens for part in zombie_shares.share(owners, 60, 0.0, 0.0, 10.0)] == [15, 45]
         assert zombie_shares.share([], 100, 3.0, 0.0, 10.0) == []
@@ -195,7 +193,7 @@ class TestAfterlife:
         [part] = zombie_shares.share([owner], 6, 2.0, 0.0, 1.0)
         wasted = Account(tokens_wasted=6, engine_s=2.0, engine_wasted_s=2.0, money=14.0, money_wasted=14.0)
         assert zombie_shares.entry("gpu", part, PRICE) == ("ann", "m", "gpu", "zombie", wasted)
-        owner.saved = (15, 45.0)
+        owner.account.saved = (15, 45.0)
         undone = Account(tokens_saved=-15, money_saved=-45.0)
         assert zombie_shares.not_saved("gpu", owner) == ("ann", "m", "gpu", "client_gone", undone)
-        assert owner.saved == (0, 0.0)
+        assert owner.account.saved == (0, 0.0)

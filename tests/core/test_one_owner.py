@@ -27,3 +27,22 @@ def test_no_module_starts_a_task_or_a_thread_by_hand() -> None:
 def test_the_owner_is_found_by_the_same_look() -> None:
     """Else the test above would pass for want of eyes."""
     assert {place.split()[1] for place in started_in(ROOT / OWNER)} == {"create_task", "Thread"}
+
+
+def health_written_in(source: str) -> list[str]:
+    """What a module sets in a backend's health."""
+    targets = [
+        target
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    parts = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    written = [part for part in parts if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Attribute | ast.Name)]
+    return [part.attr for part in written if getattr(part.value, "attr", getattr(part.value, "id", "")) == "health"]
+
+
+def test_a_backends_health_changes_by_events_alone() -> None:
+    found = [field for path in sorted(ROOT.rglob("*.py")) for field in health_written_in(path.read_text())]
+    assert set(found) <= {"failures_max"}, "call `apply`: only health.py knows which state follows which"
+    assert health_written_in("a.health.trust = 1\nhealth.failures += 1\nb.health.up, c = 2, 3") == ["trust", "failures", "up"]

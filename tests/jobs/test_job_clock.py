@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hangup.config import LimitSettings
 from hangup.core.account import Entry
 from hangup.core.clocks import SteadyClock
 from hangup.core.jobs import Cause, JobStatus, Kind
+from hangup.core.reaper import PendingStop
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.jobs.workers import MissingWorkers, this_host, this_process
@@ -38,6 +40,8 @@ class Idle:
         return self.limits
 
     def book(self, entry: Entry) -> None: ...
+
+    def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None: ...
 
     def told(self, event: str, **fields: Any) -> None:
         self.events.append(event)

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hangup.core.reaper import EngineStatus, PendingStop, PendingStops, Slot, StopState
+from hangup.core.reaper import EngineStatus, PendingStop, PendingStops, Slot, StopAccount, StopState
 
 GRACE, LAG = 2.0, 3.0
 
@@ -27,7 +27,7 @@ def slots(*busy: tuple[int, str, int]) -> EngineStatus:
 
 def test_a_leftover_begins_with_nothing_against_it() -> None:
     left = PendingStop("x", 5.0)
-    assert not left.silent and not left.abort_sent and left.aborts == left.booked == 0 and left.saved == (0, 0.0)
+    assert not left.silent and not left.abort_sent and left.aborts == 0 and left.account == StopAccount()
     assert left.fate is StopState.PENDING and left.due == 5.0 and left.tokens_after is None and left.key == "x"
 
 
@@ -88,8 +88,7 @@ def test_a_call_that_may_not_be_in_the_counts_yet_is_not_released_by_them() -> N
 def test_a_prompt_that_is_read_quickly_is_soon_out_of_figures_that_do_not_move() -> None:
     """An engine that is idle has figures that stand still: its places must not be held for as long as the longest prompt."""
     book = PendingStops(GRACE, LAG)
-    quick, slow = PendingStop("quick", 0.0), PendingStop("slow", 0.0)
-    quick.reading_s, slow.reading_s = 0.05, 1.0
+    quick, slow = PendingStop("quick", 0.0, reading_s=0.05), PendingStop("slow", 0.0, reading_s=1.0)
     for leftover in (quick, slow):
         book.left(leftover, first_token=False)
     assert book.observe(EngineStatus(0, tokens=9), 0.1, 0.1, live=0, peak=2) == []

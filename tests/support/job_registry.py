@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.account import Account, Entry
 from hangup.core.call import Call
+from hangup.core.reaper import PendingStop
 from hangup.core.reasons import Reason
 from hangup.gateway.apis.routes import Router
 from hangup.gateway.jobs.api import JobApi
@@ -65,6 +66,9 @@ class FakeGateway:
 
     def book(self, entry: Entry) -> None:
         self.booked.append(entry)
+
+    def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
+        callback()
 
     def told(self, event: str, **fields: Any) -> None:
         self.events.append(event)

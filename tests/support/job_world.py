@@ -100,6 +100,7 @@ class SimGateway:
         self.limits = LIMITS
         self._running: list[SimItemCall] = []
         self._waiting: list[SimItemCall] = []
+        self._confirmed: dict[PendingStop, Callable[[], None]] = {}
 
     def run_item(self, item: ItemClient, id: str, headers: dict[str, str]) -> None:
         flow = SimItemCall(self, item, id)
@@ -121,8 +122,10 @@ class SimGateway:
 
     def gone(self, leftover: PendingStop) -> None:
         leftover.released = self.world.chance.choice([StopState.VERIFIED, StopState.UNVERIFIED])
-        if leftover.on_confirmed is not None:
-            leftover.on_confirmed()
+        self._confirmed.pop(leftover, lambda: None)()
+
+    def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
+        self._confirmed[stop] = callback
 
     def end_all(self) -> None:
         for flow in [*self._waiting, *self._running]:

@@ -30,7 +30,7 @@ def share(owners: Sequence[PendingStop], tokens: int | None, alone_s: float, sin
     """
     if not owners:
         return []
-    known = [max((left.tokens_since or 0) - left.booked, 0) for left in owners]
+    known = [max((left.tokens_since or 0) - left.account.booked, 0) for left in owners]
     lived = [max(min(now, left.released_at or now) - max(since, left.at), 1e-6) for left in owners]
     if tokens is None:
         counts = known
@@ -70,6 +70,6 @@ def entry(backend: str, part: ZombieShare, price: Price) -> Entry:
 
 def not_saved(backend: str, left: PendingStop) -> Entry:
     """Return an `Entry` that takes back the savings of a call whose engine did not stop."""
-    tokens, money = left.saved
-    left.saved = (0, 0.0)
+    tokens, money = left.account.saved
+    left.account.saved = (0, 0.0)
     return Entry(left.tenant, left.model, backend, left.cause, Account(tokens_saved=-tokens, money_saved=-money))

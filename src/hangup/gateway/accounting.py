@@ -55,7 +55,7 @@ class Accounting:
     def note_savings(self, call: Call, ticket: AnyTicket | None, stop: PendingStop) -> None:
         """Writes down what the early end of a call is expected to save, if its engine stops."""
         engine_s, expected, price = self._cost(call, ticket)
-        stop.saved = saved(call, expected, price.of(engine_s, call.tokens_out))
+        stop.account.saved = saved(call, expected, price.of(engine_s, call.tokens_out))
 
     def _cost(self, call: Call, ticket: AnyTicket | None) -> Cost:
         if ticket is None or ticket.tenant is None:

@@ -364,7 +364,7 @@ class CallFlow(ClientRequest):
     def _abort_attempt(self) -> None:
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
-            self._abort(attempt)
+            self._abort(attempt, keep_place=False)
 
     def _withdraw_attempt(self) -> None:
         """Lets go of an engine that does nothing for the call: there is nothing to abort, and nothing to wait for."""
@@ -491,9 +491,8 @@ class CallFlow(ClientRequest):
         """Says where the engine's bytes go."""
         return relay.feed
 
-    def _abort(self, attempt: Attempt) -> PendingStop | None:
-        """Stops the engine's work; returns what the reaper must look after, if anything."""
-        return self.ports.stopping.abort(attempt, self.call, self.ticket, self.asked.choices)
+    def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
+        return self.ports.stopping.abort(attempt, self.call, self.ticket, self.asked.choices, keep_place=keep_place)
 
 
 def _ignore(data: bytes) -> None:

@@ -222,7 +222,7 @@ class ClientRequest:
         if (heard_at := self.call.moved_at) is not None:
             attempt.backend.heard_at = max(attempt.backend.heard_at, heard_at)
         if ending.engine is EngineAction.ABORT:
-            self.pending_stop = self._abort(attempt)
+            self.pending_stop = self._abort(attempt, keep_place=True)
         else:
             reusable = self._relay is not None and self._relay.connection_reusable()
             self.ports.stopping.finish(attempt, reusable=reusable)
@@ -234,8 +234,9 @@ class ClientRequest:
         if attempt is not None and attempt.connection is not None:
             attempt.connection.abort()
 
-    def _abort(self, attempt: Attempt) -> PendingStop | None:
-        """Stops the engine's work; returns what the reaper must look after, if anything."""
+    def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
+        """Stops the engine's work; returns what the reaper must look after, if anything. `keep_place`: the call has ended, and
+        its place in the engine is free only when the engine has stopped."""
         self.ports.stopping.withdraw(attempt)
         return None
 
@@ -286,10 +287,7 @@ class ClientRequest:
 
     def _free(self, ticket: Ticket[Placed]) -> None:
         """Frees the call's place, but not one in an engine that may still be at work on it: that is the reaper's to free."""
-        stop = self.pending_stop if ticket.placed_on is not None else None
-        if stop is not None:
-            stop.place = ticket.kv
-        self.ports.placement.end(ticket, self.call, steady=not self.stalls, hold=stop is not None)
+        self.ports.placement.end(ticket, self.call, steady=not self.stalls, hold=self.pending_stop is not None)
 
     def _book(self, ticket: Ticket[Placed] | None) -> None:
         """Books what the call cost, and lets those know whom it was for."""

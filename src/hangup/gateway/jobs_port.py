@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.account import Entry
 from hangup.core.call import Call
+from hangup.core.reaper import PendingStop
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.client_request import FlowPorts
 from hangup.gateway.http.head import RequestHead
@@ -65,6 +67,9 @@ class JobsPort:
     def book(self, entry: Entry) -> None:
         if self._ports.accounting.store is not None:
             self._ports.accounting.store.add(entry)
+
+    def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
+        self._ports.stopping.when_confirmed(stop, callback)
 
     def told(self, event: str, **fields: Any) -> None:
         self._ports.log.event(event, **fields)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hangup.core.admission import Ticket
@@ -42,6 +43,14 @@ class Attempt:
         return f"<attempt {self.key or 'not sent'} at {self.backend!r}>"
 
 
+@dataclass(slots=True)
+class _Held:
+    """What an ended call keeps until its engine has stopped."""
+
+    kv: int  # with its place in the engine, so much of the engine's cache
+    on_confirmed: Callable[[], None] | None = None
+
+
 class Stopping:
     """Ends attempts, and is the reaper's host: what it needs of calls and places, it asks for here."""
 
@@ -51,6 +60,7 @@ class Stopping:
         self.aborts = Aborts()
         self.reaper = Reaper(self.aborts, self, stories_max)
         self.release_heard = asyncio.Event()  # wakes those who wait for a release, and is never set for longer
+        self._held: dict[PendingStop, _Held] = {}  # released when the reaper lets go of the stop, and only once
         self._live = live
         self._placement = placement
         self._log = log
@@ -75,9 +85,11 @@ class Stopping:
             attempt.connection.abort()
             attempt.connection = None
 
-    def abort(self, attempt: Attempt, call: Call, ticket: Ticket[Placed] | None, choices: int) -> PendingStop | None:
+    def abort(
+        self, attempt: Attempt, call: Call, ticket: Ticket[Placed] | None, choices: int, *, keep_place: bool
+    ) -> PendingStop | None:
         """Ends the engine's work on a call. What may be left of it is returned, and belongs to the reaper until the engine
-        shows that it is gone; None if nothing is left."""
+        shows that it is gone; None if nothing is left. `keep_place`: the ticket's place stays taken until then."""
         backend, key, slot = attempt.backend, attempt.key, attempt.slot
         if not key:
             self.withdraw(attempt)
@@ -85,18 +97,38 @@ class Stopping:
         abort_sent = self.aborts.stop(backend, key, attempt.connection)
         attempt.connection, attempt.slot = None, None
         now = time.monotonic()
-        stop = PendingStop(call.id, now, key=key, slot=slot, tokens=call.tokens_out, choices=choices)
+        reads_s = None
         if ticket is not None and ticket.reading:
-            stop.reading_s = backend.load.estimates.first_token.predict(ticket.work, now)
-        stop.abort_sent = abort_sent
-        stop.tenant, stop.model = call.tenant, call.model
-        stop.cause = (call.outcome or Outcome.ENGINE_FAILED).value
+            reads_s = backend.load.estimates.first_token.predict(ticket.work, now)
+        stop = PendingStop(
+            call.id,
+            now,
+            key=key,
+            slot=slot,
+            tokens=call.tokens_out,
+            choices=choices,
+            reading_s=reads_s,
+            abort_sent=abort_sent,
+            tenant=call.tenant,
+            model=call.model,
+            cause=(call.outcome or Outcome.ENGINE_FAILED).value,
+        )
         call.leftovers += (stop,)
         backend.leave_pinned(slot)
-        if self.reaper.left(backend, stop, first_token=call.first_token_at is not None):
-            return stop
-        backend.free_slot(slot)
-        return None
+        if not self.reaper.left(backend, stop, first_token=call.first_token_at is not None):
+            backend.free_slot(slot)
+            return None
+        if keep_place and ticket is not None and ticket.placed_on is not None:
+            self._held[stop] = _Held(ticket.kv)
+        return stop
+
+    def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
+        """Calls back once the engine has stopped; at once if it has already."""
+        held = self._held.get(stop)
+        if held is None:
+            callback()
+        else:
+            held.on_confirmed = callback
 
     # For the reaper
 
@@ -106,11 +138,12 @@ class Stopping:
         self.release_heard.clear()
         self._lines.heard(leftover)
         backend.free_slot(leftover.slot)
-        kv, leftover.place = leftover.place, None
-        if kv is not None:
-            self._placement.release_held(backend.load, kv)
-        if leftover.on_confirmed is not None:
-            leftover.on_confirmed()
+        held = self._held.pop(leftover, None)
+        if held is None:  # an attempt that failed, whose call went elsewhere; or a stop that was believed confirmed before
+            return
+        self._placement.release_held(backend.load, held.kv)
+        if held.on_confirmed is not None:
+            held.on_confirmed()
 
     def load_changed(self, backend: Backend) -> None:
         self._placement.backend_changed(backend)

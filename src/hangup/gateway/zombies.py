@@ -60,12 +60,12 @@ class ZombieLedger:
         price = gateway.accounting.price_of(backend.name)
         for part in zombie_shares.share(owners, tokens, alone_s, since, now):
             left = part.left
-            left.booked += part.tokens
-            left.estimated = left.estimated or not (part.exact or not part.tokens)
+            left.account.booked += part.tokens
+            left.account.estimated = left.account.estimated or not (part.exact or not part.tokens)
             gateway.accounting.ledger.tokens[left.tenant, backend.name, ZOMBIE] += part.tokens
             if gateway.accounting.store is None:
                 continue
-            if any(left.saved) and left.zombie_since is not None:
+            if any(left.account.saved) and left.zombie_since is not None:
                 gateway.accounting.store.add(zombie_shares.not_saved(backend.name, left))
             if part.tokens or part.engine_s:
                 gateway.accounting.store.add(zombie_shares.entry(backend.name, part, price))

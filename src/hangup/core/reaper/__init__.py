@@ -7,7 +7,7 @@ from that report which of them have stopped. `Ladder` decides what to do about t
 from hangup.core.reaper.engine_status import EngineStatus, Slot
 from hangup.core.reaper.ladder import STEPS, Ladder, LadderStep, LadderTerms, Rung
 from hangup.core.reaper.orphans import Means, Orphans
-from hangup.core.reaper.pending_stops import PendingStop, PendingStops, StopState
+from hangup.core.reaper.pending_stops import PendingStop, PendingStops, StopAccount, StopState
 from hangup.core.reaper.stillness import Stillness, Waiting, reading_s
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Rung",
     "Slot",
     "Stillness",
+    "StopAccount",
     "StopState",
     "Waiting",
     "reading_s",

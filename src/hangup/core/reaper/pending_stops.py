@@ -45,9 +45,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from hangup.core.reaper.engine_status import EngineStatus, Slot
 
@@ -65,29 +65,37 @@ class StopState(StrEnum):
     ZOMBIE = "zombie"  # still running
 
 
+@dataclass(slots=True)
+class StopAccount:
+    """What the ledger has counted of an ended call. Only the accounting writes it."""
+
+    booked: int = 0  # tokens computed since its end that the ledger has already counted
+    estimated: bool = False  # `booked` is this call's share of a sum that belongs to several calls
+    saved: tuple[int, float] = (0, 0.0)  # tokens and money that ending the call was thought to save
+
+
 class PendingStop:
-    """A call that ended, and whose engine has not confirmed yet that the work stopped. `place` belongs to the caller: the
-    resource that stays taken until the release."""
+    """A call that ended, and whose engine has not confirmed yet that the work stopped.
+
+    What is known of the call is complete when this is made. What is learned afterwards is written by `PendingStops`, and the
+    number of aborts by the `Ladder`. What the call still holds, such as its slot, belongs to whoever made this.
+    """
 
     __slots__ = (
         "abort_sent",
         "aborts",
+        "account",
         "at",
-        "booked",
         "call_id",
         "cause",
         "choices",
-        "estimated",
         "figures",
         "grace_s",
         "key",
         "model",
-        "on_confirmed",
-        "place",
         "reading_s",
         "released",
         "released_at",
-        "saved",
         "silent",
         "slot",
         "task",
@@ -98,31 +106,42 @@ class PendingStop:
     )
 
     def __init__(
-        self, call_id: str, at: float, *, key: str = "", slot: int | None = None, tokens: int = 0, choices: int = 1
+        self,
+        call_id: str,
+        at: float,
+        *,
+        key: str = "",
+        slot: int | None = None,
+        tokens: int = 0,
+        choices: int = 1,
+        reading_s: float | None = None,
+        abort_sent: bool = False,
+        tenant: str = "",
+        model: str = "",
+        cause: str = "",
     ) -> None:
         self.call_id = call_id
         self.key = key or call_id  # the name by which the engine knows the call
         self.slot = slot
         self.tokens = tokens  # when the call ended
-        self.tokens_now: int | None = None  # by the engine's own report
         self.choices = choices
         self.at = at
+        self.reading_s = reading_s  # expected time to read its prompt, if known
+        self.abort_sent = abort_sent  # an abort by id went out when the call ended
+        self.tenant = tenant
+        self.model = model
+        self.cause = cause  # how the call ended
+        self.account = StopAccount()
+        # Learned afterwards
         self.grace_s = 0.0
         self.silent = False  # the engine had sent nothing before the call ended
-        self.reading_s: float | None = None  # expected time to read its prompt, if known
         self.figures: tuple[object, ...] | None = None  # the engine's first figures after the call ended
-        self.tenant = self.model = self.cause = ""  # who sent the call, and how it ended
-        self.booked = 0  # tokens computed since its end that the ledger has already counted
-        self.estimated = False  # `booked` is this call's share of a sum that belongs to several calls
-        self.saved: tuple[int, float] = (0, 0.0)  # tokens and money that ending the call was thought to save
-        self.abort_sent = False  # an abort by id went out when the call ended
-        self.aborts = 0  # further aborts
+        self.tokens_now: int | None = None  # by the engine's own report
         self.task = ""
+        self.aborts = 0  # further aborts
         self.zombie_since: float | None = None
         self.released: StopState | None = None  # the final state, once the call is no longer held
         self.released_at: float | None = None
-        self.place: Any = None
-        self.on_confirmed: Callable[[], None] | None = None  # called when the stop is confirmed
 
     def __repr__(self) -> str:
         return f"<leftover {self.call_id} slot={self.slot} {'zombie' if self.zombie_since is not None else 'held'}>"
@@ -148,12 +167,12 @@ class PendingStop:
     @property
     def tokens_after(self) -> int | None:
         """Return `tokens_since`, or this call's share where the engine reports only a sum; None when nothing is known."""
-        return self.tokens_since if self.tokens_since is not None else self.booked or None
+        return self.tokens_since if self.tokens_since is not None else self.account.booked or None
 
     @property
     def tokens_exact(self) -> bool:
         """Return whether `tokens_after` is the engine's own number for this call, not an estimate."""
-        return self.tokens_now is not None or not self.estimated
+        return self.tokens_now is not None or not self.account.estimated
 
 
 class PendingStops:

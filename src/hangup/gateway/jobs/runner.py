@@ -14,6 +14,7 @@ import asyncio
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -53,6 +54,9 @@ class RunnerHost(Protocol):
     def limits_of_tenant(self, tenant: str) -> JobLimits: ...
 
     def book(self, entry: Entry) -> None: ...
+
+    def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
+        """Call back once the engine has stopped."""
 
     def told(self, event: str, **fields: Any) -> None: ...
 
@@ -261,7 +265,7 @@ class ItemRunner:
         if leftover is None:
             self._finish(item, state)
         else:
-            leftover.on_confirmed = partial(self._gone, item, state, leftover)
+            self._host.when_confirmed(leftover, partial(self._gone, item, state, leftover))
 
     def _gone(self, item: ItemClient, state: ItemState, leftover: PendingStop) -> None:
         key, worst = item.claim.key, list(StopState)

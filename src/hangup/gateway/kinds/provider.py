@@ -165,13 +165,13 @@ class ProviderRequest(ForwardedRequest):
 
     # The end
 
-    def _abort(self, attempt: Attempt) -> PendingStop | None:
+    def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
         """Stops the provider's work, unless its answer must be waited for: it has the id of a job that must be cancelled."""
         target, reason, connection = self._target, self.call.reason, attempt.connection
         creates = target.what is ProviderRequestKind.CREATE and target.kind is not None and bool(attempt.key)
         left = reason is not None and reason.outcome is not Outcome.ENGINE_FAILED
         if not creates or not left or connection is None or self._status:
-            return super()._abort(attempt)
+            return super()._abort(attempt, keep_place=keep_place)
         assert target.kind is not None
         attempt.connection = None
         self._provider.hear_out(connection, target.kind, attempt.backend, self._owner, self._lease_s, stream=self._stream)

@@ -160,7 +160,7 @@ class EngineQuestion(ForwardedRequest):
         )
         return backends[best.name]
 
-    def _abort(self, attempt: Attempt) -> PendingStop | None:
+    def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
         """Cuts the connection; no work is left behind that the reaper would have to look after."""
         self.ports.stopping.withdraw(attempt)
         return None

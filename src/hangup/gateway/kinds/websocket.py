@@ -219,12 +219,12 @@ class WebSocketCall(CallFlow):
 
     # The end
 
-    def _abort(self, attempt: Attempt) -> PendingStop | None:
+    def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
         """Cuts the connection at once: no engine knows a WebSocket by an id of ours."""
         connection, attempt.connection = attempt.connection, None
         if connection is not None:
             connection.abort()
-        return super()._abort(attempt)
+        return super()._abort(attempt, keep_place=keep_place)
 
     def _tell_client(self, ending: Ending) -> None:
         if ending.tell is Tell.ERROR_EVENT and self.call.status == 101:
