@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hangup.core.account import FREE, Entry, Price, entry, saved
-from hangup.core.admission import AnyTicket
+from hangup.core.admission import Ticket
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
 from hangup.core.reaper import PendingStop
 from hangup.core.reasons import Outcome
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.call_lines import CallLines
+from hangup.gateway.placement import Placed
 from hangup.gateway.store.ledger import LedgerStore
 from hangup.gateway.tracing import Tracer
 
@@ -43,21 +44,21 @@ class Accounting:
         if self.tracer is not None:
             self.tracer.end(call)
 
-    def book(self, call: Call, ticket: AnyTicket | None) -> None:
+    def book(self, call: Call, ticket: Ticket[Placed] | None) -> None:
         """Adds a call to the ledger; what the gateway answered itself cost nothing, and is left out."""
         if self.store is not None and (call.sent_at is not None or call.outcome is not Outcome.COMPLETED):
             self.store.book(call, *self._cost(call, ticket))
 
-    def entry(self, call: Call, ticket: AnyTicket | None) -> Entry:
+    def entry(self, call: Call, ticket: Ticket[Placed] | None) -> Entry:
         """Makes the ledger's entry for an item of a job, to be booked when its result is kept."""
         return entry(call, *self._cost(call, ticket))
 
-    def note_savings(self, call: Call, ticket: AnyTicket | None, stop: PendingStop) -> None:
+    def note_savings(self, call: Call, ticket: Ticket[Placed] | None, stop: PendingStop) -> None:
         """Writes down what the early end of a call is expected to save, if its engine stops."""
         engine_s, expected, price = self._cost(call, ticket)
         stop.account.saved = saved(call, expected, price.of(engine_s, call.tokens_out))
 
-    def _cost(self, call: Call, ticket: AnyTicket | None) -> Cost:
+    def _cost(self, call: Call, ticket: Ticket[Placed] | None) -> Cost:
         if ticket is None or ticket.tenant is None:
             return 0.0, 0.0, FREE
         lengths = None if call.engine_finished else ticket.tenant.lengths(ticket.output_max)

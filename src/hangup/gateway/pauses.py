@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from hangup.core.admission import AnyTicket, BackendLoad
+from hangup.core.admission import BackendLoad
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.rate_limits import come_back_s, spent_s
 from hangup.gateway.http.head import ResponseHead
@@ -64,9 +64,9 @@ class BackendPauses:
             self._drop(name)
 
 
-def worth_waiting(ticket: AnyTicket, load: BackendLoad) -> bool:
-    """Whether a refused call can still be served by this backend before its own time is up: when it said so, or when it has
-    worked on something that ends. Of one that refuses though it has nothing to do, nothing can be expected."""
+def worth_waiting(load: BackendLoad, give_up_at: float) -> bool:
+    """Return whether a backend that refused a call may serve it before the call is given up: it said when, or it works on
+    something that ends. If it refuses although it has nothing to do, nothing can be expected of it."""
     if not load.health.paused and load.in_flight <= 1:
         return False
-    return load.health.paused_until < min(ticket.queue_by, ticket.first_by, ticket.all_by)
+    return load.health.paused_until < give_up_at

@@ -91,7 +91,7 @@ class Placement:
         if self.admission.fleet.has_other(tried, ticket.eligible):
             ticket.tried = tried
             return True
-        return worth_waiting(ticket, backend.load)
+        return worth_waiting(backend.load, min(ticket.queue_by, ticket.first_by, ticket.all_by))
 
     def refused(self, ticket: Ticket[Placed]) -> None:
         """Places a call again for which its backend had no room."""

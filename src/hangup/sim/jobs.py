@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import Any
 
-from hangup.core.admission import Action, Admission, AnyTicket, Ticket
+from hangup.core.admission import Action, Admission, Ticket
 from hangup.sim.clock import VirtualClock
 from hangup.sim.engine import SimEngine, SimWork
 from hangup.sim.load import TraceRequest
@@ -60,7 +60,7 @@ class Supply:
         item.ticket = Ticket(item, prompt=request.prompt, output_max=_OUTPUT_MAX, job=True)
         self._carry_out(self._admission.arrive(item.ticket, _TENANT, self._clock.now))
 
-    def act(self, ticket: AnyTicket, engine: SimEngine | None) -> None:
+    def act(self, ticket: Ticket[Any], engine: SimEngine | None) -> None:
         """Start the item on the engine; without an engine, preempt it on the one that it runs on."""
         item: SimItem = ticket.key
         if engine is not None:

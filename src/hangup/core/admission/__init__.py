@@ -38,13 +38,12 @@ from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.health import BackendHealth, HealthEvent
 from hangup.core.admission.limiter import Evidence
 from hangup.core.admission.tenants import Band, TenantTerms
-from hangup.core.admission.ticket import AnyTicket, Ticket
+from hangup.core.admission.ticket import Ticket
 
 __all__ = [
     "NO_LIMIT",
     "Action",
     "Admission",
-    "AnyTicket",
     "BackendHealth",
     "BackendLoad",
     "Band",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple
+from typing import Generic, NamedTuple
 
 from hangup.config import AdmissionLimits
 from hangup.core import reasons
@@ -27,8 +27,9 @@ from hangup.core.admission.foresight import Foresight
 from hangup.core.admission.health import HealthEvent
 from hangup.core.admission.job_queue import JobQueue
 from hangup.core.admission.queue import Queue
+from hangup.core.admission.tenant_queue import ANYWHERE, NOBODY, Where
 from hangup.core.admission.tenants import Band, Tenant, TenantTerms
-from hangup.core.admission.ticket import ANYWHERE, NOBODY, AnyTicket, K, Ticket, Where
+from hangup.core.admission.ticket import K, Ticket
 from hangup.core.reasons import Reason
 
 _OUTPUT_WEIGHT = 2.0  # the cost of an output token, in prompt tokens
@@ -48,10 +49,7 @@ class Action(NamedTuple, Generic[K]):
     reason: Reason | None
 
 
-_NOTHING: list[Action[Any]] = []
-
-
-def _yielded(jobs: list[AnyTicket]) -> list[Action[Any]]:
+def _yielded(jobs: list[Ticket[K]]) -> list[Action[K]]:
     return [Action(job, None, reasons.YIELDED) for job in jobs]
 
 
@@ -59,13 +57,14 @@ class Admission(Generic[K]):
     """Decides about tickets. It returns their keys and never looks at them."""
 
     def __init__(self, limits: AdmissionLimits, loads: Iterable[BackendLoad], jitter: Callable[[], float]) -> None:
+        self._nothing: list[Action[K]] = []  # shared, and never changed
         self.fleet = Fleet(loads)
-        self.queue = Queue(limits.lifo_after_s)
-        self.jobs = JobQueue(self.fleet, limits)
+        self.queue: Queue[K] = Queue(limits.lifo_after_s)
+        self.jobs: JobQueue[K] = JobQueue(self.fleet, limits)
         self._foresight = Foresight(self.fleet, limits.queue_s)
         self.live = 0  # calls in flight, without jobs
         self._live_peak = self.jobs.live_peak
-        self.tenants: dict[str, Tenant] = {}
+        self.tenants: dict[str, Tenant[Ticket[K]]] = {}
         self._drain = DrainRates()  # calls per second that start from a queue in which calls wait all the time
         self._at = 0.0
         self._waited_at = -math.inf  # when a call last waited, or was refused because of the queue's length
@@ -90,7 +89,7 @@ class Admission(Generic[K]):
                 self.queue.change_terms(tenant, granted)
                 self.jobs.follow(tenant)
 
-    def tenant(self, name: str) -> Tenant:
+    def tenant(self, name: str) -> Tenant[Ticket[K]]:
         found = self.tenants.get(name)
         if found is None:
             found = self.tenants[name] = Tenant(name, self._terms.get(name, TenantTerms()))
@@ -143,7 +142,7 @@ class Admission(Generic[K]):
         self.jobs.push(ticket, now)
         return self.dispatch(now)
 
-    def _wait(self, ticket: Ticket[K], tenant: Tenant, now: float) -> list[Action[K]]:
+    def _wait(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]], now: float) -> list[Action[K]]:
         queue, limits = self.queue, self.limits
         if not self.fleet.loads:
             return [Action(ticket, None, reasons.NO_BACKEND)]
@@ -178,7 +177,7 @@ class Admission(Generic[K]):
         actions += self.dispatch(now)
         return actions
 
-    def _clear_stale(self, tenant: Tenant, now: float, actions: list[Action[K]]) -> None:
+    def _clear_stale(self, tenant: Tenant[Ticket[K]], now: float, actions: list[Action[K]]) -> None:
         """Refuse the tenant's oldest calls as long as they would be too late even if they were next, to make room for calls
         that would not."""
         while tenant.line:
@@ -189,7 +188,7 @@ class Admission(Generic[K]):
             self._foresight.watched(oldest, now, False)
             actions.append(Action(oldest, None, reasons.DEADLINE_NEAR))
 
-    def _hopeless(self, ticket: Ticket[K], tenant: Tenant, patience_s: float, now: float) -> Reason | None:
+    def _hopeless(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]], patience_s: float, now: float) -> Reason | None:
         """Return the reason why the call should not wait, or None if it may."""
         if ticket.retry and tenant.retries.spent:
             return reasons.RETRY_BUDGET
@@ -204,29 +203,29 @@ class Admission(Generic[K]):
     def leave(self, ticket: Ticket[K], now: float, *, left: bool = False) -> list[Action[K]]:
         """Remove a call whose client has gone (`left`), or whose time in the queue is up; do nothing if it does not wait."""
         if not ticket.queued:
-            return _NOTHING
+            return self._nothing
         self._pass_time(now)
         self._foresight.watched(ticket, now, left)
         line = self.jobs if ticket.job else self.queue
         was_aside = ticket is line.aside
         line.remove(ticket)
-        return self.dispatch(now) if was_aside or self.jobs.count else _NOTHING
+        return self.dispatch(now) if was_aside or self.jobs.count else self._nothing
 
     def first_token(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
         """Note that the first token of a call has come."""
         if not ticket.reading:
-            return _NOTHING
+            return self._nothing
         load = ticket.placed_on
         self.fleet.first_token(ticket, now)
         self._foresight.first_token(ticket, now)
-        actions = self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
+        actions = self.dispatch(now) if self.queue.count or self.jobs.count else self._nothing
         if load is not None and not self.queue.count and now - self._waited_at > _CALM_S:
             self.fleet.nobody_waits(load)
         return actions
 
     def step(self, load: BackendLoad, seconds: float, now: float) -> list[Action[K]]:
         """Note the current time per token on this backend."""
-        return self.dispatch(now) if self.fleet.step(load, seconds, now) and self.queue.count else _NOTHING
+        return self.dispatch(now) if self.fleet.step(load, seconds, now) and self.queue.count else self._nothing
 
     def end(
         self,
@@ -259,7 +258,7 @@ class Admission(Generic[K]):
         each = tokens_out // ticket.choices
         if completed and not ticket.blind:
             tenant.lengths(ticket.output_max).observe(each)
-        actions = self.step(load, (now - first) / (each - 1), now) if first and steady and each > 4 else _NOTHING
+        actions = self.step(load, (now - first) / (each - 1), now) if first and steady and each > 4 else self._nothing
         return actions + self.dispatch(now) if self.queue.count or self.jobs.count else actions
 
     # Reports from engines
@@ -267,7 +266,7 @@ class Admission(Generic[K]):
     def engine_told(self, load: BackendLoad, waiting: int, now: float) -> list[Action[K]]:
         """Note how many calls wait inside the engine, by its own figures."""
         self.fleet.engine_told(load, waiting)
-        actions = self.dispatch(now) if self.queue.count else _NOTHING
+        actions = self.dispatch(now) if self.queue.count else self._nothing
         if not self.queue.count and now - self._waited_at > _CALM_S:
             self.fleet.nobody_waits(load)
         return actions
@@ -287,14 +286,14 @@ class Admission(Generic[K]):
     def resume(self, load: BackendLoad, now: float) -> list[Action[K]]:
         """Send calls to a backend again: its pause is over."""
         if not load.health.apply(HealthEvent.RESUMED):
-            return _NOTHING
+            return self._nothing
         self.fleet.refresh()
-        return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
+        return self.dispatch(now) if self.queue.count or self.jobs.count else self._nothing
 
     def let_go(self, load: BackendLoad, kv: int, now: float) -> list[Action[K]]:
         """Free the place of an ended call: its engine has stopped working on it."""
         self.fleet.let_go(load, kv)
-        return self.dispatch(now) if self.queue.count or self.jobs.count else _NOTHING
+        return self.dispatch(now) if self.queue.count or self.jobs.count else self._nothing
 
     def fell_back(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
         """Send the call to another backend, ahead of its tenant's other calls: its backend failed before the first byte."""
@@ -312,7 +311,7 @@ class Admission(Generic[K]):
         """Start as many waiting calls as there is room for; start jobs on backends that no live call waits for."""
         self.fleet.now = now
         queue, jobs = self.queue, self.jobs
-        actions = _NOTHING
+        actions = self._nothing
         if queue.count and (self.fleet.best() is not None or ANYWHERE not in queue.groups):
             actions = self._dispatch_live(now)
         if queue.count and jobs.running:
@@ -429,7 +428,7 @@ class Admission(Generic[K]):
                 self._live_peak.note(self.live, now)
         return Action(ticket, load, None)
 
-    def _stop(self, ticket: Ticket[K], load: BackendLoad, tenant: Tenant, now: float, hold: bool = False) -> None:
+    def _stop(self, ticket: Ticket[K], load: BackendLoad, tenant: Tenant[Ticket[K]], now: float, hold: bool = False) -> None:
         if ticket.job:
             self.jobs.off(load, ticket)
         else:
@@ -439,7 +438,7 @@ class Admission(Generic[K]):
         self.fleet.release(ticket, now, hold)
         tenant.in_flight -= 1
 
-    def _settle(self, ticket: Ticket[K], tenant: Tenant, tokens_out: int, tokens_in: int | None) -> None:
+    def _settle(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]], tokens_out: int, tokens_in: int | None) -> None:
         """Replace the predicted cost that the tenant was charged by the actual cost."""
         prompt = ticket.prompt if tokens_in is None else tokens_in
         true = prompt + _OUTPUT_WEIGHT * tokens_out
@@ -450,7 +449,7 @@ class Admission(Generic[K]):
 
     # Obstacles
 
-    def _over_quota(self, tenant: Tenant, now: float) -> Reason | None:
+    def _over_quota(self, tenant: Tenant[Ticket[K]], now: float) -> Reason | None:
         terms = tenant.terms
         if terms.concurrency_max and tenant.in_flight + tenant.waiting >= terms.concurrency_max:
             return reasons.TENANT_CONCURRENCY
@@ -458,13 +457,13 @@ class Admission(Generic[K]):
             return reasons.TENANT_TOKENS
         return None
 
-    def _cache_for(self, ticket: Ticket[K], tenant: Tenant) -> int:
+    def _cache_for(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]]) -> int:
         """Return how many tokens of an engine's cache to reserve for the call: never so many that other calls would have to end
         first."""
         need = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
         return min(need, int(self.fleet.smallest_cache * _CACHE_SHARE_MAX))
 
-    def _held(self, tenant: Tenant, eligible: frozenset[str] | None) -> bool:
+    def _held(self, tenant: Tenant[Ticket[K]], eligible: frozenset[str] | None) -> bool:
         """Return whether the free capacity is held back for higher bands. It is a share of known capacity, never of a guess."""
         share = self._held_back[tenant.terms.band]
         if share <= 0:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Protocol
 
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.health import BackendHealth
 from hangup.core.admission.limiter import Evidence, LearnedLimit
-from hangup.core.admission.ticket import AnyTicket
 from hangup.core.engine_time import EngineTime
 
 _SLOTS_PER_READER = 8  # without live calls, one job item may be without a first token for every this many slots
 NO_LIMIT = 10**9  # calls
 SLOTS = "slots"  # limited by its slots, as configured or as the engine reports
+
+
+class UnstartedCall(Protocol):
+    """A call without a first token, as its backend sees it."""
+
+    prompt: int
+    whole: bool
+    reading: bool
+    sent_at: float
+    late_at: float
+    late: bool
+    unqueued: bool
 
 
 class BackendLoad:
@@ -68,7 +80,7 @@ class BackendLoad:
         self.peak = 0  # the most `choices` since the last look
         self.placed = 0  # all answers ever requested there
         self.unstarted = 0  # calls without a first token
-        self.waits: OrderedDict[AnyTicket, None] = OrderedDict()  # of those, live calls that are not overdue, in the order sent
+        self.waits: OrderedDict[UnstartedCall, None] = OrderedDict()  # of those, live calls not overdue, in the order sent
         self.reading = 0  # prompt tokens of `unstarted`, without jobs, which yield
         self.kv_used = 0
         self.turn = 0  # when it was last chosen, to break ties round-robin
@@ -130,7 +142,7 @@ class BackendLoad:
     def has_room(self) -> bool:
         return self.in_flight < self.limit
 
-    def has_room_without(self, ticket: AnyTicket) -> bool:
+    def has_room_without(self, ticket: UnstartedCall) -> bool:
         """Return whether there would be room if this call of its own were gone."""
         if self.slots:
             return self.in_flight <= self.slots

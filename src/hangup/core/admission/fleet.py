@@ -14,7 +14,8 @@ from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.health import Trust
 from hangup.core.admission.limiter import SPARE, Evidence
-from hangup.core.admission.ticket import NOBODY, AnyTicket
+from hangup.core.admission.tenant_queue import NOBODY
+from hangup.core.admission.ticket import K, Ticket
 
 _LOOK_PAST = 4  # backends without enough cache to skip before giving up
 _LAST = 1e9  # larger than any load: a backend that may run abandoned work comes after all others with room
@@ -212,7 +213,7 @@ class Fleet:
         one = min(self._among(NOBODY, eligible), key=lambda load: load.name, default=None)
         return one.estimates if one is not None else self.estimates
 
-    def take(self, load: BackendLoad, ticket: AnyTicket, now: float) -> None:
+    def take(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         """Put a call on a backend."""
         self._turn += 1
         load.turn = self._turn
@@ -230,7 +231,7 @@ class Fleet:
             self._read(load, ticket, now)
         self.changed(load)
 
-    def _read(self, load: BackendLoad, ticket: AnyTicket, now: float) -> None:
+    def _read(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         """Start to wait for the call's first token."""
         limiter, ahead = load.limiter, load.unstarted
         ticket.reading = True
@@ -264,7 +265,7 @@ class Fleet:
             self.changed(load)
         return found
 
-    def first_token(self, ticket: AnyTicket, now: float) -> None:
+    def first_token(self, ticket: Ticket[K], now: float) -> None:
         """Note that the engine has read the call's prompt and begun to answer."""
         load = ticket.placed_on
         assert load is not None
@@ -282,7 +283,7 @@ class Fleet:
         load.limiter.accepted(load.in_flight, now)
         self.changed(load)
 
-    def _learn_from(self, load: BackendLoad, ticket: AnyTicket, now: float) -> None:
+    def _learn_from(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         limiter, waited = load.limiter, now - ticket.sent_at
         load.waits.pop(ticket, None)
         late = ticket.late or now > ticket.late_at
@@ -339,7 +340,7 @@ class Fleet:
         self.changed(load)
         return True
 
-    def release(self, ticket: AnyTicket, now: float, hold: bool = False) -> BackendLoad:
+    def release(self, ticket: Ticket[K], now: float, hold: bool = False) -> BackendLoad:
         """Take an ended call off its backend. With `hold`, its place and its cache stay taken until `let_go`."""
         load = ticket.placed_on
         assert load is not None and load.in_flight > 0, f"{ticket} was released more often than taken"

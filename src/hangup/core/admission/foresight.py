@@ -8,7 +8,7 @@ import math
 from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.tenants import Tenant
-from hangup.core.admission.ticket import AnyTicket
+from hangup.core.admission.ticket import K, Ticket
 
 _SURE_IDLE, _SURE_FULL = 0.1, 0.9  # how likely a whole answer must be to come in time, on an idle and on a full backend
 _FORESIGHT_S = 300.0  # no predictions beyond this: the time limits apply there
@@ -24,7 +24,7 @@ class Foresight:
         self._fleet = fleet
         self.queue_s = queue_s  # how long calls may wait in the queue
 
-    def patience_s(self, ticket: AnyTicket, tenant: Tenant, now: float) -> float:
+    def patience_s(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]], now: float) -> float:
         """Return how long this tenant's clients would wait in the queue, on average: a longer queue would be for nobody."""
         first_by, all_by = self.gone_by(ticket, tenant)
         if ticket.stream and all_by < math.inf:  # the time to spare is what the answer itself does not take
@@ -35,7 +35,7 @@ class Foresight:
         tenant.patience_s = mean + (told - mean) * _PATIENCE_GAIN
         return tenant.patience_s
 
-    def gone_by(self, ticket: AnyTicket, tenant: Tenant) -> tuple[float, float]:
+    def gone_by(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]]) -> tuple[float, float]:
         """Return when the client will have left, without a first token and in any case: by its own deadline, or by what such
         clients do."""
         first, whole = ticket.curves or tenant.patience.of(ticket.client, ticket.stream)
@@ -50,7 +50,7 @@ class Foresight:
             ticket.all_by if all_by <= now else min(ticket.all_by, all_by),
         )
 
-    def too_late(self, ticket: AnyTicket, load: BackendLoad | None, wait_s: float, now: float) -> bool:
+    def too_late(self, ticket: Ticket[K], load: BackendLoad | None, wait_s: float, now: float) -> bool:
         """Return whether the answer would come too late for its client, as far as can be known."""
         tenant = ticket.tenant
         assert tenant is not None
@@ -81,20 +81,20 @@ class Foresight:
 
     # Learning clients' patience
 
-    def watch(self, ticket: AnyTicket, tenant: Tenant) -> None:
+    def watch(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]]) -> None:
         """Note that the call's client begins to wait."""
         if not ticket.whole:
             ticket.curves = first, whole = tenant.patience.of(ticket.client, ticket.stream)
             (first if ticket.stream else whole).watch(ticket, ticket.arrived_at, 0.0)
 
-    def first_token(self, ticket: AnyTicket, now: float) -> None:
+    def first_token(self, ticket: Ticket[K], now: float) -> None:
         """Note that the client has its first token and now waits for the rest."""
         if ticket.stream and ticket.curves is not None:
             first, whole = ticket.curves
             first.unwatch(ticket)
             whole.watch(ticket, ticket.arrived_at, now - ticket.arrived_at)
 
-    def watched(self, ticket: AnyTicket, now: float, left: bool) -> None:
+    def watched(self, ticket: Ticket[K], now: float, left: bool) -> None:
         """Learn how long the client waited, and whether it left then."""
         if ticket.curves is None:
             return

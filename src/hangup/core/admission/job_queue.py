@@ -14,18 +14,19 @@ from hangup.core.admission.backend_load import BackendLoad
 from hangup.core.admission.estimates import Peak
 from hangup.core.admission.fleet import Fleet
 from hangup.core.admission.queue import Queue
+from hangup.core.admission.tenant_queue import NOBODY
 from hangup.core.admission.tenants import Tenant
-from hangup.core.admission.ticket import NOBODY, AnyTicket
+from hangup.core.admission.ticket import K, Ticket
 
 
-class JobQueue(Queue):
+class JobQueue(Queue[K]):
     """The items of jobs that wait, those that run, and those of them that have been told to yield."""
 
     def __init__(self, fleet: Fleet, limits: AdmissionLimits) -> None:
         super().__init__(lifo_after_s=math.inf)  # nobody loses patience: always first come, first served
-        self.tenants: dict[str, Tenant] = {}
-        self.running: dict[AnyTicket, None] = {}  # in the order of their start
-        self.yielding: set[AnyTicket] = set()  # told to yield, and not yet ended
+        self.tenants: dict[str, Tenant[Ticket[K]]] = {}
+        self.running: dict[Ticket[K], None] = {}  # in the order of their start
+        self.yielding: set[Ticket[K]] = set()  # told to yield, and not yet ended
         self.live_peak = Peak(limits.jobs_calm_s)  # of live calls in flight
         self._fleet = fleet
         self.configure(limits)
@@ -40,14 +41,14 @@ class JobQueue(Queue):
 
     # Tenants
 
-    def tenant(self, live: Tenant) -> Tenant:
+    def tenant(self, live: Tenant[Ticket[K]]) -> Tenant[Ticket[K]]:
         """Return the tenant that counts the jobs of a live tenant."""
         found = self.tenants.get(live.name)
         if found is None:
             found = self.tenants[live.name] = live.for_its_jobs()
         return found
 
-    def follow(self, live: Tenant) -> None:
+    def follow(self, live: Tenant[Ticket[K]]) -> None:
         """Apply the tenant's new terms to its jobs."""
         found = self.tenants.get(live.name)
         if found is not None:
@@ -56,11 +57,11 @@ class JobQueue(Queue):
 
     # Starts and ends
 
-    def on(self, load: BackendLoad, ticket: AnyTicket) -> None:
+    def on(self, load: BackendLoad, ticket: Ticket[K]) -> None:
         self.running[ticket] = None
         load.jobs += 1
 
-    def off(self, load: BackendLoad, ticket: AnyTicket) -> None:
+    def off(self, load: BackendLoad, ticket: Ticket[K]) -> None:
         self.running.pop(ticket, None)
         self.yielding.discard(ticket)
         load.jobs -= 1
@@ -106,7 +107,7 @@ class JobQueue(Queue):
 
     # Yielding
 
-    def make_way(self, queue: Queue) -> list[AnyTicket]:
+    def make_way(self, queue: Queue[K]) -> list[Ticket[K]]:
         """Choose one job to yield for each live call that stays in the queue, unless a place is about to become free for it
         anyway."""
         fleet = self._fleet
@@ -120,7 +121,7 @@ class JobQueue(Queue):
             for job in self._may_yield()
             if job.placed_on is not None and job.placed_on.has_room_without(job)
         ]
-        told: list[AnyTicket] = []
+        told: list[Ticket[K]] = []
         for waiting in queue if could else ():
             eligible, tried = waiting.eligible, waiting.tried
             soon = next((load for load in coming if fleet.takes(load, tried, eligible)), None)
@@ -136,14 +137,14 @@ class JobQueue(Queue):
                 break
         return self._tell(told)
 
-    def make_way_on(self, load: BackendLoad) -> list[AnyTicket]:
+    def make_way_on(self, load: BackendLoad) -> list[Ticket[K]]:
         """Choose jobs to yield after a live call was sent to a backend that is reading prompts of jobs, which the call would
         wait for, or that may have no slot left."""
         full = not load.slots and load.in_flight - sum(job.placed_on is load for job in self.yielding) > load.limiter.ran
         here = [job for job in reversed(self._may_yield()) if job.placed_on is load]
         return self._tell([job for job in here if job.reading] or here[:full])
 
-    def _may_yield(self) -> list[AnyTicket]:
+    def _may_yield(self) -> list[Ticket[K]]:
         """Return all running jobs, except one per backend that has yielded often enough: work must finish at some point."""
         often, stays = self._limits.job_yields_max, set[BackendLoad]()
         may = []
@@ -154,7 +155,7 @@ class JobQueue(Queue):
                 may.append(job)
         return may
 
-    def _tell(self, jobs: list[AnyTicket]) -> list[AnyTicket]:
+    def _tell(self, jobs: list[Ticket[K]]) -> list[Ticket[K]]:
         for job in jobs:
             del self.running[job]
             self.yielding.add(job)

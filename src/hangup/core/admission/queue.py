@@ -15,28 +15,30 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterator
+from typing import Generic
 
 from hangup.core.admission.drain_rate import overlap
+from hangup.core.admission.tenant_queue import ANYWHERE, NOBODY, Where
 from hangup.core.admission.tenants import Band, Tenant, TenantTerms
-from hangup.core.admission.ticket import ANYWHERE, NOBODY, AnyTicket, Where
+from hangup.core.admission.ticket import K, Ticket
 
 _PATIENCE_SHARE = 0.25  # of a client's patience: for that long, calls go in order
 
 
-class _Lane:
+class _Lane(Generic[K]):
     """One band: its tenants that have waiting calls."""
 
     __slots__ = ("by_length", "by_service", "count", "tenants", "weight")
 
     def __init__(self) -> None:
-        self.by_service: list[tuple[float, int, int, Tenant]] = []
-        self.by_length: list[tuple[float, int, Tenant]] = []
+        self.by_service: list[tuple[float, int, int, Tenant[Ticket[K]]]] = []
+        self.by_length: list[tuple[float, int, Tenant[Ticket[K]]]] = []
         self.count = 0
         self.tenants = 0
         self.weight = 0.0  # the sum over those tenants
 
 
-class Queue:
+class Queue(Generic[K]):
     """The waiting calls of all tenants."""
 
     def __init__(self, lifo_after_s: float) -> None:
@@ -44,16 +46,16 @@ class Queue:
         self.count = 0
         self.bytes = 0
         self.groups: dict[Where, int] = {}  # how many calls wait for which backends, without the one set aside
-        self.aside: AnyTicket | None = None  # a call that no backend can take at the moment, although there is room for others
+        self.aside: Ticket[K] | None = None  # a call that no backend can take at the moment, although there is room for others
         self.aside_at = 0.0
-        self._lanes = [_Lane() for _ in Band]
+        self._lanes: list[_Lane[K]] = [_Lane() for _ in Band]
         self._floor = 0.0  # the service of the tenant that started last: returning tenants begin here
         self._entries = 0
         self._order = 0  # the number of the last arrival; a call that goes before all others gets a negative one
 
     # Arrivals and departures
 
-    def push(self, ticket: AnyTicket, now: float, *, first: bool = False) -> None:
+    def push(self, ticket: Ticket[K], now: float, *, first: bool = False) -> None:
         """Add a call; `first` for a call that has waited before."""
         tenant = ticket.tenant
         assert tenant is not None and not ticket.queued
@@ -67,7 +69,7 @@ class Queue:
         self.count += 1
         self.bytes += ticket.size
 
-    def _link(self, ticket: AnyTicket, tenant: Tenant) -> None:
+    def _link(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]]) -> None:
         lane = self._lanes[tenant.terms.band]
         if not tenant.line:
             self.lift(tenant)
@@ -82,7 +84,7 @@ class Queue:
         if len(lane.by_length) > 64 + 2 * lane.count:
             self._tidy(lane)
 
-    def remove(self, ticket: AnyTicket) -> None:
+    def remove(self, ticket: Ticket[K]) -> None:
         """Remove a call, for whatever reason."""
         assert ticket.queued
         if ticket is self.aside:
@@ -95,14 +97,14 @@ class Queue:
         self.count -= 1
         self.bytes -= ticket.size
 
-    def set_aside(self, ticket: AnyTicket, now: float) -> None:
+    def set_aside(self, ticket: Ticket[K], now: float) -> None:
         """Take a call out of the order: it starts as soon as it can, and until then blocks no other."""
         assert self.aside is None
         self._unlink(ticket)
         self.aside = ticket
         self.aside_at = now
 
-    def _unlink(self, ticket: AnyTicket) -> None:
+    def _unlink(self, ticket: Ticket[K]) -> None:
         tenant = ticket.tenant
         assert tenant is not None
         lane = self._lanes[tenant.terms.band]
@@ -116,7 +118,7 @@ class Queue:
             lane.tenants -= 1
             lane.weight -= tenant.terms.weight
 
-    def change_terms(self, tenant: Tenant, terms: TenantTerms) -> None:
+    def change_terms(self, tenant: Tenant[Ticket[K]], terms: TenantTerms) -> None:
         """Move the tenant's waiting calls into its new band and weight."""
         waiting = sorted(tenant.line, key=lambda ticket: ticket.order)
         for ticket in waiting:
@@ -125,7 +127,7 @@ class Queue:
         for ticket in waiting:
             self._link(ticket, tenant)
 
-    def regroup(self, eligible_for: Callable[[AnyTicket], frozenset[str] | None]) -> None:
+    def regroup(self, eligible_for: Callable[[Ticket[K]], frozenset[str] | None]) -> None:
         """Update where each waiting call can go, after a change in what backends can answer; the calls keep their order."""
         if self.aside is not None:
             self.aside.eligible = eligible_for(self.aside)
@@ -139,7 +141,7 @@ class Queue:
             assert ticket.tenant is not None
             self._link(ticket, ticket.tenant)
 
-    def __iter__(self) -> Iterator[AnyTicket]:
+    def __iter__(self) -> Iterator[Ticket[K]]:
         """Yield all waiting calls, tenant by tenant."""
         if self.aside is not None:
             yield self.aside
@@ -150,7 +152,7 @@ class Queue:
 
     # The next call
 
-    def next(self, now: float, full: Collection[Where] = ()) -> AnyTicket | None:
+    def next(self, now: float, full: Collection[Where] = ()) -> Ticket[K] | None:
         """Return the next call to start, of those that wait for something other than `full`."""
         if full and len(full) == len(self.groups):
             return None
@@ -175,14 +177,14 @@ class Queue:
             wanted |= eligible
         return wanted
 
-    def _stands(self, oldest: AnyTicket, newest: AnyTicket, now: float) -> bool:
+    def _stands(self, oldest: Ticket[K], newest: Ticket[K], now: float) -> bool:
         """Return whether the queue moves too slowly for the newest call to wait until all before it have started."""
         return now - oldest.queued_at > min(self.lifo_after_s, _PATIENCE_SHARE * newest.patience_s)
 
-    def _least_served(self, lane: _Lane, full: Collection[Where]) -> tuple[AnyTicket, AnyTicket] | None:
+    def _least_served(self, lane: _Lane[K], full: Collection[Where]) -> tuple[Ticket[K], Ticket[K]] | None:
         """Return the oldest and the newest call of the tenant that is next."""
         heap = lane.by_service
-        passed: list[tuple[float, int, int, Tenant]] = []
+        passed: list[tuple[float, int, int, Tenant[Ticket[K]]]] = []
         found = None
         while heap and found is None:
             _, _, version, tenant = heap[0]
@@ -196,21 +198,21 @@ class Queue:
             heapq.heappush(heap, entry)
         return found
 
-    def charge(self, tenant: Tenant, tokens: float) -> None:
+    def charge(self, tenant: Tenant[Ticket[K]], tokens: float) -> None:
         """Charge a tenant for tokens; a negative number corrects an earlier charge."""
         tenant.served += tokens / tenant.terms.weight
         if tenant.line:
             self._enter(self._lanes[tenant.terms.band], tenant)
 
-    def went(self, tenant: Tenant) -> None:
+    def went(self, tenant: Tenant[Ticket[K]]) -> None:
         """Note that a call of this tenant starts: tenants that come back later begin at its level."""
         self._floor = max(self._floor, tenant.served)
 
-    def lift(self, tenant: Tenant) -> None:
+    def lift(self, tenant: Tenant[Ticket[K]]) -> None:
         """Raise a returning tenant to the level of the others."""
         tenant.served = max(tenant.served, self._floor)
 
-    def _enter(self, lane: _Lane, tenant: Tenant) -> None:
+    def _enter(self, lane: _Lane[K], tenant: Tenant[Ticket[K]]) -> None:
         tenant.version += 1
         self._entries += 1
         heapq.heappush(lane.by_service, (tenant.served, self._entries, tenant.version, tenant))
@@ -220,16 +222,16 @@ class Queue:
 
     # Overflow
 
-    def ahead_of(self, newcomer: AnyTicket, tenant: Tenant) -> float:
+    def ahead_of(self, newcomer: Ticket[K], tenant: Tenant[Ticket[K]]) -> float:
         """Estimate how many calls start until all of this tenant's queue has started."""
         return self._rounds(newcomer, tenant, len(tenant.line))
 
-    def before(self, newcomer: AnyTicket, tenant: Tenant, now: float) -> float:
+    def before(self, newcomer: Ticket[K], tenant: Tenant[Ticket[K]], now: float) -> float:
         """Estimate how many calls start before a new call of this tenant."""
         first = not tenant.line or self._stands(tenant.line.oldest(), newcomer, now)
         return self._rounds(newcomer, tenant, 0 if first else len(tenant.line))
 
-    def _rounds(self, newcomer: AnyTicket, tenant: Tenant, turns: int) -> float:
+    def _rounds(self, newcomer: Ticket[K], tenant: Tenant[Ticket[K]], turns: int) -> float:
         """Return how many calls start until this tenant has had `turns` starts; calls that wait for other backends do not
         count."""
         lane = self._lanes[tenant.terms.band]
@@ -239,7 +241,7 @@ class Queue:
             return rounds
         return min(rounds, sum(count for (eligible, _), count in self.groups.items() if overlap(eligible, newcomer.eligible)))
 
-    def victim(self, tenant: Tenant) -> AnyTicket | None:
+    def victim(self, tenant: Tenant[Ticket[K]]) -> Ticket[K] | None:
         """Return the call that makes room for a new call of this tenant: the oldest of the longest queue, of the lowest band.
 
         Return None if that would be one of its own calls, or one of a higher band: then the new call is refused.
@@ -258,7 +260,7 @@ class Queue:
                 return None
         return None
 
-    def victim_elsewhere(self, newcomer: AnyTicket, tenant: Tenant) -> AnyTicket | None:
+    def victim_elsewhere(self, newcomer: Ticket[K], tenant: Tenant[Ticket[K]]) -> Ticket[K] | None:
         """Return a call that waits for other backends, if more wait there than for the new call's: they must not fill the queue
         alone."""
         if newcomer.eligible is None:
@@ -272,7 +274,7 @@ class Queue:
         could = (t for lane in lanes for _, _, version, of in lane.by_service if version == of.version for t in of.line)
         return min((t for t in could if others.get(t.where) == most), key=lambda t: t.order, default=None)
 
-    def _longest(self, lane: _Lane) -> Tenant:
+    def _longest(self, lane: _Lane[K]) -> Tenant[Ticket[K]]:
         heap = lane.by_length
         while True:
             length, _, tenant = heap[0]
@@ -284,7 +286,7 @@ class Queue:
                 self._entries += 1
                 heapq.heappush(heap, (true, self._entries, tenant))
 
-    def _tidy(self, lane: _Lane) -> None:
+    def _tidy(self, lane: _Lane[K]) -> None:
         tenants = {id(entry[2]): entry[2] for entry in lane.by_length if entry[2].line}
         self._entries += 1
         lane.by_length = [(-len(t.line) / t.terms.weight, self._entries + at, t) for at, t in enumerate(tenants.values())]

@@ -8,30 +8,42 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterator
+from typing import Generic, Protocol, TypeVar
 
-from hangup.core.admission.ticket import AnyTicket, Where
-
+NOBODY: frozenset[str] = frozenset()
+Where = tuple[frozenset[str] | None, frozenset[str]]  # (only these backends (None: any), none of those)
+ANYWHERE: Where = (None, NOBODY)
 _NONE: tuple[Where, ...] = ()
 
 
-class TenantQueue:
+class QueuedCall(Protocol):
+    """A call as its tenant's queue sees it."""
+
+    where: Where  # the backends that it waits for
+    order: int  # its number in the queue
+
+
+Q = TypeVar("Q", bound=QueuedCall)
+
+
+class TenantQueue(Generic[Q]):
     """The waiting calls of one tenant."""
 
     __slots__ = ("_count", "_groups")
 
     def __init__(self) -> None:
-        self._groups: dict[Where, OrderedDict[AnyTicket, None]] = {}  # each in order; none is empty
+        self._groups: dict[Where, OrderedDict[Q, None]] = {}  # each in order; none is empty
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[AnyTicket]:
+    def __iter__(self) -> Iterator[Q]:
         """Yield all calls, group by group."""
         for group in self._groups.values():
             yield from group
 
-    def push(self, ticket: AnyTicket) -> None:
+    def push(self, ticket: Q) -> None:
         """Add a call at the end, or at the front if its `order` says so."""
         group = self._groups.setdefault(ticket.where, OrderedDict())
         first = group and ticket.order < next(iter(group)).order
@@ -40,17 +52,17 @@ class TenantQueue:
             group.move_to_end(ticket, last=False)
         self._count += 1
 
-    def remove(self, ticket: AnyTicket) -> None:
+    def remove(self, ticket: Q) -> None:
         group = self._groups[ticket.where]
         del group[ticket]
         if not group:
             del self._groups[ticket.where]
         self._count -= 1
 
-    def oldest(self) -> AnyTicket:
+    def oldest(self) -> Q:
         return min((next(iter(group)) for group in self._groups.values()), key=_order)
 
-    def ends(self, full: Container[Where] = _NONE) -> tuple[AnyTicket, AnyTicket] | None:
+    def ends(self, full: Container[Where] = _NONE) -> tuple[Q, Q] | None:
         """Return the oldest and the newest call, of those that wait for something other than `full`."""
         groups = [group for where, group in self._groups.items() if where not in full]
         if len(groups) == 1:  # the usual case
@@ -60,5 +72,5 @@ class TenantQueue:
         return min((next(iter(g)) for g in groups), key=_order), max((next(reversed(g)) for g in groups), key=_order)
 
 
-def _order(ticket: AnyTicket) -> int:
+def _order(ticket: QueuedCall) -> int:
     return ticket.order

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Generic
 
 from hangup.config import TenantSettings
 from hangup.core.admission.estimates import Lengths
 from hangup.core.admission.patience import PatienceBook
 from hangup.core.admission.retries import RetryBudget
-from hangup.core.admission.tenant_queue import TenantQueue
+from hangup.core.admission.tenant_queue import Q, TenantQueue
 
 
 class Band(IntEnum):
@@ -61,7 +62,7 @@ class Allowance:
         return max(-self.left(now), 0.0) * 60 / self.per_minute
 
 
-class Tenant:
+class Tenant(Generic[Q]):
     """One tenant's terms, waiting and running calls, and statistics."""
 
     __slots__ = (
@@ -81,7 +82,7 @@ class Tenant:
 
     def __init__(self, name: str, terms: TenantTerms) -> None:
         self.name = name
-        self.line = TenantQueue()  # waiting calls
+        self.line: TenantQueue[Q] = TenantQueue()  # waiting calls
         self.served = 0.0  # weighted tokens: the virtual counter that decides who is next
         self.waiting = 0  # queued, or set aside
         self.in_flight = 0
@@ -96,10 +97,10 @@ class Tenant:
         self.terms = terms
         self.allowance = Allowance(terms.tokens_per_minute) if terms.tokens_per_minute else None
 
-    def for_its_jobs(self) -> Tenant:
+    def for_its_jobs(self) -> Tenant[Q]:
         """Return a second tenant for its jobs: it shares the terms and the allowance, and nothing else is counted against this
         one."""
-        jobs = Tenant(self.name, self.terms)
+        jobs: Tenant[Q] = Tenant(self.name, self.terms)
         jobs.allowance = self.allowance
         return jobs
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from hangup.core.admission.backend_load import BackendLoad
-    from hangup.core.admission.patience import Patience
-    from hangup.core.admission.tenants import Tenant
+from hangup.core.admission.backend_load import BackendLoad
+from hangup.core.admission.patience import Patience
+from hangup.core.admission.tenant_queue import ANYWHERE, NOBODY
+from hangup.core.admission.tenants import Tenant
 
 K = TypeVar("K")
-NOBODY: frozenset[str] = frozenset()
-Where = tuple[frozenset[str] | None, frozenset[str]]  # (only these backends (None: any), none of those)
-ANYWHERE: Where = (None, NOBODY)
 
 
 class Ticket(Generic[K]):
@@ -104,7 +101,7 @@ class Ticket(Generic[K]):
         self.arrived_at = 0.0
         self.curves: tuple[Patience, Patience] | None = None  # the patience curves that learn from it while its client waits
         self.ahead = 0 if job else prompt  # prompt tokens that other calls have to wait for
-        self.tenant: Tenant | None = None
+        self.tenant: Tenant[Ticket[K]] | None = None
         self.eligible = eligible  # names of the backends that can answer it; None: any
         self.tried = NOBODY  # names of the backends that failed it
         self.where = ANYWHERE  # both of these, as of when it was queued
@@ -129,6 +126,3 @@ class Ticket(Generic[K]):
     def __repr__(self) -> str:
         where = "queued" if self.queued else self.placed_on.name if self.placed_on else "nowhere"
         return f"<ticket {self.key!r} {where}>"
-
-
-AnyTicket = Ticket[Any]  # where the type of the key does not matter
