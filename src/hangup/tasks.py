@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 _LOG = logging.getLogger("hangup.tasks")
 _PAUSE_S = (0.5, 30.0)  # before a restart: doubled by each failure that soon follows another
@@ -46,16 +46,16 @@ class LongTasks:
         self.told = told
         self._lock = threading.Lock()
         self._duties: dict[str, LongTask] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
-    def keep(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    def keep(self, name: str, make: Callable[[], Coroutine[object, object, None]]) -> asyncio.Task[None]:
         """Run `make()` until it returns or is cancelled; after a failure, make it anew and run that."""
         return self._own(asyncio.get_running_loop().create_task(self._keep(self._duty(name), make)))
 
     def start(
         self,
         name: str,
-        work: Coroutine[Any, Any, R],
+        work: Coroutine[object, object, R],
         *,
         handled: Handled = (),
         label: str | None = None,
@@ -111,13 +111,13 @@ class LongTasks:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _over(self, duty: LongTask, handled: Handled, task: asyncio.Task[Any]) -> None:
+    def _over(self, duty: LongTask, handled: Handled, task: asyncio.Task[object]) -> None:
         self._count(duty, expected=-1, running=-1)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not isinstance(error, handled):
             self.failed(duty.name, error)
 
-    async def _keep(self, duty: LongTask, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _keep(self, duty: LongTask, make: Callable[[], Coroutine[object, object, None]]) -> None:
         pauses = _Pauses()
         with self._expected(duty):
             while True:
@@ -176,15 +176,15 @@ class Tasks:
         self._name = name
         self._handled = handled
         self._duties = duties or DUTIES
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+    def start(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
         return self._own(self._duties.start(self._name, work, handled=self._handled))
 
-    def keep(self, name: str, make: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    def keep(self, name: str, make: Callable[[], Coroutine[object, object, None]]) -> asyncio.Task[None]:
         """Run `make()` until it returns or is cancelled, and restart it after a failure."""
         return self._own(self._duties.keep(name, make))
 

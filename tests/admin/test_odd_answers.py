@@ -84,7 +84,7 @@ class FakeLog:
     def __init__(self) -> None:
         self.faults: list[Exception] = []
 
-    def event(self, event: str, **fields: Any) -> None: ...
+    def event(self, event: str, **fields: object) -> None: ...
 
     def fault(self, error: Exception) -> None:
         self.faults.append(error)

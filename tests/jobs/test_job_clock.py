@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,7 +42,7 @@ class Idle:
 
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None: ...
 
-    def told(self, event: str, **fields: Any) -> None:
+    def told(self, event: str, **fields: object) -> None:
         self.events.append(event)
 
     def fault(self, error: Exception) -> None:

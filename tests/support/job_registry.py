@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 from hangup.config import LimitSettings
 from hangup.core import reasons
@@ -70,7 +69,7 @@ class FakeGateway:
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
         callback()
 
-    def told(self, event: str, **fields: Any) -> None:
+    def told(self, event: str, **fields: object) -> None:
         self.events.append(event)
 
     def fault(self, error: Exception) -> None:

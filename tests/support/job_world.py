@@ -141,7 +141,7 @@ class SimGateway:
         if entry.cause == "completed":
             self.world.billed[entry.model] += 1
 
-    def told(self, event: str, **fields: Any) -> None:
+    def told(self, event: str, **fields: object) -> None:
         self.world.events[event] += 1
 
     def fault(self, error: Exception) -> None:

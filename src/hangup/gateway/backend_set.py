@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hangup.config import Settings
 from hangup.core.admission import BackendLoad, HealthEvent
@@ -24,7 +24,7 @@ class BackendEvents(NamedTuple):
     changed: Callable[[Backend], None]  # it takes more calls than before, or fewer
     models_told: Callable[[Backend], None]  # it was asked for its models
     queue_told: Callable[[Backend, int], None]  # by its own figures so many calls wait in it
-    gone: Callable[[Backend], Coroutine[Any, Any, None]]  # out of the configuration, and nothing of ours is left in it
+    gone: Callable[[Backend], Coroutine[object, object, None]]  # out of the configuration, and nothing of ours is left in it
 
 
 class Backends:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 from hangup.config import LimitSettings
 from hangup.core import reasons
@@ -71,7 +70,7 @@ class JobsPort:
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
         self._ports.stopping.when_confirmed(stop, callback)
 
-    def told(self, event: str, **fields: Any) -> None:
+    def told(self, event: str, **fields: object) -> None:
         self._ports.log.event(event, **fields)
 
     def fault(self, error: Exception) -> None:

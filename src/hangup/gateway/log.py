@@ -47,7 +47,7 @@ class Log:
         if self._out is not None:
             self._put(record)
 
-    def event(self, event: str, **fields: Any) -> None:
+    def event(self, event: str, **fields: object) -> None:
         """Something about the gateway itself: a backend went down, a reload, the drain."""
         if self._out is not None:
             self._put({"time": _wall_time(), "event": event, **fields})

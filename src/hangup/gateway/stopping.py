@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hangup.core.admission import Ticket
 from hangup.core.call import Call
@@ -157,7 +156,7 @@ class Stopping:
     def abandon(self, backend: Backend, why: str) -> int:
         return stuck_calls.abandon(self._live.values(), backend, why)
 
-    def told(self, event: str, **fields: Any) -> None:
+    def told(self, event: str, **fields: object) -> None:
         self._log.event(event, **fields)
 
     # The process ends

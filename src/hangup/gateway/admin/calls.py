@@ -65,7 +65,7 @@ class Filter:
 
 _ALL = Filter()
 
-_Key = Callable[[Call, float], Any]
+_Key = Callable[[Call, float], float | str]
 # Each sorts the calls that an operator looks for first to the top; ties are broken by age.
 SORTS: dict[str, _Key] = {
     "age": lambda call, now: call.started_at,
@@ -100,7 +100,7 @@ class Page:
         return cls(name, sort.startswith("-"), offset, min(limit, PAGE_MAX))
 
     def of(self, chosen: list[Call], now: float) -> list[Call]:
-        def key(call: Call) -> tuple[Any, float]:
+        def key(call: Call) -> tuple[float | str, float]:
             return sort(call, now), call.started_at
 
         sort = SORTS[self.sort]

@@ -4,7 +4,6 @@ request for ever."""
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -57,6 +56,6 @@ class AdminConnection(HttpToolsProtocol):
         self._look_again()
 
 
-def bounded(limits: ClientLimits) -> type[Any]:
+def bounded(limits: ClientLimits) -> type[AdminConnection]:
     """Return a connection class with these limits for uvicorn to instantiate."""
     return type("BoundedAdminConnection", (AdminConnection,), {"limits": limits})

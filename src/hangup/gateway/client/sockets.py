@@ -9,7 +9,7 @@ import contextlib
 import socket
 import struct
 import sys
-from typing import Any
+from asyncio.trsock import TransportSocket
 
 # Linux: unsent bytes beyond this stay in our buffer, where we see a stall, and not in the kernel's (otherwise 3 MB).
 NOT_SENT_BYTES_MAX = 4096
@@ -19,6 +19,8 @@ _LAST_ACK_RECV_OFFSET = 56  # of tcpi_last_ack_recv (milliseconds) in Linux's st
 _RETRANSMITS_OFFSET = 2  # of tcpi_retransmits there
 _ESTABLISHED, _CLOSE_WAIT = 1, 8  # of tcpi_state
 _LINGER_RESET = struct.pack("ii", 1, 0)
+
+Sock = socket.socket | TransportSocket  # as asyncio hands it out
 
 
 def listen(host: str, port: int, client_silence_s: float) -> socket.socket:
@@ -53,14 +55,14 @@ def _watch_silence(sock: socket.socket, seconds: float) -> None:
     set_user_timeout(sock, seconds)
 
 
-def set_user_timeout(sock: Any, seconds: float) -> None:
+def set_user_timeout(sock: Sock, seconds: float) -> None:
     """Limit how long the kernel lets written data go unacknowledged, or unread behind a closed window."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         with contextlib.suppress(OSError):  # the peer may be gone already; the transport reports that
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
-def seconds_since_ack(sock: Any) -> float | None:
+def seconds_since_ack(sock: Sock | None) -> float | None:
     """Return how long ago the peer's host last acknowledged anything: the host of a stalled reader still does, a vanished one
     does not."""
     if sys.platform != "linux" or sock is None:
@@ -73,7 +75,7 @@ def seconds_since_ack(sock: Any) -> float | None:
     return float(milliseconds) / 1000
 
 
-def retransmits(sock: Any) -> bool:
+def retransmits(sock: Sock | None) -> bool:
     """Return True if sent data has gone unacknowledged for so long that the kernel sent it again."""
     if sys.platform != "linux" or sock is None:
         return False
@@ -83,9 +85,9 @@ def retransmits(sock: Any) -> bool:
         return False
 
 
-def peer_left(sock: Any, half_close_is_hangup: bool) -> bool:
+def peer_left(sock: Sock | None, half_close_is_hangup: bool) -> bool:
     """Return True if the kernel already knows that the peer has gone, although the event loop has not reported it yet."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or sock is None:
         return False
     try:
         state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -94,7 +96,7 @@ def peer_left(sock: Any, half_close_is_hangup: bool) -> bool:
     return state not in (_ESTABLISHED, _CLOSE_WAIT) or (state == _CLOSE_WAIT and half_close_is_hangup)
 
 
-def reset_on_close(sock: Any) -> None:
+def reset_on_close(sock: Sock | None) -> None:
     """Make the next close an RST: the only way to break off an answer that its framing would call complete."""
     if sock is not None:
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from hangup.config import JobLimits, ProviderLimits
 from hangup.core import reasons
@@ -45,7 +45,7 @@ class ProviderHost(Protocol):
 
     def limits_of_tenant(self, tenant: str) -> JobLimits: ...
 
-    def told(self, event: str, **fields: Any) -> None: ...
+    def told(self, event: str, **fields: object) -> None: ...
 
     def fault(self, error: Exception) -> None:
         """Log a bug of ours."""

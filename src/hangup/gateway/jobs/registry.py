@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, ValuesView
+from collections.abc import Awaitable, Callable, Coroutine, ValuesView
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -30,6 +30,7 @@ from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import Job, JobStore, NewItem
 from hangup.tasks import Tasks
 
+R = TypeVar("R")
 _TICK_S = 0.5
 _BEAT_EVERY_S = 2.0
 _PATIENCE_S = 1.0  # how long to wait for the store when this process knows the job, too
@@ -435,7 +436,9 @@ class JobRegistry:
         if check is not None and not self._draining:
             self.own(check(job))
 
-    check_lines: Callable[[Job], Any] | None = None  # set by `Batches`: checks the input lines of a batch
+    check_lines: Callable[[Job], Coroutine[object, object, None]] | None = (
+        None  # set by `Batches`: checks the input lines of a batch
+    )
 
     async def prune(self, older_than_s: float, tenant: str | None = None, now: float | None = None) -> int:
         """Delete jobs that ended long ago and expired files; return the number of jobs."""
@@ -475,7 +478,7 @@ class JobRegistry:
             self._host.told("job_store_failed", error=str(failure))
         await asyncio.to_thread(store.close)
 
-    def own(self, work: Any) -> asyncio.Task[Any]:
+    def own(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
         return self._tasks.start(work)
 
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from hangup.core.account import Entry
 from hangup.core.clocks import Backoff
@@ -27,7 +27,7 @@ class ResultHost(Protocol):
 
     def book(self, entry: Entry) -> None: ...
 
-    def told(self, event: str, **fields: Any) -> None: ...
+    def told(self, event: str, **fields: object) -> None: ...
 
     def fault(self, error: Exception) -> None: ...
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from hangup.config import JobLimits
 from hangup.core import reasons
@@ -58,7 +58,7 @@ class RunnerHost(Protocol):
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
         """Call back once the engine has stopped."""
 
-    def told(self, event: str, **fields: Any) -> None: ...
+    def told(self, event: str, **fields: object) -> None: ...
 
     def fault(self, error: Exception) -> None:
         """Log a bug of ours."""

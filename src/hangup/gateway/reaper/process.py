@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from asyncio.subprocess import Process
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.reaper import restart
@@ -83,7 +83,7 @@ class Spawned:
         return loop.time() - began
 
 
-async def _either(*waits: Any) -> None:
+async def _either(*waits: Coroutine[object, object, object]) -> None:
     """Wait until one of them completes; cancel the others."""
     tasks = [DUTIES.start("spawn", wait) for wait in waits]
     try:

@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
-from typing import Any
+from typing import BinaryIO
 
 from hangup.config import BackendSettings
 from hangup.gateway.backends.pool import Address
@@ -27,7 +27,7 @@ def command(template: str, settings: BackendSettings) -> list[str]:
     return words
 
 
-async def start(words: list[str], output: Any = None) -> Process:
+async def start(words: list[str], output: BinaryIO | None = None) -> Process:
     """Start a process in its own group, so that all of it can be stopped."""
     return await asyncio.create_subprocess_exec(
         *words,

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from hangup.core.admission import HealthEvent
 from hangup.core.ledger import Histogram
@@ -65,7 +65,7 @@ class WatchHost(Protocol):
     def keys(self, backend: Backend) -> set[str]:
         """Return the keys by which the backend knows our live calls."""
 
-    def told(self, event: str, **fields: Any) -> None: ...
+    def told(self, event: str, **fields: object) -> None: ...
 
 
 class ReaperStats:
@@ -469,7 +469,7 @@ class BackendWatch:
             delay_s = max(0.0, due - time.monotonic()) + _JUST_AFTER_S
             self._due_timer = asyncio.get_running_loop().call_later(delay_s, self._grace_over)
 
-    def _tell(self, event: str, **fields: Any) -> None:
+    def _tell(self, event: str, **fields: object) -> None:
         self._host.told(event, backend=self.backend.name, **fields)
 
 

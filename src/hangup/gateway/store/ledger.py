@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hangup.core.account import Account, Entry, Price
 from hangup.core.call import Call
@@ -24,6 +24,7 @@ from hangup.gateway.store.database import file_identity
 from hangup.tasks import DUTIES
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # keyed by minute and `GROUPS`
+T = TypeVar("T")
 GROUPS = ("tenant", "model", "backend", "cause")
 SUMS = tuple(field.name for field in fields(Account))
 _MODELS_MAX = 1000  # clients choose model names: names beyond this limit are summed as `_OTHER`
@@ -333,7 +334,7 @@ def _bounded(value: float) -> float:
     return min(max(value, -_MOST), _MOST) if value == value else 0.0  # noqa: PLR0124 - only NaN differs from itself
 
 
-def _taken(entries: deque[Any]) -> Iterable[Any]:
+def _taken(entries: deque[T]) -> Iterable[T]:
     """Empty a deque while another thread appends to it."""
     for _ in range(len(entries)):
         yield entries.popleft()
