@@ -14,6 +14,7 @@ import pytest
 from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.account import Entry
+from hangup.core.admission import BackendHealth
 from hangup.core.call import Call
 from hangup.gateway.apis.routes import Router
 from hangup.gateway.backends import busy as busy_module
@@ -93,21 +94,19 @@ class FakeLog:
 def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> DivergenceMonitor:
     def backend(name: str) -> Any:
         time_of = SimpleNamespace(count=1, call_s=0.0, busy_s=0.0, pass_until=lambda now: None)
-        load = SimpleNamespace(time=time_of, up=True, held=0)
+        load = SimpleNamespace(time=time_of, health=BackendHealth(), held=0)
         return SimpleNamespace(name=name, load=load, settings=SimpleNamespace(busy_from="engine", shared=False))
 
-    gateway: Any = SimpleNamespace(
-        limits=LimitSettings(counters_interval_s=0.05),
-        backends=SimpleNamespace(by_name={name: backend(name) for name in names}),
-        registry=SimpleNamespace(live={}),
-        accounting=SimpleNamespace(ledger=SimpleNamespace(tokens=Counter(), calls=Counter()), store=books),
-        placement=SimpleNamespace(admission=SimpleNamespace(queue=SimpleNamespace(count=0))),
-        stopping=SimpleNamespace(
-            reaper=SimpleNamespace(told=lambda backend: None, haunting=lambda backend, now: []),
-        ),
-        settings=SimpleNamespace(alarm_webhook=""),
-    )
-    return DivergenceMonitor(gateway, log)  # type: ignore[arg-type]
+    parts: dict[str, Any] = {
+        "policy": SimpleNamespace(limits=LimitSettings(counters_interval_s=0.05), settings=SimpleNamespace(alarm_webhook="")),
+        "backends": SimpleNamespace(by_name={name: backend(name) for name in names}),
+        "registry": SimpleNamespace(live={}, ended=[]),
+        "accounting": SimpleNamespace(ledger=SimpleNamespace(tokens=Counter(), calls=Counter()), store=books),
+        "placement": SimpleNamespace(admission=SimpleNamespace(queue=SimpleNamespace(count=0))),
+        "reaper": SimpleNamespace(told=lambda backend: None, haunting=lambda backend, now: []),
+        "log": log,
+    }
+    return DivergenceMonitor(**parts)
 
 
 def test_answers_that_would_overtake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

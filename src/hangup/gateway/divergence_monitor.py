@@ -21,11 +21,17 @@ from hangup.core.call import Call
 from hangup.core.divergence import AlarmTerms, CounterSample, DivergenceAlarm, DivergenceFinding
 from hangup.core.engine_count import EngineCount
 from hangup.core.reasons import Outcome
+from hangup.gateway.accounting import Accounting
+from hangup.gateway.backend_set import Backends
 from hangup.gateway.backends import counters
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.busy import busy
-from hangup.gateway.gateway import Gateway
+from hangup.gateway.client_request import ClientRequest
 from hangup.gateway.log import Log
+from hangup.gateway.placement import Placement
+from hangup.gateway.reaper import Reaper
+from hangup.gateway.registry import CallRegistry
+from hangup.gateway.request_policy import RequestPolicy
 from hangup.gateway.zombies import ZombieLedger
 from hangup.tasks import DUTIES
 
@@ -54,7 +60,12 @@ class Watched:
 
 @dataclass
 class DivergenceMonitor:
-    gateway: Gateway
+    policy: RequestPolicy
+    backends: Backends
+    registry: CallRegistry[ClientRequest]
+    placement: Placement
+    reaper: Reaper
+    accounting: Accounting
     log: Log
     watched: dict[str, Watched] = field(default_factory=dict)
     history: deque[dict[str, float]] = field(init=False)  # the looks that the dashboard's picture is made of
@@ -63,7 +74,7 @@ class DivergenceMonitor:
     _webhooks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.history = deque(maxlen=self.gateway.limits.history_looks_max)
+        self.history = deque(maxlen=self.policy.limits.history_looks_max)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -73,7 +84,7 @@ class DivergenceMonitor:
                 self._remember()
             except Exception as error:  # one odd answer must not end the watch
                 self.log.fault(error)
-            await asyncio.sleep(self.gateway.limits.counters_interval_s)
+            await asyncio.sleep(self.policy.limits.counters_interval_s)
 
     async def look(self) -> None:
         """One look at every backend; one at a time, since answers that overtake each other look like engines that restart."""
@@ -81,7 +92,7 @@ class DivergenceMonitor:
             await self._look()
 
     async def _look(self) -> None:
-        backends = list(self.gateway.backends.by_name.values())
+        backends = list(self.backends.by_name.values())
         for gone in self.watched.keys() - {backend.name for backend in backends}:
             del self.watched[gone]
         for failed in await asyncio.gather(*(self._ask(backend) for backend in backends), return_exceptions=True):
@@ -94,7 +105,7 @@ class DivergenceMonitor:
             self._settle(backend, seen[backend.name], unseen[backend.name], now)
 
     async def _ask(self, backend: Backend) -> None:
-        limits = self.gateway.limits
+        limits = self.policy.limits
         watched = self.watched.setdefault(backend.name, Watched(DivergenceAlarm(_terms(limits))))
         time_of = backend.load.time
         watched.alone_since = -1.0 if time_of.count else time_of.call_s
@@ -103,7 +114,7 @@ class DivergenceMonitor:
         else:
             found = await counters.ask(backend, limits)
             watched.ask_in = 0 if found is not None else _ASK_AGAIN
-            if (found is None or found.running is None) and (told := self.gateway.stopping.reaper.told(backend)) is not None:
+            if (found is None or found.running is None) and (told := self.reaper.told(backend)) is not None:
                 # What it told the reaper will do, where it has no page of metrics.
                 found = counters.ReportedCounters(found.tokens if found is not None else told.tokens, float(told.running))
                 watched.ask_in = 0
@@ -118,16 +129,16 @@ class DivergenceMonitor:
         before = watched.count.computed
         if watched.count.note(found.tokens):
             watched.alarm.restarted(time.monotonic())
-        if self.gateway.accounting.store is not None and before is not None and not shared:
-            self.gateway.accounting.store.computed(name, (watched.count.computed or 0) - before)
+        if self.accounting.store is not None and before is not None and not shared:
+            self.accounting.store.computed(name, (watched.count.computed or 0) - before)
 
     def _tokens(self) -> tuple[Counter[str], Counter[str]]:
         """Tokens that came, per backend; and those that live calls may have had without our seeing them."""
         seen: Counter[str] = Counter()
         unseen: Counter[str] = Counter()
-        for (_, backend, fate), count in self.gateway.accounting.ledger.tokens.items():
+        for (_, backend, fate), count in self.accounting.ledger.tokens.items():
             seen[backend] += count if fate != ZOMBIE else 0
-        for flow in self.gateway.registry.live.values():
+        for flow in self.registry.live.values():
             seen[flow.call.backend] += flow.call.tokens_out
             ticket = flow.ticket
             if ticket is not None and ticket.blind and ticket.placed_on is not None:
@@ -146,7 +157,7 @@ class DivergenceMonitor:
         if backend.settings.shared:  # what others make it do says nothing about us
             sample = sample._replace(computed=None, busy=None)
         else:
-            zombies = len(self.gateway.stopping.reaper.haunting(backend, now))
+            zombies = len(self.reaper.haunting(backend, now))
             by_itself = watched.busy is not None and backend.settings.busy_from == "engine"
             sample = sample._replace(zombies=zombies, runs=bool(by_itself and watched.busy), textless=self._textless(backend))
         change = watched.alarm.observe(sample, now)
@@ -155,7 +166,7 @@ class DivergenceMonitor:
 
     def _textless(self, backend: Backend) -> bool:
         """Whether it has calls that give no tokens, such as embeddings: then tokens per second say nothing."""
-        live = (flow for flow in self.gateway.registry.live.values() if flow.backend is backend)
+        live = (flow for flow in self.registry.live.values() if flow.backend is backend)
         return not all(flow.counts_tokens for flow in live)
 
     def _settle(self, backend: Backend, seen: int, unseen: int, now: float) -> None:
@@ -164,13 +175,16 @@ class DivergenceMonitor:
         watched = self.watched.get(backend.name)
         if watched is None or backend.settings.shared:
             return
-        afterlives = watched.afterlives = watched.afterlives or ZombieLedger(now, backend.load.time.busy_s)
+        if watched.afterlives is None:
+            busy_s = backend.load.time.busy_s
+            watched.afterlives = ZombieLedger(self.accounting, self.reaper, self.registry.ended, now, busy_s)
+        afterlives = watched.afterlives
         count = watched.count if watched.computed is not None else None
-        afterlives.look(self.gateway, backend, count, seen + unseen, now)
+        afterlives.look(backend, count, seen + unseen, now)
         if count is None or watched.counters is None or watched.counters.running != 0:
             return
         if not backend.load.time.count and backend.load.time.call_s == watched.alone_since:  # else a call came and went
-            afterlives.rest(self.gateway, backend, count, seen, now)
+            afterlives.rest(backend, count, seen, now)
 
     def _tell(self, backend: str, finding: DivergenceFinding | None) -> None:
         told: dict[str, Any] = {"backend": backend, "state": "raised" if finding else "ended"}
@@ -178,7 +192,7 @@ class DivergenceMonitor:
             self.alarms_raised += 1
             told |= {"signal": finding.signal, "excess": round(finding.excess, 3), "suspects": self.suspects(backend)}
         self.log.event("divergence", **told)
-        url = self.gateway.settings.alarm_webhook
+        url = self.policy.settings.alarm_webhook
         if url:
             task = DUTIES.start("webhook", self._send(url, {"event": "divergence", **told}))
             self._webhooks.add(task)
@@ -186,13 +200,13 @@ class DivergenceMonitor:
 
     async def _send(self, url: str, told: dict[str, Any]) -> None:
         try:
-            await asyncio.to_thread(_post, url, orjson.dumps(told), self.gateway.limits.webhook_s)
+            await asyncio.to_thread(_post, url, orjson.dumps(told), self.policy.limits.webhook_s)
         except (OSError, ValueError, HTTPException) as error:
             self.log.event("webhook_failed", error=type(error).__name__)
 
     def suspects(self, backend: str) -> dict[str, Any]:
         """Whose work may still be running: calls that ended while the engine had them, and nobody saw it let go."""
-        left = [call for call in self.gateway.registry.ended if call.backend == backend and _may_be_zombie(call)]
+        left = [call for call in self.registry.ended if call.backend == backend and _may_be_zombie(call)]
         tenants = Counter(call.tenant for call in left)
         now = time.monotonic()
         oldest = [
@@ -210,9 +224,9 @@ class DivergenceMonitor:
                 "busy": sum(known) / len(known) if known else -1.0,
                 "computed": float(sum(computed)) if computed else -1.0,
                 "seen": float(self._tokens()[0].total()),
-                "live": float(len(self.gateway.registry.live)),
-                "waiting": float(self.gateway.placement.admission.queue.count),
-                "calls": float(self.gateway.accounting.ledger.calls.total()),
+                "live": float(len(self.registry.live)),
+                "waiting": float(self.placement.admission.queue.count),
+                "calls": float(self.accounting.ledger.calls.total()),
             }
         )
 

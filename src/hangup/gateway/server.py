@@ -127,9 +127,17 @@ class Server:
         gateway.jobs.api = await self._open_jobs(settings, data_sock.getsockname()[1])
         gateway.intake.tls = tls
         listener = await self._listen_for_clients(data_sock)
-        monitor = DivergenceMonitor(gateway, self._log)
+        monitor = DivergenceMonitor(
+            policy=gateway.policy,
+            backends=gateway.backends,
+            registry=gateway.registry,
+            placement=gateway.placement,
+            reaper=gateway.stopping.reaper,
+            accounting=gateway.accounting,
+            log=self._log,
+        )
         monitor_task = DUTIES.keep("monitor", monitor.run)
-        view = AdminView(gateway, self._log, self._lag, monitor, store, self._stalls)
+        view = AdminView(gateway.ports, gateway.intake, self._lag, monitor, store, self._stalls)
         admin_task = DUTIES.keep("admin", partial(self._serve_admin, view, admin_sock, policy, settings.limits))
         lag_task = DUTIES.keep("lag", self._watch_lag)
         self._catch_signals(loop)

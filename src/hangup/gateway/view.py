@@ -17,11 +17,11 @@ from hangup.core.call import Call, Phase
 from hangup.core.ledger import Histogram, Ledger
 from hangup.gateway.admin.view import JobsView, Killed
 from hangup.gateway.backends.backend import Backend
+from hangup.gateway.client_request import FlowPorts
 from hangup.gateway.divergence_monitor import DivergenceMonitor, Watched
-from hangup.gateway.gateway import Gateway
+from hangup.gateway.intake import Intake
 from hangup.gateway.jobs.overview import JobsOverview
 from hangup.gateway.jobs.provider_overview import ProviderOverview
-from hangup.gateway.log import Log
 from hangup.gateway.loop_watch import LoopWatch
 from hangup.gateway.reaper import BackendView, ReaperStats, Zombie
 from hangup.gateway.slots import Slots
@@ -31,25 +31,31 @@ from hangup.tasks import DUTIES, LongTask
 
 class AdminView:
     def __init__(
-        self, gateway: Gateway, log: Log, lag: Histogram, monitor: DivergenceMonitor, store: LedgerStore, stalls: LoopWatch
+        self,
+        ports: FlowPorts,
+        intake: Intake,
+        lag: Histogram,
+        monitor: DivergenceMonitor,
+        store: LedgerStore,
+        stalls: LoopWatch,
     ) -> None:
-        self._stalls = stalls
-        self._gateway = gateway
-        self._log = log
+        self._ports = ports
+        self._intake = intake
         self._lag = lag
         self._monitor = monitor
         self._store = store
-        self._slots = Slots(gateway)
+        self._stalls = stalls
+        self._slots = Slots(ports.backends, ports.registry)
 
     @property
     def ledger(self) -> Ledger:
-        return self._gateway.accounting.ledger
+        return self._ports.accounting.ledger
 
     def now(self) -> float:
         return time.monotonic()
 
     def ready(self) -> str | None:
-        reason = self._gateway.intake.why_not_ready()
+        reason = self._intake.why_not_ready()
         return None if reason is None else "draining" if reason is reasons.DRAINING else "no backend is up"
 
     def not_running(self) -> list[str]:
@@ -61,20 +67,20 @@ class AdminView:
     # Calls
 
     def calls(self) -> Iterator[Call]:
-        return (flow.call for flow in self._gateway.registry.live.values())
+        return (flow.call for flow in self._ports.registry.live.values())
 
     def find(self, id: str) -> Call | None:
-        return self._gateway.registry.find(id)
+        return self._ports.registry.find(id)
 
     def waits_for(self, call: Call) -> str:
-        flow = self._gateway.registry.live.get(call.id)
+        flow = self._ports.registry.live.get(call.id)
         return "" if flow is None else flow.waits_for()
 
     async def find_slots(self) -> None:
         await self._slots.find()
 
     def kill(self, id: str) -> Killed | None:
-        flow = self._gateway.registry.live.get(id)
+        flow = self._ports.registry.live.get(id)
         if flow is None:
             return None
         call = flow.call
@@ -82,11 +88,11 @@ class AdminView:
         before = len(call.leftovers)
         flow.end(reasons.KILLED)
         aborts = any(left.abort_sent for left in call.leftovers[before:])
-        self._log.event("killed", id=id, tenant=call.tenant, backend=call.backend)
+        self._ports.log.event("killed", id=id, tenant=call.tenant, backend=call.backend)
         return Killed(call, cut, aborts)
 
     async def until_let_go(self, ended: list[Call], within_s: float | None) -> None:
-        set_s = self._gateway.limits.kill_wait_s
+        set_s = self._ports.policy.limits.kill_wait_s
         waited_for = [left for call in ended for left in call.leftovers]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(set_s if within_s is None else min(within_s, set_s)):
@@ -94,43 +100,43 @@ class AdminView:
                     if waited_for[-1].released is not None:
                         waited_for.pop()
                     else:
-                        await self._gateway.stopping.release_heard.wait()
+                        await self._ports.stopping.release_heard.wait()
 
     def zombies(self) -> list[dict[str, Any]]:
-        stories = self._gateway.stopping.reaper.stories()
+        stories = self._ports.stopping.reaper.stories()
         told_of = {story.call_id for story in stories}
-        ended = {call.id: call for call in self._gateway.registry.ended if call.id in told_of}
+        ended = {call.id: call for call in self._ports.registry.ended if call.id in told_of}
         return [_zombie_row(story, ended.get(story.call_id), self.now()) for story in stories]
 
     def phases(self) -> Iterable[Phase]:
-        return (flow.call.phase for flow in self._gateway.registry.live.values())
+        return (flow.call.phase for flow in self._ports.registry.live.values())
 
     def queue_depth(self) -> int:
-        return self._gateway.placement.admission.queue.count
+        return self._ports.placement.admission.queue.count
 
     # Backends
 
     def loads(self) -> Iterable[BackendLoad]:
-        return self._gateway.placement.admission.fleet.loads
+        return self._ports.placement.admission.fleet.loads
 
     def backends(self) -> list[dict[str, Any]]:
-        stands = {view.name: view for view in self._gateway.stopping.reaper.view()}
+        stands = {view.name: view for view in self._ports.stopping.reaper.view()}
         watched = self._monitor.watched
-        zombies = list(self._gateway.stopping.reaper.zombies())
+        zombies = list(self._ports.stopping.reaper.zombies())
         return [
             {
                 **_backend_row(backend, watched.get(name), stands.get(name), self.now()),
                 "zombies": [zombie.call_id for zombie in zombies if zombie.backend == name],
             }
-            for name, backend in self._gateway.backends.by_name.items()
+            for name, backend in self._ports.backends.by_name.items()
         ]
 
     def drain(self, backend: str, on: bool) -> bool:
-        return self._gateway.backends.drain(backend, on)
+        return self._ports.backends.drain(backend, on)
 
     def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
-        found = self._gateway.backends.by_name.get(backend)
-        told = self._gateway.stopping.reaper.orphans(found, end=end) if found is not None else None
+        found = self._ports.backends.by_name.get(backend)
+        told = self._ports.stopping.reaper.orphans(found, end=end) if found is not None else None
         if found is None or told is None:
             return None
         return {"backend": backend, "orphans": told.calls, "means": told.means.value, "shared": found.settings.shared}
@@ -144,7 +150,7 @@ class AdminView:
         for call in self.calls():
             live[call.backend] += call.tokens_out
         made = await asyncio.to_thread(self._store.report, since_s, by)
-        made["currency"] = self._gateway.settings.currency
+        made["currency"] = self._ports.policy.settings.currency
         for name, row in made["engines"].items():
             row |= {"live": live[name], "difference": row["computed"] + row["uncounted"] - row["booked"] - live[name]}
         return made
@@ -163,51 +169,51 @@ class AdminView:
 
     def ended(self, count: int) -> list[Call]:
         """The calls that ended last, the latest first."""
-        return list(islice(reversed(self._gateway.registry.ended), count))
+        return list(islice(reversed(self._ports.registry.ended), count))
 
     # The process
 
     def connections(self) -> int:
-        return len(self._gateway.intake.open_connections)
+        return len(self._intake.open_connections)
 
     def media_held_bytes(self) -> int:
-        return self._gateway.uploads.held_bytes
+        return self._ports.uploads.held_bytes
 
     def body_bytes(self) -> int:
-        return self._gateway.intake.body_bytes
+        return self._intake.body_bytes
 
     def loop_tasks(self) -> int:
-        return len(asyncio.all_tasks(self._gateway.loop))
+        return len(asyncio.all_tasks(self._ports.loop))
 
     def longest_stall_s(self) -> float:
         return self._stalls.longest_s
 
     def counts(self) -> dict[str, int]:
-        tracer = self._gateway.accounting.tracer
+        tracer = self._ports.accounting.tracer
         return {
             "loop_stalls": self._stalls.stalls,
-            "connections_refused": self._gateway.intake.connections_refused,
-            "log_lines_dropped": self._log.dropped,
+            "connections_refused": self._intake.connections_refused,
+            "log_lines_dropped": self._ports.log.dropped,
             "ledger_entries_dropped": self._store.dropped,
             "traces_dropped": tracer.dropped if tracer is not None else 0,
             "divergence_alarms": self._monitor.alarms_raised,
         }
 
     def aborts(self) -> dict[str, int]:
-        aborts = self._gateway.stopping.aborts
+        aborts = self._ports.stopping.aborts
         return {"sent": aborts.sent, "failed": aborts.failed, "skipped": aborts.skipped}
 
     def reaper(self) -> ReaperStats:
-        return self._gateway.stopping.reaper.books
+        return self._ports.stopping.reaper.books
 
     def jobs(self) -> JobsView | None:
-        job_api, provider = self._gateway.jobs.api, self._gateway.jobs.provider
+        job_api, provider = self._ports.jobs.api, self._ports.jobs.provider
         if provider is not None:
             return ProviderOverview(provider, time.monotonic)
         return JobsOverview(job_api.registry, time.monotonic) if job_api is not None else None
 
     def fault(self, error: Exception) -> None:
-        self._log.fault(error)
+        self._ports.log.fault(error)
 
     def loop_lag(self) -> Histogram:
         return self._lag
