@@ -62,6 +62,26 @@ def test_functions_are_short() -> None:
     assert LONG_FUNCTIONS - long == set(), "short enough now: take them off the list"
 
 
+QUESTION = re.compile(r"^_?(is|has|can|may|should|must|needs|wants|could|would|any|all)_")
+
+
+def acting_questions(source: str) -> list[str]:
+    """Functions that are named like a question, and set or delete an attribute."""
+    found = []
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and QUESTION.match(function.name):
+            stores = (node for node in ast.walk(function) if isinstance(node, ast.Attribute))
+            if any(not isinstance(node.ctx, ast.Load) for node in stores):
+                found.append(function.name)
+    return found
+
+
+def test_a_question_changes_nothing() -> None:
+    found = {name_of(path): acting_questions(path.read_text()) for path in (ROOT / "src").rglob("*.py")}
+    assert {place: names for place, names in found.items() if names} == {}, "name it after what it does"
+    assert acting_questions("def may_go(a):\n    a.b += 1\ndef has_it(a):\n    return a.b\n") == ["may_go"]
+
+
 def test_a_class_name_is_used_once() -> None:
     homes: dict[str, list[str]] = defaultdict(list)
     for path in (ROOT / "src").rglob("*.py"):

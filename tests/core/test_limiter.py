@@ -420,24 +420,24 @@ class TestWhatItRuns:
         limit = known()
         limit.runs(3, 100.0)
         assert limit.ran == 3
-        assert not limit.one_more(2, 100.0) and not limit.one_more(4, 100.0)
+        assert not limit.try_more(2, 100.0) and not limit.try_more(4, 100.0)
         now, pauses = 100.0, []
         for _ in range(6):
             began = now
-            while not limit.one_more(3, now):
+            while not limit.try_more(3, now):
                 now += 0.5
             pauses.append(now - began)
         assert pauses == [0, 1, 2, 4, 8, 10]
         limit.runs(4, now)
-        assert limit.ran == 4 and limit.one_more(4, now) and not limit.one_more(4, now + 0.9) and limit.one_more(4, now + 1)
+        assert limit.ran == 4 and limit.try_more(4, now) and not limit.try_more(4, now + 0.9) and limit.try_more(4, now + 1)
 
     def test_none_is_tried_beyond_what_it_refused(self) -> None:
         limit = known()
         limit.runs(3, 100.0)
         limit.refused(3, 100.0)
-        assert not limit.one_more(3, 101.0)
+        assert not limit.try_more(3, 101.0)
         limit.refused_max = 4
-        assert limit.one_more(3, 101.0)
+        assert limit.try_more(3, 101.0)
 
     def test_it_is_remembered_for_ten_minutes(self) -> None:
         limit = known()

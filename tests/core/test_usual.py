@@ -66,7 +66,7 @@ def test_what_was_known_of_a_size_can_be_dropped() -> None:
     usual = FirstTokenTimes()
     for _ in range(100):
         usual.observe(100, 0.1)
-    usual.is_now(100, 3.0)
+    usual.replace(100, 3.0)
     assert usual.get(100) == 3.0
 
 

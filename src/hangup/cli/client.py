@@ -26,6 +26,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (parser.epilog or "") + f"\nan admin token is taken from ${TOKEN_VARIABLE}"
 
 
+class NotFound(HangupError):
+    """The gateway has no such call, job or backend."""
+
+
 class Admin:
     """A client for the admin port of one gateway."""
 
@@ -51,7 +55,7 @@ class Admin:
                 value = json.loads(answer.read())
                 return value if self._as_json else printable(value)
         except urllib.error.HTTPError as error:
-            raise HangupError(_said(error)) from None
+            raise _fault(error) from None
         except (OSError, ValueError) as error:
             why = getattr(error, "reason", error)
             raise HangupError(
@@ -64,9 +68,13 @@ def path_of(*parts: str) -> str:
     return "/api/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _fault(error: urllib.error.HTTPError) -> HangupError:
     try:
         said = str(printable(json.loads(error.read())["error"]))
     except (ValueError, KeyError, TypeError):
-        said = f"the admin port answered {error.code}"
-    return said + (f"\n  hint: put it into ${TOKEN_VARIABLE}" if error.code == 401 else "")
+        return HangupError(f"the admin port answered {error.code}" + _hint(error))
+    return NotFound(said) if error.code == 404 else HangupError(said + _hint(error))
+
+
+def _hint(error: urllib.error.HTTPError) -> str:
+    return f"\n  hint: put it into ${TOKEN_VARIABLE}" if error.code == 401 else ""

@@ -8,7 +8,6 @@ from typing import Any
 
 from hangup.cli import client, submit
 from hangup.cli.table import seconds, shown, table
-from hangup.errors import HangupError
 
 _EXAMPLES = """\
 examples:
@@ -122,9 +121,7 @@ def run_cancel(arguments: argparse.Namespace) -> int:
     for id in arguments.id:
         try:
             jobs.append(admin.ask("DELETE", client.path_of("jobs", id)))
-        except HangupError as error:
-            if "there is no job" not in str(error):
-                raise
+        except client.NotFound:
             missing.append(id)
     if arguments.json:
         print(json.dumps({"jobs": jobs, "missing": missing}, indent=2))

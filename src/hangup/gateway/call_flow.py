@@ -325,7 +325,7 @@ class CallFlow(ClientRequest):
         assert attempt is not None
         attempt.connection = None
         refused, self._refusal = self._refusal, None
-        if refused is not None and error is None and refused.asked_again():
+        if refused is not None and error is None and refused.connection_ended():
             return
         if self._relay is not None:
             if (error is not None and not self._relay.verdict()) or not self._relay.engine_closed():
@@ -421,7 +421,7 @@ class CallFlow(ClientRequest):
         self._relay = self._refusal = None
         self.asked.forget_body()
 
-    def _overdue(self, reason: Reason) -> None:
+    def _reach_limit(self, reason: Reason) -> None:
         if reason is reasons.FIRST_TOKEN_TIME or reason is reasons.GAP_TIME:
             self._engine_failed(reason, "")
         else:
@@ -445,7 +445,7 @@ class CallFlow(ClientRequest):
         backend = attempt.backend
         if backend.adapter.hosted and backend.shown_client_key:
             return False  # it is about the client's own key
-        if not placement.can_wait(ticket, backend, head, self.limits.refusal_pause_s_max):
+        if not placement.note_refusal(ticket, backend, head, self.limits.refusal_pause_s_max):
             return False
         self._withdraw_attempt()
         self.call.fell_back(time.monotonic())

@@ -180,9 +180,9 @@ class ClientRequest:
         if reason is None:
             self.reset_timer()
         else:
-            self._overdue(reason)
+            self._reach_limit(reason)
 
-    def _overdue(self, reason: Reason) -> None:
+    def _reach_limit(self, reason: Reason) -> None:
         """Ends the call at its limit."""
         self.end(reason)
 

@@ -47,10 +47,10 @@ class BackendPauses:
         if until <= backend.load.health.paused_until:
             return
         self._drop(backend.name)
-        self._timers[backend.name] = self._loop.call_later(seconds, self._over, backend)
+        self._timers[backend.name] = self._loop.call_later(seconds, self._end, backend)
         self._start(backend, until)
 
-    def _over(self, backend: Backend) -> None:
+    def _end(self, backend: Backend) -> None:
         self._timers.pop(backend.name, None)
         self._resume(backend)
 

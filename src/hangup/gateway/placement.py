@@ -83,7 +83,7 @@ class Placement:
         ticket.tried = tried
         return True
 
-    def can_wait(self, ticket: Ticket[Placed], backend: Backend, head: ResponseHead, pause_s_max: float) -> bool:
+    def note_refusal(self, ticket: Ticket[Placed], backend: Backend, head: ResponseHead, pause_s_max: float) -> bool:
         """Notes that a backend has no room for the call; tells whether it may go elsewhere or wait, so that its client need
         not hear of it. If so, `refused` follows."""
         self.pauses.refused(backend, ticket.sent_at, head, pause_s_max)

@@ -77,18 +77,19 @@ class ClientConnections:
     def connected(self, connection: ClientConnection) -> bool:
         """Takes a new connection in, if there is room."""
         if not self.has_room():
+            self.count_refused()
             return False
         self.open_connections.add(connection)
         return True
 
     def has_room(self) -> bool:
-        """Answers whether there is room for one more connection, and counts it as refused if not."""
-        if len(self.open_connections) + self.handshakes < self.connections_allowed:
-            return True
-        self.connections_refused += 1
-        return False
+        return len(self.open_connections) + self.handshakes < self.connections_allowed
 
-    def may_refuse(self, connection: ClientConnection) -> bool:
+    def count_refused(self) -> None:
+        """Counts a connection for which there was no room."""
+        self.connections_refused += 1
+
+    def keep_to_refuse(self, connection: ClientConnection) -> bool:
         """Lets a connection without room stay until it was told why, if not too many are being told already."""
         if len(self.turned_away) >= TURNED_AWAY_MAX:
             return False

@@ -57,8 +57,8 @@ class StreamRefusal:
         if self._decoder.done or len(self._body) > _KEPT_BYTES_MAX:
             self._decide()
 
-    def asked_again(self) -> bool:
-        """The connection ended, which may be how the refusal ends: whether the call is then asked again."""
+    def connection_ended(self) -> bool:
+        """Takes the end of the connection, which may be how the refusal ends; returns whether the call is asked again."""
         if isinstance(self._decoder, UntilClose):
             self._decide()
         return self._next is _ignore

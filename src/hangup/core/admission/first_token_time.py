@@ -55,7 +55,7 @@ class FirstTokenTimes:
         if known is None or (seconds < known.usual and known.few):
             self.observe(prompt, seconds)
 
-    def is_now(self, prompt: int, seconds: float) -> None:
+    def replace(self, prompt: int, seconds: float) -> None:
         """Replace what was known about this size: the engine itself has become slower."""
         self._by_size[prompt.bit_length()] = _Samples(seconds)
 

@@ -84,14 +84,14 @@ class JobQueue(Queue[K]):
         if load is None:
             return None
         if not load.slots and (not peak or (load.is_open and not load.jobs)):
-            return load if self._may_show_capacity(load, now, alone=not peak, whole=whole) else None
+            return load if self._try_capacity(load, now, alone=not peak, whole=whole) else None
         most, taken = self._fleet.places(eligible)
         # The peak is not known per backend: a subset of backends keeps free no more than its share, and jobs there yield.
         headroom = max(self._kept_free(most, peak), peak - live if eligible is None else 0)
         return load if load.in_flight < load.known and most - taken - 1 >= headroom else None
 
-    def _may_show_capacity(self, load: BackendLoad, now: float, *, alone: bool, whole: bool) -> bool:
-        """Return whether an item may start on a backend with a learned limit, so that it shows how much the engine runs.
+    def _try_capacity(self, load: BackendLoad, now: float, *, alone: bool, whole: bool) -> bool:
+        """Return whether to start an item on a backend with a learned limit, so that it shows how much the engine runs.
 
         Without live calls many items do that. Beside live calls one at a time does, while nothing shows that the engine
         queues: live calls that never stop would otherwise keep all jobs out. Each yields when a live call comes beyond what
@@ -99,7 +99,7 @@ class JobQueue(Queue[K]):
         """
         if load.in_flight < load.known:
             return alone or whole or load.known > 1
-        return load.limiter.one_more(load.in_flight, now)
+        return load.limiter.try_more(load.in_flight, now)
 
     def _kept_free(self, most: int, peak: int) -> int:
         share = self._limits.jobs_hold_back_share if peak else self._limits.hold_back_share

@@ -200,7 +200,7 @@ class LearnedLimit:
         else:
             usual.observe_lower(prompt, waited_s)
         if self.queues is Evidence.LATE and self._in_vain.see(ahead, free, waited_s, on_time=late is False):
-            usual.is_now(prompt, self._in_vain.few_s)
+            usual.replace(prompt, self._in_vain.few_s)
             self.queues, self._late, late = Evidence.NONE, 0.0, None
         off = (usual.get(prompt) or 0.0) - self._reads_s
         self._reads_s += off * (_USUAL_GAIN[off < 0] if self._reads_s else 1.0)
@@ -229,13 +229,13 @@ class LearnedLimit:
         self._late += (late - self._late) / (4 + 2 * self._reading())
         if late:
             self._grown, self._has_word = self._grown // 2, False
-            self._is_full()
+            self._note_full()
             if self.queues is Evidence.NONE and self._late > _LATE_SHARE[1]:
                 self.queues = Evidence.LATE
                 self._in_vain = _InVain(unstarted)
         self._bound()
 
-    def _is_full(self) -> None:
+    def _note_full(self) -> None:
         """Note that calls wait in the engine. If that followed a try, the next try comes later."""
         if self._full and self._tokens_to_try <= 0:
             self._try_after = min(2 * self._try_after, _TRY_TOKENS[1])
@@ -276,7 +276,7 @@ class LearnedLimit:
                 self.queues = Evidence.WAITING
                 self._late = 1.0
                 self._grown, self._has_word = 0, False
-                self._is_full()
+                self._note_full()
         self._bound()
 
     def refused(self, others: int, now: float) -> None:
@@ -337,7 +337,7 @@ class LearnedLimit:
             self._full, self._try_after = False, _TRY_TOKENS[0]
         self.ran = self._ran.get(running, now)
 
-    def one_more(self, in_flight: int, now: float) -> bool:
+    def try_more(self, in_flight: int, now: float) -> bool:
         """Return whether to try one more job than the engine has been seen to run, and schedule the next try."""
         if in_flight != self.ran or now < self._try_from or in_flight + 1 > self.in_flight_max:
             return False

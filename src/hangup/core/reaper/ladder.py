@@ -14,7 +14,6 @@ off; where the next one is off, the ladder stays on the rung below and keeps wat
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -72,7 +71,7 @@ class Ladder:
         self.rung = Rung.WELL
         self.since = -math.inf
         self.reason = ""
-        self._restarts: deque[float] = deque()
+        self._restarts: list[float] = []  # when, within the last hour
         self._next: dict[str, float] = {}  # when each zombie's next abort is due
         self._not_before = -math.inf  # no restart and no canary before this time, after one that failed
         self._tries = 0
@@ -125,13 +124,12 @@ class Ladder:
         waited = now - self.since >= self.terms.restart_wait_s
         if not self._may_restart(now) or (live and not (self.terms.force and waited)):
             return []
-        self._restarts.append(now)
+        self._restarts = [at for at in self._restarts if at > now - _HOUR_S] + [now]
         return [self._go(Rung.RESTARTING, now, trouble or _named(zombies))]
 
     def _may_restart(self, now: float) -> bool:
-        while self._restarts and self._restarts[0] <= now - _HOUR_S:
-            self._restarts.popleft()
-        return self.terms.restart and len(self._restarts) < self.terms.restarts_per_hour
+        recent = sum(at > now - _HOUR_S for at in self._restarts)
+        return self.terms.restart and recent < self.terms.restarts_per_hour
 
     def restarted(self, ok: bool, now: float, why: str = "") -> list[LadderStep]:
         """Note the result of a restart."""

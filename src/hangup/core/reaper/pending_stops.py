@@ -339,6 +339,9 @@ class PendingStops:
     ) -> list[PendingStop]:
         slots_taken = sum(left.choices for left in self.held if left.slot is not None)
         beyond = self.unexplained = status.work - live - slots_taken
+        for left in lefts:
+            if left.figures is None and asked_at > left.at:
+                left.figures = status.progress
         released, rest = [], sum(left.choices for left in lefts)
         # Keep the oldest longest: engines usually stop in much less than the grace period, so a call that has not is suspect.
         for left in sorted(lefts, key=lambda left: (now - left.at > left.grace_s / 2, left.at)):
@@ -356,8 +359,6 @@ class PendingStops:
         lag_s = self.lag_s if left.reading_s is None else min(self.lag_s, 2 * left.reading_s + _STEP_S)
         if not left.silent or asked_at - lag_s >= left.at:
             return True
-        if left.figures is None:
-            left.figures = status.progress
         return status.progress != left.figures  # a step has ended since then
 
     def _convict(self, lefts: list[PendingStop], beyond: int, now: float) -> None:

@@ -71,7 +71,7 @@ class EngineServer:
         self.connections.add(connection)
         return True
 
-    def may_refuse(self, connection: ClientConnection) -> bool:
+    def keep_to_refuse(self, connection: ClientConnection) -> bool:
         return False
 
     def disconnected(self, connection: ClientConnection) -> None:

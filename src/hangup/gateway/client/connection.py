@@ -111,7 +111,7 @@ class ClientConnection(asyncio.Protocol):
         self.peer = peer[0] if peer else ""
         if self._owner.connected(self):
             self._set_due_in(self._owner.limits.header_s)
-        elif self._owner.may_refuse(self):
+        elif self._owner.keep_to_refuse(self):
             self.state = ConnectionState.HEAD
             self._refuse_unreadable(reasons.CONNECTIONS)
         else:

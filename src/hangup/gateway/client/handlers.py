@@ -49,8 +49,8 @@ class RequestRouter(Protocol[C_contra]):
     def connected(self, connection: C_contra) -> bool:
         """Return True if there is room for the connection; otherwise it is refused and closed."""
 
-    def may_refuse(self, connection: C_contra) -> bool:
-        """Return True if a connection without room can be sent a refusal; the room for those is small, too."""
+    def keep_to_refuse(self, connection: C_contra) -> bool:
+        """Keep a connection without room until it has a refusal; return False if too many are kept already."""
 
     def disconnected(self, connection: C_contra) -> None: ...
 

@@ -26,7 +26,9 @@ class TlsOwner(RequestRouter[ClientConnection], Protocol):
     handshakes: int  # number in progress
 
     def has_room(self) -> bool:
-        """Return True if there is room for one more connection; counts the refused ones."""
+        """Return True if there is room for one more connection."""
+
+    def count_refused(self) -> None: ...
 
 
 class TlsListener:
@@ -63,6 +65,7 @@ class TlsListener:
                 return
             sock.setblocking(False)
             if not self._owner.has_room():
+                self._owner.count_refused()
                 sock.close()  # without a handshake, no reason can be sent
                 continue
             self._owner.handshakes += 1

@@ -33,8 +33,8 @@ class ActiveJob:
             return Cause.WINDOW
         return Cause.LEASE if self.lease is not None and self.lease.expired(now) else None
 
-    def to_touch(self) -> bool:
-        """Return whether other processes must renew the lease: a client asked since the last call, or is listening."""
+    def take_touched(self) -> bool:
+        """Return whether other processes must renew the lease, and start over: a client has asked since, or listens."""
         touched = self.touched or (self.lease is not None and self.lease.held)
         self.touched = False
         return touched

@@ -341,7 +341,7 @@ class JobRegistry:
 
     async def _beat(self, now: float) -> None:
         store = self.store
-        touched = [active.job.key for active in self._active.values() if active.to_touch()]
+        touched = [active.job.key for active in self._active.values() if active.take_touched()]
 
         time_of_day = self._clock.at(time.time(), self._loop.time())
 

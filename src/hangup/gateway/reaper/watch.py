@@ -216,7 +216,7 @@ class BackendWatch:
             await self._ask(asked_at)
         else:
             self._answered_at = asked_at
-            self._let_go(self.book.passed(asked_at), "unverified")
+            self._let_go(self.book.passed(asked_at), StopState.UNVERIFIED)
         now = time.monotonic()
         load = self.backend.load
         still_s = self._still_s(now)
@@ -256,15 +256,15 @@ class BackendWatch:
         self.status = status = backend.adapter.read_status(seen)
         self._answered_at = now
         if status is None:
-            self._let_go(book.passed(now), "unverified")
+            self._let_go(book.passed(now), StopState.UNVERIFIED)
             return
         load = backend.load
         pinned = backend.pinned == load.in_flight - load.held
         orphans = book.orphans
         unseen = max(load.placed - placed, load.unstarted if backend.adapter.counts_steps else 0)
         gone = book.observe(status, asked_at, now, load.choices, load.take_peak(), unseen=unseen, pinned=pinned)
-        self._let_go(gone, "verified")
-        self._let_go(book.passed(now), "unverified")
+        self._let_go(gone, StopState.VERIFIED)
+        self._let_go(book.passed(now), StopState.UNVERIFIED)
         self._name_zombies()
         self._look_at_slots(status, taken)
         if book.orphans and not orphans:
@@ -363,7 +363,7 @@ class BackendWatch:
             self._tell("died_on_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
         self._answered_at = now  # the health check handles a backend that is down
         self.book.unexplained = 0
-        self._let_go(self.book.passed(now), "unverified")
+        self._let_go(self.book.passed(now), StopState.UNVERIFIED)
 
     # Actions
 
@@ -415,12 +415,12 @@ class BackendWatch:
         for step in self.ladder.canary(not why, time.monotonic(), why):
             await self._take(step)
 
-    def _let_go(self, lefts: Iterable[PendingStop], how: str) -> None:
+    def _let_go(self, lefts: Iterable[PendingStop], how: StopState) -> None:
         for left in lefts:
             now = time.monotonic()
-            left.let_go(StopState(how), now)
+            left.let_go(how, now)
             self._books.releases[self.backend.name, how] += 1
-            if how == "verified":
+            if how is StopState.VERIFIED:
                 self._books.release_s.observe(now - left.at)
             if left.zombie_since is not None:
                 after_s = round(now - left.at, 3)
