@@ -188,7 +188,9 @@ class Call:
     def fate(self) -> StopState | None:
         """Return the worst state of the work that the call's engines were told to stop; None if there is none: its engine
         finished, or never had it."""
-        return max((left.fate for left in self.leftovers), key=_FATES.index, default=None)
+        if not self.leftovers:
+            return None
+        return max((left.fate for left in self.leftovers), key=_FATES.index)
 
     @property
     def engine_let_go(self) -> bool | None:

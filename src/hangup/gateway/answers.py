@@ -10,7 +10,7 @@ from hangup.core.call import Call
 from hangup.core.reasons import Reason
 from hangup.gateway.apis.base import Api
 from hangup.gateway.client.client import ResponseSink
-from hangup.gateway.http.answer import date, encode_head
+from hangup.gateway.http.answer import date_line, encode_headers, status_line
 from hangup.gateway.http.head import HOP_BY_HOP, Headers, ResponseHead
 
 # Of the engine's headers, what is between it and us, or what we set anew.
@@ -24,7 +24,8 @@ _NOT_RELAYED = HOP_BY_HOP | {
 _NOT_RELAYED_ON_STREAMS = _NOT_RELAYED | {b"cache-control", b"x-accel-buffering"}
 _NOT_RELAYED_ON_WHOLE = _NOT_RELAYED_ON_STREAMS | {b"content-type"}
 _STREAM_HEADERS: Headers = [(b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no")]
-_CHUNKED = (b"transfer-encoding", b"chunked")
+_JSON: Headers = [(b"content-type", b"application/json")]
+_NO_HEADERS: Headers = []
 
 
 class Answered(Protocol):
@@ -43,47 +44,47 @@ def begin(to: Answered, status: int, head: ResponseHead, is_stream: bool) -> Non
     """Passes the engine's head on. A stream gets a framing of ours: it may be ended at its cap, or with an error."""
     if to.call.answering_client:
         return  # a heartbeat was quicker
-    dropped = _NOT_RELAYED_ON_STREAMS if is_stream else _NOT_RELAYED
-    if b"connection" in head.fields:
-        dropped = dropped | head.connection_options()
-    headers = _relayed(head.headers, dropped)
     if is_stream:
-        headers += _STREAM_HEADERS
-    length = None if is_stream else head.content_length
+        _write_open_head(to, status, _relayed(head, _NOT_RELAYED_ON_STREAMS, _STREAM_HEADERS))
+        return
+    length, headers = head.content_length, _relayed(head, _NOT_RELAYED)
     if length is not None and status != 204:  # which has none by its nature
-        headers.append((b"content-length", b"%d" % length))
+        headers = b"%bcontent-length: %d\r\n" % (headers, length)
     if length is not None or head.without_body():
         _write_head(to, status, headers, chunked=False)
     else:
         _write_open_head(to, status, headers)
 
 
-def _relayed(headers: Headers, dropped: frozenset[bytes]) -> Headers:
-    """Headers that begin with `x-hangup-` are our word alone."""
-    return [pair for pair in headers if pair[0] not in dropped and not pair[0].startswith(b"x-hangup-")]
+def _relayed(head: ResponseHead, dropped: frozenset[bytes], more: Headers = _NO_HEADERS) -> bytes:
+    """Encodes the engine's headers for the client: without `dropped`, with `more`, and with a date."""
+    return head.notes.get(dropped) or head.note(dropped, _relay_headers(head, dropped, more))
+
+
+def _relay_headers(head: ResponseHead, dropped: frozenset[bytes], more: Headers) -> bytes:
+    if b"connection" in head.fields:
+        dropped = dropped | head.connection_options()
+    # Headers that begin with `x-hangup-` are our word alone.
+    headers = [pair for pair in head.headers if pair[0] not in dropped and not pair[0].startswith(b"x-hangup-")]
+    return encode_headers(headers + more)
 
 
 def switched(to: Answered, head: ResponseHead) -> None:
     """Passes on the engine's word that it goes on in WebSocket."""
-    headers = _relayed(head.headers, _NOT_RELAYED)
-    headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
-    headers.append((b"x-request-id", to.call.id.encode("ascii")))
+    more = b"connection: Upgrade\r\nupgrade: websocket\r\nx-request-id: %b\r\n" % to.call.id.encode("ascii")
     to.call.client_answer_began(head.status)
-    to.client.begin(encode_head(head.status, headers), chunked=False)
+    to.client.begin(b"%b%b%b\r\n" % (status_line(head.status), _relayed(head, _NOT_RELAYED), more), chunked=False)
 
 
 def begin_stream(to: Answered) -> None:
     """Begins a stream before the engine does, for a heartbeat."""
-    _write_open_head(to, 200, [(b"content-type", b"text/event-stream; charset=utf-8"), *_STREAM_HEADERS])
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *_STREAM_HEADERS]
+    _write_open_head(to, 200, encode_headers(headers))
 
 
 def whole(to: Answered, status: int, body: bytes, head: ResponseHead) -> None:
     """A complete JSON answer made here, under the engine's own headers, but for those that were meant for us."""
-    dropped = _NOT_RELAYED_ON_WHOLE
-    if b"connection" in head.fields:
-        dropped = dropped | head.connection_options()
-    headers = _relayed(head.headers, dropped)
-    headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers = b"%bcontent-length: %d\r\n" % (_relayed(head, _NOT_RELAYED_ON_WHOLE, _JSON), len(body))
     _write_head(to, status, headers, chunked=False)
     to.client.send(body)
     to.call.client_has_all = True
@@ -92,14 +93,14 @@ def whole(to: Answered, status: int, body: bytes, head: ResponseHead) -> None:
 def made(to: Answered, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
     """A complete answer of the gateway's own."""
     own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
-    _write_head(to, status, own + headers, chunked=False)
+    _write_head(to, status, encode_headers(own + headers), chunked=False)
     to.client.send(body)
     to.call.client_has_all = True
 
 
 def begin_made(to: Answered, status: int, content_type: bytes, headers: Headers) -> None:
     """Begins an answer of the gateway's own that is made while it is read."""
-    _write_open_head(to, status, [(b"content-type", content_type), *_STREAM_HEADERS, *headers])
+    _write_open_head(to, status, encode_headers([(b"content-type", content_type), *_STREAM_HEADERS, *headers]))
 
 
 def error(to: Answered, reason: Reason, detail: str, more: Headers) -> None:
@@ -112,8 +113,7 @@ def error(to: Answered, reason: Reason, detail: str, more: Headers) -> None:
     ]
     if reason.retry is not None:
         headers.append((b"x-should-retry", b"true" if reason.retry else b"false"))
-    headers += more
-    _write_head(to, reason.status, headers, chunked=False)
+    _write_head(to, reason.status, encode_headers(headers + more), chunked=False)
     to.client.send(body)
 
 
@@ -122,26 +122,23 @@ def error_event(to: Answered, reason: Reason, detail: str) -> None:
     to.client.send(to.api.error_event(reason.status, reason.code, detail or reason.message))
 
 
-def _write_open_head(to: Answered, status: int, headers: Headers) -> None:
+def _write_open_head(to: Answered, status: int, headers: bytes) -> None:
     """A head without a length: chunked, or for HTTP/1.0 delimited by the close."""
     if to.client.http11:
-        headers.append(_CHUNKED)
+        headers += b"transfer-encoding: chunked\r\n"
     else:
         to.client.close_after_this()
     _write_head(to, status, headers, chunked=to.client.http11)
 
 
-def _write_head(to: Answered, status: int, headers: Headers, chunked: bool) -> None:
-    call, client = to.call, to.client
-    for name, _ in headers:
-        if name == b"date":
-            break
-    else:
-        headers.append(date())
-    headers.append((b"x-request-id", call.id.encode("ascii")))
+def _write_head(to: Answered, status: int, headers: bytes, chunked: bool) -> None:
+    call, client, connection, date = to.call, to.client, b"", b""
     if client.will_close:
-        headers.append((b"connection", b"close"))
+        connection = b"connection: close\r\n"
     elif not client.http11:
-        headers.append((b"connection", b"keep-alive"))
+        connection = b"connection: keep-alive\r\n"
+    if b"\r\ndate: " not in headers and not headers.startswith(b"date: "):
+        date = date_line()
     call.client_answer_began(status)
-    client.begin(encode_head(status, headers), chunked=chunked)
+    parts = (status_line(status), headers, date, call.id.encode("ascii"), connection)
+    client.begin(b"%b%b%bx-request-id: %b\r\n%b\r\n" % parts, chunked=chunked)

@@ -94,6 +94,7 @@ class RequestPolicy:
         self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
         self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
         self.limits_of = lru_cache(maxsize=4096)(self._merge_limits)
+        self._decided = object()  # marks what was decided under these settings
 
     def _merge_limits(self, route: str, tenant: str) -> LimitSettings:
         own = {**self._own_limits.get(f"route {route}", {}), **self._own_limits.get(f"tenant {tenant}", {})}
@@ -101,21 +102,25 @@ class RequestPolicy:
 
     def admit(self, request: IncomingRequest, call: Call) -> Route:
         """Finds out who asks, and whether they may: fills in tenant, limits and deadlines, or raises a `Refusal`."""
-        head, route = request.head, request.route
-        if not self._keyed:
-            self._hosts.check(head)
-        if head.method == "OPTIONS" and route is not None and self._passes_preflight(route, head):
-            tenant = ANONYMOUS  # browsers send no key with it
-        else:
-            tenant = call.tenant = self._keys.tenant_of(head) if self._keyed else ANONYMOUS
-            request.keyed = self._keyed
-            route = check_route(route, head)
-        request.client_total_s = own_deadline(head)
-        request.client_read_s = sdk_read_timeout(head)
-        limits = self.limits_of(route.path, tenant)
+        head = request.head
+        decided = head.notes.get("policy")
+        if decided is None or decided[0] is not self._decided:
+            decided = head.note("policy", (self._decided, *self._decide(request)))
+        _, route, call.tenant, request.keyed, request.client_total_s, request.client_read_s, limits = decided
         if limits is not request.limits or route.api.media:
             request.take_limits(limits)
         return route
+
+    def _decide(self, request: IncomingRequest) -> tuple[Route, str, bool, float, float, LimitSettings]:
+        """Decides by the head alone, so the answer holds for every request with the same head."""
+        head, route, tenant, keyed = request.head, request.route, "", False
+        if not self._keyed:
+            self._hosts.check(head)
+        if head.method != "OPTIONS" or route is None or not self._passes_preflight(route, head):  # which has no key
+            tenant, keyed = self._keys.tenant_of(head) if self._keyed else ANONYMOUS, self._keyed
+            route = check_route(route, head)
+        limits = self.limits_of(route.path, tenant or ANONYMOUS)
+        return route, tenant, keyed, own_deadline(head), sdk_read_timeout(head), limits
 
     def _passes_preflight(self, route: Route, head: RequestHead) -> bool:
         """Tells whether a browser's question goes to an engine. What we answer ourselves is for no page of another site."""
@@ -250,8 +255,11 @@ def _is_json(head: RequestHead) -> bool:
 
 def client_kind(head: RequestHead) -> str:
     """What a client calls itself, without its version: those who are alike wait alike."""
-    agent = head.fields.get(b"user-agent", b"")
-    return agent[:_AGENT_BYTES].replace(b" ", b"/").partition(b"/")[0].decode("latin-1").lower()
+    kind: str | None = head.notes.get("client")
+    if kind is None:
+        agent = head.fields.get(b"user-agent", b"")
+        kind = head.note("client", agent[:_AGENT_BYTES].replace(b" ", b"/").partition(b"/")[0].decode("latin-1").lower())
+    return kind
 
 
 def refusal_headers(request: IncomingRequest, reason: Reason) -> Headers:

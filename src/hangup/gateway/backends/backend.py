@@ -79,6 +79,7 @@ class Backend:
 
     def use(self, adapter: EngineAdapter, facts: Facts) -> None:
         """Set the kind of engine and what it can do."""
+        self._uses = object()  # marks what was derived for this kind of engine
         self.adapter = adapter
         self.facts = facts
         if facts.slots and not self._slots_given:
@@ -176,6 +177,27 @@ class Backend:
         if head.method not in _WITH_BODY:
             body = b""  # meaningless for this method, and some engines would parse it as the next request
         shown = forward_key and self.passes_client_key and not self._key
+        if traced or upgrade or query is not None:
+            start = self._start(head, path, shown=shown, traced=traced, upgrade=upgrade, query=query)
+        else:  # the same for all requests with this head
+            key = (self._uses, path, shown)
+            start = head.notes.get(key) or head.note(key, self._start(head, path, shown=shown))
+        timeout = b"" if timeout_s is None else b"x-request-timeout: %.3f\r\n" % timeout_s
+        length = b"content-length: %d\r\n" % len(body) if body or head.method == "POST" else b""
+        return b"%bx-request-id: %b\r\n%b%b\r\n" % (start, request_id.encode("ascii"), timeout, length), body
+
+    def _start(
+        self,
+        head: RequestHead,
+        path: str,
+        *,
+        shown: bool,
+        traced: str = "",
+        upgrade: bool = False,
+        query: bytes | None = None,
+    ) -> bytes:
+        """Build the head of the engine's request, without what differs from one request to the next. `shown`: the engine gets
+        the client's key."""
         dropped = self._dropped if shown else self._dropped_without_key
         if head.fields.get(b"connection", b"keep-alive") not in (b"keep-alive", b"close"):
             dropped = dropped | head.connection_options()
@@ -186,22 +208,17 @@ class Backend:
         asked = head.query if query is None else query
         lines = [f"{head.method} {self._prefix}{path}".encode("ascii"), asked, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
         lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
-        lines.append(b"accept-encoding: identity\r\nx-request-id: %b\r\n" % request_id.encode("ascii"))
+        lines.append(b"accept-encoding: identity\r\n")
         if traced:
             lines.append(b"traceparent: %b\r\n" % traced.encode("ascii"))
         if self._key:
             lines.append(self.adapter.key_headers(self._key, b"anthropic-version" in head.fields))
-        if timeout_s is not None:
-            lines.append(b"x-request-timeout: %.3f\r\n" % timeout_s)
-        if body or head.method == "POST":
-            lines.append(b"content-length: %d\r\n" % len(body))
         if upgrade:
             lines.append(b"connection: Upgrade\r\nupgrade: websocket\r\n")
             protocols = head.fields.get(_PROTOCOLS, b"")
             if protocols:
                 lines.append(b"%b: %b\r\n" % (_PROTOCOLS, protocols if shown else _without_keys(protocols)))
-        lines.append(b"\r\n")
-        return b"".join(lines), body
+        return b"".join(lines)
 
     def own_request(self, method: str, path: str, body: bytes = b"", headers: Headers | None = None) -> tuple[bytes, bytes]:
         """Build a request of the gateway itself, such as a health check or an abort: head and body."""

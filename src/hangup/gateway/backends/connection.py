@@ -13,6 +13,7 @@ from typing import Protocol, cast
 from hangup.errors import WireError
 from hangup.gateway.http.body import BodyDecoder, Chunked, Counted, UntilClose
 from hangup.gateway.http.head import HEAD_END, ResponseHead
+from hangup.gateway.http.known_heads import read_response_head
 
 _AT_ONCE_S = 0.25  # within which an engine reports that it closed a connection before our request arrived
 _NEWS = select.POLLIN | getattr(select, "POLLRDHUP", 0)
@@ -54,6 +55,7 @@ class EngineConnection(asyncio.Protocol):
         "_head_bytes_max",
         "_home",
         "_may_switch",
+        "_news",
         "_paused",
         "_receive_bytes",
         "_refused",
@@ -77,6 +79,7 @@ class EngineConnection(asyncio.Protocol):
         self._has_body = False  # the request has one
         self._refused = False  # the answer's status refused the request
         self._may_switch = False
+        self._news: select.poll | None = None  # for `is_quiet`, before each request
         self._tell_full: Callable[[bool], None] | None = None
         self.idle_since = 0.0
         self.reused = False
@@ -84,7 +87,11 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
-        if sock is not None and self._receive_bytes:
+        if sock is None:
+            return
+        self._news = select.poll()
+        self._news.register(sock.fileno(), _NEWS)
+        if self._receive_bytes:
             # Otherwise the kernel would buffer megabytes of tokens for a client that has stopped reading.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
 
@@ -130,7 +137,7 @@ class EngineConnection(asyncio.Protocol):
                 return
             head_bytes, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
             try:
-                head = ResponseHead(head_bytes)
+                head = read_response_head(head_bytes)
             except WireError as error:
                 handler.engine_garbled(self, error)
                 return
@@ -188,12 +195,7 @@ class EngineConnection(asyncio.Protocol):
 
     def is_quiet(self) -> bool:
         """Return True if nothing has arrived that the event loop has not yet reported: neither a FIN nor unsolicited bytes."""
-        sock = self.transport.get_extra_info("socket")
-        if sock is None:
-            return True
-        news = select.poll()
-        news.register(sock.fileno(), _NEWS)
-        return not news.poll(0)
+        return self._news is None or not self._news.poll(0)
 
     def release(self, reusable: bool) -> None:
         """End the exchange after a complete answer, and keep the connection if it can be reused.

@@ -25,6 +25,7 @@ from hangup.gateway.client.handlers import RequestHandler, RequestRouter
 from hangup.gateway.client.stall import CATCH_UP_S, LATE_S, StallWatch
 from hangup.gateway.http.body import LAST_CHUNK, BodyDecoder, Chunked, Counted, chunk
 from hangup.gateway.http.head import HEAD_END, RequestHead, has_bare_lf, without_empty_lines
+from hangup.gateway.http.known_heads import read_request_head
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -220,7 +221,7 @@ class ClientConnection(asyncio.Protocol):
         head_bytes, self._buffer = self._buffer[: end + 4], self._buffer[end + 4 :]
         self._scanned = 0
         try:
-            head = RequestHead(head_bytes, count_max=limits.header_count_max, url_bytes_max=limits.url_bytes_max)
+            head = read_request_head(head_bytes, count_max=limits.header_count_max, url_bytes_max=limits.url_bytes_max)
         except WireError as error:
             self._refuse_unreadable(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
             return

@@ -19,15 +19,19 @@ def status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {phrase}\r\n".encode("ascii")
 
 
-def date() -> tuple[bytes, bytes]:
+def date_line() -> bytes:
     """Return the Date header of RFC 9110, 6.6.1."""
-    return b"date", _date(int(time.time()))
+    return _date_line(int(time.time()))
 
 
 @lru_cache(2)
-def _date(second: int) -> bytes:
-    return formatdate(second, usegmt=True).encode("ascii")
+def _date_line(second: int) -> bytes:
+    return f"date: {formatdate(second, usegmt=True)}\r\n".encode("ascii")
+
+
+def encode_headers(headers: Headers) -> bytes:
+    return b"".join([b"%b: %b\r\n" % pair for pair in headers])
 
 
 def encode_head(status: int, headers: Headers) -> bytes:
-    return status_line(status) + b"".join([b"%b: %b\r\n" % pair for pair in headers]) + b"\r\n"
+    return status_line(status) + encode_headers(headers) + b"\r\n"

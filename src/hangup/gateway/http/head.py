@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import httptools
 
@@ -45,13 +45,16 @@ HOP_BY_HOP = frozenset(
     ]
 )
 
+_NOTES_MAX = 32  # of one head: a request may go to many backends
+_V = TypeVar("_V")
+
 Headers = list[tuple[bytes, bytes]]  # names in lower case, in the order of arrival
 
 
 class _Head:
     """The common part of requests and responses; llhttp calls the `on_…` methods."""
 
-    __slots__ = ("_complete", "_twice", "chunked", "content_length", "fields", "headers", "keep_alive")
+    __slots__ = ("_complete", "_twice", "chunked", "content_length", "fields", "headers", "keep_alive", "notes")
 
     single: frozenset[bytes]
 
@@ -61,8 +64,16 @@ class _Head:
         self.content_length: int | None = None
         self.chunked = False
         self.keep_alive = False
+        self.notes: dict[Any, Any] = {}  # what others derived from it; heads that differ only in their length share it
         self._complete = False
         self._twice = b""
+
+    def note(self, key: Any, value: _V) -> _V:
+        """Keep something that was derived from this head, for all heads like it."""
+        if len(self.notes) >= _NOTES_MAX:
+            self.notes.clear()
+        self.notes[key] = value
+        return value
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name, value = name.lower(), value.strip(b" \t")
@@ -89,7 +100,7 @@ class _Head:
         if self._twice:
             raise WireError(f"two {self._twice.decode('ascii')} headers")
         # The framing of the body; llhttp has checked most of it already.
-        length = self.fields.get(b"content-length")
+        length = self.fields.pop(b"content-length", None)  # from here on there is one place for it
         if length is not None:
             if not (length.isdigit() and len(length) < 19):
                 raise WireError("bad Content-Length")
@@ -145,6 +156,15 @@ class RequestHead(_Head):
         if authority:
             self.fields[b"host"] = authority  # the target takes precedence over the header
 
+    def again(self, content_length: int) -> RequestHead:
+        """Return the same head for a body of another length."""
+        head = RequestHead.__new__(RequestHead)
+        head.headers, head.fields, head.notes = self.headers, self.fields, self.notes
+        head.content_length, head.chunked, head.keep_alive = content_length, False, self.keep_alive
+        head.http11, head.method, head.path, head.query = self.http11, self.method, self.path, self.query
+        head.target = self.target
+        return head
+
 
 class ResponseHead(_Head):
     __slots__ = ("status",)
@@ -157,12 +177,18 @@ class ResponseHead(_Head):
         parser = httptools.HttpResponseParser(self)
         self._feed(parser, head)
         self.status: int = parser.get_status_code()
-        if self.status < 100:  # llhttp reads any three digits; as an informational answer it would be passed over
-            raise WireError("bad status")
         # llhttp's own answer also depends on the message's end; a body that ends with the connection leaves nothing to keep
         # alive.
         delimited = self.chunked or self.content_length is not None
         self.keep_alive = delimited and b"close" not in self.connection_options() and parser.get_http_version() == "1.1"
+
+    def again(self, content_length: int | None) -> ResponseHead:
+        """Return the same head for a body of another length."""
+        head = ResponseHead.__new__(ResponseHead)
+        head.headers, head.fields, head.notes = self.headers, self.fields, self.notes
+        head.content_length, head.chunked, head.keep_alive = content_length, self.chunked, self.keep_alive
+        head.status = self.status
+        return head
 
     def without_body(self) -> bool:
         return self.status in (204, 304)

@@ -1,0 +1,210 @@
+"""What one call costs the gateway's own code: no sockets, no kernel, no second process.
+
+The whole gateway runs in this process with its log and its ledger on. A client's connection and an engine's connection are fed
+by hand, so a call is two function calls: the request comes in, the answer comes in. That gives two figures:
+
+- function calls per call, Python's own and those into C. The same on every machine: `tests/test_call_cost.py` guards it.
+- CPU time per call, the best of many rounds, which other load on the machine disturbs little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hangup.config import BackendSettings, Settings
+from hangup.core.reasons import Outcome
+from hangup.gateway.backends.connection import EngineConnection
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.gateway import Gateway
+from hangup.gateway.log import Log
+from hangup.gateway.store.ledger import LedgerStore
+
+CHAT = {"model": "bench-model", "messages": [{"role": "user", "content": "hello there, how are you today?"}]}
+TOKENS = 8
+WARM_UP = 300  # calls before a count: tables are filled, limits learned
+
+
+def request(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:8080\r\nuser-agent: bench\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+def answer(body: dict[str, Any]) -> list[bytes]:
+    data = json.dumps(body).encode()
+    return [b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data]
+
+
+def stream(tokens: int, *, apart: bool) -> list[bytes]:
+    """Return an SSE answer: everything in one read, or each chunk in a read of its own."""
+    lines = [_delta({"role": "assistant", "content": ""}), *(_delta({"content": f" word{n}"}) for n in range(tokens))]
+    lines += [_delta({}, "stop"), b"data: [DONE]\n\n"]
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    reads = [b"%x\r\n%b\r\n" % (len(line), line) for line in lines]
+    reads = [head + reads[0], *reads[1:-1], reads[-1] + b"0\r\n\r\n"]
+    return reads if apart else [b"".join(reads)]
+
+
+def _delta(delta: dict[str, str], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    common = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1700000000, "model": "bench-model"}
+    return b"data: " + json.dumps({**common, "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+
+
+WHOLE = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1700000000,
+    "model": "bench-model",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": " word" * TOKENS}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 12, "completion_tokens": TOKENS, "total_tokens": 12 + TOKENS},
+}
+EMBEDDING = {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": [0.1] * 16}], "model": "bench-model"}
+
+KINDS: dict[str, tuple[bytes, list[bytes]]] = {
+    "passed through": (request("/v1/embeddings", {"model": "bench-model", "input": "hello there"}), answer(EMBEDDING)),
+    "whole": (request("/v1/chat/completions", CHAT), answer(WHOLE)),
+    "assembled": (request("/v1/chat/completions", CHAT), stream(TOKENS, apart=False)),
+    "streamed": (request("/v1/chat/completions", {**CHAT, "stream": True}), stream(TOKENS, apart=True)),
+}
+
+
+class _Transport(asyncio.Transport):
+    """Takes what is written, and forgets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += len(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else default
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class InMemory:
+    """A gateway between one client and one engine, both played by the caller."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.log = Log(os.devnull, 10_000)
+        self.store = LedgerStore("", flush_s=60.0, days=1, accounts_max=1000)
+        backend = BackendSettings(url="http://127.0.0.1:1", name="engine")
+        self.gateway = Gateway(Settings(backend=(backend,)), self.loop, self.log, store=self.store)
+        [made] = self.gateway.backends.by_name.values()
+        self._engine = EngineConnection(made.pool, 65536)  # the only connection in its pool
+        self._engine.connection_made(_Transport())
+        made.pool.put_back(self._engine)
+        self.client = ClientConnection(self.gateway.intake, self.loop)
+        self.to_client = _Transport()
+        self.client.connection_made(self.to_client)
+
+    def call(self, kind: str) -> None:
+        """Make one call, from its request to its end."""
+        sent, reads = KINDS[kind]
+        self.client.data_received(sent)
+        for read in reads:
+            self._engine.data_received(read)
+
+    def check(self, calls: int) -> None:
+        """Raise unless all calls so far were served whole."""
+        served = [call for call in self.gateway.registry.ended if call.outcome is Outcome.COMPLETED and call.status == 200]
+        assert len(served) == min(calls, self.gateway.limits.ended_calls_max), self.gateway.registry.ended
+
+    async def close(self) -> None:
+        await self.gateway.close()
+        self.store.close()
+        self.log.close()
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def functions_called(work: Callable[[], None]) -> int:
+    """Count the function calls that `work` makes, Python's own and those into C."""
+    count = 0
+
+    def see(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    with _no_collector():
+        sys.setprofile(see)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+    return count
+
+
+async def count(kind: str, calls: int = 200) -> float:
+    """Return the function calls per call of this kind, warm."""
+    made = InMemory()
+    try:
+        _repeat(made, kind, WARM_UP)
+        counted = functions_called(lambda: _repeat(made, kind, calls))
+        made.check(WARM_UP + calls)
+        return counted / calls
+    finally:
+        await made.close()
+
+
+async def cpu_us(kind: str, rounds: int = 40, calls: int = 250) -> float:
+    """Return the CPU time per call in microseconds, the best of `rounds`. The event loop gets no turn meanwhile."""
+    made = InMemory()
+    best = float("inf")
+    try:
+        for _ in range(rounds):
+            start = time.thread_time()
+            _repeat(made, kind, calls)
+            best = min(best, (time.thread_time() - start) / calls)
+        made.check(rounds * calls)
+    finally:
+        await made.close()
+    return best * 1e6
+
+
+def _repeat(made: InMemory, kind: str, calls: int) -> None:
+    for _ in range(calls):
+        made.call(kind)
+
+
+async def main() -> None:
+    for kind in KINDS:
+        print(f"{kind:16} {await count(kind):7.1f} function calls   {await cpu_us(kind):7.1f} us CPU", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

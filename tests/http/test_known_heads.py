@@ -1,0 +1,144 @@
+"""Heads that were read before: as if they were read for the first time, whatever came in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hangup.config import BackendSettings, LimitSettings
+from hangup.errors import WireError
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.http import known_heads
+from hangup.gateway.http.head import RequestHead, ResponseHead
+from hangup.gateway.http.known_heads import read_request_head, read_response_head
+
+LIMITS = {"count_max": 100, "url_bytes_max": 1000}
+REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n%bcontent-length: %d\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    known_heads._requests.clear()
+    known_heads._responses.clear()
+    yield
+    known_heads._requests.clear()
+    known_heads._responses.clear()
+
+
+def state(head: RequestHead | ResponseHead) -> dict[str, object]:
+    names = ("headers", "fields", "content_length", "chunked", "keep_alive", "http11", "method", "path", "query", "target")
+    return {name: getattr(head, name, None) for name in (*names, "status")} | {"headers": _without_length(head)}
+
+
+def _without_length(head: RequestHead | ResponseHead) -> list[tuple[bytes, bytes]]:
+    """Nobody may use the length among the headers: `content_length` is the one place for it."""
+    return [pair for pair in head.headers if pair[0] != b"content-length"]
+
+
+def fresh(data: bytes) -> dict[str, object] | str:
+    try:
+        return state(RequestHead(data, count_max=100, url_bytes_max=1000))
+    except WireError as error:
+        return str(error)
+
+
+def read(data: bytes) -> dict[str, object] | str:
+    try:
+        return state(read_request_head(data, count_max=100, url_bytes_max=1000))
+    except WireError as error:
+        return str(error)
+
+
+LINES = st.sampled_from(
+    [
+        b"content-length: 5\r\n",
+        b"content-length: 12345\r\n",
+        b"Content-Length: 7\r\n",
+        b"Content-Length: 77\r\n",
+        b"CONTENT-LENGTH: 3\r\n",
+        b"content-length: +5\r\n",
+        b"content-length:  5\r\n",
+        b"content-length: 5 \r\n",
+        b"content-length: \r\n",
+        b"content-length: 99999999999999999999\r\n",
+        b"transfer-encoding: chunked\r\n",
+        b"connection: close\r\n",
+        b"host: a\r\n",
+        b"x-content-length: 5\r\n",
+        b"x-note: content-length: 5\r\n",
+    ]
+)
+
+
+@given(st.lists(st.lists(LINES, max_size=4), min_size=2, max_size=8))
+@settings(max_examples=400, deadline=None)
+def test_every_head_is_read_as_if_it_were_the_first(heads: list[list[bytes]]) -> None:
+    for lines in heads * 2:
+        data = b"POST /x HTTP/1.1\r\nhost: a\r\n" + b"".join(lines) + b"\r\n"
+        assert read(data) == fresh(data)
+
+
+def test_requests_that_differ_in_their_length_share_what_is_derived_from_them() -> None:
+    one = read_request_head(REQUEST % (b"", 5), **LIMITS)
+    two = read_request_head(REQUEST % (b"", 12345), **LIMITS)
+    assert two is not one and two.notes is one.notes
+    assert (one.content_length, two.content_length) == (5, 12345)
+    other = read_request_head(REQUEST % (b"authorization: Bearer b\r\n", 5), **LIMITS)
+    assert other.notes is not one.notes
+
+
+def test_of_a_response_without_a_length_the_same_holds() -> None:
+    data = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    one, two = read_response_head(data), read_response_head(data)
+    assert one.notes is two.notes and state(two) == state(ResponseHead(data)) and two.chunked and two.content_length is None
+
+
+@pytest.mark.parametrize("unique", [b"x-request-id: 1\r\n", b"traceparent: 00-1\r\n", b"idempotency-key: 1\r\n"])
+def test_heads_that_never_come_again_are_not_kept(unique: bytes) -> None:
+    read_request_head(REQUEST % (unique, 5), **LIMITS)
+    read_request_head(REQUEST % (b"x-large: " + b"x" * 3000 + b"\r\n", 5), **LIMITS)
+    assert not known_heads._requests
+
+
+def test_there_is_a_bound_on_heads_and_on_what_is_derived_from_one() -> None:
+    for number in range(2000):
+        read_request_head(REQUEST % (b"x-a: %d\r\n" % number, 5), **LIMITS)
+        read_response_head(b"HTTP/1.1 200 OK\r\nx-a: %d\r\ncontent-length: 5\r\n\r\n" % number)
+    assert 0 < len(known_heads._requests) <= 512 and 0 < len(known_heads._responses) <= 512
+    head = read_request_head(REQUEST % (b"", 5), **LIMITS)
+    for number in range(1000):
+        head.note(number, b"x")
+    assert len(head.notes) <= 32
+
+
+def test_limits_that_became_lower_hold_for_known_heads() -> None:
+    data = REQUEST % (b"x-a: 1\r\n", 5)
+    read_request_head(data, **LIMITS)
+    with pytest.raises(WireError, match="too many headers"):
+        read_request_head(data, count_max=1, url_bytes_max=1000)
+    with pytest.raises(WireError, match="URL too long"):
+        read_request_head(data, count_max=100, url_bytes_max=5)
+
+
+def test_a_clients_key_goes_out_only_while_it_may() -> None:
+    """What was built for an engine that may see the client's key is not sent when it no longer may."""
+    loop = asyncio.new_event_loop()
+    try:
+        backend = Backend(BackendSettings(url="http://127.0.0.1:1"), LimitSettings(), loop)
+    finally:
+        loop.close()
+
+    def sent(*, forward_key: bool = True) -> bytes:
+        head = read_request_head(REQUEST % (b"authorization: Bearer secret\r\n", 2), **LIMITS)
+        return backend.request(head, head.path, b"{}", request_id="r", timeout_s=None, forward_key=forward_key)[0]
+
+    assert b"secret" in sent() and b"secret" in sent()
+    assert b"secret" not in sent(forward_key=False)
+    backend.passes_client_key = False
+    assert b"secret" not in sent()
+    backend.passes_client_key = True
+    assert b"secret" in sent()
