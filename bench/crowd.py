@@ -116,7 +116,7 @@ class People:
         data = json.dumps({**body, "stream": sample.stream, "ignore_eos": True}).encode()
         lines = ["POST /v1/chat/completions HTTP/1.1", "host: a", "content-type: application/json", "connection: close"]
         lines += [f"content-length: {len(data)}", f"x-stainless-retry-count: {attempt}"]
-        if sample.told:
+        if sample.sends_deadline:
             lines.append(f"x-stainless-read-timeout: {sample.patience_s:g}")
         if self.plan.get("keys"):
             lines.append(f"authorization: Bearer key-of-{sample.tenant}")

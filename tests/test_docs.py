@@ -124,7 +124,11 @@ def _told_in(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
             continue
         first, name = node.args[0], node.func.attr
-        if isinstance(first, ast.Constant) and isinstance(first.value, str) and name in ("event", "told", "_told", "_tell"):
+        if (
+            isinstance(first, ast.Constant)
+            and isinstance(first.value, str)
+            and name in ("event", "log_event", "_log_event", "told", "_told", "_tell")
+        ):
             yield first.value, {word.arg for word in node.keywords if word.arg is not None}
         elif name == "event":
             assert isinstance(first, ast.Name) and first.id == "event", f"line {node.lineno}: {ast.unparse(node)}"

@@ -41,16 +41,16 @@ class LongTask:
 class LongTasks:
     """All tasks and threads of a process."""
 
-    def __init__(self, told: Callable[[str, Exception], None] | None = None) -> None:
-        """Report every failure to `told`, which is called from any thread; without it, log them."""
-        self.told = told
+    def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
+        """Report every failure to `on_failure`, which is called from any thread; without it, log them."""
+        self.on_failure = on_failure
         self._lock = threading.Lock()
-        self._duties: dict[str, LongTask] = {}
+        self._by_name: dict[str, LongTask] = {}
         self._tasks: set[asyncio.Task[object]] = set()
 
     def keep(self, name: str, make: Callable[[], Coroutine[object, object, None]]) -> asyncio.Task[None]:
         """Run `make()` until it returns or is cancelled; after a failure, make it anew and run that."""
-        return self._own(asyncio.get_running_loop().create_task(self._keep(self._duty(name), make)))
+        return self._own(asyncio.get_running_loop().create_task(self._keep(self._named(name), make)))
 
     def start(
         self,
@@ -63,39 +63,39 @@ class LongTasks:
         """Own a task until it is over. Report a failure, unless it is one of `handled`; code that awaits the task gets it
         either way."""
         task = self._own(asyncio.get_running_loop().create_task(work, name=label))
-        duty = self._duty(name)
-        self._count(duty, expected=1, running=1)
-        task.add_done_callback(partial(self._over, duty, handled))
+        long_task = self._named(name)
+        self._count(long_task, expected=1, running=1)
+        task.add_done_callback(partial(self._over, long_task, handled))
         return task
 
     def thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
         """Run `run` in a thread until it returns; after a failure, run it again."""
-        thread = threading.Thread(target=self._run, args=(self._duty(name), run), name=f"hangup-{name}", daemon=True)
+        thread = threading.Thread(target=self._run, args=(self._named(name), run), name=f"hangup-{name}", daemon=True)
         thread.start()
         return thread
 
     def thread_once(self, name: str, run: Callable[[], None], *, label: str | None = None) -> threading.Thread:
         """Run `run` once in a thread, and report a failure. Code that waits for the thread must itself notice its end."""
         label = label or f"hangup-{name}"
-        thread = threading.Thread(target=self._run_once, args=(self._duty(name), run), name=label, daemon=True)
+        thread = threading.Thread(target=self._run_once, args=(self._named(name), run), name=label, daemon=True)
         thread.start()
         return thread
 
     def failed(self, name: str, error: Exception) -> None:
         """Count a failure and report it."""
-        duty = self._duty(name)
+        long_task = self._named(name)
         with self._lock:
-            duty.failures += 1
-            duty.error = type(error).__name__
-        if self.told is not None:
-            self.told(name, error)
+            long_task.failures += 1
+            long_task.error = type(error).__name__
+        if self.on_failure is not None:
+            self.on_failure(name, error)
         else:  # an engine or an application: without this line nothing at all would show it
             _LOG.error("%s failed", name, exc_info=error)
 
     # Reports
 
     def __iter__(self) -> Iterator[LongTask]:
-        return iter(list(self._duties.values()))
+        return iter(list(self._by_name.values()))
 
     def down(self) -> list[str]:
         """Describe the tasks that should be running and are not."""
@@ -103,69 +103,69 @@ class LongTasks:
 
     # Internals
 
-    def _duty(self, name: str) -> LongTask:
-        return self._duties.setdefault(name, LongTask(name))
+    def _named(self, name: str) -> LongTask:
+        return self._by_name.setdefault(name, LongTask(name))
 
     def _own(self, task: asyncio.Task[R]) -> asyncio.Task[R]:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _over(self, duty: LongTask, handled: Handled, task: asyncio.Task[object]) -> None:
-        self._count(duty, expected=-1, running=-1)
+    def _over(self, long_task: LongTask, handled: Handled, task: asyncio.Task[object]) -> None:
+        self._count(long_task, expected=-1, running=-1)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not isinstance(error, handled):
-            self.failed(duty.name, error)
+            self.failed(long_task.name, error)
 
-    async def _keep(self, duty: LongTask, make: Callable[[], Coroutine[object, object, None]]) -> None:
+    async def _keep(self, long_task: LongTask, make: Callable[[], Coroutine[object, object, None]]) -> None:
         pauses = _Pauses()
-        with self._expected(duty):
+        with self._expected(long_task):
             while True:
-                with self._turn(duty):
+                with self._turn(long_task):
                     await make()
                     return
                 await asyncio.sleep(pauses.next())
 
-    def _run(self, duty: LongTask, run: Callable[[], None]) -> None:
+    def _run(self, long_task: LongTask, run: Callable[[], None]) -> None:
         pauses = _Pauses()
-        with self._expected(duty):
+        with self._expected(long_task):
             while True:
-                with self._turn(duty):
+                with self._turn(long_task):
                     run()
                     return
                 time.sleep(pauses.next())
 
     @contextlib.contextmanager
-    def _expected(self, duty: LongTask) -> Iterator[None]:
-        self._count(duty, expected=1)
+    def _expected(self, long_task: LongTask) -> Iterator[None]:
+        self._count(long_task, expected=1)
         try:
             yield
         finally:
-            self._count(duty, expected=-1)
+            self._count(long_task, expected=-1)
 
-    def _run_once(self, duty: LongTask, run: Callable[[], None]) -> None:
-        self._count(duty, expected=1)
+    def _run_once(self, long_task: LongTask, run: Callable[[], None]) -> None:
+        self._count(long_task, expected=1)
         try:
-            with self._turn(duty):
+            with self._turn(long_task):
                 run()
         finally:
-            self._count(duty, expected=-1)
+            self._count(long_task, expected=-1)
 
     @contextlib.contextmanager
-    def _turn(self, duty: LongTask) -> Iterator[None]:
+    def _turn(self, long_task: LongTask) -> Iterator[None]:
         """Count the task as running; report a failure and suppress it."""
-        self._count(duty, running=1)
+        self._count(long_task, running=1)
         try:
             yield
         except Exception as error:
-            self.failed(duty.name, error)
+            self.failed(long_task.name, error)
         finally:
-            self._count(duty, running=-1)
+            self._count(long_task, running=-1)
 
-    def _count(self, duty: LongTask, *, expected: int = 0, running: int = 0) -> None:
+    def _count(self, long_task: LongTask, *, expected: int = 0, running: int = 0) -> None:
         with self._lock:
-            duty.expected += expected
-            duty.running += running
+            long_task.expected += expected
+            long_task.running += running
 
 
 class Tasks:
@@ -175,7 +175,7 @@ class Tasks:
         """Own tasks; `handled` are the failures that the code awaiting a task deals with."""
         self._name = name
         self._handled = handled
-        self._duties = duties or DUTIES
+        self._duties = duties or TASKS
         self._tasks: set[asyncio.Task[object]] = set()
 
     def __len__(self) -> int:
@@ -222,4 +222,4 @@ class _Pauses:
         return self._pause_s
 
 
-DUTIES = LongTasks()  # those of this process
+TASKS = LongTasks()  # those of this process

@@ -73,19 +73,19 @@ def test_a_timeline_tells_of_the_end_and_of_what_is_known_of_the_engine() -> Non
     call = make("x", 10.0, tokens=3)
     call.client_answer_began(200)
     call.end(reasons.KILLED, 12.0)
-    left = PendingStop("x", 12.0, slot=3, tokens=3)
-    call.leftovers = (left,)
+    stop = PendingStop("x", 12.0, slot=3, tokens=3)
+    call.pending_stops = (stop,)
     assert [step["what"] for step in timeline(call)][-2:] == [
         "ended: killed (killed), status 200",
         "the engine is told to stop",
     ]
-    assert (call.fate, call.engine_let_go) == (StopState.PENDING, None)
-    left.zombie_since, left.aborts, left.tokens_now = 14.0, 2, 40
+    assert (call.stop_state, call.engine_stopped) == (StopState.PENDING, None)
+    stop.zombie_since, stop.aborts, stop.tokens_now = 14.0, 2, 40
     story = "the engine still works on it in slot 3: a zombie and was told again 2 times, 37 tokens computed since"
-    assert timeline(call)[-1] == {"at_s": 4.0, "what": story} and call.engine_let_go is False
-    left.let_go(StopState.VERIFIED, 15.5)
+    assert timeline(call)[-1] == {"at_s": 4.0, "what": story} and call.engine_stopped is False
+    stop.release(StopState.VERIFIED, 15.5)
     told = timeline(call)
-    assert told[-1] == {"at_s": 5.5, "what": "verified: the engine has let go of it"} and call.engine_let_go
+    assert told[-1] == {"at_s": 5.5, "what": "verified: the engine has let go of it"} and call.engine_stopped
     assert [step["at_s"] for step in told] == sorted(step["at_s"] for step in told)
 
 
@@ -102,10 +102,10 @@ def test_the_worst_of_its_attempts_is_what_is_known_of_a_call(
 ) -> None:
     call = make("x")
     call.end(reasons.KILLED, 2.0)
-    call.leftovers = tuple(PendingStop("x", 1.0) for _ in fates)
-    for left, fate in zip(call.leftovers, fates, strict=True):
-        left.let_go(fate, 3.0)
-    assert (call.fate, call.engine_let_go) == (worst, let_go)
+    call.pending_stops = tuple(PendingStop("x", 1.0) for _ in fates)
+    for stop, fate in zip(call.pending_stops, fates, strict=True):
+        stop.release(fate, 3.0)
+    assert (call.stop_state, call.engine_stopped) == (worst, let_go)
 
 
 @pytest.mark.alone

@@ -103,7 +103,7 @@ def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Diverge
         "registry": SimpleNamespace(live={}, ended=[]),
         "accounting": SimpleNamespace(ledger=SimpleNamespace(tokens=Counter(), calls=Counter()), store=books),
         "placement": SimpleNamespace(admission=SimpleNamespace(queue=SimpleNamespace(count=0))),
-        "reaper": SimpleNamespace(told=lambda backend: None, haunting=lambda backend, now: []),
+        "reaper": SimpleNamespace(status=lambda backend: None, zombies_since=lambda backend, now: []),
         "log": log,
     }
     return DivergenceMonitor(**parts)

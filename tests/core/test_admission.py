@@ -464,19 +464,19 @@ def test_the_engines_own_word_goes_before_any_estimate() -> None:
     for _ in range(30):
         engine.step()
     assert str(limiter.evidence) == "none"
-    engine.admission.engine_told(engine.load, 1, engine.now)
+    engine.admission.engine_reported(engine.load, 1, engine.now)
     assert str(limiter.evidence) == "none"  # one may be about to be taken
-    engine.admission.engine_told(engine.load, 1, engine.now)
+    engine.admission.engine_reported(engine.load, 1, engine.now)
     assert str(limiter.evidence) == "engine_reports_waiting"
     engine.come(5)
     assert engine.admission.queue.count == 5  # none is sent to stand in the engine's queue
     for _ in range(3):
-        engine.admission.engine_told(engine.load, 0, engine.now)
+        engine.admission.engine_reported(engine.load, 0, engine.now)
     assert engine.admission.queue.count == 5  # it has what it was seen to run, so that none can wait in it
-    engine.admission.engine_told(engine.load, 0, engine.now)
+    engine.admission.engine_reported(engine.load, 0, engine.now)
     assert engine.admission.queue.count == 4  # one more is tried,
     for _ in range(5):
-        engine.admission.engine_told(engine.load, 0, engine.now)
+        engine.admission.engine_reported(engine.load, 0, engine.now)
     assert str(limiter.evidence) == "none" and not engine.admission.queue.count  # and did not have to wait
 
 
@@ -530,7 +530,7 @@ def test_a_place_that_is_held_is_not_at_work_on_a_whole_answer() -> None:
     for ticket in tickets:
         made.arrive(ticket, "a", 0.0)
     for ticket in tickets[:2]:
-        made.end(ticket, 0.1, left=True, hold=True)
+        made.end(ticket, 0.1, client_left=True, hold=True)
     made.first_token(tickets[2], 0.2)
     assert (load.in_flight, load.held, load.limiter.ran) == (5, 2, 3)
 

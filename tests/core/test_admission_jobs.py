@@ -229,7 +229,7 @@ def test_a_place_that_is_held_is_waited_for() -> None:
     load = items[2].placed_on
     assert load is not None
     assert made.end(items[2], 0.2, hold=True) == []  # its engine may still be at work: nobody else need go for that
-    assert started(made.let_go(load, items[2].kv, 0.3)) == [1]
+    assert started(made.release_held(load, items[2].kv, 0.3)) == [1]
 
 
 def test_a_job_whose_prompt_is_being_read_makes_way_for_a_live_call_on_its_backend() -> None:
@@ -366,7 +366,7 @@ def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -
         made.end(ticket, 1.0)
     put_in_line(made, 1, now=12.0)
     made.fleet.loads[0].limiter.ran = 20
-    made.engine_told(made.fleet.loads[0], 9, 12.5)
+    made.engine_reported(made.fleet.loads[0], 9, 12.5)
     burst = [call(made, f"burst{at}", 13.0) for at in range(6)]
     assert any(ticket.queued for ticket, _ in burst)
     assert [pair for _, actions in burst for pair in ended(actions)] == []
@@ -450,7 +450,7 @@ def test_no_job_beside_live_calls_where_the_engine_is_known_to_queue() -> None:
     live = [call(made, at)[0] for at in range(3)]
     for ticket in live:
         made.first_token(ticket, 0.5)
-    made.engine_told(made.fleet.loads[0], 5, 0.6)
+    made.engine_reported(made.fleet.loads[0], 5, 0.6)
     for ticket in live[1:]:
         made.end(ticket, 1.0)
     assert in_flight(put_in_line(made, 1, now=2.0)) == 0

@@ -33,7 +33,7 @@ class JobsMachine(RuleBasedStateMachine):
         self.live_line: list[Ticket[Any]] = []
         self.job_line: list[Ticket[Any]] = []
         self.running: list[Ticket[Any]] = []
-        self.told: list[Ticket[Any]] = []  # to make way, and not yet ended
+        self.asked_to_yield: list[Ticket[Any]] = []  # to make way, and not yet ended
         self.held: list[tuple[BackendLoad, int]] = []
         self.over: set[int] = set()
         self.live_counts: list[tuple[float, int]] = [(0.0, 0)]  # live calls in flight, since when
@@ -90,8 +90,10 @@ class JobsMachine(RuleBasedStateMachine):
                 continue
             assert ticket.key not in self.over, "an ended call was moved"
             if reason.code == "yielded":
-                assert ticket.job and ticket in self.running and ticket not in self.told, "only a job that runs can yield"
-                self.told.append(ticket)
+                assert ticket.job and ticket in self.running and ticket not in self.asked_to_yield, (
+                    "only a job that runs can yield"
+                )
+                self.asked_to_yield.append(ticket)
             else:
                 line = self.job_line if ticket.job else self.live_line
                 if ticket in line:
@@ -110,7 +112,7 @@ class JobsMachine(RuleBasedStateMachine):
         assert fresh <= max(len(self.live_line) - before, 0) + lives
 
     def do(self, actions: list[Action[Any]]) -> None:
-        before = len(self.told)
+        before = len(self.asked_to_yield)
         self.carry_out(actions)
         self.check_victims(before, actions)
 
@@ -159,17 +161,17 @@ class JobsMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject, tokens: int, completed: bool, hold: bool) -> None:
         self.finish(data.draw(st.sampled_from(self.running)), tokens, completed, hold)
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.asked_to_yield)
     @rule(data=st.data(), hold=st.booleans())
     def make_way(self, data: st.DataObject, hold: bool) -> None:
-        self.finish(data.draw(st.sampled_from(self.told)), 3, False, hold)
+        self.finish(data.draw(st.sampled_from(self.asked_to_yield)), 3, False, hold)
 
     def finish(self, ticket: Ticket[Any], tokens: int, completed: bool, hold: bool) -> None:
         if hold and ticket.placed_on is not None:
             self.held.append((ticket.placed_on, ticket.kv))
         self.count_live()
         self.running.remove(ticket)
-        self.told = [other for other in self.told if other is not ticket]
+        self.asked_to_yield = [other for other in self.asked_to_yield if other is not ticket]
         self.over.add(ticket.key)
         self.do(self.real.end(ticket, self.now, tokens, 10, completed=completed, hold=hold))
 
@@ -178,7 +180,7 @@ class JobsMachine(RuleBasedStateMachine):
     def let_go(self, data: st.DataObject) -> None:
         place = data.draw(st.sampled_from(self.held))
         self.held.remove(place)
-        self.do(self.real.let_go(*place, self.now))
+        self.do(self.real.release_held(*place, self.now))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -201,7 +203,7 @@ class JobsMachine(RuleBasedStateMachine):
         assert ticket.placed_on is not None
         self.count_live()
         self.running.remove(ticket)
-        self.told = [other for other in self.told if other is not ticket]
+        self.asked_to_yield = [other for other in self.asked_to_yield if other is not ticket]
         ticket.tried |= {ticket.placed_on.name}
         if len(ticket.tried) == len(self.slots):
             ticket.tried = frozenset()
@@ -230,7 +232,7 @@ class JobsMachine(RuleBasedStateMachine):
         assert real.queue.count == len(self.live_line) and real.jobs.count == len(self.job_line)
         assert real.queue.bytes == sum(t.size for t in self.live_line)
         assert real.jobs_in_flight == sum(t.job for t in self.running) and real.live == self.live_running()
-        assert real.jobs.yielding == set(self.told)
+        assert real.jobs.yielding == set(self.asked_to_yield)
         for name in TERMS:
             for line, tenant in ((self.live_line, real.tenants.get(name)), (self.job_line, real.jobs.tenants.get(name))):
                 mine = [t for t in self.running if t.job == (line is self.job_line) and self.names[t.key] == name]

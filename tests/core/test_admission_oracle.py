@@ -160,7 +160,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     def let_go(self, data: st.DataObject) -> None:
         place = data.draw(st.sampled_from(self.held))
         self.held.remove(place)
-        self.carry_out(self.real.let_go(*place, self.now))
+        self.carry_out(self.real.release_held(*place, self.now))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

@@ -103,7 +103,7 @@ class TestHistogram:
 class TestAccount:
     def booked(self, call: Call, predicted: float = 25.0, price: Price = PRICE) -> Account:
         account = Account()
-        account.book(call, 4.0, predicted, price)
+        account.add_call(call, 4.0, predicted, price)
         return account
 
     def test_a_completed_call(self) -> None:
@@ -169,7 +169,7 @@ class TestAfterlife:
     def test_shares_go_by_the_time_that_each_ran_on(self) -> None:
         owners = [self.left("a", 0.0), self.left("b", 5.0)]
         parts = zombie_shares.share(owners, 100, 3.0, 0.0, 10.0)
-        assert [(part.left.call_id, part.tokens) for part in parts] == [("a", 67), ("b", 33)]
+        assert [(part.stop.call_id, part.tokens) for part in parts] == [("a", 67), ("b", 33)]
         assert [part.engine_s for part in parts] == [pytest.approx(2.0), pytest.approx(1.0)]
         assert [part.tokens for part in zombie_shares.share(owners, 100, 0.0, 5.0, 10.0)] == [50, 50], "since the last time"
         owners[0].released_at = 5.0

@@ -31,7 +31,7 @@ def test_the_shares_of_all_calls_are_the_time_the_engine_was_busy(events: list[t
 
 def booked(call: Call, engine_s: float, predicted_tokens: float, price: Price) -> Account:
     account = Account()
-    account.book(call, engine_s, predicted_tokens, price)
+    account.add_call(call, engine_s, predicted_tokens, price)
     return account
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangup.core.jobs import ItemCounts, JobStatus, Kind
-from hangup.gateway.apis.hosted_jobs import ProviderRequestKind, Target, heard, is_upload, read, target_of
+from hangup.gateway.apis.hosted_jobs import ProviderRequestKind, Target, is_upload, read, read_answer, target_of
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_message_batches() -> None:
 
 def test_responses_whole_and_streamed() -> None:
     response = {"id": "r", "status": "queued", "background": True, "model": "m"}
-    told = heard(Kind.RESPONSE, json.dumps(response).encode())
+    told = read_answer(Kind.RESPONSE, json.dumps(response).encode())
     assert told is not None and (told.status, told.tally, told.model, told.detached) == (
         JobStatus.RUNNING,
         ItemCounts(queued=1),
@@ -84,9 +84,9 @@ def test_responses_whole_and_streamed() -> None:
         True,
     )
     stream = b"event: response.created\ndata: " + json.dumps({"response": response}).encode()
-    assert heard(Kind.RESPONSE, stream) is None, "not whole yet"
-    assert heard(Kind.RESPONSE, stream + b"\n\nevent: x") == told
-    assert heard(Kind.RESPONSE, stream.replace(b"\n", b"\r\n") + b"\r\n\r\n") == told
+    assert read_answer(Kind.RESPONSE, stream) is None, "not whole yet"
+    assert read_answer(Kind.RESPONSE, stream + b"\n\nevent: x") == told
+    assert read_answer(Kind.RESPONSE, stream.replace(b"\n", b"\r\n") + b"\r\n\r\n") == told
     waited_for = read(Kind.RESPONSE, {**response, "background": False, "status": "incomplete"})
     assert waited_for is not None and not waited_for.detached and waited_for.status is JobStatus.COMPLETED
 
@@ -104,4 +104,4 @@ def test_nonsense_is_no_job_and_no_error(kind: Kind, value: dict[str, Any]) -> N
 
 @given(st.sampled_from([Kind.BATCH, Kind.RESPONSE, Kind.MESSAGES]), st.binary(max_size=40))
 def test_nor_are_bytes(kind: Kind, body: bytes) -> None:
-    assert heard(kind, body) is None and heard(kind, b"data: " + body) is None
+    assert read_answer(kind, body) is None and read_answer(kind, b"data: " + body) is None

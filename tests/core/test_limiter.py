@@ -107,7 +107,7 @@ class TestLate:
         limit = LearnedLimit()
         for at in range(400):
             see(limit, at * 0.02, 0.1)
-        limit.told(10)
+        limit.engine_reported(10)
         assert limit.unstarted_max == SPARE + 4  # the count is that of a second, fading, and the last one is not in it
         assert limit.limit(20, 6, 0) == 14 + limit.unstarted_max
 
@@ -165,7 +165,7 @@ class TestLate:
         for at in range(200):
             see(limit, at * 0.1, 0.05)
         limit.runs(8, 20.0)
-        limit.told(10)
+        limit.engine_reported(10)
         for at in range(200):
             see(limit, 20 + at * 0.1, 0.05, late=None)
         assert limit.limit(8, 0, 0) == 8 + limit.unstarted_max
@@ -262,15 +262,15 @@ class TestOverdue:
 class TestItsOwnWord:
     def test_more_than_two_waiting_are_believed_at_once(self) -> None:
         limit = known()
-        limit.told(SPARE)
+        limit.engine_reported(SPARE)
         assert why(limit) is Evidence.NONE
-        limit.told(0)
-        limit.told(SPARE)
+        limit.engine_reported(0)
+        limit.engine_reported(SPARE)
         assert why(limit) is Evidence.NONE, "it was for a moment, twice"
-        limit.told(SPARE)
+        limit.engine_reported(SPARE)
         assert why(limit) is Evidence.WAITING
         other = known()
-        other.told(SPARE + 1)
+        other.engine_reported(SPARE + 1)
         assert why(other) is Evidence.WAITING and not other.unlimited
 
     def test_one_that_was_never_seen_to_run_any_still_gets_calls(self) -> None:
@@ -278,38 +278,38 @@ class TestItsOwnWord:
         tickets = [Ticket(n, prompt=PROMPT) for n in range(4)]
         for ticket in tickets:
             assert admission.arrive(ticket, "t", 1.0)[0].load is load
-        admission.engine_told(load, 5, 2.0)
+        admission.engine_reported(load, 5, 2.0)
         for ticket in tickets:  # their clients leave before any first token, and others keep the engine's queue full
-            admission.end(ticket, 3.0, left=True)
+            admission.end(ticket, 3.0, client_left=True)
         for at in range(4, 60):
-            admission.engine_told(load, 5, float(at))
+            admission.engine_reported(load, 5, float(at))
         assert [action.load for action in admission.arrive(Ticket("new", prompt=PROMPT), "t", 60.0)] == [load]
 
     def test_none_waiting_twice_allows_more_whatever_it_was_seen_to_run(self) -> None:
         limit = known()
-        limit.told(5)
+        limit.engine_reported(5)
         allowed = limit.unstarted_allowed(0)
-        limit.told(0)
+        limit.engine_reported(0)
         assert limit.unstarted_allowed(0) == allowed
-        limit.told(0)
+        limit.engine_reported(0)
         assert limit.unstarted_allowed(0) == allowed + 4
-        limit.told(0)
+        limit.engine_reported(0)
         assert limit.unstarted_allowed(0) == allowed + 8
         limit.open_if_on_time()
         assert why(limit) is Evidence.NONE
-        limit.told(5)
+        limit.engine_reported(5)
         assert limit.unstarted_allowed(0) == allowed
 
     def test_none_waiting_shows_no_room_while_calls_wait_here_instead(self) -> None:
         limit = known()
         limit.runs(8, 1.0)
-        limit.told(5, 13)
+        limit.engine_reported(5, 13)
         allowed = limit.unstarted_allowed(8)
         for _ in range(4):
-            limit.told(0, 8)
+            limit.engine_reported(0, 8)
         assert limit.unstarted_allowed(8) == allowed, "it has what it was seen to run, and nothing can wait in it"
         for _ in range(2):
-            limit.told(0, 9)
+            limit.engine_reported(0, 9)
         assert limit.unstarted_allowed(8) > allowed, "one more was tried, and did not wait"
 
 
@@ -411,7 +411,7 @@ class TestSteps:
         limit.step(0.3, 20)
         limit.refused(5, 1.0)
         assert why(limit) is Evidence.REFUSED and limit.in_flight_max == 5
-        limit.told(9)
+        limit.engine_reported(9)
         assert why(limit) is Evidence.WAITING
 
 

@@ -28,9 +28,9 @@ def test_a_common_timeout_is_found_however_few_were_kept_waiting_that_long(
     """All who were not answered before it left then, some of them watched only from later on."""
     patience = Patience()
     for share in answered:
-        patience.observe(0.0, share * timeout_s, left=False)
+        patience.observe(0.0, share * timeout_s, client_left=False)
     for at in range(departures):
-        patience.observe(joined[at] * timeout_s if at < len(joined) else 0.0, timeout_s, left=True)
+        patience.observe(joined[at] * timeout_s if at < len(joined) else 0.0, timeout_s, client_left=True)
     assert patience.limit_s == pytest.approx(timeout_s)
     assert patience.departures == departures
 
@@ -39,7 +39,7 @@ def test_a_common_timeout_is_found_however_few_were_kept_waiting_that_long(
 def test_without_departures_there_is_no_timeout(waits: list[tuple[float, float]]) -> None:
     patience = Patience()
     for one, other in waits:
-        patience.observe(min(one, other), max(one, other), left=False)
+        patience.observe(min(one, other), max(one, other), client_left=False)
         assert patience.limit_s == math.inf
     assert patience.departures == 0
 
@@ -47,9 +47,9 @@ def test_without_departures_there_is_no_timeout(waits: list[tuple[float, float]]
 def leaving(at_s: float, departures: int, staying: int = 0, stay_s: float = 100.0) -> Patience:
     patience = Patience()
     for _ in range(staying):
-        patience.observe(0.0, stay_s, left=False)
+        patience.observe(0.0, stay_s, client_left=False)
     for _ in range(departures):
-        patience.observe(0.0, at_s, left=True)
+        patience.observe(0.0, at_s, client_left=True)
     return patience
 
 
@@ -68,8 +68,8 @@ def test_shares_multiply_from_moment_to_moment() -> None:
     patience = Patience()
     for at_s, departures in ((5.0, 18), (10.0, 6), (15.0, 2)):
         for _ in range(departures):
-            patience.observe(0.0, at_s, left=True)
-    patience.observe(0.0, 60.0, left=False)
+            patience.observe(0.0, at_s, client_left=True)
+    patience.observe(0.0, 60.0, client_left=False)
     assert patience.limit_s == pytest.approx(15.0)
 
 
@@ -78,17 +78,17 @@ def test_those_who_were_answered_before_are_not_among_those_who_stayed(answered_
     """Hundreds of short calls say nothing about who would have waited for ten seconds."""
     patience = Patience()
     for _ in range(300):
-        patience.observe(0.0, answered_s, left=False)
+        patience.observe(0.0, answered_s, client_left=False)
     for _ in range(8):
-        patience.observe(0.0, 10.0, left=True)
+        patience.observe(0.0, 10.0, client_left=True)
     assert patience.limit_s == pytest.approx(10.0)
 
 
 def test_one_watched_from_later_on_is_not_counted_before() -> None:
     patience = Patience()
     for _ in range(20):
-        patience.observe(0.0, 10.0, left=True)
-        patience.observe(20.0, 30.0, left=False)  # its line was stood in before; nobody knows who left it at 10 s
+        patience.observe(0.0, 10.0, client_left=True)
+        patience.observe(20.0, 30.0, client_left=False)  # its line was stood in before; nobody knows who left it at 10 s
     assert patience.limit_s == pytest.approx(10.0)
 
 
@@ -105,7 +105,7 @@ def test_the_curve_is_drawn_anew_after_a_moment() -> None:
     patience = leaving(10.0, _ENOUGH)
     assert patience.limit(1.0) == pytest.approx(10.0)
     for _ in range(2):
-        patience.observe(0.0, 60.0, left=False)
+        patience.observe(0.0, 60.0, client_left=False)
     assert patience.limit(1.2) == pytest.approx(10.0)
     assert patience.limit(1.3) == math.inf
 
@@ -113,26 +113,26 @@ def test_the_curve_is_drawn_anew_after_a_moment() -> None:
 def test_a_timeout_that_is_no_more_is_forgotten() -> None:
     patience = leaving(10.0, 700)
     for _ in range(4000):
-        patience.observe(0.0, 30.0, left=False)
+        patience.observe(0.0, 30.0, client_left=False)
     assert patience.limit_s == math.inf
     for _ in range(4000):  # were the 4,000 still counted in full, half would seem to stay
-        patience.observe(0.0, 20.0, left=True)
+        patience.observe(0.0, 20.0, client_left=True)
     assert patience.limit_s == pytest.approx(20.0)
 
 
 def test_a_few_in_a_row_do_not_outweigh_hundreds() -> None:
     patience = Patience()
     for at in range(2000):
-        patience.observe(0.0, 60.0 if at % 2 else 10.0, left=not at % 2)
+        patience.observe(0.0, 60.0 if at % 2 else 10.0, client_left=not at % 2)
     for _ in range(10):
-        patience.observe(0.0, 10.0, left=True)
+        patience.observe(0.0, 10.0, client_left=True)
     assert patience.limit_s == math.inf
 
 
 def test_many_calls_change_nothing_while_all_leave_alike() -> None:
     patience = Patience()
     for _ in range(5000):
-        patience.observe(0.0, 10.0, left=True)
+        patience.observe(0.0, 10.0, client_left=True)
         assert patience.limit_s in (math.inf, pytest.approx(10.0))
     assert patience.limit_s == pytest.approx(10.0)
 
@@ -173,7 +173,7 @@ def test_those_who_are_still_there_count() -> None:
         patience.watch(at, 0.0, 0.0)
     for at in range(20):
         patience.unwatch(at)
-        patience.observe(0.0, 2.0, left=True)
+        patience.observe(0.0, 2.0, client_left=True)
     assert patience.limit_s == pytest.approx(2.0)  # what the departures alone would say
     assert patience.limit(3.0) == math.inf
 
@@ -182,8 +182,8 @@ def test_a_timeout_that_clients_keep_roughly_is_known_by_its_edge_and_people_by_
     """Many clients round their timeouts up to whole seconds."""
     rough, people = Patience(), Patience()
     for at in range(40):
-        rough.observe(0.0, 6.0 + at / 40, left=True)
-        people.observe(0.0, 2.0 + at, left=True)
+        rough.observe(0.0, 6.0 + at / 40, client_left=True)
+        people.observe(0.0, 2.0 + at, client_left=True)
     assert 6.0 <= rough.limit_s <= 6.2
     assert people.limit_s > 30.0
 
@@ -192,7 +192,7 @@ def left_whole(*moments: float) -> Patience:
     """Streams of which each was left after so many seconds."""
     patience = Patience()
     for at_s in moments:
-        patience.observe(2.0, at_s, left=True)
+        patience.observe(2.0, at_s, client_left=True)
     return patience
 
 
@@ -207,12 +207,12 @@ def test_a_few_who_leave_a_stream_when_others_leave_the_line_have_one_timeout_fo
 def test_one_who_stays_longer_has_no_timeout_for_all_of_it() -> None:
     """Clients who give up on a first token after 6 s, and read for as long as it takes."""
     answered = left_whole(6.1, 6.4, 6.9)
-    answered.observe(2.0, 9.0, left=False)
+    answered.observe(2.0, 9.0, client_left=False)
     assert answered.limit(0.0, 6.1) == math.inf
     reading = left_whole(6.1, 6.4, 6.9)
     reading.watch("who", 0.0, 2.0)
     assert reading.limit(7.0, 6.1) == 6.1
     assert reading.limit(9.0, 6.1) == math.inf
     many = left_whole(*[6.3] * 11)
-    many.observe(2.0, 9.0, left=False)
+    many.observe(2.0, 9.0, client_left=False)
     assert many.limit(0.0, 6.1) == pytest.approx(6.3), "one in ten may be another kind"

@@ -69,12 +69,12 @@ def test_a_call_that_was_left_and_whose_engine_took_its_time() -> None:
     call = start(backend="gpu")
     call.slot, call.engine_id = 0, "hu-1"
     call.end(reasons.CLIENT_FIN, 9.0)
-    left = PendingStop("c", 9.0)
-    call.leftovers = (left,)
+    stop = PendingStop("c", 9.0)
+    call.pending_stops = (stop,)
     assert not settled(call)
-    left.zombie_since = 9.5
+    stop.zombie_since = 9.5
     assert not settled(call)
-    left.let_go(StopState.VERIFIED, 12.0)
+    stop.release(StopState.VERIFIED, 12.0)
     assert settled(call)
     whole, *parts = made(call)
     assert whole["status"] == {"code": 2, "message": "fin"} and told(whole)["error.type"] == "fin"

@@ -12,7 +12,7 @@ from hangup.core.jobs import JobStatus, Kind
 from hangup.errors import Refusal
 from hangup.gateway.jobs.input_lines import InputLines
 from hangup.gateway.store.jobs import JobStore, NewItem
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 from support.job_registry import FakeGateway, open_registry
 
 PATH = "/v1/chat/completions"
@@ -39,7 +39,7 @@ class TestChecking:
 
     def test_a_quota_that_is_used_up_is_no_fault_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[str] = []
-        monkeypatch.setattr(DUTIES, "told", lambda name, error: told.append(name))
+        monkeypatch.setattr(TASKS, "told", lambda name, error: told.append(name))
 
         async def run() -> None:
             host = FakeGateway(limits=LimitSettings(jobs_max=1))

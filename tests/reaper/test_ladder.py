@@ -138,7 +138,7 @@ class Climb(RuleBasedStateMachine):
 
     @invariant()
     def limits_hold(self) -> None:
-        assert all(left.aborts <= TERMS.aborts_max for left in self.zombies)
+        assert all(stop.aborts <= TERMS.aborts_max for stop in self.zombies)
         assert sum(at > self.now - 3600 for at in self.restarts) <= TERMS.restarts_per_hour
 
 

@@ -54,7 +54,7 @@ def test_a_stop_that_is_confirmed_twice_frees_its_place_once() -> None:
         stopping.when_confirmed(stop, world.confirmed)
         assert (load.in_flight, load.held, world.gone) == (1, 1, 0)
         for _ in range(3):
-            stopping.let_go(world.backend, stop)
+            stopping.release(world.backend, stop)
             assert (load.in_flight, load.held, world.gone) == (0, 0, 1)
         stopping.when_confirmed(stop, world.confirmed)
         assert world.gone == 2, "whoever asks afterwards need not wait"
@@ -71,7 +71,7 @@ def test_a_failed_attempt_holds_no_place() -> None:
         stopping, load = world.stopping, world.backend.load
         stop = stopping.abort(world.attempt, world.call, world.ticket, 1, keep_place=False)
         assert stop is not None and stop.cause == "engine_failed"
-        stopping.let_go(world.backend, stop)
+        stopping.release(world.backend, stop)
         assert (load.in_flight, load.held) == (1, 0), "the call itself"
         await stopping.close()
 

@@ -83,7 +83,7 @@ class Run:
             self.waiting.remove(ticket)
         self.left_streams += begun is not None
         tokens = int((self.now - begun) / TOKEN_S) if begun is not None else 0
-        self._act(self.admission.end(ticket, self.now, tokens, left=True))
+        self._act(self.admission.end(ticket, self.now, tokens, client_left=True))
 
 
 def test_hardly_anything_is_begun_that_its_client_does_not_wait_for() -> None:

@@ -38,7 +38,7 @@ def book(store: LedgerStore, tenant: str = "a", model: str = "m", reason: Reason
     call.progressed(10, 0.0)
     call.engine_finished = reason is reasons.COMPLETED
     call.end(reason, 1.0)
-    store.book(call, 0.5, 25.0, Price(per_hour=1800.0))
+    store.add_call(call, 0.5, 25.0, Price(per_hour=1800.0))
 
 
 def test_sums_by_each_group() -> None:
@@ -146,7 +146,7 @@ class TestFailing:
         call = Call("id", 0.0)
         call.tokens_in = 2**64 - 1
         call.end(reasons.COMPLETED, 1.0)
-        store.book(call, float("inf"), float("nan"), Price(per_hour=1.0))
+        store.add_call(call, float("inf"), float("nan"), Price(per_hour=1.0))
         store.computed("b", 10**400)
         book(store)
         assert store.report(3600, "tenant")["total"]["calls"] == 2
@@ -183,7 +183,7 @@ call.end(reasons.COMPLETED, 1.0)
 store = LedgerStore(sys.argv[1], flush_s=0.05, days=1, accounts_max=10**6)
 n = 0
 while True:
-    store.book(call, 0.0, 0.0, FREE)
+    store.add_call(call, 0.0, 0.0, FREE)
     n += 1
     if n % 100 == 0:
         print(n, flush=True)
@@ -219,7 +219,7 @@ def test_invented_models_displace_no_real_one() -> None:
         call = Call("id", 0.0)
         call.tenant, call.model = "a", f"invented-{number}"
         call.end(reasons.BAD_FIELD, 1.0)
-        store.book(call, 0.0, 0.0, Price())
+        store.add_call(call, 0.0, 0.0, Price())
     book(store, model="real")
     rows = {row["model"]: row["calls"] for row in store.report(3600, "model")["rows"]}
     assert rows["real"] == 1

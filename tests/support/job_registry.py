@@ -63,7 +63,7 @@ class FakeGateway:
     def limits_of_tenant(self, tenant: str) -> LimitSettings:
         return self.limits
 
-    def book(self, entry: Entry) -> None:
+    def record_cost(self, entry: Entry) -> None:
         self.booked.append(entry)
 
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:

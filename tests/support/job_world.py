@@ -82,12 +82,12 @@ class SimItemCall:
             self._timer.cancel()
         claim, host = self.item.claim, self._host
         host.ended(self)
-        leftover = None
+        stop = None
         if self.call.sent_at is not None and reason is not reasons.COMPLETED and host.world.chance.random() < 0.5:
-            leftover = PendingStop(self.call.id, host.world.loop.time())
-            host.world.loop.call_later(host.world.chance.choice([0.0, 0.3, 5.0]), host.gone, leftover)
+            stop = PendingStop(self.call.id, host.world.loop.time())
+            host.world.loop.call_later(host.world.chance.choice([0.0, 0.3, 5.0]), host.gone, stop)
         account = Account(calls=1)
-        self.item.over(self.call, leftover, Entry(TENANT, f"{claim.job}.{claim.n}", "engine", reason.outcome.value, account))
+        self.item.over(self.call, stop, Entry(TENANT, f"{claim.job}.{claim.n}", "engine", reason.outcome.value, account))
 
     def on_due(self) -> None: ...
 
@@ -120,9 +120,9 @@ class SimGateway:
                 line.remove(flow)
         self.world.loop.call_soon(self._next)
 
-    def gone(self, leftover: PendingStop) -> None:
-        leftover.released = self.world.chance.choice([StopState.VERIFIED, StopState.UNVERIFIED])
-        self._confirmed.pop(leftover, lambda: None)()
+    def gone(self, stop: PendingStop) -> None:
+        stop.released = self.world.chance.choice([StopState.VERIFIED, StopState.UNVERIFIED])
+        self._confirmed.pop(stop, lambda: None)()
 
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
         self._confirmed[stop] = callback
@@ -137,7 +137,7 @@ class SimGateway:
     def limits_of_tenant(self, tenant: str) -> LimitSettings:
         return self.limits
 
-    def book(self, entry: Entry) -> None:
+    def record_cost(self, entry: Entry) -> None:
         if entry.cause == "completed":
             self.world.billed[entry.model] += 1
 
@@ -339,7 +339,7 @@ class World:
             mock.patch.object(batches, "time", time),
             mock.patch.object(runner, "random", self.chance),
             mock.patch.object(
-                result_writer, "DUTIES", LongTasks(lambda name, error: self.wrong.append(f"{name} failed: {error!r}"))
+                result_writer, "TASKS", LongTasks(lambda name, error: self.wrong.append(f"{name} failed: {error!r}"))
             ),
             mock.patch.object(workers, "this_process", name),
             mock.patch.object(workers, "_is_dead_here", lambda worker: self._seen_dead and worker.process in self._dead),

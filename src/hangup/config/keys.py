@@ -35,10 +35,10 @@ def party(url: str) -> str:
 def shown_clients_keys(backends: tuple[BackendSettings, ...]) -> frozenset[BackendSettings]:
     """Return the backends that get the key that a client sends."""
     keyless = [b for b in backends if not b.api_key_env]
-    told = frozenset(b for b in keyless if b.client_key == "pass")
+    explicit = frozenset(b for b in keyless if b.client_key == "pass")
     open_ = frozenset(b for b in keyless if b.client_key == "auto")
-    if told:
-        return told
+    if explicit:
+        return explicit
     return open_ if len({party(b.url) for b in open_}) <= 1 else frozenset()
 
 

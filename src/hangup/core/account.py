@@ -43,7 +43,7 @@ class Account:
     money_saved: float = 0.0  # an estimate as well
     tokens_estimated: int = 0  # of those wasted: attributed by estimate, as a share by time of what several zombies computed
 
-    def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
+    def add_call(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
         """Add a call at its end. `predicted_tokens` is the average length of such answers."""
         assert call.reason is not None
         tokens, outcome = call.tokens_out, call.reason.outcome
@@ -100,7 +100,7 @@ def entry(call: Call, engine_s: float, predicted_tokens: float, price: Price) ->
     """Return the account of one ended call as an `Entry`."""
     assert call.reason is not None
     account = Account()
-    account.book(call, engine_s, predicted_tokens, price)
+    account.add_call(call, engine_s, predicted_tokens, price)
     return Entry(call.tenant, call.model, call.backend, call.reason.outcome.value, account)
 
 

@@ -72,8 +72,8 @@ class CallTimeLimits(NamedTuple):
 
 
 UNLIMITED = CallTimeLimits()
-_FATES = list(StopState)
-_LET_GO = {
+_STATES = list(StopState)
+_STOPPED = {
     None: True,
     StopState.VERIFIED: True,
     StopState.RESTARTED: True,
@@ -93,18 +93,18 @@ class Call:
         "backend",
         "bytes_in",
         "client_has_all",
+        "client_sent_at",
         "clock",
         "detail",
         "ended_at",
         "engine_finished",
         "engine_id",
         "first_token_at",
-        "heard_at",
         "id",
-        "leftovers",
         "model",
         "parent_id",
         "peer",
+        "pending_stops",
         "phase",
         "progress_at",
         "reason",
@@ -150,7 +150,7 @@ class Call:
         self.client_has_all = False  # a whole answer was written, whatever the reason of the end
         self.reason: Reason | None = None
         self.detail = ""
-        self.leftovers: tuple[PendingStop, ...] = ()  # the work that engines were told to stop, attempt by attempt
+        self.pending_stops: tuple[PendingStop, ...] = ()  # the work that engines were told to stop, attempt by attempt
         self.started_at = now
         self.received_at: float | None = None
         self.waiting_since = now
@@ -158,7 +158,7 @@ class Call:
         self.answered_at: float | None = None
         self.first_token_at: float | None = None
         self.progress_at = now
-        self.heard_at = now  # when the client was last sent a sign of life, before the first token
+        self.client_sent_at = now  # when the client was last sent a sign of life, before the first token
         self.ended_at: float | None = None
 
     def __repr__(self) -> str:
@@ -173,8 +173,8 @@ class Call:
         """Return the tokens that the engine computed after the call ended; None while that is unknown."""
         if self.engine_finished or self.sent_at is None:
             return 0
-        told = [left.tokens_after for left in self.leftovers]
-        known = [tokens for tokens in told if tokens is not None]
+        reported = [stop.tokens_after for stop in self.pending_stops]
+        known = [tokens for tokens in reported if tokens is not None]
         return sum(known) if known else None
 
     @property
@@ -185,17 +185,17 @@ class Call:
         return self.answered_at if self.engine_finished else None
 
     @property
-    def fate(self) -> StopState | None:
+    def stop_state(self) -> StopState | None:
         """Return the worst state of the work that the call's engines were told to stop; None if there is none: its engine
         finished, or never had it."""
-        if not self.leftovers:
+        if not self.pending_stops:
             return None
-        return max((left.fate for left in self.leftovers), key=_FATES.index)
+        return max((stop.state for stop in self.pending_stops), key=_STATES.index)
 
     @property
-    def engine_let_go(self) -> bool | None:
+    def engine_stopped(self) -> bool | None:
         """Return whether the engine is known to be done with the call; None while that is unknown."""
-        return _LET_GO[self.fate]
+        return _STOPPED[self.stop_state]
 
     @property
     def outcome(self) -> Outcome | None:
@@ -237,9 +237,9 @@ class Call:
         self.progress_at = now
         self.tokens_out += tokens
 
-    def client_heard(self, now: float) -> None:
+    def client_was_sent(self, now: float) -> None:
         """Note that the client was sent a sign of life."""
-        self.heard_at = now
+        self.client_sent_at = now
 
     def client_answer_began(self, status: int) -> None:
         """Note that the client has the answer's head: its status can no longer change."""
@@ -258,7 +258,7 @@ class Call:
         if self.first_token_at is not None:
             return min(due, self.progress_at + gap_s, self.progress_at + client_read_s)
         wait = self.waiting_since + queue_s if phase is Phase.WAITING else self.progress_at + first_token_s
-        return min(due, wait, self.heard_at + client_read_s)
+        return min(due, wait, self.client_sent_at + client_read_s)
 
     def overdue(self, now: float) -> Reason | None:
         """Return the limit that has passed at `now`, if any; the client's own limits come first."""
@@ -281,7 +281,7 @@ class Call:
 
     def _silence_began(self) -> float:
         """Return since when the client has received nothing: its read timeout runs from here."""
-        return self.heard_at if self.first_token_at is None else self.progress_at
+        return self.client_sent_at if self.first_token_at is None else self.progress_at
 
     # End
 

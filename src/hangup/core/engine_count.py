@@ -25,7 +25,7 @@ class EngineCount:
 
     def __init__(self) -> None:
         self._first: int | None = None  # its first report to us
-        self._told = 0  # its last report
+        self._latest = 0  # its last report
         self._before = 0  # counted by its earlier runs
         self._may_have_lost = False  # it was, or may have been, restarted since both sides last agreed
         self._squared = 0  # tokens for nobody minus uncounted ones, explained so far
@@ -33,17 +33,17 @@ class EngineCount:
     @property
     def computed(self) -> int | None:
         """Return the tokens that the engine says it has computed since we know it; None until it has reported."""
-        return None if self._first is None else self._before + self._told - self._first
+        return None if self._first is None else self._before + self._latest - self._first
 
-    def note(self, told: int) -> bool:
+    def note(self, reported: int) -> bool:
         """Note the engine's current count; return True if it has been restarted."""
-        anew = self._first is not None and told < self._told
+        anew = self._first is not None and reported < self._latest
         if self._first is None:
-            self._first = told
+            self._first = reported
         elif anew:
             self._before, self._first = self.computed or 0, 0
             self._may_have_lost = True
-        self._told = told
+        self._latest = reported
         return anew
 
     def lost_sight(self) -> None:

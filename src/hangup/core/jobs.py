@@ -180,8 +180,8 @@ class Lease:
     def held(self) -> bool:
         return self._listeners > 0
 
-    def left_s(self, now: float) -> float:
+    def remaining_s(self, now: float) -> float:
         return self.lease_s if self._listeners else self._renewed_at + self.lease_s - now
 
     def expired(self, now: float) -> bool:
-        return self.left_s(now) <= 0
+        return self.remaining_s(now) <= 0

@@ -85,7 +85,7 @@ class ProviderJob:
         if self.cancelling_since is not None:
             return min(self._due_at, self.cancelling_since + self._pace.cancel_s)
         due_at = min(self._due_at, self._began_at + self._pace.follow_s)
-        return due_at if self.lease is None else min(due_at, now + self.lease.left_s(now))
+        return due_at if self.lease is None else min(due_at, now + self.lease.remaining_s(now))
 
     def next(self, now: float) -> ProviderStep | None:
         """Return the step to take now, if any."""

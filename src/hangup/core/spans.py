@@ -29,7 +29,7 @@ _OPERATIONS = {
 
 def settled(call: Call) -> bool:
     """Return whether everything that a trace shows about an ended call is known: its engine has stopped, or will not say."""
-    return call.fate not in (StopState.PENDING, StopState.ZOMBIE)
+    return call.stop_state not in (StopState.PENDING, StopState.ZOMBIE)
 
 
 def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], str]) -> list[dict[str, Any]]:
@@ -67,9 +67,9 @@ def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], 
         made.append(span("first token", call.sent_at, call.first_token_at or call.ended_at))
         if call.first_token_at is not None:
             made.append(span("stream", call.first_token_at, call.ended_at))
-        gone = [left.released_at for left in call.leftovers if left.released_at is not None]
-        known = {"hangup.release": call.fate.value if call.fate is not None else "finished"}
-        made.append(span("release", call.ended_at, max([call.ended_at, *gone]), attributes=_listed(known)))
+        released = [stop.released_at for stop in call.pending_stops if stop.released_at is not None]
+        known = {"hangup.release": call.stop_state.value if call.stop_state is not None else "finished"}
+        made.append(span("release", call.ended_at, max([call.ended_at, *released]), attributes=_listed(known)))
     return made
 
 

@@ -16,7 +16,7 @@ from hangup.core.reaper import PendingStop
 class ZombieShare(NamedTuple):
     """One call's share of tokens and engine time."""
 
-    left: PendingStop
+    stop: PendingStop
     tokens: int
     engine_s: float
     exact: bool  # the tokens are this call's own, not a share by time
@@ -30,8 +30,8 @@ def share(owners: Sequence[PendingStop], tokens: int | None, alone_s: float, sin
     """
     if not owners:
         return []
-    known = [max((left.tokens_since or 0) - left.account.booked, 0) for left in owners]
-    lived = [max(min(now, left.released_at or now) - max(since, left.at), 1e-6) for left in owners]
+    known = [max((stop.tokens_since or 0) - stop.account.booked, 0) for stop in owners]
+    lived = [max(min(now, stop.released_at or now) - max(since, stop.at), 1e-6) for stop in owners]
     if tokens is None:
         counts = known
     else:
@@ -40,7 +40,7 @@ def share(owners: Sequence[PendingStop], tokens: int | None, alone_s: float, sin
     exact = tokens is None or sum(known) > 0 or len(owners) == 1
     all_lived = sum(lived)
     parts = zip(owners, counts, lived, strict=True)
-    return [ZombieShare(left, count, alone_s * time_s / all_lived, exact) for left, count, time_s in parts]
+    return [ZombieShare(stop, count, alone_s * time_s / all_lived, exact) for stop, count, time_s in parts]
 
 
 def _whole_parts(total: int, weights: Sequence[float]) -> list[int]:
@@ -56,7 +56,7 @@ def _whole_parts(total: int, weights: Sequence[float]) -> list[int]:
 
 def entry(backend: str, part: ZombieShare, price: Price) -> Entry:
     """Return one share as an account entry."""
-    left, money = part.left, price.of(part.engine_s, part.tokens)
+    stop, money = part.stop, price.of(part.engine_s, part.tokens)
     account = Account(
         tokens_wasted=part.tokens,
         tokens_estimated=0 if part.exact else part.tokens,
@@ -65,11 +65,11 @@ def entry(backend: str, part: ZombieShare, price: Price) -> Entry:
         money=money,
         money_wasted=money,
     )
-    return Entry(left.tenant, left.model, backend, ZOMBIE, account)
+    return Entry(stop.tenant, stop.model, backend, ZOMBIE, account)
 
 
-def not_saved(backend: str, left: PendingStop) -> Entry:
+def not_saved(backend: str, stop: PendingStop) -> Entry:
     """Return an `Entry` that takes back the savings of a call whose engine did not stop."""
-    tokens, money = left.account.saved
-    left.account.saved = (0, 0.0)
-    return Entry(left.tenant, left.model, backend, left.cause, Account(tokens_saved=-tokens, money_saved=-money))
+    tokens, money = stop.account.saved
+    stop.account.saved = (0, 0.0)
+    return Entry(stop.tenant, stop.model, backend, stop.cause, Account(tokens_saved=-tokens, money_saved=-money))

@@ -16,7 +16,7 @@ from hangup.engine.options import EngineOptions
 from hangup.engine.request import SubmittedRequest
 from hangup.engine.weights import BUILT_IN
 from hangup.errors import ConfigError
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _LOG = logging.getLogger("hangup.engine")
 _STOP_S_MAX = 30.0  # how long `stop` waits for the forward that is running
@@ -34,7 +34,7 @@ class EngineRunner:
         self.model = self._engine.model
 
     def start(self) -> None:
-        self._thread = DUTIES.thread_once("engine", self._run)
+        self._thread = TASKS.thread_once("engine", self._run)
 
     def submit(self, request: SubmittedRequest, on_event: OnEvent) -> Submission:
         return self._engine.submit(request, on_event)

@@ -16,7 +16,7 @@ from hangup.fake_engine.engine import USAGE_MORE, Behaviour, FakeEngine, FakeWor
 from hangup.fake_engine.plain_responses import PATHS, FakePlain, about_text, read_form
 from hangup.fake_engine.profiles import LIKENESSES, EngineProfile
 from hangup.fake_engine.responses import FakeResponse, FakeResponses, shape_for
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 MODEL = "standin"
 SEEN_MAX = 20_000  # requests to remember, for tests that check what reached the engine
@@ -323,4 +323,4 @@ async def start(behaviour: Behaviour, host: str = "127.0.0.1", port: int = 0) ->
     loop = asyncio.get_running_loop()
     standin = FakeEngineServer(behaviour)
     server = await loop.create_server(lambda: FakeEngineConnection(standin), host, port, backlog=4096)
-    return Running(standin, server, DUTIES.start("standin", standin.engine.run()))
+    return Running(standin, server, TASKS.start("standin", standin.engine.run()))

@@ -37,17 +37,17 @@ class Accounting:
     def price_of(self, backend: str) -> Price:
         return self._prices.get(backend, FREE)
 
-    def record(self, call: Call) -> None:
+    def record_end(self, call: Call) -> None:
         """Counts a call that has ended, and writes its log line and its trace."""
         self.ledger.record(call)
         self.lines.ended(call)
         if self.tracer is not None:
             self.tracer.end(call)
 
-    def book(self, call: Call, ticket: Ticket[Placed] | None) -> None:
+    def record_cost(self, call: Call, ticket: Ticket[Placed] | None) -> None:
         """Adds a call to the ledger; what the gateway answered itself cost nothing, and is left out."""
         if self.store is not None and (call.sent_at is not None or call.outcome is not Outcome.COMPLETED):
-            self.store.book(call, *self._cost(call, ticket))
+            self.store.add_call(call, *self._cost(call, ticket))
 
     def entry(self, call: Call, ticket: Ticket[Placed] | None) -> Entry:
         """Makes the ledger's entry for an item of a job, to be booked when its result is kept."""

@@ -14,7 +14,7 @@ from hangup.gateway.backends.figures import follow
 from hangup.gateway.backends.health import watch
 from hangup.gateway.backends.pool import Dial
 from hangup.gateway.log import Log
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 
 class BackendEvents(NamedTuple):
@@ -22,9 +22,9 @@ class BackendEvents(NamedTuple):
 
     configured: Callable[[Backend], None]  # it is in use from now on, or has new limits
     changed: Callable[[Backend], None]  # it takes more calls than before, or fewer
-    models_told: Callable[[Backend], None]  # it was asked for its models
-    queue_told: Callable[[Backend, int], None]  # by its own figures so many calls wait in it
-    gone: Callable[[Backend], Coroutine[object, object, None]]  # out of the configuration, and nothing of ours is left in it
+    models_reported: Callable[[Backend], None]  # it was asked for its models
+    queue_reported: Callable[[Backend, int], None]  # by its own figures so many calls wait in it
+    removed: Callable[[Backend], Coroutine[object, object, None]]  # out of the configuration, and nothing of ours is left in it
 
 
 class Backends:
@@ -64,9 +64,9 @@ class Backends:
         for backend in backends:
             backend.take_limits(settings.limits)
             if backend.name not in self._watches:
-                checks = partial(watch, backend, self.changed, events.models_told)
-                self._watches[backend.name] = DUTIES.keep("health", checks)
-                self._figures[backend.name] = DUTIES.keep("figures", partial(follow, backend, events.queue_told))
+                checks = partial(watch, backend, self.changed, events.models_reported)
+                self._watches[backend.name] = TASKS.keep("health", checks)
+                self._figures[backend.name] = TASKS.keep("figures", partial(follow, backend, events.queue_reported))
             events.configured(backend)
 
     def _retire(self, backend: Backend) -> None:
@@ -93,7 +93,7 @@ class Backends:
 
     def _say_goodbye(self, backend: Backend) -> None:
         if self._events is not None:
-            task = DUTIES.start("goodbye", self._events.gone(backend))
+            task = TASKS.start("goodbye", self._events.removed(backend))
             self._goodbyes.add(task)
             task.add_done_callback(self._goodbyes.discard)
 

@@ -56,7 +56,7 @@ from hangup.gateway.request_policy import IncomingRequest
 from hangup.gateway.routing import NOTHING_WANTED, Wanted
 from hangup.gateway.stopping import Attempt
 from hangup.gateway.stream_refusal import StreamRefusal
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _MODEL_ASKED_MAX = 4  # backends that a call is sent to, one after the other, because they do not know its model
 
@@ -143,7 +143,7 @@ class CallFlow(ClientRequest):
         """No backend is known to have the model: asks them anew, unless that was just done, before the call is refused."""
         stale = [] if asked else self.ports.routing.stale_backends()
         if stale:
-            self.task = DUTIES.start("models", self._ask_backends(stale))
+            self.task = TASKS.start("models", self._ask_backends(stale))
             self.reset_timer()
         else:
             why = self.ports.routing.not_found(self.wanted)
@@ -165,7 +165,7 @@ class CallFlow(ClientRequest):
 
     def placed(self, backend: Backend, *, waited: bool = False) -> None:
         """Begins an attempt at a backend. Nothing is begun for a client that left while it `waited`."""
-        if waited and self.client.left():
+        if waited and self.client.has_left():
             self.end(reasons.CLIENT_FIN)
             return
         attempt = self.attempt = Attempt(backend)
@@ -175,7 +175,7 @@ class CallFlow(ClientRequest):
         if attempt.connection is not None:
             self._send(attempt, attempt.connection)
         else:
-            self.task = DUTIES.start("connect", self._connect(attempt))
+            self.task = TASKS.start("connect", self._connect(attempt))
 
     async def _connect(self, attempt: Attempt) -> None:
         """Opens a connection: the only thing that is waited for, and cancelled if the call ends meanwhile."""
@@ -350,7 +350,7 @@ class CallFlow(ClientRequest):
     def _ask_again(self, attempt: Attempt) -> None:
         """Sends the same again, on a new connection: it was the kept one that failed, not the engine."""
         self.call.attempts += 1
-        self.task = DUTIES.start("connect", self._connect(attempt))
+        self.task = TASKS.start("connect", self._connect(attempt))
 
     def _engine_failed(self, reason: Reason, detail: str) -> None:
         if self.attempt is not None:

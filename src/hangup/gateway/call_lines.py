@@ -30,13 +30,13 @@ class CallLines:
             self._log.write(record)
             return
         self._waiting[call] = (record, self._loop.time() + wait_s)
-        self._owners.update((left, call) for left in call.leftovers)
+        self._owners.update((stop, call) for stop in call.pending_stops)
         if self._timer is None:
             self._timer = self._loop.call_later(wait_s, self._look)
 
-    def heard(self, left: PendingStop) -> None:
+    def stop_confirmed(self, stop: PendingStop) -> None:
         """What an engine did with something that it was told to stop is known now."""
-        call = self._owners.get(left)
+        call = self._owners.get(stop)
         if call is not None and not _is_open(call):
             self._write(call)
 
@@ -58,10 +58,10 @@ class CallLines:
 
     def _write(self, call: Call) -> None:
         record, _ = self._waiting.pop(call)
-        for left in call.leftovers:
-            self._owners.pop(left, None)
+        for stop in call.pending_stops:
+            self._owners.pop(stop, None)
         self._log.write(record | after_the_end(call))
 
 
 def _is_open(call: Call) -> bool:
-    return any(left.fate is StopState.PENDING for left in call.leftovers)
+    return any(stop.state is StopState.PENDING for stop in call.pending_stops)

@@ -219,8 +219,8 @@ class ClientRequest:
         attempt = self.attempt
         if attempt is None:
             return
-        if (heard_at := self.call.moved_at) is not None:
-            attempt.backend.heard_at = max(attempt.backend.heard_at, heard_at)
+        if (last_output_at := self.call.moved_at) is not None:
+            attempt.backend.last_output_at = max(attempt.backend.last_output_at, last_output_at)
         if ending.engine is EngineAction.ABORT:
             self.pending_stop = self._abort(attempt, keep_place=True)
         else:
@@ -278,20 +278,20 @@ class ClientRequest:
             ports.uploads.release(self.held_bytes)
             self.held_bytes = 0
         ports.registry.remove(call)
-        guard(call.id, ports.accounting.record, call)
+        guard(call.id, ports.accounting.record_end, call)
         if ticket is not None:
             guard(call.id, self._free, ticket)
         if self.pending_stop is not None:
             guard(call.id, ports.accounting.note_savings, call, ticket, self.pending_stop)
-        guard(call.id, self._book, ticket)
+        guard(call.id, self._record_cost, ticket)
 
     def _free(self, ticket: Ticket[Placed]) -> None:
         """Frees the call's place, but not one in an engine that may still be at work on it: that is the reaper's to free."""
         self.ports.placement.end(ticket, self.call, steady=not self.stalls, hold=self.pending_stop is not None)
 
-    def _book(self, ticket: Ticket[Placed] | None) -> None:
+    def _record_cost(self, ticket: Ticket[Placed] | None) -> None:
         """Books what the call cost, and lets those know whom it was for."""
-        self.ports.accounting.book(self.call, ticket)
+        self.ports.accounting.record_cost(self.call, ticket)
 
     def waits_for(self) -> str:
         """Says what the call is waiting for, for operators."""

@@ -26,7 +26,7 @@ class Origins:
     def __init__(self) -> None:
         self._allowed: OrderedDict[bytes, bytes] = OrderedDict()
 
-    def heard(self, origin: bytes, answer: ResponseHead) -> None:
+    def learn(self, origin: bytes, answer: ResponseHead) -> None:
         """What an engine said to a preflight."""
         allowed = answer.fields.get(_ALLOWED, b"")
         self._allowed.pop(origin, None)

@@ -33,11 +33,11 @@ from hangup.gateway.reaper import Reaper
 from hangup.gateway.registry import CallRegistry
 from hangup.gateway.request_policy import RequestPolicy
 from hangup.gateway.zombies import ZombieLedger
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _SUSPECTS_MAX = 5  # tenants and calls named by an alarm
 _ASK_AGAIN = 12  # looks before an engine without counters is asked again
-_LEFT = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED])
+_ENDED_EARLY = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED])
 
 
 @dataclass(slots=True)
@@ -93,8 +93,8 @@ class DivergenceMonitor:
 
     async def _look(self) -> None:
         backends = list(self.backends.by_name.values())
-        for gone in self.watched.keys() - {backend.name for backend in backends}:
-            del self.watched[gone]
+        for removed in self.watched.keys() - {backend.name for backend in backends}:
+            del self.watched[removed]
         for failed in await asyncio.gather(*(self._ask(backend) for backend in backends), return_exceptions=True):
             if isinstance(failed, Exception):
                 self.log.fault(failed)
@@ -114,9 +114,9 @@ class DivergenceMonitor:
         else:
             found = await counters.ask(backend, limits)
             watched.ask_in = 0 if found is not None else _ASK_AGAIN
-            if (found is None or found.running is None) and (told := self.reaper.told(backend)) is not None:
+            if (found is None or found.running is None) and (status := self.reaper.status(backend)) is not None:
                 # What it told the reaper will do, where it has no page of metrics.
-                found = counters.ReportedCounters(found.tokens if found is not None else told.tokens, float(told.running))
+                found = counters.ReportedCounters(found.tokens if found is not None else status.tokens, float(status.running))
                 watched.ask_in = 0
             self._note(backend.name, watched, found, shared=backend.settings.shared)
         watched.busy = await busy(backend, watched.counters, limits.health_timeout_s)
@@ -157,12 +157,12 @@ class DivergenceMonitor:
         if backend.settings.shared:  # what others make it do says nothing about us
             sample = sample._replace(computed=None, busy=None)
         else:
-            zombies = len(self.reaper.haunting(backend, now))
+            zombies = len(self.reaper.zombies_since(backend, now))
             by_itself = watched.busy is not None and backend.settings.busy_from == "engine"
             sample = sample._replace(zombies=zombies, runs=bool(by_itself and watched.busy), textless=self._textless(backend))
         change = watched.alarm.observe(sample, now)
         if change is not None:
-            self._tell(backend.name, watched.alarm.finding)
+            self._report(backend.name, watched.alarm.finding)
 
     def _textless(self, backend: Backend) -> bool:
         """Whether it has calls that give no tokens, such as embeddings: then tokens per second say nothing."""
@@ -180,37 +180,37 @@ class DivergenceMonitor:
             watched.afterlives = ZombieLedger(self.accounting, self.reaper, self.registry.ended, now, busy_s)
         afterlives = watched.afterlives
         count = watched.count if watched.computed is not None else None
-        afterlives.look(backend, count, seen + unseen, now)
+        afterlives.record_zombies(backend, count, seen + unseen, now)
         if count is None or watched.counters is None or watched.counters.running != 0:
             return
         if not backend.load.time.count and backend.load.time.call_s == watched.alone_since:  # else a call came and went
-            afterlives.rest(backend, count, seen, now)
+            afterlives.record_rest(backend, count, seen, now)
 
-    def _tell(self, backend: str, finding: DivergenceFinding | None) -> None:
-        told: dict[str, Any] = {"backend": backend, "state": "raised" if finding else "ended"}
+    def _report(self, backend: str, finding: DivergenceFinding | None) -> None:
+        fields: dict[str, Any] = {"backend": backend, "state": "raised" if finding else "ended"}
         if finding is not None:
             self.alarms_raised += 1
-            told |= {"signal": finding.signal, "excess": round(finding.excess, 3), "suspects": self.suspects(backend)}
-        self.log.event("divergence", **told)
+            fields |= {"signal": finding.signal, "excess": round(finding.excess, 3), "suspects": self.suspects(backend)}
+        self.log.event("divergence", **fields)
         url = self.policy.settings.alarm_webhook
         if url:
-            task = DUTIES.start("webhook", self._send(url, {"event": "divergence", **told}))
+            task = TASKS.start("webhook", self._send(url, {"event": "divergence", **fields}))
             self._webhooks.add(task)
             task.add_done_callback(self._webhooks.discard)
 
-    async def _send(self, url: str, told: dict[str, Any]) -> None:
+    async def _send(self, url: str, fields: dict[str, Any]) -> None:
         try:
-            await asyncio.to_thread(_post, url, orjson.dumps(told), self.policy.limits.webhook_s)
+            await asyncio.to_thread(_post, url, orjson.dumps(fields), self.policy.limits.webhook_s)
         except (OSError, ValueError, HTTPException) as error:
             self.log.event("webhook_failed", error=type(error).__name__)
 
     def suspects(self, backend: str) -> dict[str, Any]:
         """Whose work may still be running: calls that ended while the engine had them, and nobody saw it let go."""
-        left = [call for call in self.registry.ended if call.backend == backend and _may_be_zombie(call)]
-        tenants = Counter(call.tenant for call in left)
+        ended = [call for call in self.registry.ended if call.backend == backend and _may_be_zombie(call)]
+        tenants = Counter(call.tenant for call in ended)
         now = time.monotonic()
         oldest = [
-            {"id": c.id, "tenant": c.tenant, "ended_s_ago": round(now - (c.ended_at or now), 1)} for c in left[:_SUSPECTS_MAX]
+            {"id": c.id, "tenant": c.tenant, "ended_s_ago": round(now - (c.ended_at or now), 1)} for c in ended[:_SUSPECTS_MAX]
         ]
         return {"tenants": [name for name, _ in tenants.most_common(_SUSPECTS_MAX)], "calls": oldest}
 
@@ -243,7 +243,7 @@ def _terms(limits: ReportLimits) -> AlarmTerms:
 
 
 def _may_be_zombie(call: Call) -> bool:
-    return call.outcome in _LEFT and not call.engine_let_go
+    return call.outcome in _ENDED_EARLY and not call.engine_stopped
 
 
 def _post(url: str, body: bytes, timeout_s: float) -> None:

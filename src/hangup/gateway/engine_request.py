@@ -198,12 +198,12 @@ class GenerationRequest(EngineRequest):
         if attempt.slot is None:
             attempt.slot = backend.pin(ask.choices)
         more = backend.adapter.fields(key, attempt.slot)
-        told = {} if ask.cap.named else backend.adapter.maximum(self.api.name, ask.cap.tokens)
-        if told or ask.cap.named:
+        maximum = {} if ask.cap.named else backend.adapter.maximum(self.api.name, ask.cap.tokens)
+        if maximum or ask.cap.named:
             ask.ends_late(backend.adapter.late_tokens)
         if ask.assembler is not None:
             ask.assembler.texts_in_pieces = backend.facts.texts_in_pieces
-        more |= told
+        more |= maximum
         if self.renamed:
             more |= {"model": self.renamed}
         return ask.path, ask.body(self._body, self.value, more), None

@@ -107,9 +107,9 @@ class Gateway:
         return BackendEvents(
             configured=self.stopping.reaper.watch,
             changed=self._backend_changed,
-            models_told=self.routing.models_told,
-            queue_told=self.placement.queue_told,
-            gone=self.stopping.reaper.forget,
+            models_reported=self.routing.models_reported,
+            queue_reported=self.placement.queue_reported,
+            removed=self.stopping.reaper.forget,
         )
 
     def _backend_changed(self, backend: Backend) -> None:

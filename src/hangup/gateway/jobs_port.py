@@ -63,7 +63,7 @@ class JobsPort:
     def jobs_waiting(self, tenant: str) -> int:
         return self._ports.placement.admission.jobs_waiting(tenant)
 
-    def book(self, entry: Entry) -> None:
+    def record_cost(self, entry: Entry) -> None:
         if self._ports.accounting.store is not None:
             self._ports.accounting.store.add(entry)
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from hangup.core.call import Call
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _FLUSH_S = 0.05
 
@@ -37,7 +37,7 @@ class Log:
         self._thread: threading.Thread | None = None
         if target != "none":
             self._out = sys.stdout.buffer if target == "-" else Path(target).open("ab", buffering=0)
-            self._thread = DUTIES.thread("log", self._write_lines)
+            self._thread = TASKS.thread("log", self._write_lines)
 
     def record(self, call: Call) -> dict[str, Any] | None:
         """The line of a call that has ended; None where no log is kept."""
@@ -181,11 +181,11 @@ def call_record(call: Call) -> dict[str, Any]:
 
 def after_the_end(call: Call) -> dict[str, Any]:
     """What its engine did after the call's end, as far as that is known by now."""
-    tokens, fate = call.tokens_after_end, call.fate
+    tokens, fate = call.tokens_after_end, call.stop_state
     return {
         "release": fate.value if fate is not None else None,
         "tokens_after_hangup": tokens,
-        "tokens_after_exact": None if tokens is None else all(left.tokens_exact for left in call.leftovers),
+        "tokens_after_exact": None if tokens is None else all(stop.tokens_exact for stop in call.pending_stops),
     }
 
 

@@ -18,11 +18,11 @@ _FRAMES_MAX = 30
 class LoopWatch:
     """`beat` is called by the loop, often; `run` in the thread."""
 
-    def __init__(self, told: Callable[..., None], stall_s: float) -> None:
+    def __init__(self, log_event: Callable[..., None], stall_s: float) -> None:
         self.stalls = 0
         self.longest_s = 0.0
         self.stall_s = stall_s
-        self._told = told
+        self._log_event = log_event
         self._loop_thread = threading.get_ident()
         self._closing = threading.Event()
         self._beat_at = time.monotonic()
@@ -34,23 +34,23 @@ class LoopWatch:
         self._closing.set()
 
     def run(self) -> None:
-        told_of = 0.0  # the beat after which nothing came
+        stalled_at = 0.0  # the beat after which nothing came
         wall, cpu = time.monotonic(), time.process_time()
         while not self._closing.wait(self.stall_s / _LOOKS):
             beat, now, used = self._beat_at, time.monotonic(), time.process_time()
             slept, worked = now - wall, used - cpu
             wall, cpu = now, used
-            if told_of and beat != told_of:
-                self.longest_s = max(self.longest_s, beat - told_of)
-                self._told("loop_goes_on", after_s=round(beat - told_of, 3))
-                told_of = 0.0
+            if stalled_at and beat != stalled_at:
+                self.longest_s = max(self.longest_s, beat - stalled_at)
+                self._log_event("loop_goes_on", after_s=round(beat - stalled_at, 3))
+                stalled_at = 0.0
             if slept > self.stall_s and worked < slept / 2:
                 continue  # all of the process stood still, this thread too: the loop has not had its turn yet
-            if not told_of and now - beat > self.stall_s:
-                told_of = beat
+            if not stalled_at and now - beat > self.stall_s:
+                stalled_at = beat
                 self.stalls += 1
                 self.longest_s = max(self.longest_s, now - beat)
-                self._told("loop_stalled", after_s=round(now - beat, 3), where=self._stack())
+                self._log_event("loop_stalled", after_s=round(now - beat, 3), where=self._stack())
 
     def _stack(self) -> list[str]:
         """Where the loop is, innermost last; places in the code, and no values."""

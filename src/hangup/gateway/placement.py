@@ -114,7 +114,7 @@ class Placement:
             call.tokens_out,
             call.tokens_in,
             completed=outcome is Outcome.COMPLETED,
-            left=outcome is Outcome.CLIENT_GONE,
+            client_left=outcome is Outcome.CLIENT_GONE,
             steady=steady,
             hold=hold,
         )
@@ -125,7 +125,7 @@ class Placement:
 
     def release_held(self, load: BackendLoad, kv: int) -> None:
         """Frees a place that was held until the engine let go of its call."""
-        actions = self.admission.let_go(load, kv, time.monotonic())
+        actions = self.admission.release_held(load, kv, time.monotonic())
         self._backends.close_if_done(load)
         self._act(actions)
 
@@ -150,9 +150,9 @@ class Placement:
         self.admission.fleet.refresh()
         self.dispatch()
 
-    def queue_told(self, backend: Backend, waiting: int) -> None:
+    def queue_reported(self, backend: Backend, waiting: int) -> None:
         """Takes note of how many calls wait in the engine, by its own figures."""
-        self._act(self.admission.engine_told(backend.load, waiting, time.monotonic()))
+        self._act(self.admission.engine_reported(backend.load, waiting, time.monotonic()))
 
     def steps_seen(self, steps: Iterable[tuple[BackendLoad, float, float]]) -> None:
         """Takes note of how long a token takes on a backend just now: backend, seconds, when that was seen."""

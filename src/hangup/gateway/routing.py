@@ -26,7 +26,7 @@ from hangup.gateway.backends.health import ask_models
 from hangup.gateway.http.head import RequestHead
 from hangup.gateway.log import Log
 from hangup.gateway.placement import BackendNames
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _NEWS_S = 1.0  # what a backend said of its models is believed for so long, before a name is refused
 _LISTED_IN_ERROR_MAX = 10
@@ -76,7 +76,7 @@ class Routing:
 
     # What backends tell
 
-    def models_told(self, backend: Backend) -> None:
+    def models_reported(self, backend: Backend) -> None:
         """Takes note of the models that a backend has told."""
         self.catalog.expire(time.monotonic())
         if self._backends.by_name.get(backend.name) is backend and self.catalog.learn(backend.name, backend.offer()):
@@ -98,13 +98,13 @@ class Routing:
     def _ask(self, backend: Backend) -> asyncio.Task[None]:
         task = self._asks.get(backend)
         if task is None:
-            task = self._asks[backend] = DUTIES.start("models", self._ask_now(backend))
+            task = self._asks[backend] = TASKS.start("models", self._ask_now(backend))
         return task
 
     async def _ask_now(self, backend: Backend) -> None:
         try:
             await ask_models(backend, at_once=True)
-            self.models_told(backend)
+            self.models_reported(backend)
         except Exception as error:
             self._log.fault(error, "")
         finally:
@@ -165,18 +165,18 @@ class Routing:
 
     def rows(self, api: str) -> dict[str, Row]:
         """Lists the models that can be asked for, by name, as their backends tell of them."""
-        told: dict[str, Row] = {}
+        listed: dict[str, Row] = {}
         for backend in self._backends.by_name.values():
             for row in backend.model_rows or ():
-                told.setdefault(row["id"], row)
+                listed.setdefault(row["id"], row)
         aliases = self.catalog.aliases
         configured = {name for backend in self._backends.by_name.values() for name in backend.settings.models}
         rows: dict[str, Row] = {}
         for name in self.catalog.names(api):
             if name in aliases:
-                rows[name] = {**told.get(aliases[name], {}), "id": name, "root": aliases[name]}
-            elif name in told or name in configured:  # not every name that a model goes by
-                rows[name] = told.get(name, {"id": name})
+                rows[name] = {**listed.get(aliases[name], {}), "id": name, "root": aliases[name]}
+            elif name in listed or name in configured:  # not every name that a model goes by
+                rows[name] = listed.get(name, {"id": name})
         return rows
 
 

@@ -43,7 +43,7 @@ from hangup.gateway.store.jobs import JobStore
 from hangup.gateway.store.ledger import LedgerStore
 from hangup.gateway.tracing import Tracer
 from hangup.gateway.view import AdminView
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 # What a reload cannot change, since it is bound to the process.
 _FIXED = (
@@ -108,10 +108,10 @@ class Server:
         admin_sock = _listen("admin_port", settings.admin_host, settings.admin_port, settings)
         tls = _server_tls(settings)
         self._log = _open_log(settings)
-        DUTIES.told = self._log.task_failed
+        TASKS.on_failure = self._log.task_failed
         loop.set_exception_handler(_tell_of_exception)
         self._stalls = LoopWatch(self._log.event, settings.limits.loop_stall_s)
-        DUTIES.thread("loop watch", self._stalls.run)
+        TASKS.thread("loop watch", self._stalls.run)
         store = LedgerStore(
             settings.ledger,
             flush_s=settings.limits.ledger_flush_s,
@@ -136,10 +136,10 @@ class Server:
             accounting=gateway.accounting,
             log=self._log,
         )
-        monitor_task = DUTIES.keep("monitor", monitor.run)
+        monitor_task = TASKS.keep("monitor", monitor.run)
         view = AdminView(gateway.ports, gateway.intake, self._lag, monitor, store, self._stalls)
-        admin_task = DUTIES.keep("admin", partial(self._serve_admin, view, admin_sock, policy, settings.limits))
-        lag_task = DUTIES.keep("lag", self._watch_lag)
+        admin_task = TASKS.keep("admin", partial(self._serve_admin, view, admin_sock, policy, settings.limits))
+        lag_task = TASKS.keep("lag", self._watch_lag)
         self._catch_signals(loop)
         _tune_collector()
         announce(_url(data_sock.getsockname(), tls is not None), _url(admin_sock.getsockname(), False))
@@ -192,7 +192,7 @@ class Server:
                 raise
             # Whoever has no use for jobs need not have a place for them. A full disk, or a lock, keeps no live call waiting.
             self._log.event("no_jobs", error=str(error))
-            self._jobs_task = DUTIES.keep("jobs", partial(self._open_jobs_later, path, settings))
+            self._jobs_task = TASKS.keep("jobs", partial(self._open_jobs_later, path, settings))
             return None
 
     async def _open_store(self, path: str, settings: Settings) -> JobApi:
@@ -230,7 +230,7 @@ class Server:
         gateway, limits = self.gateway, self.gateway.limits
         self._log.event("drain", live=len(gateway.registry.live), drain_s=limits.drain_s)
         gateway.start_drain()
-        waits = [DUTIES.start("drain", gateway.registry.idle.wait()), DUTIES.start("drain", self._force.wait())]
+        waits = [TASKS.start("drain", gateway.registry.idle.wait()), TASKS.start("drain", self._force.wait())]
         try:
             await asyncio.wait(waits, timeout=limits.drain_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -250,7 +250,7 @@ class Server:
             connection.transport.abort()
 
     def _reload_in_background(self, loop: asyncio.AbstractEventLoop) -> None:
-        task = DUTIES.start("reload", self._reload_in_turn())
+        task = TASKS.start("reload", self._reload_in_turn())
         self._reload_tasks.add(task)
         task.add_done_callback(self._reload_tasks.discard)
 
@@ -300,7 +300,7 @@ def _tell_of_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any])
     """What a callback let through, or a task that nobody waited for: counted, and told as before."""
     error = context.get("exception")
     if isinstance(error, Exception):
-        DUTIES.failed("callback", error)
+        TASKS.failed("callback", error)
     loop.default_exception_handler(context)
 
 

@@ -30,7 +30,7 @@ class Slots:
             await asyncio.gather(*(self._ask(backend) for backend in telling))
 
     async def _ask(self, backend: Backend) -> None:
-        told = backend.adapter.read_slots(await see(backend, backend.adapter.slots_path, ASK_S))
+        slots = backend.adapter.read_slots(await see(backend, backend.adapter.slots_path, ASK_S))
         for flow in self._registry.live.values():
-            if flow.backend is backend and flow.engine_key in told:
-                flow.call.slot = told[flow.engine_key]
+            if flow.backend is backend and flow.engine_key in slots:
+                flow.call.slot = slots[flow.engine_key]

@@ -2,7 +2,7 @@
 
 Attempt ──┬── finish     the engine is done: its connection can serve another call
           ├── withdraw   the engine refused the call or never got it: there is nothing to stop
-          └── abort      the engine must stop ──▶ Leftover ──▶ reaper ──▶ released: slot and place go to the next call
+          └── abort      the engine must stop ──▶ PendingStop ──▶ reaper ──▶ released: slot and place go to the next call
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Stopping:
     ) -> None:
         self.aborts = Aborts()
         self.reaper = Reaper(self.aborts, self, stories_max)
-        self.release_heard = asyncio.Event()  # wakes those who wait for a release, and is never set for longer
+        self.released = asyncio.Event()  # wakes those who wait for a release, and is never set for longer
         self._held: dict[PendingStop, _Held] = {}  # released when the reaper lets go of the stop, and only once
         self._live = live
         self._placement = placement
@@ -112,9 +112,9 @@ class Stopping:
             model=call.model,
             cause=(call.outcome or Outcome.ENGINE_FAILED).value,
         )
-        call.leftovers += (stop,)
+        call.pending_stops += (stop,)
         backend.leave_pinned(slot)
-        if not self.reaper.left(backend, stop, first_token=call.first_token_at is not None):
+        if not self.reaper.add(backend, stop, first_token=call.first_token_at is not None):
             backend.free_slot(slot)
             return None
         if keep_place and ticket is not None and ticket.placed_on is not None:
@@ -131,13 +131,13 @@ class Stopping:
 
     # For the reaper
 
-    def let_go(self, backend: Backend, leftover: PendingStop) -> None:
+    def release(self, backend: Backend, stop: PendingStop) -> None:
         """Frees what a stopped call held: the reaper is done with it."""
-        self.release_heard.set()
-        self.release_heard.clear()
-        self._lines.heard(leftover)
-        backend.free_slot(leftover.slot)
-        held = self._held.pop(leftover, None)
+        self.released.set()
+        self.released.clear()
+        self._lines.stop_confirmed(stop)
+        backend.free_slot(stop.slot)
+        held = self._held.pop(stop, None)
         if held is None:  # an attempt that failed, whose call went elsewhere; or a stop that was believed confirmed before
             return
         self._placement.release_held(backend.load, held.kv)
@@ -156,7 +156,7 @@ class Stopping:
     def abandon(self, backend: Backend, why: str) -> int:
         return stuck_calls.abandon(self._live.values(), backend, why)
 
-    def told(self, event: str, **fields: object) -> None:
+    def log_event(self, event: str, **fields: object) -> None:
         self._log.event(event, **fields)
 
     # The process ends

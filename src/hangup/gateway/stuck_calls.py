@@ -43,19 +43,19 @@ def _inside(flows: Iterable[InEngine], backend: Backend) -> Iterator[InEngine]:
 
 def waiting(flows: Iterable[InEngine], backend: Backend) -> tuple[list[Waiting], float]:
     """Lists the calls that wait for something from this engine, and tells when anything last came from it."""
-    now, heard_at, waits = time.monotonic(), backend.heard_at, list[Waiting]()
+    now, last_output_at, waits = time.monotonic(), backend.last_output_at, list[Waiting]()
     estimate = backend.load.estimates.first_token
     for flow in _inside(flows, backend):
         call, ticket = flow.call, flow.ticket
         if flow.may_be_silent:
             continue
         if call.first_token_at is not None:
-            heard_at = max(heard_at, call.progress_at)
+            last_output_at = max(last_output_at, call.progress_at)
             waits.append(Waiting(call.progress_at, 0.0))
         elif call.sent_at is not None and ticket is not None:
             expected = reading_s(ticket.prompt, estimate.predict(ticket.work, now))
             waits.append(Waiting(call.sent_at, expected + (_WHOLE_S if ticket.blind else 0.0)))
-    return waits, heard_at
+    return waits, last_output_at
 
 
 def keys(flows: Iterable[InEngine], backend: Backend) -> set[str]:

@@ -16,7 +16,7 @@ from collections import deque
 from hangup.core.call import Call
 from hangup.core.spans import settled, spans
 from hangup.gateway.otlp import Exporter
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 # W3C's trace context; versions to come may have more behind the flags.
 TRACEPARENT = re.compile(
@@ -39,7 +39,7 @@ class Tracer:
         self._unsettled: list[Call] = []  # the thread's
         self._offset_s = time.time() - time.monotonic()
         self._closing = threading.Event()
-        self._thread = DUTIES.thread("traces", self._run)
+        self._thread = TASKS.thread("traces", self._run)
 
     def begin(self, call: Call, traceparent: bytes | None) -> None:
         """Joins the client's trace, or begins one; a trace that its beginner does not sample is left alone."""

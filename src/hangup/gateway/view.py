@@ -26,7 +26,7 @@ from hangup.gateway.loop_watch import LoopWatch
 from hangup.gateway.reaper import BackendView, ReaperStats, Zombie
 from hangup.gateway.slots import Slots
 from hangup.gateway.store.ledger import LedgerStore
-from hangup.tasks import DUTIES, LongTask
+from hangup.tasks import TASKS, LongTask
 
 
 class AdminView:
@@ -59,10 +59,10 @@ class AdminView:
         return None if reason is None else "draining" if reason is reasons.DRAINING else "no backend is up"
 
     def not_running(self) -> list[str]:
-        return DUTIES.down()
+        return TASKS.down()
 
     def tasks(self) -> Iterable[LongTask]:
-        return DUTIES
+        return TASKS
 
     # Calls
 
@@ -85,28 +85,28 @@ class AdminView:
             return None
         call = flow.call
         cut = not call.engine_finished and flow.connected
-        before = len(call.leftovers)
+        before = len(call.pending_stops)
         flow.end(reasons.KILLED)
-        aborts = any(left.abort_sent for left in call.leftovers[before:])
+        aborts = any(stop.abort_sent for stop in call.pending_stops[before:])
         self._ports.log.event("killed", id=id, tenant=call.tenant, backend=call.backend)
         return Killed(call, cut, aborts)
 
-    async def until_let_go(self, ended: list[Call], within_s: float | None) -> None:
+    async def wait_for_stops(self, ended: list[Call], within_s: float | None) -> None:
         set_s = self._ports.policy.limits.kill_wait_s
-        waited_for = [left for call in ended for left in call.leftovers]
+        waited_for = [stop for call in ended for stop in call.pending_stops]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(set_s if within_s is None else min(within_s, set_s)):
                 while waited_for:
                     if waited_for[-1].released is not None:
                         waited_for.pop()
                     else:
-                        await self._ports.stopping.release_heard.wait()
+                        await self._ports.stopping.released.wait()
 
     def zombies(self) -> list[dict[str, Any]]:
-        stories = self._ports.stopping.reaper.stories()
-        told_of = {story.call_id for story in stories}
-        ended = {call.id: call for call in self._ports.registry.ended if call.id in told_of}
-        return [_zombie_row(story, ended.get(story.call_id), self.now()) for story in stories]
+        zombies = self._ports.stopping.reaper.recent_zombies()
+        ids = {zombie.call_id for zombie in zombies}
+        ended = {call.id: call for call in self._ports.registry.ended if call.id in ids}
+        return [_zombie_row(zombie, ended.get(zombie.call_id), self.now()) for zombie in zombies]
 
     def phases(self) -> Iterable[Phase]:
         return (flow.call.phase for flow in self._ports.registry.live.values())
@@ -136,10 +136,10 @@ class AdminView:
 
     def orphans(self, backend: str, *, end: bool) -> dict[str, Any] | None:
         found = self._ports.backends.by_name.get(backend)
-        told = self._ports.stopping.reaper.orphans(found, end=end) if found is not None else None
-        if found is None or told is None:
+        orphans = self._ports.stopping.reaper.orphans(found, end=end) if found is not None else None
+        if found is None or orphans is None:
             return None
-        return {"backend": backend, "orphans": told.calls, "means": told.means.value, "shared": found.settings.shared}
+        return {"backend": backend, "orphans": orphans.calls, "means": orphans.means.value, "shared": found.settings.shared}
 
     # The books
 
@@ -204,7 +204,7 @@ class AdminView:
         return {"sent": aborts.sent, "failed": aborts.failed, "skipped": aborts.skipped}
 
     def reaper(self) -> ReaperStats:
-        return self._ports.stopping.reaper.books
+        return self._ports.stopping.reaper.stats
 
     def jobs(self) -> JobsView | None:
         job_api, provider = self._ports.jobs.api, self._ports.jobs.provider
@@ -219,20 +219,20 @@ class AdminView:
         return self._lag
 
 
-def _zombie_row(story: Zombie, call: Call | None, now: float) -> dict[str, Any]:
-    gone_at = story.gone_at
+def _zombie_row(zombie: Zombie, call: Call | None, now: float) -> dict[str, Any]:
+    gone_at = zombie.gone_at
     return {
-        "id": story.call_id,
+        "id": zombie.call_id,
         "tenant": call.tenant if call is not None else None,
         "cause": call.reason.code if call is not None and call.reason is not None else None,
-        "backend": story.backend,
-        "slot": story.slot,
-        "ended_s_ago": round(now - story.since, 1),
-        "tokens_since": story.tokens,
-        "tokens_exact": story.tokens_exact,
-        "aborts": story.aborts,
-        "release": story.fate.value,
-        "lived_s": round(gone_at - story.since, 1) if gone_at is not None else None,
+        "backend": zombie.backend,
+        "slot": zombie.slot,
+        "ended_s_ago": round(now - zombie.since, 1),
+        "tokens_since": zombie.tokens,
+        "tokens_exact": zombie.tokens_exact,
+        "aborts": zombie.aborts,
+        "release": zombie.state.value,
+        "lived_s": round(gone_at - zombie.since, 1) if gone_at is not None else None,
     }
 
 

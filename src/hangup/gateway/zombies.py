@@ -24,11 +24,11 @@ class ZombieLedger:
         self._looked_at, self._busy_s = now, busy_s  # then, and how long it had had live calls
         self._rested_at = now
 
-    def look(self, backend: Backend, count: EngineCount | None, seen: int, now: float) -> None:
+    def record_zombies(self, backend: Backend, count: EngineCount | None, seen: int, now: float) -> None:
         """`count` is None where the engine counts no tokens; `seen` are all that came, or may have come unseen."""
         since, before = self._looked_at, self._busy_s
         self._looked_at, self._busy_s = now, backend.load.time.busy_s
-        owners = self._reaper.haunting(backend, since)
+        owners = self._reaper.zombies_since(backend, since)
         if not owners:
             return
         tokens = None
@@ -36,9 +36,9 @@ class ZombieLedger:
             tokens = max(count.ahead(seen), 0)
             count.name(tokens)
         alone_s = max(now - since - (self._busy_s - before), 0.0)
-        self._book(backend, owners, tokens, alone_s, since, now)
+        self._record(backend, owners, tokens, alone_s, since, now)
 
-    def rest(self, backend: Backend, count: EngineCount, seen: int, now: float) -> None:
+    def record_rest(self, backend: Backend, count: EngineCount, seen: int, now: float) -> None:
         """Neither side has anything at work: what is left over belongs to those that ended since the last rest, if any did."""
         found = count.settle(seen)
         since, self._rested_at = self._rested_at, now
@@ -47,14 +47,14 @@ class ZombieLedger:
         self._accounting.store.uncounted(backend.name, found.uncounted)
         if not found.nobodys:
             return
-        ended = [left for call in self._ended for left in call.leftovers if call.backend == backend.name]
-        owners = [left for left in ended if left.at >= since]
+        ended = [stop for call in self._ended for stop in call.pending_stops if call.backend == backend.name]
+        owners = [stop for stop in ended if stop.at >= since]
         if owners:
-            self._book(backend, owners, found.nobodys, 0.0, since, now)
+            self._record(backend, owners, found.nobodys, 0.0, since, now)
         else:
             self._accounting.store.add(nobodys(backend.name, found.nobodys))
 
-    def _book(
+    def _record(
         self,
         backend: Backend,
         owners: list[PendingStop],
@@ -65,13 +65,13 @@ class ZombieLedger:
     ) -> None:
         price = self._accounting.price_of(backend.name)
         for part in zombie_shares.share(owners, tokens, alone_s, since, now):
-            left = part.left
-            left.account.booked += part.tokens
-            left.account.estimated = left.account.estimated or not (part.exact or not part.tokens)
-            self._accounting.ledger.tokens[left.tenant, backend.name, ZOMBIE] += part.tokens
+            stop = part.stop
+            stop.account.booked += part.tokens
+            stop.account.estimated = stop.account.estimated or not (part.exact or not part.tokens)
+            self._accounting.ledger.tokens[stop.tenant, backend.name, ZOMBIE] += part.tokens
             if self._accounting.store is None:
                 continue
-            if any(left.account.saved) and left.zombie_since is not None:
-                self._accounting.store.add(zombie_shares.not_saved(backend.name, left))
+            if any(stop.account.saved) and stop.zombie_since is not None:
+                self._accounting.store.add(zombie_shares.not_saved(backend.name, stop))
             if part.tokens or part.engine_s:
                 self._accounting.store.add(zombie_shares.entry(backend.name, part, price))

@@ -14,7 +14,7 @@ from typing import Any
 from hangup.library.deadline import remaining_s
 from hangup.library.ended import log
 from hangup.library.sources import close
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 DEADLINE_HEADER = "X-Request-Timeout"  # the gateway reads the client's deadline from the same header
 
@@ -67,7 +67,7 @@ def closing(stream: Any) -> Closing:
 
 
 def _close_later(stream: Any) -> None:
-    DUTIES.start("library stream", _close_quietly(stream))
+    TASKS.start("library stream", _close_quietly(stream))
 
 
 async def _close_quietly(stream: Any) -> None:

@@ -22,7 +22,7 @@ from hangup.library.ended import Ended, OnEnd, describe, log, tell
 from hangup.library.limits import Limits
 from hangup.library.token import CancelToken
 from hangup.library.watch import ClientWatch
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 Abort = Callable[[], object]
 
@@ -61,7 +61,7 @@ class Tether:
         self.call.sent("engine", now)
         with contextlib.nullcontext() if self.limits.total_s is None else deadline(self.limits.total_s):
             # The task inherits the deadline.
-            self._work = DUTIES.start("library call", work, handled=_ANY, label=f"hangup {self.call.id}")
+            self._work = TASKS.start("library call", work, handled=_ANY, label=f"hangup {self.call.id}")
         try:
             watch.start(self.end)
             self._arm()
@@ -172,11 +172,11 @@ class Tether:
             return
         if inspect.isawaitable(result):
             label = f"hangup aborts {self.call.id}"
-            self._aborting = DUTIES.start("library abort", _wait_for(result), handled=_ANY, label=label)
+            self._aborting = TASKS.start("library abort", _wait_for(result), handled=_ANY, label=label)
 
     def _settling(self, watch: ClientWatch) -> asyncio.Task[None]:
         """Settle in a separate task, so that a server that cancels the call (perhaps again) cannot cancel its end."""
-        task = DUTIES.start("library call", self._settle(watch), handled=_ANY, label=f"hangup settles {self.call.id}")
+        task = TASKS.start("library call", self._settle(watch), handled=_ANY, label=f"hangup settles {self.call.id}")
         _keep(task)
         return task
 

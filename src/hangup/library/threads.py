@@ -10,7 +10,7 @@ from typing import Any
 
 from hangup.library.ended import log
 from hangup.library.token import Cancelled, CancelToken
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _numbers = itertools.count(1)
 
@@ -32,7 +32,7 @@ class ThreadedIterator(AsyncIterator[Any]):
         self._dismissed = False
         self.name = f"hangup-thread-{next(_numbers)} ({what})"
         token.on_cancel(self._wanted.release)
-        DUTIES.thread_once("library thread", self._run, label=self.name)
+        TASKS.thread_once("library thread", self._run, label=self.name)
 
     async def __anext__(self) -> Any:
         if self._gone.done():

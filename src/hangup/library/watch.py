@@ -10,7 +10,7 @@ from typing import Any
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.library.sockets import SocketWatch, of_asgi, of_transport
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 Receive = Callable[[], Awaitable[Any]]
 OnGone = Callable[[Reason], object]
@@ -40,7 +40,7 @@ class ClientWatch:
             self._socket.start(on_gone)
         if self._receive is not None:
             listening = self._listen(self._receive, on_gone)
-            self._listener = DUTIES.start("library watch", listening, handled=_ANY, label="hangup watches the client")
+            self._listener = TASKS.start("library watch", listening, handled=_ANY, label="hangup watches the client")
 
     async def _listen(self, receive: Receive, on_gone: OnGone) -> None:
         """Read the rest of the body and drop it: the disconnect comes after it."""

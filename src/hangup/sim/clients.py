@@ -38,7 +38,7 @@ class SimPolicy(Protocol):
 
     def arrive(self, client: SimClient) -> None: ...
 
-    def left(self, client: SimClient) -> None:
+    def client_left(self, client: SimClient) -> None:
         """Drop the call of a client that hung up, wherever it is."""
 
     def first_token(self, client: SimClient) -> None: ...
@@ -146,7 +146,7 @@ class People:
         client.turn += 1
         gateway, client.gateway = client.gateway, None
         assert gateway is not None
-        gateway.left(client)
+        gateway.client_left(client)
         client.work = None
 
     def _again(self, client: SimClient, retry_after_s: float | None, may_retry: bool) -> None:

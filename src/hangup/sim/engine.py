@@ -88,10 +88,10 @@ class SimEngine:
         "_chunk_s",
         "_clock",
         "_decode_rate",
-        "_left",
         "_number",
         "_prefill_rate",
         "_reading",
+        "_remaining",
         "_running",
         "_speed",
         "_steps",
@@ -118,7 +118,7 @@ class SimEngine:
         self._speed = 1.0
         self._waiting: deque[SimWork] = deque()
         self._reading: deque[SimWork] = deque()
-        self._left = 0.0  # prompt tokens of the first of `_reading` that are still unread
+        self._remaining = 0.0  # prompt tokens of the first of `_reading` that are still unread
         self._running: list[tuple[float, int, SimWork]] = []
         self._tokens = 0.0  # the token clock
         self._then = 0.0  # when the token clock was last advanced
@@ -162,7 +162,7 @@ class SimEngine:
                 self.running -= 1
                 self.written += computed
             elif self._reading and self._reading[0] is work:
-                self.read += work.prompt - self._left
+                self.read += work.prompt - self._remaining
                 self._next_reading(drop=True)
         self._admit()
         self._plan()
@@ -199,7 +199,7 @@ class SimEngine:
                 continue
             self._reading.append(work)
             if len(self._reading) == 1:
-                self._left = float(work.prompt)
+                self._remaining = float(work.prompt)
 
     def _leave(self, work: SimWork) -> None:
         self.taken -= 1
@@ -212,7 +212,7 @@ class SimEngine:
         while reading and reading[0].state == OVER:
             reading.popleft()
         if reading:
-            self._left = float(reading[0].prompt)
+            self._remaining = float(reading[0].prompt)
 
     def _advance(self) -> None:
         now = self._clock.now
@@ -222,7 +222,7 @@ class SimEngine:
             if self.taken:
                 self.busy_s += passed
                 self._tokens += passed * self._decode_rate
-                self._left -= passed * self._prefill_rate
+                self._remaining -= passed * self._prefill_rate
 
     def _plan(self) -> None:
         """Set the rates and schedule the next event."""
@@ -245,7 +245,7 @@ class SimEngine:
                 self._prefill_rate = speed * self.model.chunk_tokens / mixed
             else:
                 self._prefill_rate = speed * self.model.prefill_tokens_s
-            soonest = self._left / self._prefill_rate
+            soonest = self._remaining / self._prefill_rate
         if running:
             ends = (running[0][0] - self._tokens) / self._decode_rate
             if ends < soonest:
@@ -258,7 +258,7 @@ class SimEngine:
             return
         self._advance()
         first = ended = None
-        if self._reading and self._left <= 1e-6:
+        if self._reading and self._remaining <= 1e-6:
             first = self._reading[0]
             self._next_reading(drop=True)
             self._begin(first)

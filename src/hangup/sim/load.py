@@ -34,7 +34,7 @@ class SimCall(NamedTuple):
     tenant: str
     stream: bool
     patience_s: float  # to the first token of a stream, to the end of a whole answer
-    told: bool  # whether it sends its patience to the gateway as a deadline
+    sends_deadline: bool  # whether it sends its patience to the gateway as a deadline
     reads_s: float  # how long after the first token of a stream it hangs up
     slow_by: float = 1.0  # how many times as slowly it reads as tokens could arrive
     whole: bool = False  # not generated: the answer comes in one piece, after a time that depends on the input
@@ -95,11 +95,11 @@ class Load:
                 patience *= math.exp(gauss(0.0, crowd.spread))
             if crowd.heavy_tenant:
                 tenant = "heavy" if uniform() < crowd.heavy_tenant else f"light-{int(uniform() * 9)}"
-            told = crowd.told_share > 0 and uniform() < crowd.told_share
+            sends_deadline = crowd.told_share > 0 and uniform() < crowd.told_share
             leaves = crowd.hang_up_share > 0 and stream and uniform() < crowd.hang_up_share
             reads = uniform() * output * _READING_S if leaves else math.inf
             if crowd.embeddings and uniform() < crowd.embeddings:
-                yield SimCall(at_s, prompt, 1, 1, tenant, False, patience, told, math.inf, whole=True)
+                yield SimCall(at_s, prompt, 1, 1, tenant, False, patience, sends_deadline, math.inf, whole=True)
                 continue
             slow_by = _SLOW_BY if crowd.slow_readers and stream and uniform() < crowd.slow_readers else 1.0
             image = unseen = 0
@@ -107,7 +107,7 @@ class Load:
                 image = int(_IMAGE_TOKENS * math.exp(gauss(0.0, _IMAGE_SPREAD)))
                 unseen = image - IMAGE_GUESS
             asked = SimCall(
-                at_s, prompt + image, output, max(output, _OUTPUT_MAX), tenant, stream, patience, told, reads, slow_by
+                at_s, prompt + image, output, max(output, _OUTPUT_MAX), tenant, stream, patience, sends_deadline, reads, slow_by
             )
             yield asked._replace(image=True, unseen=unseen) if image else asked
 

@@ -50,7 +50,7 @@ class HangupGateway:
 
     def arrive(self, client: SimClient) -> None:
         now, sample = self._clock.now, client.sample
-        due = now + sample.patience_s if sample.told else math.inf
+        due = now + sample.patience_s if sample.sends_deadline else math.inf
         ticket = client.place = Ticket(
             client,
             prompt=sample.prompt - sample.unseen,
@@ -72,13 +72,13 @@ class HangupGateway:
             self._act(self.admission.leave(ticket, self._clock.now))
             self._refuse(client, reasons.QUEUE_TIME)
 
-    def left(self, client: SimClient) -> None:
+    def client_left(self, client: SimClient) -> None:
         computed = 0.0
         if client.work is not None:
             assert client.engine is not None
             computed = client.engine.abort(client.work)
         ticket, client.place = client.place, None
-        self._act(self.admission.end(ticket, self._clock.now, int(computed), left=True))
+        self._act(self.admission.end(ticket, self._clock.now, int(computed), client_left=True))
 
     def first_token(self, client: SimClient) -> None:
         self._act(self.admission.first_token(client.place, self._clock.now))
@@ -122,7 +122,7 @@ class DirectGateway:
         self._turn += 1
         self._people.started(client, self._engines[self._turn % len(self._engines)])
 
-    def left(self, client: SimClient) -> None:
+    def client_left(self, client: SimClient) -> None:
         assert client.engine is not None and client.work is not None
         if self._aborts:
             client.engine.abort(client.work)
@@ -180,7 +180,7 @@ class FifoGateway:
             del self._waiting[client]
             self._people.refused(client)
 
-    def left(self, client: SimClient) -> None:
+    def client_left(self, client: SimClient) -> None:
         if client.work is None:
             self._waiting.pop(client, None)
             return

@@ -78,7 +78,7 @@ def one(plan: Plan, found: Capacity, load: float, policy: str, seed: int, progre
     rate = load * found.output_s * plan.backends / plan.load.mean_output
     seconds = plan.calls / (rate / load)
 
-    def told(share: float) -> None:
+    def report_progress(share: float) -> None:
         if progress is not None:
             progress(f"{policy} at {load:g}× (seed {seed})", share)
 
@@ -92,7 +92,7 @@ def one(plan: Plan, found: Capacity, load: float, policy: str, seed: int, progre
         warm_s=plan.warm_s,
         seed=seed,
         gateways=plan.gateways,
-        progress=told,
+        progress=report_progress,
     )
     return row(plan, found, load, policy, made, time.process_time() - began)
 
@@ -113,7 +113,7 @@ def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s:
     jobs = tally.jobs_prompt_tokens * prompt_s + tally.jobs_tokens * output_s
     with_jobs = policy == JOBS
     able = (found.prompt_s * prompt_s + found.output_s * output_s) * plan.backends * tally.seconds
-    left = able - good  # capacity that clients left idle
+    idle_capacity = able - good  # capacity that clients left idle
     able *= 1.0 if with_jobs else min(load, 1.0)
     bound = found.output_s * plan.backends * tally.seconds * min(load, 1.0)
     ratio = tally.good_tokens / bound
@@ -140,7 +140,7 @@ def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s:
         calls=tally.calls,
         attempts=tally.attempts,
         calls_per_cpu_s=tally.attempts * (1 + plan.warm_s / tally.seconds) / cpu_s if cpu_s else math.inf,
-        jobs_fill_share=jobs / left if with_jobs and left > 0 else math.nan,
+        jobs_fill_share=jobs / idle_capacity if with_jobs and idle_capacity > 0 else math.nan,
         jobs_yields_s=tally.jobs_yielded / tally.seconds if with_jobs else math.nan,
     )
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from hangup.cli.demo_parts.crowd import CrowdTally, DemoCrowd
 from hangup.errors import HangupError
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 ANSWER_TOKENS = 400
 LOAD = 1.3  # × what the engine could serve if no client hung up
@@ -52,7 +52,7 @@ async def play(
         async with _engine(slots) as engine_port, front(engine_port) as port:
             crowd = DemoCrowd(port, rate, ANSWER_TOKENS, seed)
             began = time.monotonic()
-            coming = DUTIES.start("crowd", crowd.come(seconds))
+            coming = TASKS.start("crowd", crowd.come(seconds))
             try:
                 while not coming.done():
                     await asyncio.wait([coming], timeout=min(_REFRESH_S, max(0.01, seconds - (time.monotonic() - began))))

@@ -200,12 +200,12 @@ class Admission(Generic[K]):
             return reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE
         return None
 
-    def leave(self, ticket: Ticket[K], now: float, *, left: bool = False) -> list[Action[K]]:
-        """Remove a call whose client has gone (`left`), or whose time in the queue is up; do nothing if it does not wait."""
+    def leave(self, ticket: Ticket[K], now: float, *, client_left: bool = False) -> list[Action[K]]:
+        """Remove a call whose client hung up (`client_left`) or whose queue time is up; do nothing if it is not queued."""
         if not ticket.queued:
             return self._nothing
         self._pass_time(now)
-        self._foresight.watched(ticket, now, left)
+        self._foresight.watched(ticket, now, client_left)
         line = self.jobs if ticket.job else self.queue
         was_aside = ticket is line.aside
         line.remove(ticket)
@@ -235,22 +235,22 @@ class Admission(Generic[K]):
         tokens_in: int | None = None,
         *,
         completed: bool = False,
-        left: bool = False,
+        client_left: bool = False,
         steady: bool = True,
         hold: bool = False,
     ) -> list[Action[K]]:
-        """End a call, whether it runs or waits; `left`: because its client hung up.
+        """End a call, whether it runs or waits; `client_left`: because its client hung up.
 
         `steady`: nothing but the engine set the pace of its answer. `hold`: its engine may still be at work, so its place is
-        not free before `let_go`.
+        not free before `release_held`.
         """
         load = ticket.placed_on
         if load is None:
-            return self.leave(ticket, now, left=left)
+            return self.leave(ticket, now, client_left=client_left)
         tenant = ticket.tenant
         assert tenant is not None
         first = ticket.first_token_at
-        self._foresight.watched(ticket, now, left)
+        self._foresight.watched(ticket, now, client_left)
         self._stop(ticket, load, tenant, now, hold)
         self._settle(ticket, tenant, tokens_out, tokens_in)
         if tokens_in and ticket.size:
@@ -263,9 +263,9 @@ class Admission(Generic[K]):
 
     # Reports from engines
 
-    def engine_told(self, load: BackendLoad, waiting: int, now: float) -> list[Action[K]]:
+    def engine_reported(self, load: BackendLoad, waiting: int, now: float) -> list[Action[K]]:
         """Note how many calls wait inside the engine, by its own figures."""
-        self.fleet.engine_told(load, waiting)
+        self.fleet.engine_reported(load, waiting)
         actions = self.dispatch(now) if self.queue.count else self._nothing
         if not self.queue.count and now - self._waited_at > _CALM_S:
             self.fleet.nobody_waits(load)
@@ -290,9 +290,9 @@ class Admission(Generic[K]):
         self.fleet.refresh()
         return self.dispatch(now) if self.queue.count or self.jobs.count else self._nothing
 
-    def let_go(self, load: BackendLoad, kv: int, now: float) -> list[Action[K]]:
+    def release_held(self, load: BackendLoad, kv: int, now: float) -> list[Action[K]]:
         """Free the place of an ended call: its engine has stopped working on it."""
-        self.fleet.let_go(load, kv)
+        self.fleet.release_held(load, kv)
         return self.dispatch(now) if self.queue.count or self.jobs.count else self._nothing
 
     def fell_back(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
@@ -453,7 +453,7 @@ class Admission(Generic[K]):
         terms = tenant.terms
         if terms.concurrency_max and tenant.in_flight + tenant.waiting >= terms.concurrency_max:
             return reasons.TENANT_CONCURRENCY
-        if tenant.allowance is not None and tenant.allowance.left(now) <= 0:
+        if tenant.allowance is not None and tenant.allowance.remaining(now) <= 0:
             return reasons.TENANT_TOKENS
         return None
 
@@ -485,8 +485,7 @@ class Admission(Generic[K]):
         return int(size / self._bytes_per_token) + 1
 
     def retry_after_s(self, tenant_name: str, reason: Reason, now: float, eligible: frozenset[str] | None = None) -> float:
-        """Return when to retry, for a call that these backends can answer; jittered, so that calls refused together do not come
-        back together."""
+        """Return when to retry a call; jittered, so that calls refused together do not come back together."""
         tenant = self.tenant(tenant_name)
         least, most = _RETRY_AFTER_S
         per_s = self._drain.per_s(None)

@@ -117,10 +117,10 @@ class Lengths:
         return sum(self._counts[: _half_octave(tokens) + 1]) / self._total
 
     def quantile(self, share: float) -> float:
-        left = share * self._total
+        remaining = share * self._total
         for at, count in enumerate(self._counts):
-            left -= count
-            if left <= 0:
+            remaining -= count
+            if remaining <= 0:
                 return float(2.0 ** ((at + 1) / 2))
         return math.inf
 

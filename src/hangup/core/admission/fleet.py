@@ -130,21 +130,23 @@ class Fleet:
 
     def _best_of(self, kv: int, tried: frozenset[str], eligible: frozenset[str] | None) -> BackendLoad | None:
         """Choose for a call that failed elsewhere, or that only some backends can answer; such calls are few, so scan."""
-        left = self._among(tried, eligible)
-        left = [load for load in left if load.health.well] or left
-        for load in left:
+        candidates = self._among(tried, eligible)
+        candidates = [load for load in candidates if load.health.well] or candidates
+        for load in candidates:
             if load.waits:
                 self.look_for_overdue(load)
-        return min((s for s in left if s.has_room and s.fits(kv)), key=lambda s: (_order(s), s.turn, s.name), default=None)
+        return min(
+            (s for s in candidates if s.has_room and s.fits(kv)), key=lambda s: (_order(s), s.turn, s.name), default=None
+        )
 
     def quiet(
         self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None
     ) -> BackendLoad | None:
         """Return the backend for the next item of a job; `alone` when there are no live calls."""
         if tried or eligible is not None:
-            left = [load for load in self._among(tried, eligible) if load.has_room and load.fits(kv)]
-            left = [load for load in left if load.health.well and load.quiet(alone)]
-            return min(left, key=lambda load: (load.in_flight / load.weight, load.turn, load.name), default=None)
+            candidates = [load for load in self._among(tried, eligible) if load.has_room and load.fits(kv)]
+            candidates = [load for load in candidates if load.health.well and load.quiet(alone)]
+            return min(candidates, key=lambda load: (load.in_flight / load.weight, load.turn, load.name), default=None)
         best = self.best(kv)
         if best is None or best.quiet(alone):
             return best if best is not None and best.health.well else None
@@ -293,22 +295,22 @@ class Fleet:
             limiter.runs(load.in_flight - load.held, now)
         if ticket.job:
             return
-        said = None if ticket.late or ticket.unqueued else late
+        was_late = None if ticket.late or ticket.unqueued else late
         limiter.first_token(
             ticket.prompt,
             waited,
             now,
             ahead=ticket.behind,
             free=ticket.free,
-            late=said,
+            late=was_late,
             unqueued=ticket.unqueued,
             visible=not ticket.whole,
         )
 
-    def engine_told(self, load: BackendLoad, waiting: int) -> None:
+    def engine_reported(self, load: BackendLoad, waiting: int) -> None:
         """Note how many calls wait in the engine, by its own figures."""
         if not load.slots:
-            load.limiter.told(waiting, load.in_flight)
+            load.limiter.engine_reported(waiting, load.in_flight)
             self.changed(load)
 
     def nobody_waits(self, load: BackendLoad) -> None:
@@ -341,7 +343,7 @@ class Fleet:
         return True
 
     def release(self, ticket: Ticket[K], now: float, hold: bool = False) -> BackendLoad:
-        """Take an ended call off its backend. With `hold`, its place and its cache stay taken until `let_go`."""
+        """Take an ended call off its backend. With `hold`, its place and its cache stay taken until `release_held`."""
         load = ticket.placed_on
         assert load is not None and load.in_flight > 0, f"{ticket} was released more often than taken"
         ticket.placed_on = None
@@ -362,7 +364,7 @@ class Fleet:
         self.changed(load)
         return load
 
-    def let_go(self, load: BackendLoad, kv: int) -> None:
+    def release_held(self, load: BackendLoad, kv: int) -> None:
         """Free a place that was held."""
         assert load.held > 0, f"{load} holds nothing"
         load.held -= 1

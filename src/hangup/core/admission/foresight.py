@@ -30,9 +30,9 @@ class Foresight:
         if ticket.stream and all_by < math.inf:  # the time to spare is what the answer itself does not take
             all_by -= tenant.predict(ticket.output_max) * (self._fleet.estimates_of(ticket.eligible).step.get(now) or 0.0)
         ticket.patience_s = max(min(first_by, all_by) - now, 0.0)
-        told = min(ticket.patience_s, self.queue_s)
+        limit_s = min(ticket.patience_s, self.queue_s)
         mean = tenant.patience_s if tenant.patience_s is not None else self.queue_s
-        tenant.patience_s = mean + (told - mean) * _PATIENCE_GAIN
+        tenant.patience_s = mean + (limit_s - mean) * _PATIENCE_GAIN
         return tenant.patience_s
 
     def gone_by(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]]) -> tuple[float, float]:
@@ -94,7 +94,7 @@ class Foresight:
             first.unwatch(ticket)
             whole.watch(ticket, ticket.arrived_at, now - ticket.arrived_at)
 
-    def watched(self, ticket: Ticket[K], now: float, left: bool) -> None:
+    def watched(self, ticket: Ticket[K], now: float, client_left: bool) -> None:
         """Learn how long the client waited, and whether it left then."""
         if ticket.curves is None:
             return
@@ -104,10 +104,10 @@ class Foresight:
         whole.unwatch(ticket)
         waited_s = now - ticket.arrived_at
         if not ticket.stream:
-            whole.observe(0.0, waited_s, left=left)
+            whole.observe(0.0, waited_s, client_left=client_left)
         elif ticket.first_token_at:
             first_s = ticket.first_token_at - ticket.arrived_at
-            first.observe(0.0, first_s, left=False)
-            whole.observe(first_s, waited_s, left=left)
+            first.observe(0.0, first_s, client_left=False)
+            whole.observe(first_s, waited_s, client_left=client_left)
         else:
-            first.observe(0.0, waited_s, left=left)
+            first.observe(0.0, waited_s, client_left=client_left)

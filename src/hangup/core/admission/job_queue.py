@@ -121,7 +121,7 @@ class JobQueue(Queue[K]):
             for job in self._may_yield()
             if job.placed_on is not None and job.placed_on.has_room_without(job)
         ]
-        told: list[Ticket[K]] = []
+        chosen: list[Ticket[K]] = []
         for waiting in queue if could else ():
             eligible, tried = waiting.eligible, waiting.tried
             soon = next((load for load in coming if fleet.takes(load, tried, eligible)), None)
@@ -132,17 +132,17 @@ class JobQueue(Queue[K]):
                 continue
             at = next((at for at in reversed(range(len(could))) if fleet.takes(could[at][1], tried, eligible)), None)
             if at is not None:
-                told.append(could.pop(at)[0])
+                chosen.append(could.pop(at)[0])
             if not could:
                 break
-        return self._tell(told)
+        return self._ask_to_yield(chosen)
 
     def make_way_on(self, load: BackendLoad) -> list[Ticket[K]]:
         """Choose jobs to yield after a live call was sent to a backend that is reading prompts of jobs, which the call would
         wait for, or that may have no slot left."""
         full = not load.slots and load.in_flight - sum(job.placed_on is load for job in self.yielding) > load.limiter.ran
         here = [job for job in reversed(self._may_yield()) if job.placed_on is load]
-        return self._tell([job for job in here if job.reading] or here[:full])
+        return self._ask_to_yield([job for job in here if job.reading] or here[:full])
 
     def _may_yield(self) -> list[Ticket[K]]:
         """Return all running jobs, except one per backend that has yielded often enough: work must finish at some point."""
@@ -155,7 +155,7 @@ class JobQueue(Queue[K]):
                 may.append(job)
         return may
 
-    def _tell(self, jobs: list[Ticket[K]]) -> list[Ticket[K]]:
+    def _ask_to_yield(self, jobs: list[Ticket[K]]) -> list[Ticket[K]]:
         for job in jobs:
             del self.running[job]
             self.yielding.add(job)

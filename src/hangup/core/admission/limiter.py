@@ -256,7 +256,7 @@ class LearnedLimit:
 
     # Reports from the engine
 
-    def told(self, waiting: int, in_flight: float = math.inf) -> None:
+    def engine_reported(self, waiting: int, in_flight: float = math.inf) -> None:
         """Note how many calls wait in the engine by its own report: that overrides any estimate.
 
         With no more than `ran` calls `in_flight`, a full engine has none waiting because they wait here: that shows no room,

@@ -27,11 +27,11 @@ class Patience:
 
     __slots__ = (
         "_began",
+        "_departed",
+        "_departed_s",
         "_draw_at",
         "_ended",
         "_ended_s",
-        "_left",
-        "_left_s",
         "_limit_s",
         "_live",
         "_seen",
@@ -42,8 +42,8 @@ class Patience:
         self._began = [0.0] * _BINS  # calls by the time at which we began to watch them,
         self._ended = [0.0] * _BINS  # calls that ended, by the time of their end,
         self._ended_s = [0.0] * _BINS  # and the sum of those times,
-        self._left = [0.0] * _BINS  # and the same for clients that left
-        self._left_s = [0.0] * _BINS
+        self._departed = [0.0] * _BINS  # and the same for clients that left
+        self._departed_s = [0.0] * _BINS
         self._seen = 0.0
         self._limit_s = math.inf
         self._live: dict[object, tuple[float, float]] = {}  # waiting now: since when, and from which moment of the wait watched
@@ -57,15 +57,15 @@ class Patience:
     def unwatch(self, who: object) -> None:
         self._live.pop(who, None)
 
-    def observe(self, from_s: float, to_s: float, *, left: bool) -> None:
+    def observe(self, from_s: float, to_s: float, *, client_left: bool) -> None:
         """Note that a client waited from one time after its arrival to another, and whether it left then."""
         at = _bin(to_s)
         self._began[_bin(from_s)] += 1
         self._seen += 1
-        if left:
+        if client_left:
             self.departures += 1
-            self._left[at] += 1
-            self._left_s[at] += to_s
+            self._departed[at] += 1
+            self._departed_s[at] += to_s
         else:
             self._ended[at] += 1
             self._ended_s[at] += to_s
@@ -73,7 +73,7 @@ class Patience:
             self._fade()
 
     def _fade(self) -> None:
-        for counts in (self._began, self._ended, self._ended_s, self._left, self._left_s):
+        for counts in (self._began, self._ended, self._ended_s, self._departed, self._departed_s):
             counts[:] = [count / 2 for count in counts]
         self._seen /= 2
 
@@ -100,10 +100,10 @@ class Patience:
     def _breaks_off(self, at_s: float, now: float) -> bool:
         """Return whether some clients left at about that time and hardly any stayed longer."""
         first, last = _bin(at_s / _ALIKE), _bin(at_s * _CLIFF)
-        left = sum(self._left[first : last + 1])
-        stayed = sum(self._left[last + 1 :]) + sum(self._ended[last + 1 :])
+        departed = sum(self._departed[first : last + 1])
+        stayed = sum(self._departed[last + 1 :]) + sum(self._ended[last + 1 :])
         stayed += sum(now - since > at_s * _CLIFF for since, _ in self._live.values())
-        return left >= _ENOUGH_ALIKE and stayed <= _STAY_SHARE * left
+        return departed >= _ENOUGH_ALIKE and stayed <= _STAY_SHARE * departed
 
     def _draw(self, now: float) -> float:
         began = self._began.copy()
@@ -113,20 +113,20 @@ class Patience:
                 began[_bin(from_s)] += 1
                 still[_bin(now - since)] += 1
         watched, stay, edge_s = 0.0, 1.0, math.inf  # `edge_s`: when the first of them leave
-        for at, left in enumerate(self._left):
+        for at, departed in enumerate(self._departed):
             watched += began[at]
             ended = self._ended[at]
-            if left:
-                left_s = self._left_s[at] / left
+            if departed:
+                departed_s = self._departed_s[at] / departed
                 # A call that ended shortly before the others left was no longer waiting then.
-                waited = watched - ended if ended and self._ended_s[at] / ended < left_s else watched
-                stay *= max(1 - left / max(waited, left), 0.0)
+                waited = watched - ended if ended and self._ended_s[at] / ended < departed_s else watched
+                stay *= max(1 - departed / max(waited, departed), 0.0)
                 if stay < 1 - _STAY_SHARE:
-                    edge_s = min(edge_s, left_s)
+                    edge_s = min(edge_s, departed_s)
                 if stay < _STAY_SHARE:
-                    limit_s = edge_s if left_s <= _CLIFF * edge_s else left_s
+                    limit_s = edge_s if departed_s <= _CLIFF * edge_s else departed_s
                     return limit_s if limit_s >= _LEAST_S else math.inf
-            watched -= ended + left + still[at]
+            watched -= ended + departed + still[at]
         return math.inf
 
 

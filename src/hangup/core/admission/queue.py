@@ -109,8 +109,8 @@ class Queue(Generic[K]):
         assert tenant is not None
         lane = self._lanes[tenant.terms.band]
         tenant.line.remove(ticket)
-        left = self.groups[ticket.where] = self.groups[ticket.where] - 1
-        if not left:
+        remaining = self.groups[ticket.where] = self.groups[ticket.where] - 1
+        if not remaining:
             del self.groups[ticket.where]
         lane.count -= 1
         if not tenant.line:

@@ -12,14 +12,14 @@ _RESERVE = 100.0  # retries
 class RetryBudget:
     """The retry budget of one tenant: no other tenant pays for its retries."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_remaining",)
 
     def __init__(self) -> None:
-        self._left = _RESERVE
+        self._remaining = _RESERVE
 
     def note(self, retry: bool, share_max: float) -> None:
-        self._left = max(min(self._left + share_max - retry, _RESERVE), 0.0)
+        self._remaining = max(min(self._remaining + share_max - retry, _RESERVE), 0.0)
 
     @property
     def spent(self) -> bool:
-        return self._left < 1
+        return self._remaining < 1

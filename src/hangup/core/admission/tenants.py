@@ -48,7 +48,7 @@ class Allowance:
         self._level = float(per_minute)
         self._at: float | None = None
 
-    def left(self, now: float) -> float:
+    def remaining(self, now: float) -> float:
         if self._at is not None:
             self._level = min(self._level + (now - self._at) * self.per_minute / 60, self.per_minute)
         self._at = now
@@ -59,7 +59,7 @@ class Allowance:
 
     def wait_s(self, now: float) -> float:
         """Return the seconds until it is out of debt."""
-        return max(-self.left(now), 0.0) * 60 / self.per_minute
+        return max(-self.remaining(now), 0.0) * 60 / self.per_minute
 
 
 class Tenant(Generic[Q]):
@@ -106,7 +106,7 @@ class Tenant(Generic[Q]):
 
     def spent(self, now: float) -> bool:
         """Return whether its tokens per minute are used up for now."""
-        return self.allowance is not None and self.allowance.left(now) <= 0
+        return self.allowance is not None and self.allowance.remaining(now) <= 0
 
     def lengths(self, output_max: int) -> Lengths:
         """Return the lengths of its answers with about this maximum."""

@@ -59,7 +59,7 @@ class LadderStep(NamedTuple):
 
     what: str
     reason: str
-    leftover: PendingStop | None = None
+    stop: PendingStop | None = None
 
 
 class Ladder:

@@ -38,7 +38,7 @@ ended in it or up to a grace period before it. So it is never convicted, however
 
 A call without a first token may not be in the figures yet: vLLM reports only finished steps, and a prefill is a step that can
 take seconds. Such a call gets `prefill_grace_s` more, and a figure counts as evidence for its release only once a step has
-ended since, or once the figure must be newer than the call's end (`_tell_of`).
+ended since, or once the figure must be newer than the call's end (`_would_count`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class StopAccount:
     """What the ledger has counted of an ended call. Only the accounting writes it."""
 
     booked: int = 0  # tokens computed since its end that the ledger has already counted
-    estimated: bool = False  # `booked` is this call's share of a sum that belongs to several calls
+    estimated: bool = False  # `tokens_recorded` is this call's share of a sum that belongs to several calls
     saved: tuple[int, float] = (0, 0.0)  # tokens and money that ending the call was thought to save
 
 
@@ -144,7 +144,7 @@ class PendingStop:
         self.released_at: float | None = None
 
     def __repr__(self) -> str:
-        return f"<leftover {self.call_id} slot={self.slot} {'zombie' if self.zombie_since is not None else 'held'}>"
+        return f"<pending stop {self.call_id} slot={self.slot} {'zombie' if self.zombie_since is not None else 'held'}>"
 
     @property
     def due(self) -> float:
@@ -152,10 +152,10 @@ class PendingStop:
         return self.at + self.grace_s
 
     @property
-    def fate(self) -> StopState:
+    def state(self) -> StopState:
         return self.released or (StopState.PENDING if self.zombie_since is None else StopState.ZOMBIE)
 
-    def let_go(self, how: StopState, now: float) -> None:
+    def release(self, how: StopState, now: float) -> None:
         """Record how and when the call was released."""
         self.released, self.released_at = how, now
 
@@ -195,17 +195,17 @@ class PendingStops:
         self._peaks: deque[tuple[float, int]] = deque()  # (time, most answers that we waited for at once since the last look)
 
     def __repr__(self) -> str:
-        return f"<book held={len(self.held)} zombies={len(self.zombies)} orphans={self.orphans}>"
+        return f"<pending stops held={len(self.held)} zombies={len(self.zombies)} orphans={self.orphans}>"
 
     @property
     def zombies(self) -> list[PendingStop]:
-        return [left for left in self.held if left.zombie_since is not None]
+        return [stop for stop in self.held if stop.zombie_since is not None]
 
-    def left(self, leftover: PendingStop, *, first_token: bool = True) -> None:
+    def add(self, stop: PendingStop, *, first_token: bool = True) -> None:
         """Start to track a call that has ended and whose engine was told to stop."""
-        leftover.silent = not first_token
-        leftover.grace_s = self.grace_s + (0.0 if first_token else self.prefill_grace_s)
-        self.held.append(leftover)
+        stop.silent = not first_token
+        stop.grace_s = self.grace_s + (0.0 if first_token else self.prefill_grace_s)
+        self.held.append(stop)
 
     def reset(self) -> list[PendingStop]:
         """Drop and return everything: the engine was restarted, so all its work is gone."""
@@ -239,9 +239,9 @@ class PendingStops:
             self._forget(released)
             return released
         exact = status.slots is not None
-        released = self._by_slot([left for left in self.held if exact and left.slot is not None], status, asked_at, now, pinned)
+        released = self._by_slot([stop for stop in self.held if exact and stop.slot is not None], status, asked_at, now, pinned)
         if not self.shared:
-            rest = [left for left in self.held if not exact or left.slot is None]
+            rest = [stop for stop in self.held if not exact or stop.slot is None]
             released += self._by_count(rest, status, asked_at, now, max(live - unseen, 0), most)
             self._watch_orphans(now)
         self._forget(released)
@@ -250,138 +250,138 @@ class PendingStops:
     def passed(self, now: float) -> list[PendingStop]:
         """Stop tracking, and return, the calls about which nothing was learned within their grace period: they are released
         unverified. A call stays while it may be part of the engine's unexplained work and could still be convicted."""
-        in_doubt = self.unexplained - sum(left.choices for left in self.zombies)
+        in_doubt = self.unexplained - sum(stop.choices for stop in self.zombies)
         late = []
-        for left in self.held:
-            if left.zombie_since is not None or now <= left.due + self.lag_s:
+        for stop in self.held:
+            if stop.zombie_since is not None or now <= stop.due + self.lag_s:
                 continue
-            if in_doubt > 0 and now <= left.due + 2 * (self.lag_s + self.grace_s):
-                in_doubt -= left.choices
+            if in_doubt > 0 and now <= stop.due + 2 * (self.lag_s + self.grace_s):
+                in_doubt -= stop.choices
             else:
-                late.append(left)
+                late.append(stop)
         self._forget(late)
         return late
 
     def unanswered(self, asked_at: float, now: float) -> None:
         """Note that the engine is up but did not report what it runs. The place stays taken for longer than usual, because a
         large batch can keep an engine from answering; after that the call is a zombie."""
-        for left in self.held:
-            late = now > left.due + self.lag_s + self.prefill_grace_s
-            if left.at < asked_at and late and left.zombie_since is None:
-                left.zombie_since = now
+        for stop in self.held:
+            late = now > stop.due + self.lag_s + self.prefill_grace_s
+            if stop.at < asked_at and late and stop.zombie_since is None:
+                stop.zombie_since = now
 
     def late(self, now: float) -> bool:
         """Return whether any call is held beyond its grace period, by the clock alone."""
-        return any(now > left.due for left in self.held)
+        return any(now > stop.due for stop in self.held)
 
     def all_late(self, now: float) -> bool:
         """Return whether calls are held and all are beyond their grace period, so that no prefill of an ended call keeps the
         engine busy."""
-        return bool(self.held) and all(now > left.due + self.lag_s for left in self.held)
+        return bool(self.held) and all(now > stop.due + self.lag_s for stop in self.held)
 
     def next_due(self, now: float) -> float:
         """Return when the next grace period ends."""
-        return min((left.due for left in self.held if left.due >= now), default=math.inf)
+        return min((stop.due for stop in self.held if stop.due >= now), default=math.inf)
 
     def overdue(self, now: float) -> bool:
         """Return whether any call is held beyond its grace period and `lag_s`, convicted or not."""
-        return any(now > left.due + self.lag_s for left in self.held)
+        return any(now > stop.due + self.lag_s for stop in self.held)
 
-    def _forget(self, gone: Iterable[PendingStop]) -> None:
-        away = set(gone)
-        if away:  # a set, because ten thousand clients may hang up at once
-            self._recent.extend(left for left in self.held if left in away)
-            self.held = [left for left in self.held if left not in away]
+    def _forget(self, stops: Iterable[PendingStop]) -> None:
+        gone = set(stops)
+        if gone:  # a set, because ten thousand clients may hang up at once
+            self._recent.extend(stop for stop in self.held if stop in gone)
+            self.held = [stop for stop in self.held if stop not in gone]
 
     def _by_name(self, calls: dict[str, int], cut: Mapping[str, int], asked_at: float, now: float) -> list[PendingStop]:
         """Release the calls that the engine no longer lists. This is exact even when others use the engine."""
         released = []
-        for left in self.held:
-            if asked_at <= left.at:
+        for stop in self.held:
+            if asked_at <= stop.at:
                 continue
-            if left.key not in calls:
-                left.tokens_now = cut.get(left.key, left.tokens_now)
-                released.append(left)
+            if stop.key not in calls:
+                stop.tokens_now = cut.get(stop.key, stop.tokens_now)
+                released.append(stop)
                 continue
-            left.tokens_now = calls[left.key]
-            if left.zombie_since is None and now > left.due:
-                left.zombie_since = now
+            stop.tokens_now = calls[stop.key]
+            if stop.zombie_since is None and now > stop.due:
+                stop.zombie_since = now
         return released
 
     def _count_others(self, status: EngineStatus, live: int, most: int) -> None:
         """Count the work that belongs neither to a live call nor to an ended one, from an engine that names its calls."""
-        ended = sum(left.key in (status.calls or ()) for left in self.held)
+        ended = sum(stop.key in (status.calls or ()) for stop in self.held)
         self.unexplained = 0 if self.shared else status.work - live - ended
         self.orphans = 0 if self.shared else max(0, status.work - most - ended)
 
     def _by_slot(
-        self, lefts: list[PendingStop], status: EngineStatus, asked_at: float, now: float, pinned: bool
+        self, stops: list[PendingStop], status: EngineStatus, asked_at: float, now: float, pinned: bool
     ) -> list[PendingStop]:
         released = []
-        for left in lefts:
-            assert left.slot is not None
-            slot = status.slot(left.slot)
-            if asked_at <= left.at:
+        for stop in stops:
+            assert stop.slot is not None
+            slot = status.slot(stop.slot)
+            if asked_at <= stop.at:
                 continue
-            if slot is None or not _still(left, slot):
-                released.append(left)
+            if slot is None or not _still(stop, slot):
+                released.append(stop)
                 continue
-            left.task, left.tokens_now = slot.task, slot.tokens
-            if left.zombie_since is None and now > left.due:
+            stop.task, stop.tokens_now = slot.task, slot.tokens
+            if stop.zombie_since is None and now > stop.due:
                 if pinned:
-                    left.zombie_since = now
+                    stop.zombie_since = now
                 else:  # an unpinned call of ours may have taken this slot
-                    left.grace_s += self.grace_s
+                    stop.grace_s += self.grace_s
         return released
 
     def _by_count(
-        self, lefts: list[PendingStop], status: EngineStatus, asked_at: float, now: float, live: int, most: int
+        self, stops: list[PendingStop], status: EngineStatus, asked_at: float, now: float, live: int, most: int
     ) -> list[PendingStop]:
-        slots_taken = sum(left.choices for left in self.held if left.slot is not None)
+        slots_taken = sum(stop.choices for stop in self.held if stop.slot is not None)
         beyond = self.unexplained = status.work - live - slots_taken
-        for left in lefts:
-            if left.figures is None and asked_at > left.at:
-                left.figures = status.progress
-        released, rest = [], sum(left.choices for left in lefts)
+        for stop in stops:
+            if stop.figures is None and asked_at > stop.at:
+                stop.figures = status.progress
+        released, rest = [], sum(stop.choices for stop in stops)
         # Keep the oldest longest: engines usually stop in much less than the grace period, so a call that has not is suspect.
-        for left in sorted(lefts, key=lambda left: (now - left.at > left.grace_s / 2, left.at)):
-            if self._tell_of(left, status, asked_at) and rest - left.choices >= max(beyond, 0):
-                released.append(left)
-                rest -= left.choices
+        for stop in sorted(stops, key=lambda stop: (now - stop.at > stop.grace_s / 2, stop.at)):
+            if self._would_count(stop, status, asked_at) and rest - stop.choices >= max(beyond, 0):
+                released.append(stop)
+                rest -= stop.choices
         gone = set(released)
-        self._convict([left for left in lefts if left not in gone], status.work - most - slots_taken, now)
+        self._convict([stop for stop in stops if stop not in gone], status.work - most - slots_taken, now)
         return released
 
-    def _tell_of(self, left: PendingStop, status: EngineStatus, asked_at: float) -> bool:
+    def _would_count(self, stop: PendingStop, status: EngineStatus, asked_at: float) -> bool:
         """Return whether these counts would include the call if it still ran."""
-        if asked_at <= left.at:
+        if asked_at <= stop.at:
             return False
-        lag_s = self.lag_s if left.reading_s is None else min(self.lag_s, 2 * left.reading_s + _STEP_S)
-        if not left.silent or asked_at - lag_s >= left.at:
+        lag_s = self.lag_s if stop.reading_s is None else min(self.lag_s, 2 * stop.reading_s + _STEP_S)
+        if not stop.silent or asked_at - lag_s >= stop.at:
             return True
-        return status.progress != left.figures  # a step has ended since then
+        return status.progress != stop.figures  # a step has ended since then
 
-    def _convict(self, lefts: list[PendingStop], beyond: int, now: float) -> None:
+    def _convict(self, stops: list[PendingStop], beyond: int, now: float) -> None:
         """Mark as zombies as many overdue calls as the figures prove to be running; count the rest as orphans.
 
         `beyond` is the work beyond the most that was ours at any time that the figures may date from. It may still include the
         ended calls that are within their grace period (`young`).
         """
-        young = sum(left.choices for left in (*self._recent, *lefts) if now <= left.due + self.lag_s)
+        young = sum(stop.choices for stop in (*self._recent, *stops) if now <= stop.due + self.lag_s)
         sure = beyond - young
-        for left in sorted(lefts, key=lambda left: left.at):
-            if now > left.due + self.lag_s:
-                if sure > 0 and left.zombie_since is None:
-                    left.zombie_since = now
-                sure -= left.choices
-        for left in reversed(list(self._recent)):  # released because of a stale figure
-            if sure <= 0 or left.slot is not None or now > left.due + 2 * (self.lag_s + self.grace_s):
+        for stop in sorted(stops, key=lambda stop: stop.at):
+            if now > stop.due + self.lag_s:
+                if sure > 0 and stop.zombie_since is None:
+                    stop.zombie_since = now
+                sure -= stop.choices
+        for stop in reversed(list(self._recent)):  # released because of a stale figure
+            if sure <= 0 or stop.slot is not None or now > stop.due + 2 * (self.lag_s + self.grace_s):
                 continue
-            if now > left.due + self.lag_s:
-                self._recent.remove(left)
-                left.zombie_since, left.released, left.released_at = now, None, None
-                self.held.append(left)
-                sure -= left.choices
+            if now > stop.due + self.lag_s:
+                self._recent.remove(stop)
+                stop.zombie_since, stop.released, stop.released_at = now, None, None
+                self.held.append(stop)
+                sure -= stop.choices
         self.orphans = max(0, sure)
 
     def _watch_progress(self, status: EngineStatus, now: float) -> None:
@@ -424,6 +424,6 @@ class PendingStops:
         return -math.inf if self.orphans_since is None else now - self.orphans_since
 
 
-def _still(left: PendingStop, slot: Slot) -> bool:
+def _still(stop: PendingStop, slot: Slot) -> bool:
     """Return whether the work in the slot can be that of the ended call."""
-    return slot.busy and slot.tokens >= left.tokens and (not left.task or slot.task == left.task)
+    return slot.busy and slot.tokens >= stop.tokens and (not stop.task or slot.task == stop.task)

@@ -32,13 +32,13 @@ class Stillness:
     def __init__(self) -> None:
         self._waited_since = math.inf  # since when a call has waited with nothing received from the engine
 
-    def look(self, waiting: Sequence[Waiting], heard_at: float, now: float) -> float:
+    def look(self, waiting: Sequence[Waiting], last_output_at: float, now: float) -> float:
         """Return for how many seconds the engine has been still; negative when nobody waits. `heard_at` is when anything last
         came from the engine, for any call."""
         oldest = min((call.since for call in waiting), default=math.inf)
-        if heard_at > self._waited_since:
+        if last_output_at > self._waited_since:
             self._waited_since = math.inf
-        self._waited_since = min(self._waited_since, max(oldest, heard_at))
+        self._waited_since = min(self._waited_since, max(oldest, last_output_at))
         if self._waited_since == math.inf:
             return -math.inf
         return now - self._waited_since - max((call.reading_s for call in waiting), default=0.0)

@@ -59,7 +59,7 @@ async def show_call(view: GatewayView, request: Request) -> Answer:
         "cause": call.reason.code if call.reason else None,
         "detail": call.detail or None,
         "status": call.status or None,
-        "engine_let_go": call.engine_let_go if call.ended else None,
+        "engine_let_go": call.engine_stopped if call.ended else None,
         "release": calls.release(call),
         "timeline": calls.timeline(call),
     }
@@ -104,7 +104,7 @@ def _wait_s(query: Mapping[str, str]) -> float | None:
 
 async def _verified(view: GatewayView, killed: list[Killed], wait_s: float | None) -> list[dict[str, Any]]:
     """Describe the killed calls after their engines have had time to confirm that they stopped."""
-    await view.until_let_go([row.call for row in killed], wait_s)
+    await view.wait_for_stops([row.call for row in killed], wait_s)
     return [calls.killed(row) for row in killed]
 
 

@@ -122,7 +122,7 @@ def listing(calls: Iterable[Call], waits_for: Callable[[Call], str], query: Mapp
 
 def describe(call: Call, waits_for: str, now: float) -> dict[str, Any]:
     """Describe one live call. Of the request's body it shows nothing but the model's name."""
-    left = call.started_at + min(call.clock.total_s, call.clock.client_total_s) - now
+    remaining_s = call.started_at + min(call.clock.total_s, call.clock.client_total_s) - now
     return {
         "id": call.id,
         "trace_id": call.trace_id or None,
@@ -142,7 +142,7 @@ def describe(call: Call, waits_for: str, now: float) -> dict[str, Any]:
         "tokens_out": call.tokens_out,
         "tokens_per_s": tokens_per_s(call, now),
         "idle_s": _round(now - call.progress_at) if call.first_token_at is not None else None,
-        "deadline_left_s": _round(left) if left != math.inf else None,
+        "deadline_left_s": _round(remaining_s) if remaining_s != math.inf else None,
     }
 
 
@@ -156,14 +156,14 @@ def tokens_per_s(call: Call, now: float) -> float | None:
 
 def release(call: Call) -> str | None:
     """Return whether and how the engine stopped an ended call; None while it is live, and if no engine was working on it."""
-    return call.fate.value if call.ended and call.fate is not None else None
+    return call.stop_state.value if call.ended and call.stop_state is not None else None
 
 
 def killed(row: Killed) -> dict[str, Any]:
     """Describe a killed call, with what is known about its engine by now."""
     call = row.call
     ended = call.ended_at or 0.0
-    gone = [left.released_at - ended for left in call.leftovers if left.released_at is not None]
+    released = [stop.released_at - ended for stop in call.pending_stops if stop.released_at is not None]
     return {
         "id": call.id,
         "tenant": call.tenant,
@@ -173,9 +173,9 @@ def killed(row: Killed) -> dict[str, Any]:
         "tokens_out": call.tokens_out,
         "connection_cut": row.connection_cut,
         "abort_sent": row.abort_sent,
-        "verified": call.engine_let_go,
+        "verified": call.engine_stopped,
         "release": release(call),
-        "let_go_after_s": _round(max(gone)) if gone and call.engine_let_go else None,
+        "let_go_after_s": _round(max(released)) if released and call.engine_stopped else None,
     }
 
 
@@ -192,23 +192,23 @@ def timeline(call: Call) -> list[dict[str, Any]]:
         steps.append((call.progress_at, f"last token so far: number {call.tokens_out}"))
     if call.ended_at is not None and call.reason is not None:
         steps.append((call.ended_at, f"ended: {call.reason.outcome.value} ({call.reason.code}), status {call.status}"))
-    for left in call.leftovers:
-        steps += _release_steps(left)
-    told = [(at, what) for at, what in steps if at is not None]
-    return [{"at_s": _round(at - call.started_at, 6), "what": what} for at, what in sorted(told, key=lambda step: step[0])]
+    for stop in call.pending_stops:
+        steps += _release_steps(stop)
+    known = [(at, what) for at, what in steps if at is not None]
+    return [{"at_s": _round(at - call.started_at, 6), "what": what} for at, what in sorted(known, key=lambda step: step[0])]
 
 
-def _release_steps(left: PendingStop) -> list[tuple[float | None, str]]:
+def _release_steps(stop: PendingStop) -> list[tuple[float | None, str]]:
     """Return the events from the engine's order to stop until its confirmation."""
-    about = "" if left.tokens_exact else "about "
-    since = f", {about}{left.tokens_after} tokens computed since" if left.tokens_after is not None else ""
-    again = f" and was told again {left.aborts} times" if left.aborts else ""
+    about = "" if stop.tokens_exact else "about "
+    since = f", {about}{stop.tokens_after} tokens computed since" if stop.tokens_after is not None else ""
+    again = f" and was told again {stop.aborts} times" if stop.aborts else ""
     steps: list[tuple[float | None, str]] = [
-        (left.at, "the engine is told to stop"),
-        (left.zombie_since, f"the engine still works on it{_place(left.slot)}: a zombie{again}{since}"),
+        (stop.at, "the engine is told to stop"),
+        (stop.zombie_since, f"the engine still works on it{_place(stop.slot)}: a zombie{again}{since}"),
     ]
-    if left.released is not None:
-        steps.append((left.released_at, _RELEASED[left.released]))
+    if stop.released is not None:
+        steps.append((stop.released_at, _RELEASED[stop.released]))
     return steps
 
 

@@ -94,7 +94,7 @@ class GatewayView(Protocol):
     def kill(self, id: str) -> Killed | None:
         """End a live call, in its engine too; return None if there is no such call."""
 
-    async def until_let_go(self, ended: list[Call], within_s: float | None) -> None:
+    async def wait_for_stops(self, ended: list[Call], within_s: float | None) -> None:
         """Wait until the outcome of these calls is known, or at most for `within_s`; None: the configured time."""
 
     def zombies(self) -> list[dict[str, Any]]:

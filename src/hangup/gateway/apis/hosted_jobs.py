@@ -84,15 +84,15 @@ def cancel_path(kind: Kind, id: str) -> str:
     return f"{_BASES[kind]}/{id}/cancel"
 
 
-def heard(kind: Kind, body: bytes) -> ProviderAnswer | None:
+def read_answer(kind: Kind, body: bytes) -> ProviderAnswer | None:
     """Read an answer, which may be an object or the beginning of a stream of events."""
     if not body.startswith((b"event:", b"data:", b":")):
         return read(kind, _parsed(body))
-    told = (heard_event(event) for event in Splitter(SSE, len(body)).feed(body))
-    return next(filter(None, told), None)
+    answers = (read_event(event) for event in Splitter(SSE, len(body)).feed(body))
+    return next(filter(None, answers), None)
 
 
-def heard_event(event: bytes) -> ProviderAnswer | None:
+def read_event(event: bytes) -> ProviderAnswer | None:
     """Read what an event in a response's stream says about the response."""
     value = _parsed(SSE.data(event) or b"")
     return read(Kind.RESPONSE, value.get("response")) if type(value) is dict else None

@@ -57,8 +57,8 @@ class OpenAIResponses(Api):
         if event.get("type") != "error":
             return super().failure(event)
         error = event.get("error")
-        told = error if type(error) is dict else event
-        code, message = told.get("code"), str(told.get("message") or "")
+        source = error if type(error) is dict else event
+        code, message = source.get("code"), str(source.get("message") or "")
         status = _STATUS.get(str(code), 502)
         return Failure(status, self.error(status, str(code or "server_error"), message))
 

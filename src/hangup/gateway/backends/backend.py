@@ -58,7 +58,7 @@ class Backend:
         self._slots_given = bool(self.load.slots)
         self.learned = False  # its facts were queried
         self.slots = SlotPool()
-        self.heard_at = -math.inf  # when it last sent anything for a call that has ended
+        self.last_output_at = -math.inf  # when it last sent anything for a call that has ended
         self.pinned = 0  # live calls that are pinned to a slot
         # An unset key is an error: no client's request may go out with an empty one.
         self._key = keys.read(settings.api_key_env, os.environ).encode("ascii") if settings.api_key_env else b""
@@ -130,7 +130,7 @@ class Backend:
 
     # Its models
 
-    def told_models(self, answer: Seen, now: float) -> None:
+    def models_answered(self, answer: Seen, now: float) -> None:
         """Store the answer to a request for its models. If the backend failed to answer, the previous list stays."""
         if answer.status == 0 or answer.status >= 500:
             return

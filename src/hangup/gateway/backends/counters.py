@@ -92,6 +92,6 @@ def finite(text: bytes | str) -> float | None:
 def gpu_use(page: bytes, gpus: frozenset[str] = frozenset()) -> float | None:
     """Return the mean utilisation (0 to 1) from a DCGM exporter's page, of the GPUs with these numbers, or of all."""
     rows = re.findall(rb'^DCGM_FI_DEV_GPU_UTIL\{[^}]*gpu="(\w+)"[^}]*\} ' + _NUMBER, page, re.M)
-    told = [finite(value) for gpu, value in rows if not gpus or gpu.decode() in gpus]
-    values = [value / 100 for value in told if value is not None]
+    reported = [finite(value) for gpu, value in rows if not gpus or gpu.decode() in gpus]
+    values = [value / 100 for value in reported if value is not None]
     return sum(values) / len(values) if values else None

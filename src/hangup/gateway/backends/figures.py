@@ -15,8 +15,8 @@ from hangup.gateway.backends.fetch import fetch
 _SOONER = 0.5  # of the usual pause, while the engine is known to queue
 
 
-async def follow(backend: Backend, told: Callable[[Backend, int], None]) -> None:
-    """Poll until cancelled; call `told` with the number of calls that wait in the engine."""
+async def follow(backend: Backend, report: Callable[[Backend, int], None]) -> None:
+    """Poll until cancelled; call `report` with the number of calls that wait in the engine."""
     while True:
         limits, limited = backend.limits, backend.load.limiter.queues is not Evidence.NONE
         await asyncio.sleep(limits.figures_poll_s * (_SOONER if limited else 1.0))
@@ -28,7 +28,7 @@ async def follow(backend: Backend, told: Callable[[Backend, int], None]) -> None
             continue  # the health check and the reaper handle failures
         status = backend.adapter.read_status(Seen(answer.head.status, "", answer.body))
         if status is not None and _matters(backend):
-            told(backend, status.waiting)
+            report(backend, status.waiting)
 
 
 def _matters(backend: Backend) -> bool:

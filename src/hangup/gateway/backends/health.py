@@ -15,8 +15,8 @@ from hangup.gateway.http.head import Headers
 _MODELS_BYTES_MAX = 16 * 1024 * 1024  # room for some thousands of LoRA adapters
 
 
-async def watch(backend: Backend, changed: Callable[[Backend, str], None], told_models: Callable[[Backend], None]) -> None:
-    """Check until cancelled; call `changed` when the backend goes up or down or is recognised, and `told_models` after each
+async def watch(backend: Backend, changed: Callable[[Backend, str], None], models_answered: Callable[[Backend], None]) -> None:
+    """Check until cancelled; call `changed` when the backend goes up or down or is recognised, and `models_answered` after each
     query of its models."""
     while True:
         fault = await check(backend)
@@ -29,7 +29,7 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], told_
                     changed(backend, f"recognised as {backend.adapter.name}")
                 backend.models_asked_at = None  # another engine may have other models
             await ask_models(backend)
-            told_models(backend)
+            models_answered(backend)
         elif backend.load.health.apply(HealthEvent.FAILED):
             backend.learned = False  # another engine may come up at the same address
             changed(backend, f"down: {fault}")
@@ -69,7 +69,7 @@ async def ask_models(backend: Backend, *, at_once: bool = False) -> None:
     if backend.settings.models == ("*",) or (asked_at is not None and now - asked_at < rest_s):
         return
     timeout_s, headers = backend.limits.health_timeout_s, backend.adapter.models_headers
-    backend.told_models(await see(backend, "/v1/models", timeout_s, headers, _MODELS_BYTES_MAX), now)
+    backend.models_answered(await see(backend, "/v1/models", timeout_s, headers, _MODELS_BYTES_MAX), now)
 
 
 async def see(

@@ -43,7 +43,9 @@ def come_back_s(fields: Fields, clock: Callable[[], datetime] = lambda: datetime
 
 def spent_s(fields: Fields, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float | None:
     """Return the seconds until an exhausted rate limit resets; None if the headers show none."""
-    waits = [_reset_s(fields.get(reset, b""), clock) for left, reset in _WINDOWS if fields.get(left, b"").strip() == b"0"]
+    waits = [
+        _reset_s(fields.get(reset, b""), clock) for remaining, reset in _WINDOWS if fields.get(remaining, b"").strip() == b"0"
+    ]
     known = [wait for wait in waits if wait is not None]
     return max(known) if known else None
 

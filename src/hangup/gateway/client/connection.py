@@ -377,7 +377,7 @@ class ClientConnection(asyncio.Protocol):
             unsent, self._unsent = self._unsent, b""
             self.write(unsent)
 
-    def left(self) -> bool:
+    def has_left(self) -> bool:
         """Return True if the client has gone away; a last check before work is started for it."""
         return sockets.peer_left(self.transport.get_extra_info("socket"), self._owner.half_close_is_hangup)
 

@@ -33,9 +33,9 @@ class StallWatch:
         self._size = transport.get_write_buffer_size()
         # From here on we decide: the kernel cannot tell a slow reader from a dead one.
         self._set_user_timeout(limits.write_stall_s + limits.client_silence_s)
-        self._look_in(min(limits.write_stall_s, self._silence_left()))
+        self._look_in(min(limits.write_stall_s, self._silence_remaining_s()))
 
-    def _silence_left(self) -> float:
+    def _silence_remaining_s(self) -> float:
         """Return the time left for a host that may be silent already. Data written just now must still have time to arrive."""
         whole = self._limits.client_silence_s
         sock = self._transport.get_extra_info("socket")
@@ -67,13 +67,13 @@ class StallWatch:
             return
         if size < self._size:
             self._since, self._size = now, size
-        left = self._since + limits.write_stall_s - now
-        if left <= 0:
+        remaining_s = self._since + limits.write_stall_s - now
+        if remaining_s <= 0:
             self._give_up(reasons.CLIENT_STALLED)
             return
         if ack_age is not None:
-            left = min(left, limits.client_silence_s - ack_age)
-        self._look_in(max(left, 0.01))
+            remaining_s = min(remaining_s, limits.client_silence_s - ack_age)
+        self._look_in(max(remaining_s, 0.01))
 
     def _set_user_timeout(self, seconds: float) -> None:
         sock = self._transport.get_extra_info("socket")

@@ -86,13 +86,13 @@ def is_whole_chunks(data: bytes) -> bool:
 class Chunked:
     """Decodes the chunked coding. Extensions and trailers are bounded and dropped."""
 
-    __slots__ = ("_kept", "_left", "_state", "_trailer_bytes", "done", "rest")
+    __slots__ = ("_kept", "_remaining", "_state", "_trailer_bytes", "done", "rest")
 
     def __init__(self) -> None:
         self.done = False
         self.rest = b""
         self._state = "size"
-        self._left = 0
+        self._remaining = 0
         self._kept = b""  # the beginning of an incomplete line
         self._trailer_bytes = 0
 
@@ -110,11 +110,11 @@ class Chunked:
             at = _take_whole_chunks(data, payload)
         while at < end and not self.done:
             if self._state == "data":
-                piece = data[at : at + self._left]
+                piece = data[at : at + self._remaining]
                 payload.append(piece)
                 at += len(piece)
-                self._left -= len(piece)
-                if not self._left:
+                self._remaining -= len(piece)
+                if not self._remaining:
                     self._state = "after"
                 continue
             line, at = self._line(data, at)
@@ -140,8 +140,8 @@ class Chunked:
                 raise WireError("a chunk is longer than its size says")
             self._state = "size"
         elif self._state == "size":
-            self._left = chunk_size(line)
-            self._state = "data" if self._left else "trailer"
+            self._remaining = chunk_size(line)
+            self._state = "data" if self._remaining else "trailer"
         elif line:
             self._trailer_bytes += len(line)
             if self._trailer_bytes > TRAILER_BYTES_MAX:
@@ -155,18 +155,18 @@ class Chunked:
 class Counted:
     """Decodes a body of Content-Length bytes."""
 
-    __slots__ = ("_left", "done", "rest")
+    __slots__ = ("_remaining", "done", "rest")
 
     def __init__(self, length: int) -> None:
-        self._left = length
+        self._remaining = length
         self.done = length == 0
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        if len(data) > self._left:
-            data, self.rest = data[: self._left], data[self._left :]
-        self._left -= len(data)
-        self.done = not self._left
+        if len(data) > self._remaining:
+            data, self.rest = data[: self._remaining], data[self._remaining :]
+        self._remaining -= len(data)
+        self.done = not self._remaining
         return data
 
 

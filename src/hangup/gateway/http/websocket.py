@@ -34,23 +34,23 @@ def close_frame(code: int, reason: str) -> bytes:
 class Frames:
     """Tracks the frames of one direction: where they end, and whether one was a Close. It neither stores nor validates them."""
 
-    __slots__ = ("_header", "_left", "closed")
+    __slots__ = ("_header", "_remaining", "closed")
 
     def __init__(self) -> None:
         self.closed = False
         self._header = b""  # the beginning of an incomplete frame header
-        self._left = 0  # missing bytes of the current frame's payload
+        self._remaining = 0  # missing bytes of the current frame's payload
 
     @property
     def between(self) -> bool:
         """True if the next byte begins a frame: only here can a frame of ours be inserted."""
-        return not self._left and not self._header
+        return not self._remaining and not self._header
 
     def feed(self, data: bytes) -> None:
         at, end = 0, len(data)
-        if self._left:
-            at = min(self._left, end)
-            self._left -= at
+        if self._remaining:
+            at = min(self._remaining, end)
+            self._remaining -= at
         while at < end:
             header = self._header + data[at : at + 14 - len(self._header)]
             size = _header_size(header)
@@ -66,7 +66,7 @@ class Frames:
                 self.closed = True
             step = min(length, end - at)
             at += step
-            self._left = length - step
+            self._remaining = length - step
 
 
 def _header_size(header: bytes) -> int:

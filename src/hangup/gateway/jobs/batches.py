@@ -27,7 +27,7 @@ from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import File, Job, Result
 from hangup.gateway.store.jobs.table import result_file
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _PAGE_MAX = 100
 _STORE_PAUSE_S = 1.0
@@ -112,7 +112,7 @@ class Batches:
         except StoreFailed:
             raise
         except Exception as error:  # otherwise the batch would stay in VALIDATING until its window has passed
-            DUTIES.failed("job registry", error)
+            TASKS.failed("job registry", error)
             lines.problems.append(_problem(reasons.INTERNAL, reasons.INTERNAL.message))
         checked = await store.do(lambda: store.jobs.checked(job.key, worker, time.time(), lines.problems))
         if checked is not None:

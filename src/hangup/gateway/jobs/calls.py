@@ -132,7 +132,7 @@ class Calls:
             "release": self._registry.runner.release_of(job.key),
             "lease": {
                 "seconds": job.lease_s,
-                "left": round(lease.left_s(asyncio.get_running_loop().time()), 1) if lease else None,
+                "left": round(lease.remaining_s(asyncio.get_running_loop().time()), 1) if lease else None,
             },
             "request": {name: job.about[name] for name in ("path", "model", "stream")},
             "progress": self._progress(job) if not job.status.ended else None,

@@ -85,13 +85,13 @@ class ItemClient:
     def started(self) -> None:
         self._owner.item_started(self)
 
-    def over(self, call: Call, leftover: PendingStop | None, entry: Entry) -> None:
+    def over(self, call: Call, stop: PendingStop | None, entry: Entry) -> None:
         """Report the end of the call. Only `leftover`, work that the engine may not have stopped, is not released yet."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.flow = None
-        self._owner.item_ended(self, call, leftover, entry)
+        self._owner.item_ended(self, call, stop, entry)
 
     # The client interface of a call
 
@@ -139,7 +139,7 @@ class ItemClient:
 
     def close_after_this(self) -> None: ...
 
-    def left(self) -> bool:
+    def has_left(self) -> bool:
         return self.stopping is not None
 
     def set_due(self, due: float) -> None:
@@ -165,4 +165,4 @@ class ItemOwner(Protocol):
 
     def item_started(self, item: ItemClient) -> None: ...
 
-    def item_ended(self, item: ItemClient, call: Call, leftover: PendingStop | None, entry: Entry) -> None: ...
+    def item_ended(self, item: ItemClient, call: Call, stop: PendingStop | None, entry: Entry) -> None: ...

@@ -88,7 +88,7 @@ class JobsOverview:
             "ended_at": job.ended,
             "expires_at": job.expires,
             "lease_s": job.lease_s,
-            "lease_left_s": round(lease.left_s(self._now()), 1) if lease is not None else None,
+            "lease_left_s": round(lease.remaining_s(self._now()), 1) if lease is not None else None,
             "items": items(job.tally, self._registry.runner.running_of(job.key)),
             "bytes": job.bytes,
             "release": self._registry.runner.release_of(job.key),

@@ -152,20 +152,20 @@ class Provider:
     # News from forwarded requests
 
     def follow(
-        self, told: ProviderAnswer, kind: Kind, backend: Backend, owner: ProviderAccount, lease_s: float | None
+        self, read: ProviderAnswer, kind: Kind, backend: Backend, owner: ProviderAccount, lease_s: float | None
     ) -> ProviderRecord | None:
         """Follow a job that the provider accepted, or that a client asked for and we did not know; None if too many."""
         if not self._make_room():
             self.not_followed += 1
-            self._host.told("job_not_followed", id=told.id, kind=kind, tenant=owner.tenant, backend=backend.name)
+            self._host.told("job_not_followed", id=read.id, kind=kind, tenant=owner.tenant, backend=backend.name)
             return None
         now = self._loop.time()
         lease = Lease(lease_s, now) if lease_s is not None else None
         state = ProviderJob(_pace(self._host.limits), now, lease)
-        job = ProviderRecord(told.id, kind, owner.tenant, backend.name, state, time.time(), lease_s, owner.headers)
+        job = ProviderRecord(read.id, kind, owner.tenant, backend.name, state, time.time(), lease_s, owner.headers)
         self._jobs[job.id] = job
         self._host.told("job_followed", id=job.id, kind=kind, tenant=job.tenant, backend=job.backend, lease_s=lease_s)
-        self.saw(job, told)
+        self.saw(job, read)
         return job
 
     def _make_room(self) -> bool:
@@ -176,10 +176,10 @@ class Provider:
             self.forget(done)
         return done is not None
 
-    def saw(self, job: ProviderRecord, told: ProviderAnswer) -> None:
+    def saw(self, job: ProviderRecord, read: ProviderAnswer) -> None:
         """Update a job from an answer of the provider, whoever asked."""
-        job.tally, job.model, job.expires = told.tally, told.model or job.model, told.expires or job.expires
-        job.state.saw(told.status, self._loop.time())
+        job.tally, job.model, job.expires = read.tally, read.model or job.model, read.expires or job.expires
+        job.state.saw(read.status, self._loop.time())
         self._changed(job)
 
     def gone(self, job: ProviderRecord) -> None:
@@ -241,9 +241,9 @@ class Provider:
         except EngineFault as fault:
             self.unheard(kind, backend, owner, fault.detail)
             return
-        told = hosted_jobs.heard(kind, answer.body) if 200 <= answer.head.status < 300 else None
-        if told is not None and not told.status.ended:
-            job = self.follow(told, kind, backend, owner, lease_s)
+        read = hosted_jobs.read_answer(kind, answer.body) if 200 <= answer.head.status < 300 else None
+        if read is not None and not read.status.ended:
+            job = self.follow(read, kind, backend, owner, lease_s)
             if job is not None:
                 self.cancel(job, Cause.UNHEARD)
 
@@ -300,16 +300,16 @@ class Provider:
 
     async def _look(self, job: ProviderRecord) -> None:
         answer = await self._ask(job, "GET", hosted_jobs.look_path(job.kind, job.id))
-        told = None
+        read = None
         if answer is not None and answer.head.status == 404:
             self.gone(job)
             return
         if answer is not None and answer.head.status == 200:
-            told = hosted_jobs.heard(job.kind, answer.body)
-        if told is None:
+            read = hosted_jobs.read_answer(job.kind, answer.body)
+        if read is None:
             job.state.look_failed(self._loop.time())
         else:
-            self.saw(job, told)
+            self.saw(job, read)
 
     async def _cancel_there(self, job: ProviderRecord) -> None:
         answer = await self._ask(job, "POST", hosted_jobs.cancel_path(job.kind, job.id))

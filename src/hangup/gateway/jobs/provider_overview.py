@@ -99,7 +99,7 @@ class ProviderOverview:
             "ended_at": job.ended,
             "expires_at": job.expires,
             "lease_s": job.lease_s,
-            "lease_left_s": round(lease.left_s(self._now()), 1) if lease is not None else None,
+            "lease_left_s": round(lease.remaining_s(self._now()), 1) if lease is not None else None,
             "cancel_s": round(state.stopped_after_s, 3) if state.stopped_after_s is not None else None,
             "given_up": state.given_up,
             "items": items(job.tally, job.tally.claimed),

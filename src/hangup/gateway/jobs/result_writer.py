@@ -17,7 +17,7 @@ from hangup.core.clocks import Backoff
 from hangup.core.jobs import Cause, ItemState
 from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import Claim, Job, JobStore
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0  # before a failed store is tried again; doubles each time
 
@@ -25,7 +25,7 @@ _PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0  # before a failed store is tried again; doub
 class ResultHost(Protocol):
     """The gateway, as `ResultWriter` sees it."""
 
-    def book(self, entry: Entry) -> None: ...
+    def record_cost(self, entry: Entry) -> None: ...
 
     def told(self, event: str, **fields: object) -> None: ...
 
@@ -70,7 +70,7 @@ class ResultWriter:
         self._pause_s = 0.0
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
-        self._task = DUTIES.keep("job results", self._keep)
+        self._task = TASKS.keep("job results", self._keep)
 
     @property
     def idle(self) -> bool:
@@ -220,7 +220,7 @@ class ResultWriter:
             self.refused += 1
             self._host.told("job_result_refused", job=one.claim.job, item=one.claim.n)
         if one.entry is not None:
-            self._host.book(one.entry if job is not None else _in_vain(one.entry))
+            self._host.record_cost(one.entry if job is not None else _in_vain(one.entry))
         if job is not None:
             self.ended[one.state] += 1
             self._tell(job)

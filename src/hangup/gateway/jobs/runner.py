@@ -53,7 +53,7 @@ class RunnerHost(Protocol):
 
     def limits_of_tenant(self, tenant: str) -> JobLimits: ...
 
-    def book(self, entry: Entry) -> None: ...
+    def record_cost(self, entry: Entry) -> None: ...
 
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
         """Call back once the engine has stopped."""
@@ -220,7 +220,7 @@ class ItemRunner:
     def item_started(self, item: ItemClient) -> None:
         self._feed_soon(item.tenant)
 
-    def item_ended(self, item: ItemClient, call: Call, leftover: PendingStop | None, entry: Entry) -> None:
+    def item_ended(self, item: ItemClient, call: Call, stop: PendingStop | None, entry: Entry) -> None:
         assert call.reason is not None
         line = self._lines[item.tenant]
         line.sent -= 1
@@ -238,11 +238,11 @@ class ItemRunner:
             body, events = self._item_events.result(item, call)
             self._finish(item, ItemState(what), body, events, entry)
         else:
-            self._host.book(_without_result(entry, call.reason))
+            self._host.record_cost(_without_result(entry, call.reason))
             if what is AfterEffects.AGAIN and not self._stopped:
                 self._again(item, line)
             elif what is AfterEffects.CANCELLED:
-                self._when_gone(item, leftover)
+                self._when_gone(item, stop)
             else:
                 self._give_back([item])
         self._feed_soon(item.tenant)
@@ -259,18 +259,18 @@ class ItemRunner:
         line.of(item).append(item)
         self._feed_soon(item.tenant)
 
-    def _when_gone(self, item: ItemClient, leftover: PendingStop | None) -> None:
+    def _when_gone(self, item: ItemClient, stop: PendingStop | None) -> None:
         """End a cancelled item when the reaper has settled its `PendingStop`, and not before."""
         state = _stopped_state(item)
-        if leftover is None:
+        if stop is None:
             self._finish(item, state)
         else:
-            self._host.when_confirmed(leftover, partial(self._gone, item, state, leftover))
+            self._host.when_confirmed(stop, partial(self._gone, item, state, stop))
 
-    def _gone(self, item: ItemClient, state: ItemState, leftover: PendingStop) -> None:
+    def _gone(self, item: ItemClient, state: ItemState, stop: PendingStop) -> None:
         key, worst = item.claim.key, list(StopState)
-        known = self._releases.pop(key, leftover.fate)
-        self._releases[key] = max(known, leftover.fate, key=worst.index)
+        known = self._releases.pop(key, stop.state)
+        self._releases[key] = max(known, stop.state, key=worst.index)
         while len(self._releases) > _RELEASES_MAX:
             del self._releases[next(iter(self._releases))]
         self._finish(item, state)

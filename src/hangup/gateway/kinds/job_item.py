@@ -48,6 +48,6 @@ class JobItemCall(CallFlow):
     def _begin_anew(self) -> bool:
         return not self.call.answering_client and super()._begin_anew()  # its client keeps what it gets
 
-    def _book(self, ticket: Ticket[Placed] | None) -> None:
+    def _record_cost(self, ticket: Ticket[Placed] | None) -> None:
         """Leaves the booking to the job: what a result cost is booked when the result is kept."""
         self._item.over(self.call, self.pending_stop, self.ports.accounting.entry(self.call, ticket))

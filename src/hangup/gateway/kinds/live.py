@@ -97,5 +97,5 @@ class LiveCall(CallFlow):
             answers.begin_stream(self)
         if self._at_event_boundary():
             self.client.send(_HEARTBEAT)
-            self.call.client_heard(time.monotonic())
+            self.call.client_was_sent(time.monotonic())
         self.heartbeat = self.ports.loop.call_later(self.ports.policy.settings.heartbeat_s, self._beat)

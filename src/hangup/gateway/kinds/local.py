@@ -27,7 +27,7 @@ from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, p
 from hangup.gateway.kinds.question import ResponseQuestion
 from hangup.gateway.request_policy import IncomingRequest
 from hangup.gateway.store.database import StoreFailed
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _FORM_BYTES_MAX = 64 * 1024  # what a form has around its file
 _ALLOWED_SOMEWHERE = b"GET, HEAD, POST, DELETE, OPTIONS"
@@ -81,7 +81,7 @@ class LocalRequest(ClientRequest):
             self.body_bytes_max = limits.file_bytes_max + _FORM_BYTES_MAX
             self.body_s = limits.upload_s
         self.call.clock = CallTimeLimits(total_s=self.body_s + limits.total_s)
-        self.task = DUTIES.start("job request", self._run(partial(self._job_api.answer, asked)))
+        self.task = TASKS.start("job request", self._run(partial(self._job_api.answer, asked)))
 
     @classmethod
     def take_over(cls, flow: CallFlow, job_api: JobApi, generation: GenerationRequest) -> None:
@@ -93,7 +93,7 @@ class LocalRequest(ClientRequest):
         request.call.clock = CallTimeLimits(total_s=request.limits.total_s)
         flow.hand_over(connection, request)
         answer = partial(job_api.defer, request._asked, generation.ask, generation.value)
-        request.task = DUTIES.start("job request", request._run(answer))
+        request.task = TASKS.start("job request", request._run(answer))
 
     # From the connection
 

@@ -51,7 +51,6 @@ class ProviderRequest(ForwardedRequest):
     __slots__ = (
         "_backend",
         "_events",
-        "_heard_bytes",
         "_held_bytes",
         "_job",
         "_kept",
@@ -59,6 +58,7 @@ class ProviderRequest(ForwardedRequest):
         "_listening",
         "_owner",
         "_provider",
+        "_read_bytes",
         "_status",
         "_stream",
         "_target",
@@ -94,7 +94,7 @@ class ProviderRequest(ForwardedRequest):
         self._status = 0  # the provider's
         self._kept = bytearray()
         self._events: Splitter | None = None  # there is one if the answer is a stream of them
-        self._heard_bytes = 0
+        self._read_bytes = 0
         self._listening: ProviderRecord | None = None
         self._held_bytes = 0
         self._expect_body(head)
@@ -147,15 +147,15 @@ class ProviderRequest(ForwardedRequest):
 
     def overhear(self, payload: bytes) -> None:
         """Looks at the beginning of an answer, which is all of most of them."""
-        self._heard_bytes += len(payload)
-        if self._heard_bytes > _KEPT_BYTES_MAX or self._listening is not None:
+        self._read_bytes += len(payload)
+        if self._read_bytes > _KEPT_BYTES_MAX or self._listening is not None:
             return
         if self._events is None:
             self._kept += payload
             return
         for event in self._events.feed(payload):
             if self._job is None:
-                self._note(hosted_jobs.heard_event(event))
+                self._note(hosted_jobs.read_event(event))
         if self._job is not None:
             self._listen(self._job)
 
@@ -169,18 +169,18 @@ class ProviderRequest(ForwardedRequest):
         """Stops the provider's work, unless its answer must be waited for: it has the id of a job that must be cancelled."""
         target, reason, connection = self._target, self.call.reason, attempt.connection
         creates = target.what is ProviderRequestKind.CREATE and target.kind is not None and bool(attempt.key)
-        left = reason is not None and reason.outcome is not Outcome.ENGINE_FAILED
-        if not creates or not left or connection is None or self._status:
+        gave_up = reason is not None and reason.outcome is not Outcome.ENGINE_FAILED
+        if not creates or not gave_up or connection is None or self._status:
             return super()._abort(attempt, keep_place=keep_place)
         assert target.kind is not None
         attempt.connection = None
         self._provider.hear_out(connection, target.kind, attempt.backend, self._owner, self._lease_s, stream=self._stream)
         return None
 
-    def _book(self, ticket: Ticket[Placed] | None) -> None:
+    def _record_cost(self, ticket: Ticket[Placed] | None) -> None:
         self._provider.held_bytes -= self._held_bytes
         self.ports.log.guard(self.call.id, self._learn)  # a bug in it must not cost the call its place in the ledger
-        super()._book(ticket)
+        super()._record_cost(ticket)
 
     def _learn(self) -> None:
         """What is known now of the job that the call was about."""
@@ -194,15 +194,15 @@ class ProviderRequest(ForwardedRequest):
             case ProviderRequestKind.DELETE if job is not None and self._accepted:
                 provider.gone(job)
             case ProviderRequestKind.CREATE | ProviderRequestKind.LOOK if self._accepted:
-                told = self._told()
-                self._note(told)
-                if told is None and self._target.what is ProviderRequestKind.CREATE and self._target.kind is not None:
+                answer = self._read_answer()
+                self._note(answer)
+                if answer is None and self._target.what is ProviderRequestKind.CREATE and self._target.kind is not None:
                     provider.unheard(self._target.kind, self._backend, self._owner, "its answer was not understood")
 
     def _learn_of_cancel(self) -> None:
-        job, told = self._job, self._told() if self._accepted else None
-        if job is None and told is not None:
-            job = self._follow(told)
+        job, answer = self._job, self._read_answer() if self._accepted else None
+        if job is None and answer is not None:
+            job = self._follow(answer)
         if job is None or self.call.sent_at is None:
             return
         if self._accepted or not 400 <= self._status < 500:  # what was refused changes nothing
@@ -217,28 +217,28 @@ class ProviderRequest(ForwardedRequest):
         self._provider.cared_for(job, self._owner)
         self._provider.listened(job, on=True)
 
-    def _told(self) -> ProviderAnswer | None:
+    def _read_answer(self) -> ProviderAnswer | None:
         kind = self._target.kind
-        return hosted_jobs.heard(kind, bytes(self._kept)) if kind is not None else None
+        return hosted_jobs.read_answer(kind, bytes(self._kept)) if kind is not None else None
 
-    def _note(self, told: ProviderAnswer | None) -> None:
+    def _note(self, answer: ProviderAnswer | None) -> None:
         job = self._job
         if job is not None:
             self._provider.cared_for(job, self._owner)
-        if told is None:
+        if answer is None:
             return
         if job is not None:
-            self._provider.saw(job, told)
+            self._provider.saw(job, answer)
         else:
-            self._job = self._follow(told)
+            self._job = self._follow(answer)
 
-    def _follow(self, told: ProviderAnswer) -> ProviderRecord | None:
+    def _follow(self, answer: ProviderAnswer) -> ProviderRecord | None:
         """One that we have not heard of: new, or from before a restart."""
         kind = self._target.kind
-        if kind is None or told.status.ended or not (told.detached or self._target.what is ProviderRequestKind.CREATE):
+        if kind is None or answer.status.ended or not (answer.detached or self._target.what is ProviderRequestKind.CREATE):
             return None
-        known = self._provider.find(told.id)
-        return known or self._provider.follow(told, kind, self._backend, self._owner, self._lease_s)
+        known = self._provider.find(answer.id)
+        return known or self._provider.follow(answer, kind, self._backend, self._owner, self._lease_s)
 
 
 class _OverheardRelay(PassRelay):

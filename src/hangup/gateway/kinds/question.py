@@ -188,5 +188,5 @@ class Preflight(EngineQuestion):
     __slots__ = ()
 
     def _make_relay(self, head: ResponseHead, final: Reason) -> PassRelay:
-        self.ports.origins.heard(self.request.head.fields[b"origin"], head)
+        self.ports.origins.learn(self.request.head.fields[b"origin"], head)
         return super()._make_relay(head, final)

@@ -60,7 +60,7 @@ class WebSocketCall(CallFlow):
         "_from_engine",
         "_full_bytes",
         "_full_since",
-        "_heard_at",
+        "_last_bytes_at",
     )
 
     def __init__(self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest) -> None:
@@ -69,7 +69,7 @@ class WebSocketCall(CallFlow):
         self._engine: EngineConnection | None = None  # once the connections are joined
         self._from_client = Frames()
         self._from_engine = Frames()
-        self._heard_at = math.inf  # when anything last came from either side
+        self._last_bytes_at = math.inf  # when anything last came from either side
         self._closing_at = math.inf  # when the first Close came
         self._full_since = math.inf  # since when the engine has not read what the client sent
         self._full_bytes = 0
@@ -96,7 +96,7 @@ class WebSocketCall(CallFlow):
     def _join(self, engine: EngineConnection, head: ResponseHead) -> Relay:
         """Joins the connections: the engine has agreed."""
         now = time.monotonic()
-        self._engine, self._heard_at = engine, now
+        self._engine, self._last_bytes_at = engine, now
         self.call.progressed(0, now)
         engine.when_full(self._engine_full, self.limits.websocket_buffer_bytes_max)
         answers.switched(self, head)
@@ -113,7 +113,7 @@ class WebSocketCall(CallFlow):
         engine, call = self._engine, self.call
         if engine is None or call.ended:
             return
-        self._heard_at = time.monotonic()
+        self._last_bytes_at = time.monotonic()
         call.bytes_in += len(data)
         self._from_client.feed(data)
         engine.transport.write(data)
@@ -121,7 +121,7 @@ class WebSocketCall(CallFlow):
             self._said_goodbye()
 
     def engine_sent(self, data: bytes) -> None:
-        self._heard_at = self.call.progress_at = time.monotonic()
+        self._last_bytes_at = self.call.progress_at = time.monotonic()
         self._from_engine.feed(data)
         self._connection.write(data)
         if self._from_engine.closed:
@@ -192,9 +192,9 @@ class WebSocketCall(CallFlow):
             self.end(reasons.WEBSOCKET_TIME if reason is reasons.TOTAL_TIME else reason)
         elif now >= self._closing_at + limits.websocket_close_s:
             self.client_left(reasons.CLIENT_FIN)  # it said that it goes, and the engine did not hear it
-        elif now >= self._heard_at + limits.websocket_idle_s:
+        elif now >= self._last_bytes_at + limits.websocket_idle_s:
             self.end(reasons.WEBSOCKET_IDLE)
-        elif self._full_since < math.inf and self._connection.left():
+        elif self._full_since < math.inf and self._connection.has_left():
             self.end(reasons.CLIENT_FIN)
         elif self._engine_stalls(now):
             engine = self._engine
@@ -212,7 +212,7 @@ class WebSocketCall(CallFlow):
         limits = self.limits
         due = min(
             self.call.next_due(),
-            self._heard_at + limits.websocket_idle_s,
+            self._last_bytes_at + limits.websocket_idle_s,
             self._closing_at + limits.websocket_close_s,
         )
         self._connection.set_due(min(due, time.monotonic() + _LOOK_S) if self._full_since < math.inf else due)

@@ -10,25 +10,25 @@ from typing import BinaryIO
 
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.reaper import restart
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _BACKOFF_S = (1.0, 60.0)  # minimum and maximum; doubles after each death
 _STEADY_S = 60.0  # a process that lived this long did not die of its start
 
 
 class Spawned:
-    """One engine's process. `told` is called at each start and death."""
+    """One engine's process. `log_event` is called at each start and death."""
 
-    def __init__(self, backend: Backend, told: Callable[..., None]) -> None:
+    def __init__(self, backend: Backend, log_event: Callable[..., None]) -> None:
         self.process: Process | None = None
         self.deaths = 0  # consecutive, each soon after its start
         self._backend = backend
-        self._told = told
+        self._log_event = log_event
         self._words = restart.command(backend.settings.spawn, backend.settings)
         self._wanted = asyncio.Event()  # set when a restart is requested
         self._up = asyncio.Event()
         self._died = 0  # total
-        self._task = DUTIES.keep("spawn", self._run)
+        self._task = TASKS.keep("spawn", self._run)
 
     async def restart(self) -> str:
         """Stop the process and wait until it has started again. Return what went wrong, or ""."""
@@ -51,7 +51,7 @@ class Spawned:
             self.deaths = 1 if lived_s > _STEADY_S else self.deaths + 1
             least, most = _BACKOFF_S
             pause = min(least * 2 ** min(self.deaths - 1, 10), most)
-            self._told("spawn_died", after_s=round(lived_s, 3), deaths=self.deaths, again_in_s=pause)
+            self._log_event("spawn_died", after_s=round(lived_s, 3), deaths=self.deaths, again_in_s=pause)
             await _either(self._wanted.wait(), asyncio.sleep(pause))
 
     def _open_log(self) -> BinaryIO | None:
@@ -68,11 +68,11 @@ class Spawned:
         except OSError as error:
             self.process = None
             self._up.set()
-            self._told("spawn_failed", error=str(error))
+            self._log_event("spawn_failed", error=str(error))
             return 0.0
         if output is not None:
             output.close()  # the process has its own copy
-        self._told("spawned", pid=process.pid)
+        self._log_event("spawned", pid=process.pid)
         self._up.set()
         try:
             await _either(process.wait(), self._wanted.wait())
@@ -85,7 +85,7 @@ class Spawned:
 
 async def _either(*waits: Coroutine[object, object, object]) -> None:
     """Wait until one of them completes; cancel the others."""
-    tasks = [DUTIES.start("spawn", wait) for wait in waits]
+    tasks = [TASKS.start("spawn", wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -22,7 +22,7 @@ class Zombie:
     tokens: int | None  # computed since, where the engine reports it
     tokens_exact: bool  # False: an estimated share, by time, of several calls' tokens
     aborts: int  # sent after the first
-    fate: StopState
+    state: StopState
     gone_at: float | None  # monotonic; None while it runs
 
 
@@ -46,23 +46,23 @@ class Reaper:
         self._aborts = aborts
         self._host = host
         self._watches: dict[Backend, BackendWatch] = {}
-        self.books = ReaperStats(self._watches.values(), stories_max)
+        self.stats = ReaperStats(self._watches.values(), stories_max)
 
     def watch(self, backend: Backend) -> None:
         """Start to watch a backend of the configuration, or give new limits to one that is watched already."""
         watch = self._watches.get(backend)
         if watch is None:
-            self._watches[backend] = BackendWatch(backend, self._aborts, self._host, self.books)
+            self._watches[backend] = BackendWatch(backend, self._aborts, self._host, self.stats)
         else:
             watch.take_limits()
 
-    def left(self, backend: Backend, leftover: PendingStop, *, first_token: bool) -> bool:
+    def add(self, backend: Backend, stop: PendingStop, *, first_token: bool) -> bool:
         """Take a call that ended while its engine worked on it. Return True if its slot must stay reserved until the work is
         known to have stopped."""
         watch = self._watches.get(backend)
         if watch is None:
             return False
-        watch.left(leftover, first_token=first_token)
+        watch.add(stop, first_token=first_token)
         return True
 
     def look(self, backend: Backend) -> None:
@@ -81,12 +81,12 @@ class Reaper:
         for backend in list(self._watches):
             await self.forget(backend)
 
-    def haunting(self, backend: Backend, since: float) -> list[PendingStop]:
+    def zombies_since(self, backend: Backend, since: float) -> list[PendingStop]:
         """Return the backend's zombies of now, and those that ended since then."""
         watch = self._watches.get(backend)
-        now = watch.book.zombies if watch is not None else []
-        stories = [left for name, left in self.books.zombies if name == backend.name and left.fate is not StopState.ZOMBIE]
-        return now + [left for left in stories if left.released_at is not None and left.released_at >= since]
+        now = watch.pending_stops.zombies if watch is not None else []
+        ended = [stop for name, stop in self.stats.zombies if name == backend.name and stop.state is not StopState.ZOMBIE]
+        return now + [stop for stop in ended if stop.released_at is not None and stop.released_at >= since]
 
     def orphans(self, backend: Backend, *, end: bool) -> Orphans | None:
         """Return what a backend runs that belongs to nobody, and what can be done about it; None if the backend is unknown.
@@ -96,7 +96,7 @@ class Reaper:
             return None
         return watch.end_orphans() if end else watch.orphans()
 
-    def told(self, backend: Backend) -> EngineStatus | None:
+    def status(self, backend: Backend) -> EngineStatus | None:
         """Return the last status that a backend reported."""
         watch = self._watches.get(backend)
         return watch.status if watch is not None else None
@@ -107,19 +107,19 @@ class Reaper:
     def zombies(self) -> Iterable[Zombie]:
         return (zombie for view in self.view() for zombie in view.zombies)
 
-    def stories(self) -> list[Zombie]:
+    def recent_zombies(self) -> list[Zombie]:
         """Return the most recent zombies, including those that have ended; newest first."""
-        return [_zombie(backend, left) for backend, left in reversed(self.books.zombies)]
+        return [_zombie(backend, stop) for backend, stop in reversed(self.stats.zombies)]
 
 
-def _zombie(backend: str, left: PendingStop) -> Zombie:
-    tokens = left.tokens_after, left.tokens_exact
-    return Zombie(left.call_id, backend, left.slot, left.at, *tokens, left.aborts, left.fate, left.released_at)
+def _zombie(backend: str, stop: PendingStop) -> Zombie:
+    tokens = stop.tokens_after, stop.tokens_exact
+    return Zombie(stop.call_id, backend, stop.slot, stop.at, *tokens, stop.aborts, stop.state, stop.released_at)
 
 
 def _view(watch: BackendWatch) -> BackendView:
-    backend, book, ladder = watch.backend, watch.book, watch.ladder
-    zombies = tuple(_zombie(backend.name, left) for left in book.zombies)
+    backend, pending, ladder = watch.backend, watch.pending_stops, watch.ladder
+    zombies = tuple(_zombie(backend.name, stop) for stop in pending.zombies)
     return BackendView(
         backend.name,
         backend.adapter.name,
@@ -127,7 +127,7 @@ def _view(watch: BackendWatch) -> BackendView:
         ladder.rung.value,
         ladder.since,
         ladder.reason,
-        len(book.held),
-        book.orphans,
+        len(pending.held),
+        pending.orphans,
         zombies,
     )

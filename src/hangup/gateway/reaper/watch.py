@@ -37,7 +37,7 @@ from hangup.gateway.backends.fetch import fetch
 from hangup.gateway.backends.health import check
 from hangup.gateway.reaper import canary, restart
 from hangup.gateway.reaper.process import Spawned
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _FIRST_LOOK_S = 0.02  # after a call ended: most engines have stopped it by then
 _FRESH_S = 0.5  # for so long after a call ended the quicker pace is worthwhile
@@ -51,7 +51,7 @@ _JUST_AFTER_S = 0.001
 class WatchHost(Protocol):
     """The reaper's host, which owns the slots and writes the log."""
 
-    def let_go(self, backend: Backend, leftover: PendingStop) -> None:
+    def release(self, backend: Backend, stop: PendingStop) -> None:
         """Free the slot of a pending call, if it has one."""
 
     def load_changed(self, backend: Backend) -> None: ...
@@ -65,7 +65,7 @@ class WatchHost(Protocol):
     def keys(self, backend: Backend) -> set[str]:
         """Return the keys by which the backend knows our live calls."""
 
-    def told(self, event: str, **fields: object) -> None: ...
+    def log_event(self, event: str, **fields: object) -> None: ...
 
 
 class ReaperStats:
@@ -78,10 +78,10 @@ class ReaperStats:
         self.zombies: deque[tuple[str, PendingStop]] = deque(maxlen=stories_max)  # backend and pending call, newest last
         self.steps: Counter[tuple[str, str]] = Counter()  # backend, step
 
-    def remember(self, backend: str, left: PendingStop) -> None:
+    def remember(self, backend: str, stop: PendingStop) -> None:
         """Record a zombie, unless it is recorded already: one that was believed gone may come back."""
-        if all(known is not left for _, known in self.zombies):
-            self.zombies.append((backend, left))
+        if all(known is not stop for _, known in self.zombies):
+            self.zombies.append((backend, stop))
 
     def standing(self) -> Iterable[tuple[str, int, int, int]]:
         """Return for each backend its name and its number of zombies, of orphans, and of other ended calls not known to have
@@ -90,29 +90,29 @@ class ReaperStats:
         orphans: Counter[str] = Counter()
         held: Counter[str] = Counter()
         for watch in self._watches:  # after a reload two backends may have the same name
-            name, book = watch.backend.name, watch.book
-            zombies[name] += len(book.zombies)
-            orphans[name] += book.orphans
-            held[name] += len(book.held)
+            name, pending = watch.backend.name, watch.pending_stops
+            zombies[name] += len(pending.zombies)
+            orphans[name] += pending.orphans
+            held[name] += len(pending.held)
         return [(name, zombies[name], orphans[name], held[name] - zombies[name]) for name in held]
 
 
 class BackendWatch:
-    def __init__(self, backend: Backend, aborts: Aborts, host: WatchHost, books: ReaperStats) -> None:
+    def __init__(self, backend: Backend, aborts: Aborts, host: WatchHost, stats: ReaperStats) -> None:
         self.backend = backend
         self.ladder = Ladder(_terms(backend))
-        self.book = PendingStops(0.0, prefill_grace_s=backend.limits.prefill_grace_s, shared=backend.settings.shared)
+        self.pending_stops = PendingStops(0.0, prefill_grace_s=backend.limits.prefill_grace_s, shared=backend.settings.shared)
         self.status: EngineStatus | None = None  # the latest
         self._aborts = aborts
         self._host = host
-        self._books = books
+        self._stats = stats
         self._adapter: EngineAdapter | None = None
         self._can_tell = False
         self._judged = False  # pending calls are judged by the engine's own status
         self._orphans_to_end = False  # an operator declared that nobody waits for the orphans
         self._stillness = Stillness()
         self._waiting: Sequence[Waiting] = ()  # the backend's live calls at the last check
-        self._heard_at = -math.inf  # when the backend had last sent anything for one of them
+        self._last_output_at = -math.inf  # when the backend had last sent anything for one of them
         self._stood_still_until = -math.inf  # while this process did not run, silence says nothing about the engine
         self._asked_at = time.monotonic()
         self._answered_at = self._asked_at
@@ -120,25 +120,25 @@ class BackendWatch:
         self._wake = asyncio.Event()
         self._due = math.inf  # the end of the next grace period
         self._due_timer: asyncio.TimerHandle | None = None  # fires then
-        self._spawned = Spawned(backend, self._tell) if backend.settings.spawn else None
-        self._task = DUTIES.keep("reaper", self._run)
+        self._spawned = Spawned(backend, self._log_event) if backend.settings.spawn else None
+        self._task = TASKS.keep("reaper", self._run)
 
     def __repr__(self) -> str:
-        return f"<watch {self.backend.name} {self.ladder!r} {self.book!r}>"
+        return f"<watch {self.backend.name} {self.ladder!r} {self.pending_stops!r}>"
 
-    def left(self, leftover: PendingStop, *, first_token: bool) -> None:
+    def add(self, stop: PendingStop, *, first_token: bool) -> None:
         """Take a call that ended while the engine worked on it."""
         self._learn()
-        self.book.left(leftover, first_token=first_token or not self._can_tell)
-        self._aborted_at = leftover.at
+        self.pending_stops.add(stop, first_token=first_token or not self._can_tell)
+        self._aborted_at = stop.at
         self._wake.set()
-        if leftover.due < self._due:
-            self._look_again_at(leftover.due)
+        if stop.due < self._due:
+            self._look_again_at(stop.due)
 
     def take_limits(self) -> None:
         """Apply the backend's new limits."""
         self.ladder.terms = _terms(self.backend)
-        self.book.prefill_grace_s = self.backend.limits.prefill_grace_s
+        self.pending_stops.prefill_grace_s = self.backend.limits.prefill_grace_s
         self._adapter = None  # makes `_learn` compute the grace period again
         self._learn()
 
@@ -150,7 +150,7 @@ class BackendWatch:
     def orphans(self) -> Orphans:
         """Return what the backend runs that neither is nor was ours, and what an operator's command would do about it."""
         return Orphans.of(
-            self.book.orphans,
+            self.pending_stops.orphans,
             named=self.status is not None and self.status.calls is not None and self.backend.facts.can_abort,
             restart=self.ladder.terms.quarantine and self.ladder.terms.restart,
             closes=self.ladder.terms.quarantine and self._full_of_orphans(),
@@ -161,11 +161,11 @@ class BackendWatch:
         harmed."""
         found = self.orphans()
         if found.means is Means.ABORT and self.status is not None and self.status.calls is not None:
-            ours = self._host.keys(self.backend) | {left.key for left in self.book.held}
+            ours = self._host.keys(self.backend) | {stop.key for stop in self.pending_stops.held}
             for key in self.status.calls.keys() - ours:
                 self._aborts.send(self.backend, key)
         self._orphans_to_end = found.means in (Means.RESTART, Means.QUARANTINE)
-        self._tell("orphans_killed", count=found.calls, means=found.means.value)
+        self._log_event("orphans_killed", count=found.calls, means=found.means.value)
         self._wake.set()
         return found
 
@@ -184,11 +184,11 @@ class BackendWatch:
             try:
                 await self._look()
             except Exception as error:  # a bug of ours must not end the loop
-                self._tell("reaper_fault", type=type(error).__name__, text=str(error)[:200])
+                self._log_event("reaper_fault", type=type(error).__name__, text=str(error)[:200])
 
     async def _pause(self) -> None:
         """Wait until there is something to check and the engine may be queried again."""
-        if not self.book.held and self.ladder.rung is Rung.WELL and not self.backend.slots.in_doubt:
+        if not self.pending_stops.held and self.ladder.rung is Rung.WELL and not self.backend.slots.in_doubt:
             self._wake.clear()
             try:
                 async with asyncio.timeout(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s)):
@@ -200,13 +200,13 @@ class BackendWatch:
 
     def _first_look_s(self) -> float:
         adapter = self.backend.adapter
-        return adapter.poll_s if adapter.disturbed and any(left.silent for left in self.book.held) else _FIRST_LOOK_S
+        return adapter.poll_s if adapter.disturbed and any(stop.silent for stop in self.pending_stops.held) else _FIRST_LOOK_S
 
     def _pace_s(self) -> float:
         adapter, now = self.backend.adapter, time.monotonic()
         if not self._can_tell:
             return _BLIND_PACE_S
-        fresh = all(not left.silent and now - left.at < _FRESH_S for left in self.book.held)
+        fresh = all(not stop.silent and now - stop.at < _FRESH_S for stop in self.pending_stops.held)
         return adapter.quick_poll_s if adapter.quick_poll_s is not None and fresh else adapter.poll_s
 
     async def _look(self) -> None:
@@ -216,18 +216,18 @@ class BackendWatch:
             await self._ask(asked_at)
         else:
             self._answered_at = asked_at
-            self._let_go(self.book.passed(asked_at), StopState.UNVERIFIED)
+            self._release(self.pending_stops.passed(asked_at), StopState.UNVERIFIED)
         now = time.monotonic()
         load = self.backend.load
         still_s = self._still_s(now)
         trouble = self._trouble(now, still_s)
         live = load.in_flight - load.held
-        for step in self.ladder.advance(now, self.book.zombies, trouble, live):
+        for step in self.ladder.advance(now, self.pending_stops.zombies, trouble, live):
             await self._take(step)
         if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
             self._abandon(f"Nothing came of any call for {still_s:.0f} s, and the engine did not let go of those that ended.")
         self._note(self._found(time.monotonic()))
-        self._look_again_at(self.book.next_due(time.monotonic()))
+        self._look_again_at(self.pending_stops.next_due(time.monotonic()))
 
     @property
     def _unanswered(self) -> bool:
@@ -235,7 +235,7 @@ class BackendWatch:
         return self._answered_at < self._asked_at
 
     async def _ask(self, asked_at: float) -> None:
-        backend, book = self.backend, self.book
+        backend, pending = self.backend, self.pending_stops
         placed, taken = backend.load.placed, backend.slots.taken
         try:
             answer = await fetch(backend, "GET", backend.adapter.status_path, timeout_s=self.backend.limits.status_timeout_s)
@@ -245,7 +245,7 @@ class BackendWatch:
                 # This process stood still, stopped or short of CPU: the engine's answer may be waiting to be read.
                 self._stood_still_until, self._asked_at = now, self._answered_at
                 return
-            book.unanswered(asked_at, now)
+            pending.unanswered(asked_at, now)
             self._name_zombies()
             return
         except EngineFault as fault:
@@ -256,26 +256,26 @@ class BackendWatch:
         self.status = status = backend.adapter.read_status(seen)
         self._answered_at = now
         if status is None:
-            self._let_go(book.passed(now), StopState.UNVERIFIED)
+            self._release(pending.passed(now), StopState.UNVERIFIED)
             return
         load = backend.load
         pinned = backend.pinned == load.in_flight - load.held
-        orphans = book.orphans
+        orphans = pending.orphans
         unseen = max(load.placed - placed, load.unstarted if backend.adapter.counts_steps else 0)
-        gone = book.observe(status, asked_at, now, load.choices, load.take_peak(), unseen=unseen, pinned=pinned)
-        self._let_go(gone, StopState.VERIFIED)
-        self._let_go(book.passed(now), StopState.UNVERIFIED)
+        stopped = pending.observe(status, asked_at, now, load.choices, load.take_peak(), unseen=unseen, pinned=pinned)
+        self._release(stopped, StopState.VERIFIED)
+        self._release(pending.passed(now), StopState.UNVERIFIED)
         self._name_zombies()
         self._look_at_slots(status, taken)
-        if book.orphans and not orphans:
-            self._tell("orphans", count=book.orphans, running=status.running, waiting=status.waiting)
+        if pending.orphans and not orphans:
+            self._log_event("orphans", count=pending.orphans, running=status.running, waiting=status.waiting)
 
     def _look_at_slots(self, status: EngineStatus, taken: frozenset[int]) -> None:
         """Subtract foreign work from the backend's room, and follow a restarted engine that has more slots than before, or
         fewer."""
         backend = self.backend
         load, pool = backend.load, backend.slots
-        occupied = self.book.orphans if self._judged else 0
+        occupied = self.pending_stops.orphans if self._judged else 0
         if status.slots is not None and pool.count:
             if len(status.slots) != pool.count:
                 pool.resize(len(status.slots))
@@ -294,28 +294,28 @@ class BackendWatch:
         self._adapter, self._can_tell = backend.adapter, backend.can_tell
         self._judged = judged = self._can_tell and (backend.adapter.names_calls or not backend.settings.shared)
         usual = self.backend.limits.release_grace_s or backend.adapter.grace_s
-        self.book.grace_s = usual if judged else backend.adapter.blind_hold_s
-        self.book.lag_s = backend.adapter.lag_s if judged else 0.0
+        self.pending_stops.grace_s = usual if judged else backend.adapter.blind_hold_s
+        self.pending_stops.lag_s = backend.adapter.lag_s if judged else 0.0
 
     def _trouble(self, now: float, still_s: float) -> str:
         """Return what is wrong besides zombies, or ""."""
-        limits, book = self.backend.limits, self.book
+        limits, pending = self.backend.limits, self.pending_stops
         silent_s = now - max(self._answered_at, self._stood_still_until)
         if silent_s >= limits.wedge_s and self.backend.load.health.up:
             return f"it has not said what it runs for {silent_s:.0f} s"
-        if book.zombies and still_s >= limits.still_s:
-            return f"nothing has come of any call for {still_s:.0f} s, and {book.zombies[0].call_id} still runs"
+        if pending.zombies and still_s >= limits.still_s:
+            return f"nothing has come of any call for {still_s:.0f} s, and {pending.zombies[0].call_id} still runs"
         # Calls that were moved away from a quarantined engine are pending with a new grace period; that does not make the
         # engine any livelier.
-        late = book.all_late(now) or (self.ladder.rung is Rung.QUARANTINED and bool(book.held))
+        late = pending.all_late(now) or (self.ladder.rung is Rung.QUARANTINED and bool(pending.held))
         if self._unanswered and still_s >= limits.still_s and late:
             return f"nothing has come of any call for {still_s:.0f} s, and it has not said what it runs for {silent_s:.0f} s"
-        frozen_s = min(book.frozen_s(now), still_s if self._waiting else now - self._heard_at)
+        frozen_s = min(pending.frozen_s(now), still_s if self._waiting else now - self._last_output_at)
         if frozen_s >= limits.wedge_s:
             return f"busy for {frozen_s:.0f} s with nothing done"
         if still_s >= limits.wedge_s:
             return f"busy for {still_s:.0f} s with nothing done for any of its calls"
-        slot = book.frozen_slot(now)
+        slot = pending.frozen_slot(now)
         if slot is not None and slot[1] >= limits.wedge_s:
             return f"slot {slot[0]} has been busy for {slot[1]:.0f} s with nothing done"
         return self._orphaned(now)
@@ -323,57 +323,57 @@ class BackendWatch:
     def _orphaned(self, now: float) -> str:
         """Return why orphans need action, or "". They are worth a restart, or a quarantine if they leave no room for anything
         else."""
-        limits, book = self.backend.limits, self.book
+        limits, pending = self.backend.limits, self.pending_stops
         if self._orphans_to_end:
-            self._orphans_to_end = book.unexplained > 0
+            self._orphans_to_end = pending.unexplained > 0
         if self._orphans_to_end:
             return "it runs calls that nobody waits for, as an operator said"
-        if not limits.orphans_s or book.orphaned_s(now) < limits.orphans_s:
+        if not limits.orphans_s or pending.orphaned_s(now) < limits.orphans_s:
             return ""
         if not self.ladder.terms.restart and not self._full_of_orphans():
             return ""
-        return f"{book.orphans} calls that nobody waits for were there before this gateway, and no other client was seen"
+        return f"{pending.orphans} calls that nobody waits for were there before this gateway, and no other client was seen"
 
     def _full_of_orphans(self) -> bool:
-        return 0 < self.backend.load.slots <= self.book.orphans
+        return 0 < self.backend.load.slots <= self.pending_stops.orphans
 
     def _still_s(self, now: float) -> float:
         """Return for how long the engine has sent nothing to any live call. The calls are examined only if its status shows no
         progress."""
-        status, book = None if self._unanswered else self.status, self.book
+        status, pending = None if self._unanswered else self.status, self.pending_stops
         self._waiting = ()
         if status is not None and not status.work:
             self._stillness.reset()
             return -math.inf
-        if status is not None and status.shows_progress and book.frozen_since is None:
+        if status is not None and status.shows_progress and pending.frozen_since is None:
             return -math.inf
-        self._waiting, heard_at = self._host.waiting(self.backend)
-        self._heard_at = max(heard_at, self._stood_still_until)
-        return self._stillness.look(self._waiting, self._heard_at, now)
+        self._waiting, last_output_at = self._host.waiting(self.backend)
+        self._last_output_at = max(last_output_at, self._stood_still_until)
+        return self._stillness.look(self._waiting, self._last_output_at, now)
 
     def _abandon(self, why: str) -> None:
         count = self._host.abandon(self.backend, why)
         if count:
-            self._tell("abandoned", calls=count, reason=why)
+            self._log_event("abandoned", calls=count, reason=why)
 
     def _engine_gone(self, fault: EngineFault) -> None:
         """Handle an engine that refuses connections or closed ours: a process that is gone has no work."""
         now = time.monotonic()
-        if self.book.held and now - self._aborted_at < _AFTER_ABORT_S:
-            self._tell("died_on_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
+        if self.pending_stops.held and now - self._aborted_at < _AFTER_ABORT_S:
+            self._log_event("died_on_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
         self._answered_at = now  # the health check handles a backend that is down
-        self.book.unexplained = 0
-        self._let_go(self.book.passed(now), StopState.UNVERIFIED)
+        self.pending_stops.unexplained = 0
+        self._release(self.pending_stops.passed(now), StopState.UNVERIFIED)
 
     # Actions
 
     async def _take(self, step: LadderStep) -> None:
-        self._books.steps[self.backend.name, step.what] += 1
-        left = step.leftover
-        self._tell("ladder", step=step.what, reason=step.reason, id=left.call_id if left is not None else None)
-        if step.what == "abort" and left is not None:
+        self._stats.steps[self.backend.name, step.what] += 1
+        stop = step.stop
+        self._log_event("ladder", step=step.what, reason=step.reason, id=stop.call_id if stop is not None else None)
+        if step.what == "abort" and stop is not None:
             self._aborted_at = time.monotonic()
-            self._aborts.send(self.backend, left.key)
+            self._aborts.send(self.backend, stop.key)
         elif step.what == Rung.QUARANTINED:
             self._note(HealthEvent.QUARANTINED)
         elif step.what == Rung.RESTARTING:
@@ -388,7 +388,7 @@ class BackendWatch:
         why = await self._start_anew()
         if not why:
             self._stillness.reset()
-            self._let_go(self.book.reset(), StopState.RESTARTED)
+            self._release(self.pending_stops.reset(), StopState.RESTARTED)
             self.backend.learned = False
         for step in self.ladder.restarted(not why, time.monotonic(), why):
             await self._take(step)
@@ -415,27 +415,27 @@ class BackendWatch:
         for step in self.ladder.canary(not why, time.monotonic(), why):
             await self._take(step)
 
-    def _let_go(self, lefts: Iterable[PendingStop], how: StopState) -> None:
-        for left in lefts:
+    def _release(self, stops: Iterable[PendingStop], how: StopState) -> None:
+        for stop in stops:
             now = time.monotonic()
-            left.let_go(how, now)
-            self._books.releases[self.backend.name, how] += 1
+            stop.release(how, now)
+            self._stats.releases[self.backend.name, how] += 1
             if how is StopState.VERIFIED:
-                self._books.release_s.observe(now - left.at)
-            if left.zombie_since is not None:
-                after_s = round(now - left.at, 3)
-                told = {"tokens": left.tokens_after, "tokens_exact": left.tokens_exact}
-                self._tell("zombie_gone", id=left.call_id, slot=left.slot, after_s=after_s, **told)
-            self._host.let_go(self.backend, left)
+                self._stats.release_s.observe(now - stop.at)
+            if stop.zombie_since is not None:
+                after_s = round(now - stop.at, 3)
+                counted = {"tokens": stop.tokens_after, "tokens_exact": stop.tokens_exact}
+                self._log_event("zombie_gone", id=stop.call_id, slot=stop.slot, after_s=after_s, **counted)
+            self._host.release(self.backend, stop)
 
     def _name_zombies(self) -> None:
         known = self._named
-        self._named = {left.key for left in self.book.zombies}  # by key, because a client may reuse an id
-        for left in self.book.zombies:
-            if left.key not in known:
-                self._books.remember(self.backend.name, left)
-                since_s = round(time.monotonic() - left.at, 3)
-                self._tell("zombie", id=left.call_id, slot=left.slot, since_s=since_s, tokens=left.tokens_since)
+        self._named = {stop.key for stop in self.pending_stops.zombies}  # by key, because a client may reuse an id
+        for stop in self.pending_stops.zombies:
+            if stop.key not in known:
+                self._stats.remember(self.backend.name, stop)
+                since_s = round(time.monotonic() - stop.at, 3)
+                self._log_event("zombie", id=stop.call_id, slot=stop.slot, since_s=since_s, tokens=stop.tokens_since)
 
     _named: frozenset[str] | set[str] = frozenset()
 
@@ -445,19 +445,19 @@ class BackendWatch:
 
     def _found(self, now: float) -> HealthEvent:
         """Return what this look means for the backend's health."""
-        if self.ladder.rung is not Rung.WELL or (self._unanswered and self.book.overdue(now)):
+        if self.ladder.rung is not Rung.WELL or (self._unanswered and self.pending_stops.overdue(now)):
             return HealthEvent.FOUND_ZOMBIE
         return HealthEvent.FOUND_LATE if self._may_be_late(now) else HealthEvent.FOUND_CLEAN
 
     def _may_be_late(self, now: float) -> bool:
-        return self._judged and self.book.late(now)
+        return self._judged and self.pending_stops.late(now)
 
     def _grace_over(self) -> None:
         """Prefer other backends as soon as a grace period is over, without waiting for the engine's answer. A status that comes
         late, or not at all, convicts the engine later; until then a healthy engine only loses its place in the order of choice.
         """
         now = time.monotonic()
-        self._look_again_at(self.book.next_due(now))
+        self._look_again_at(self.pending_stops.next_due(now))
         if self._may_be_late(now):
             self._note(HealthEvent.GRACE_OVER)
 
@@ -469,8 +469,8 @@ class BackendWatch:
             delay_s = max(0.0, due - time.monotonic()) + _JUST_AFTER_S
             self._due_timer = asyncio.get_running_loop().call_later(delay_s, self._grace_over)
 
-    def _tell(self, event: str, **fields: object) -> None:
-        self._host.told(event, backend=self.backend.name, **fields)
+    def _log_event(self, event: str, **fields: object) -> None:
+        self._host.log_event(event, backend=self.backend.name, **fields)
 
 
 def _terms(backend: Backend) -> LadderTerms:

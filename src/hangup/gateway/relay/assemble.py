@@ -19,7 +19,7 @@ from hangup.gateway.relay.events import (
     ODD,
     ended,
     failure_of,
-    failure_told,
+    failure_text,
     given_up,
     is_all_text,
     is_last,
@@ -45,10 +45,10 @@ class AssembleRelay(Relay):
         "_head",
         "_kept_bytes",
         "_moved",
+        "_reported_tokens",
         "_run",
         "_splitter",
         "_tokens_max",
-        "_told",
     )
 
     def __init__(
@@ -69,7 +69,7 @@ class AssembleRelay(Relay):
         self._before = _NEVER  # what stands before and behind the text in an event of the run
         self._after = b""
         self._run: list[bytes] = []  # texts, still in JSON's escapes
-        self._told: int | None = None  # output tokens, as the engine says; taken over at the end
+        self._reported_tokens: int | None = None  # output tokens, as the engine says; taken over at the end
 
     def take(self, payload: bytes) -> None:
         call = self.call
@@ -118,8 +118,8 @@ class AssembleRelay(Relay):
             self._note_usage(value)
         tokens = weigh(api, value)
         total = call.tokens_out + tokens
-        if not last and self._told is not None:
-            total = max(total, self._told)
+        if not last and self._reported_tokens is not None:
+            total = max(total, self._reported_tokens)
         if tokens and total > self._tokens_max and not last:
             self._answer(reasons.OUTPUT_TOKENS)
             return False
@@ -168,20 +168,20 @@ class AssembleRelay(Relay):
             if type(usage.tokens_in) is int:
                 self.call.tokens_in = usage.tokens_in
             if type(usage.tokens_out) is int:
-                self._told = usage.tokens_out
+                self._reported_tokens = usage.tokens_out
 
     def _fail(self, failure: Failure) -> None:
         """An engine that had to say 200 before it failed says so in an event."""
         self.sink.answer_whole(502 if failure.status == 500 else failure.status, failure.body, self._head)
         self.call.engine_finished = False  # what follows is not wanted
-        self.sink.end(reasons.ENGINE_ERROR, failure_told(failure))
+        self.sink.end(reasons.ENGINE_ERROR, failure_text(failure))
 
     def can_move(self) -> bool:
         return self.call.first_token_at is None
 
     def settle(self) -> None:
-        if self._told:
-            self.call.tokens_out, self.call.tokens_exact = self._told, True
+        if self._reported_tokens:
+            self.call.tokens_out, self.call.tokens_exact = self._reported_tokens, True
 
     def finished(self) -> None:
         if self._given_up is not None:

@@ -42,10 +42,10 @@ def is_last(api: Api, event: Json) -> bool:
 
 def usage_of(api: Api, event: Json) -> Usage | None:
     try:
-        told = api.usage(event)
+        usage = api.usage(event)
     except ODD:
         return None
-    return Usage(_plausible(told.tokens_in), _plausible(told.tokens_out)) if told is not None else None
+    return Usage(_plausible(usage.tokens_in), _plausible(usage.tokens_out)) if usage is not None else None
 
 
 def _plausible(tokens: object) -> int | None:
@@ -97,10 +97,10 @@ def failure_of(api: Api, event: Json) -> Failure | None:
         return None
 
 
-def failure_told(failure: Failure) -> str:
+def failure_text(failure: Failure) -> str:
     """The failure in the engine's own words, for the log."""
-    told = told_of(failure.body)
-    words = f"{told.code}: {told.message}" if told.code and told.message else told.code or told.message
+    error = error_in(failure.body)
+    words = f"{error.code}: {error.message}" if error.code and error.message else error.code or error.message
     return f"The engine told of an error: {words[:_FAILURE_CHARS_MAX]}" if words else "The engine told of an error."
 
 
@@ -111,13 +111,13 @@ class EngineErrorText(NamedTuple):
     message: str
 
 
-def error_told(body: bytes) -> EngineErrorText:
+def error_text(body: bytes) -> EngineErrorText:
     """Out of an error in any of the shapes that engines give it."""
     value = parse(body)
-    return EngineErrorText("", body.decode("utf-8", "replace").strip()) if value is None else told_of(value)
+    return EngineErrorText("", body.decode("utf-8", "replace").strip()) if value is None else error_in(value)
 
 
-def told_of(value: Json) -> EngineErrorText:
+def error_in(value: Json) -> EngineErrorText:
     error = value.get("error") or value
     if type(error) is not dict:
         return EngineErrorText("", str(error))

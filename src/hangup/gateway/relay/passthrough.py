@@ -11,7 +11,7 @@ from hangup.core.reasons import Reason
 from hangup.gateway.apis.base import Api, Json
 from hangup.gateway.http.body import BodyDecoder, UntilClose
 from hangup.gateway.relay.base import Relay, RelaySink, Verdict
-from hangup.gateway.relay.events import error_told, failure_of, failure_told, given_up, note_usage, parse, usage_of
+from hangup.gateway.relay.events import error_text, failure_of, failure_text, given_up, note_usage, parse, usage_of
 
 _ERROR_KEPT_BYTES_MAX = 64 * 1024  # of an error that is told in an event
 _JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, kept to read its usage from
@@ -71,7 +71,7 @@ def _failure_in(api: Api, answer: Json) -> Verdict | None:
     """A whole answer, with 200, that says that it is none."""
     failure, why = failure_of(api, answer), given_up(api, answer)
     if failure is not None:
-        return Verdict(reasons.ENGINE_ERROR, failure_told(failure))
+        return Verdict(reasons.ENGINE_ERROR, failure_text(failure))
     return Verdict(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {why}.") if why is not None else None
 
 
@@ -94,8 +94,8 @@ class ErrorRelay(Relay):
         if self._status == 200:
             message = "The engine did not answer with a stream."
         else:
-            told = error_told(bytes(self._kept))
-            code, message = told.code or code, told.message or message
+            error = error_text(bytes(self._kept))
+            code, message = error.code or code, error.message or message
         self.sink.client.send(self._api.error_event(self._status if self._status >= 400 else 502, code, message))
         self.call.client_has_all = True
         self.sink.end(self._final, message)

@@ -54,7 +54,7 @@ from hangup.gateway.relay.base import WELL, Relay, RelaySink, Verdict
 from hangup.gateway.relay.events import (
     ended,
     failure_of,
-    failure_told,
+    failure_text,
     given_up,
     is_last,
     moves,
@@ -246,7 +246,7 @@ class StreamRelay(Relay):
                 self.call.tokens_in = usage.tokens_in
         failure = failure_of(api, value)
         if failure is not None:
-            self._failed = Verdict(reasons.ENGINE_ERROR, failure_told(failure))
+            self._failed = Verdict(reasons.ENGINE_ERROR, failure_text(failure))
         elif is_last(api, value):
             self._note_end(value)
         elif usage is not None and type(usage.tokens_out) is int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hangup.errors import HangupError
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 R = TypeVar("R")
 _TOGETHER_MAX = 512  # pieces of work per transaction
@@ -46,7 +46,7 @@ class Database:
         self._work: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = threading.Event()
         self._closing = False
-        self._thread = DUTIES.thread("store", self._run)
+        self._thread = TASKS.thread("store", self._run)
 
     async def do(self, work: Callable[[], R]) -> R:
         """Run `work` in the store's thread; return its result once everything it wrote is on disk."""

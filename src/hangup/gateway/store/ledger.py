@@ -21,7 +21,7 @@ from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Outcome
 from hangup.errors import HangupError
 from hangup.gateway.store.database import file_identity
-from hangup.tasks import DUTIES
+from hangup.tasks import TASKS
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # keyed by minute and `GROUPS`
 T = TypeVar("T")
@@ -95,11 +95,11 @@ class LedgerStore:
         self.failing = False  # the file cannot be written: booked calls wait in memory
         self._told = told
         self._closing = threading.Event()
-        self._thread = DUTIES.thread("ledger", self._run)
+        self._thread = TASKS.thread("ledger", self._run)
 
     # From the event loop
 
-    def book(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
+    def add_call(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
         """Add an ended call, with its share of the engine's time."""
         assert call.reason is not None
         key = (
@@ -112,7 +112,7 @@ class LedgerStore:
         with self._booking:
             account = self._accounts.get(key) or self._open(key)
             if account is not None:
-                account.book(call, engine_s, predicted_tokens, price)
+                account.add_call(call, engine_s, predicted_tokens, price)
 
     def add(self, entry: Entry) -> None:
         """Add an entry that is not booked when a call ends."""

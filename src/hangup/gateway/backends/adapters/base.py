@@ -212,8 +212,8 @@ def counted(answer: Seen, running: str, waiting: str, tokens: str = "") -> Engin
     found = gauges(answer.body) if answer.status == 200 else {}
     if running not in found:
         return None
-    told = int(found[tokens]) if tokens in found else None
-    return EngineStatus(int(found[running]), int(found.get(waiting, 0)), tokens=told)
+    computed = int(found[tokens]) if tokens in found else None
+    return EngineStatus(int(found[running]), int(found.get(waiting, 0)), tokens=computed)
 
 
 def label(body: bytes, metric: str, name: str) -> str:

@@ -36,11 +36,11 @@ class HangupEngineAdapter(EngineAdapter):
         return {str(row["call"]): number(row.get("id")) for row in answer.rows if "call" in row}
 
     def read_status(self, answer: Seen) -> EngineStatus | None:
-        told, calls = answer.table, answer.table.get("calls")
+        table, calls = answer.table, answer.table.get("calls")
         if not isinstance(calls, dict):
             return None
-        running, waiting, tokens = (number(told.get(name)) for name in ("running", "waiting", "tokens"))
-        return EngineStatus(running, waiting, tokens=tokens, calls=_counts(calls), cut=_counts(told.get("cut")))
+        running, waiting, tokens = (number(table.get(name)) for name in ("running", "waiting", "tokens"))
+        return EngineStatus(running, waiting, tokens=tokens, calls=_counts(calls), cut=_counts(table.get("cut")))
 
 
 def _counts(calls: object) -> dict[str, int]:

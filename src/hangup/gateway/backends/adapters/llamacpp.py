@@ -58,8 +58,8 @@ class LlamaCppAdapter(EngineAdapter):
 
 
 def _slot(row: Json) -> Slot:
-    told = row.get("next_token")
-    told = told[0] if isinstance(told, list) and told else told
-    decoded = number(told.get("n_decoded")) if isinstance(told, dict) else number(row.get("n_decoded"))
+    next_token = row.get("next_token")
+    next_token = next_token[0] if isinstance(next_token, list) and next_token else next_token
+    decoded = number(next_token.get("n_decoded")) if isinstance(next_token, dict) else number(row.get("n_decoded"))
     read = number(row.get("n_prompt_tokens_processed"))
     return Slot(number(row.get("id")), bool(row["is_processing"]), str(row.get("id_task", "")), decoded, read)

@@ -13,13 +13,13 @@ from hangup.core.reaper import EngineStatus
 from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Facts, Get, Json, Seen, number
 
 
-def _texts_in_pieces(told: Json) -> bool | None:
+def _texts_in_pieces(table: Json) -> bool | None:
     """Decide from the server's arguments, all of which it reports. The older flag only concerns token ids: with it, each event
     has all the text so far."""
-    said = told.get("incremental_streaming_output")
+    said = table.get("incremental_streaming_output")
     if type(said) is bool:
         return said
-    return False if type(told.get("stream_output")) is bool else None
+    return False if type(table.get("stream_output")) is bool else None
 
 
 class SglangAdapter(EngineAdapter):
@@ -39,16 +39,16 @@ class SglangAdapter(EngineAdapter):
 
     async def inspect(self, get: Get) -> Facts:
         info, loads = await get("/server_info"), await get(self.status_path)
-        told = info.table
+        table = info.table
         can_tell = self.read_status(loads) is not None
         return Facts(
-            version=str(told.get("version", "")),
-            slots=number(told.get("max_running_requests")),
-            context=number(told.get("context_length")),
-            kv_tokens=number(told.get("max_total_num_tokens")),
+            version=str(table.get("version", "")),
+            slots=number(table.get("max_running_requests")),
+            context=number(table.get("context_length")),
+            kv_tokens=number(table.get("max_total_num_tokens")),
             can_abort=True,
             can_tell=can_tell,
-            texts_in_pieces=_texts_in_pieces(told),
+            texts_in_pieces=_texts_in_pieces(table),
             hints=() if can_tell else ("this SGLang has no /v1/loads: hang-ups cannot be verified; a newer one has it",),
         )
 

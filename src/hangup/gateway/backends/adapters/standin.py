@@ -25,7 +25,7 @@ class StandInAdapter(EngineAdapter):
         return Abort("/standin/abort", orjson.dumps({"id": key}))
 
     def read_status(self, answer: Seen) -> EngineStatus | None:
-        told = answer.table
-        if "running" not in told:
+        table = answer.table
+        if "running" not in table:
             return None
-        return EngineStatus(number(told["running"]), number(told["waiting"]), tokens=number(told["tokens"]))
+        return EngineStatus(number(table["running"]), number(table["waiting"]), tokens=number(table["tokens"]))

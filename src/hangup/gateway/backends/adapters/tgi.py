@@ -16,14 +16,14 @@ class TgiAdapter(EngineAdapter):
     apis = frozenset(["openai", "tgi"])
 
     async def inspect(self, get: Get) -> Facts | None:
-        told, metrics = (await get("/info")).table, await get("/metrics")
-        if "router" not in told and "max_concurrent_requests" not in told:
+        table, metrics = (await get("/info")).table, await get("/metrics")
+        if "router" not in table and "max_concurrent_requests" not in table:
             return None
         return Facts(
-            version=str(told.get("version", "")),
-            slots=number(told.get("max_batch_size")),
-            context=number(told.get("max_total_tokens")),
-            kv_tokens=number(told.get("max_batch_total_tokens")),
+            version=str(table.get("version", "")),
+            slots=number(table.get("max_batch_size")),
+            context=number(table.get("max_total_tokens")),
+            kv_tokens=number(table.get("max_batch_total_tokens")),
             can_tell=self.read_status(metrics) is not None,
         )
 
