@@ -70,6 +70,8 @@ class House:
         self.listener = await loop.create_server(lambda: ClientConnection(self.gateway.intake, loop), "127.0.0.1", 0)
         self.backend = next(iter(self.gateway.backends.by_name.values()))
         assert b"200" in await self.post("/v1/embeddings", EMBED)
+        await soon(lambda: self.backend.learned, "an engine that was asked what it can do")
+        self.backend.slots.resize(4)  # as if calls could be pinned to its slots: none may stay taken
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -100,4 +102,5 @@ class House:
     def _is_busy(self) -> bool:
         gateway, pool = self.gateway, self.backend.pool
         live = gateway.registry.live or gateway.intake.open_connections or self.backend.load.in_flight
-        return bool(live or len(pool.open) - len(pool._idle))
+        pins = self.backend.pinned or self.backend.slots.taken
+        return bool(live or pins or len(pool.open) - len(pool._idle))

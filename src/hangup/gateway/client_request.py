@@ -229,10 +229,10 @@ class ClientRequest:
         self.attempt = None
 
     def _cut(self) -> None:
-        """Stops the engine the hard way, after a bug of ours."""
+        """Stops the engine the hard way, after a bug of ours: its connection is cut, and its slot is free."""
         attempt, self.attempt = self.attempt, None
-        if attempt is not None and attempt.connection is not None:
-            attempt.connection.abort()
+        if attempt is not None:
+            self.ports.stopping.withdraw(attempt)
 
     def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
         """Stops the engine's work; returns what the reaper must look after, if anything. `keep_place`: the call has ended, and
