@@ -86,6 +86,10 @@ def test_upstreams(tmp_path: Path) -> None:
         ("[[backend]]\nurl = 'ftp://a'\n", "FILE:2: url: expected http://host[:port] or https://host[:port], got 'ftp://a'"),
         ("[[backend]]\nurl = 'http://u:p@a'\n", "a URL must hold no user or password"),
         ("[[backend]]\nurl = 'http://a:99999'\n", "is no URL"),
+        ("[[backend]]\nurl = 'http://a:1/a b'\n", "FILE:2: url: 'http://a:1/a b' has blanks or control characters"),
+        ('[[backend]]\nurl = "http://a:1/\\r\\nx: y"\n', "has blanks or control characters"),
+        ("[[backend]]\nurl='http://a'\nhealth_path='/he alth'\n", "health_path: expected a path like /health, without blanks"),
+        ("[[backend]]\nurl='http://a'\nhealth_path='health'\n", "health_path: expected a path like /health, without blanks"),
         ("[[backend]]\nurl='http://a'\n[[backend]]\nurl='http://a/'\n", "http://a is configured twice"),
         (
             "[[backend]]\nurl='http://a:1'\n[[backend]]\nurl='http://a:1/v1'\n",

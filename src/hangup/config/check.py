@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from hangup.config.schema import BackendSettings, Settings
 
+_TARGET = re.compile(r"/[!-~]*")  # what may stand in a request line
 _BUSY_FROM = re.compile(r"engine|nvml(:[0-9]+(,[0-9]+)*)?|https?://[^\s#]+(#[0-9]+(,[0-9]+)*)?")
 _PORTS = {"http": 80, "https": 443}
 
@@ -37,6 +38,8 @@ def backend_problems(backend: BackendSettings) -> list[str]:
     found = []
     if not _BUSY_FROM.fullmatch(backend.busy_from):
         found.append(f"busy_from: expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}")
+    if backend.health_path and not _TARGET.fullmatch(backend.health_path):
+        found.append(f"health_path: expected a path like /health, without blanks, got {backend.health_path!r}")
     for name in ("spawn", "restart_command"):
         command = getattr(backend, name)
         try:

@@ -413,6 +413,8 @@ def url_problem(url: str) -> str:
         return "a URL must hold no user or password; use api_key_env"
     if not url.isascii():
         return f"{url!r} has letters that a URL cannot have; write the host name in its xn-- form"
+    if not all("!" <= letter <= "~" for letter in url):  # it would break the first line of every request
+        return f"{url!r} has blanks or control characters; write them as %20 and the like"
     if parts.query or parts.fragment or port == 0:
         return f"expected no query, no fragment and a port above 0, got {url!r}"
     return ""
