@@ -10,12 +10,12 @@ TARGET = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "hangup
 # Title, unit, width in 24ths, expressions by legend.
 PANELS: list[tuple[str, str, int, dict[str, str]]] = [
     (
-        "Engines' work, and what comes of it",
+        "Tokens computed and received",
         "short",
         16,
         {
             "computed by {{backend}}": "sum by (backend) (rate(hangup_backend_tokens_computed_total[1m]))",
-            "reached us from {{backend}}": "sum by (backend) (rate(hangup_tokens_total[1m]))",
+            "received from {{backend}}": "sum by (backend) (rate(hangup_tokens_total[1m]))",
         },
     ),
     ("Divergence alarm", "short", 8, {"{{backend}}": "hangup_divergence_alarm"}),
@@ -26,25 +26,25 @@ PANELS: list[tuple[str, str, int, dict[str, str]]] = [
     ("Tokens by fate", "short", 8, {"{{fate}}": "sum by (fate) (rate(hangup_tokens_total[1m]))"}),
     ("Tokens by tenant", "short", 8, {"{{tenant}}": "sum by (tenant) (rate(hangup_tokens_total[1m]))"}),
     (
-        "First token",
+        "Time to first token",
         "s",
         8,
         {f"p{q}": f"histogram_quantile(0.{q}, sum by (le) (rate(hangup_first_token_seconds_bucket[5m])))" for q in (50, 99)},
     ),
     (
-        "Time in the queue",
+        "Queue time",
         "s",
         8,
         {f"p{q}": f"histogram_quantile(0.{q}, sum by (le) (rate(hangup_queue_seconds_bucket[5m])))" for q in (50, 99)},
     ),
     (
-        "In flight, and the limit",
+        "Calls in flight and limit",
         "short",
         8,
         {"{{backend}}": "hangup_backend_in_flight", "limit {{backend}}": "hangup_backend_limit"},
     ),
     (
-        "Backends up, drained, quarantined",
+        "Backend state: up, drained, quarantined",
         "short",
         8,
         {
@@ -54,19 +54,19 @@ PANELS: list[tuple[str, str, int, dict[str, str]]] = [
         },
     ),
     (
-        "Zombies, and what is not verified yet",
+        "Zombies and unverified stops",
         "short",
         8,
         {"zombies {{backend}}": "hangup_zombies", "unverified {{backend}}": "hangup_unverified"},
     ),
     (
-        "From a hang-up to the engine's word",
+        "Time from hang-up to confirmed stop",
         "s",
         8,
         {f"p{q}": f"histogram_quantile(0.{q}, sum by (le) (rate(hangup_release_seconds_bucket[5m])))" for q in (50, 99)},
     ),
-    ("Items of jobs", "short", 8, {"{{state}}": "sum by (state) (hangup_job_items)"}),
-    ("Items of jobs that ended", "reqps", 8, {"{{result}}": "sum by (result) (rate(hangup_job_items_ended_total[1m]))"}),
+    ("Job items", "short", 8, {"{{state}}": "sum by (state) (hangup_job_items)"}),
+    ("Job items ended", "reqps", 8, {"{{result}}": "sum by (result) (rate(hangup_job_items_ended_total[1m]))"}),
     ("Explicit aborts", "reqps", 8, {"{{result}}": "sum by (result) (rate(hangup_aborts_total[1m]))"}),
     (
         "Event loop lag p99",

@@ -75,7 +75,7 @@ def test_backends_drain_and_undrain(pair: tuple[Gateway, StandIn]) -> None:
 def test_without_a_gateway_it_says_so(command: list[str]) -> None:
     done = hangup(None, *command)
     assert done.returncode == 1
-    assert "there is no gateway at http://127.0.0.1:1" in done.stderr and "hint:" in done.stderr
+    assert "cannot reach the gateway at http://127.0.0.1:1" in done.stderr and "hint:" in done.stderr
     assert done.stdout == ""
 
 

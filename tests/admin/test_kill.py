@@ -46,7 +46,7 @@ def test_a_deaf_engine_is_not_called_verified() -> None:
             began = time.monotonic()
             done = hangup(gateway, "kill", "deaf", "--wait", "600s")
             assert time.monotonic() - began >= 1.0
-        assert done.returncode == 1 and "NOT GONE: the engine still works on it" in done.stdout
+        assert done.returncode == 1 and "NOT STOPPED: the engine is still working on it" in done.stdout
         assert "verified:" not in done.stdout
         told = as_json(gateway, "trace", "deaf")
         assert (told["engine_let_go"], told["release"]) == (False, "zombie")

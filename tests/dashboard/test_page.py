@@ -100,12 +100,12 @@ def test_a_live_call_is_shown_followed_and_killed_in_the_engine(browser: Any, pa
         kill = page.get_by_role("button", name="Kill shown")
         kill.focus()
         page.keyboard.press("Enter")
-        page.get_by_text("Call shown ended, its engine's connection cut, abort sent. The engine: let go, verified.").wait_for()
+        page.get_by_text("Killed call shown, connection to the engine cut, abort sent. Engine: stopped, verified.").wait_for()
         row.wait_for(state="detached")
         engine.wait_idle()
         assert engine.stats()["aborted"] == before + 1
         assert client.closed_within()
-        page.locator('#left [data-key="shown"]', has_text="let go, verified").wait_for()
+        page.locator('#left [data-key="shown"]', has_text="stopped, verified").wait_for()
 
 
 def test_a_deaf_engine_climbs_the_ladder_and_its_zombies_have_their_story(browser: Any) -> None:
@@ -122,12 +122,12 @@ def test_a_deaf_engine_climbs_the_ladder_and_its_zombies_have_their_story(browse
         page.locator("#backends td.ladder.quarantined").wait_for()
         assert "haunts in slot" in words(page, "#backends td.why")
         story = page.locator('#zombies [data-key="haunts"]')
-        story.filter(has_text="still works on it").wait_for()
+        story.filter(has_text="still running").wait_for()
         cells = story.locator("td").all_inner_texts()
         assert cells[1] == "default" and cells[2] in ("fin", "reset") and cells[4] in ("0", "1") and cells[7] == "1 ×"
         assert int(cells[6].replace(",", "")) > 0
         engine.behave(deaf=False, cut_after=1)  # which ends what runs
-        story.filter(has_text="let go, verified after").wait_for()
+        story.filter(has_text="stopped, verified after").wait_for()
         engine.behave(cut_after=0)
         page.locator("#backends td.ladder.well").wait_for()
 
@@ -173,9 +173,9 @@ def test_the_picture_and_the_tables(browser: Any, pair: tuple[Gateway, StandIn])
         page.locator('#refusals [data-key="client_gone"]').wait_for()
         page.locator('#money [data-key="total"]').wait_for()
         page.get_by_role("button", name="Drain ").first.click()
-        page.get_by_text("drained: no new calls go there").wait_for()
+        page.get_by_text("drained and gets no new calls").wait_for()
         page.get_by_role("button", name="Undrain ").click()
-        page.get_by_text("is taken back").wait_for()
+        page.get_by_text("is no longer drained").wait_for()
 
 
 def test_it_sorts_and_filters(browser: Any, pair: tuple[Gateway, StandIn]) -> None:
@@ -188,7 +188,7 @@ def test_it_sorts_and_filters(browser: Any, pair: tuple[Gateway, StandIn]) -> No
         page.get_by_label("Tenant").fill("nobody")
         page.get_by_role("button", name="Filter").click()
         page.locator('#calls-body [data-key="two"]').wait_for(state="detached")
-        page.get_by_role("button", name="Kill all of these").click()
+        page.get_by_role("button", name="Kill all matching calls").click()
         page.get_by_text("no live call matches").wait_for()
         assert sorted(live(gateway)) == ["one", "two"]
 
@@ -213,7 +213,7 @@ def test_it_goes_on_after_a_restart_of_the_gateway(browser: Any) -> None:
             page = browser.new_page()
             page.goto(gateway.admin_url)
             page.get_by_text("ready").first.wait_for()
-        page.get_by_text("no connection").wait_for()
+        page.get_by_text("disconnected: ").wait_for()
         from support.processes import Process
 
         with Process("serve", "--port", "0", "--admin-port", port, "--upstream", engine.url) as again:
@@ -225,7 +225,7 @@ def test_it_goes_on_after_a_restart_of_the_gateway(browser: Any) -> None:
 def test_the_token_is_asked_for(browser: Any, pair: tuple[Gateway, StandIn]) -> None:
     with Gateway(pair[1].url, admin_token_env="T", env={"T": "s3cret"}) as gateway, opened(browser, gateway) as page:
         page.get_by_label("Admin token").fill("s3cret")
-        page.get_by_role("button", name="Enter").click()
+        page.get_by_role("button", name="Sign in").click()
         page.locator("#state:not(.lost)", has_text="ready").wait_for()
         assert "s3cret" not in page.content()
 

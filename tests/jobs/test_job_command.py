@@ -97,8 +97,8 @@ class TestLooking:
                 assert gateway.metrics()['hangup_job_items_ended_total{result="cancelled"}'] >= 2
                 assert hangup(gateway, "ls").stdout.count("\n") == 1, "none under way"
                 assert "cancelled" in hangup(gateway, "ls", "--all").stdout
-                assert hangup(gateway, "prune", "--older-than", "1h").stdout == "0 jobs forgotten\n"
-                assert hangup(gateway, "prune", "--older-than", "0s").stdout == "2 jobs forgotten\n"
+                assert hangup(gateway, "prune", "--older-than", "1h").stdout == "0 jobs deleted\n"
+                assert hangup(gateway, "prune", "--older-than", "0s").stdout == "2 jobs deleted\n"
                 assert hangup(gateway, "show", job).returncode == 1
         finally:
             engine.behave(token_s=0.002, answer_tokens=6)

@@ -43,7 +43,7 @@ def test_text_has_place_rule_and_hint(project: Path, capsys: pytest.CaptureFixtu
     first, hint = out.splitlines()
     assert first.startswith(f"{project}/app.py:8:5: HU002 ") and first.endswith("[task-handle-dropped]")
     assert hint.startswith("  hint: ")
-    assert err == "hangup: 1 found in 2 files\n"
+    assert err == "hangup: 1 finding in 2 files\n"
 
 
 def test_json_sarif_and_github(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ def test_a_wedged_engine_of_our_own_is_restarted_and_serves_again(tmp_path: Path
         gateway.signal(signal.SIGTERM)
         gateway.wait()
         assert not Path(f"/proc/{pids[1]}").exists()
-    assert "stand-in engine on" in log.read_text()
+    assert "fake engine on" in log.read_text()
 
 
 def test_a_spawned_engine_that_dies_is_started_again_and_one_that_cannot_live_is_not_spun_on() -> None:

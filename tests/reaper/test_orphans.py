@@ -49,7 +49,7 @@ def test_an_engine_that_names_its_calls_is_told_to_stop_those_that_are_not_ours(
             wait_until(lambda: orphans(gateway, name)["orphans"] == 1, what="the orphan")
             assert orphans(gateway, name)["means"] == "abort" and engine.counters()["running"] == 2
             done = hangup(gateway, "kill", "--orphans", name)
-            assert done.returncode == 0 and "1 calls that are nobody's: told to stop" in done.stdout, done
+            assert done.returncode == 0 and "1 orphans: abort sent" in done.stdout, done
             wait_until(lambda: engine.counters()["running"] == 1, what="the end of what was nobody's")
             mine.read_until(b"[DONE]")
         assert gateway.call_log("mine")["outcome"] == "completed"
@@ -83,7 +83,7 @@ def test_where_nothing_can_be_done_the_command_says_so() -> None:
             former.chat(stream=True, **LONG)
             wait_until(lambda: orphans(gateway, "gpu")["orphans"] == 1, what="the orphan")
             done = hangup(gateway, "kill", "--orphans", "gpu")
-            assert done.returncode == 1 and "cannot be told to stop" in done.stdout
+            assert done.returncode == 1 and "cannot stop them" in done.stdout
             assert ask(gateway.address, CHAT, SHORT).status == 200 and steps(gateway) == []
             assert hangup(gateway, "kill", "--orphans", "none").returncode != 0
             assert "neither ids nor filters" in hangup(gateway, "kill", "x", "--orphans", "gpu").stderr

@@ -59,7 +59,7 @@ def test_plots(tmp_path: Path, name: str) -> None:
 
 def test_how_many_backends(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--calls", "300", "--rate", "5", "--backends", "1,2,4", "--engine", "slots=8"]) == 0
-    assert "backend(s) serve at least 99%" in capsys.readouterr().out
+    assert "at least 99% of the calls" in capsys.readouterr().out
 
 
 def test_values_of_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_the_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--policy", "magic"], "there is no policy named magic"),
+        (["--policy", "magic"], "unknown policy magic"),
         (["--engine", "slotz=4"], "there is no slotz"),
         (["--engine", "slots=many"], "slots takes a number"),
         (["--set", "qeue_s=4"], "there is no limit named qeue_s"),

@@ -99,7 +99,7 @@ class StandIn(Process):
             flag = "--" + name.replace("_", "-")
             flags += ([flag] if value else []) if isinstance(value, bool) else [flag, str(value)]
         super().__init__("standin", "--port", str(port), *flags)
-        self.url = self.find_line(r"stand-in engine on (http://\S+)")[1]
+        self.url = self.find_line(r"fake engine on (http://\S+)")[1]
         self.port = int(self.url.rpartition(":")[2])
 
     def stats(self) -> dict[str, int]:

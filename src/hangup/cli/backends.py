@@ -13,7 +13,7 @@ _MODELS_SHOWN = 3
 _EXAMPLES = """\
 examples:
   hangup backends
-  hangup drain 10.0.0.1:8000       no new calls go there; those that run may finish
+  hangup drain 10.0.0.1:8000       stop sending new calls there; running calls may finish
   hangup undrain 10.0.0.1:8000
 """
 
@@ -25,8 +25,8 @@ def add_parser(commands: Any) -> None:
     client.add_flags(listing)
     listing.set_defaults(run=run_list)
     for name, method, help in (
-        ("drain", "PUT", "give a backend no new calls"),
-        ("undrain", "DELETE", "give a drained backend calls again"),
+        ("drain", "PUT", "stop sending new calls to a backend"),
+        ("undrain", "DELETE", "send calls to a drained backend again"),
     ):
         parser = commands.add_parser(name, help=help, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("backend", metavar="BACKEND")
@@ -62,7 +62,7 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
         ]
         for row in answer["backends"]
     ]
-    head = ["BACKEND", "ENGINE", "STATE", "IN FLIGHT", "LIMIT", "LADDER", "ZOMBIES", "WHY", "MODELS"]
+    head = ["BACKEND", "ENGINE", "STATE", "IN FLIGHT", "LIMIT", "LADDER", "ZOMBIES", "REASON", "MODELS"]
     for line in table(head, rows, frozenset(["IN FLIGHT", "ZOMBIES"])):
         print(line)
 
@@ -78,7 +78,7 @@ _LIMITED_BY = {
     "slots": "slots",
     "late_first_tokens": "first tokens are late",
     "engine_reports_waiting": "calls wait in the engine",
-    "engine_refused": "it refuses more",
+    "engine_refused": "the engine refuses more",
     "slow_steps": "tokens are slow",
 }
 
@@ -87,5 +87,7 @@ def _limit(row: dict[str, Any]) -> str:
     """Return the backend's limit of calls in flight, and the reason for it."""
     if row["limit"] is None:
         return "none"
-    why = f"refuses calls for {row['paused_s']:g} s" if row["paused_s"] is not None else _LIMITED_BY.get(row["limited_by"])
+    why = (
+        f"engine refuses calls for {row['paused_s']:g} s" if row["paused_s"] is not None else _LIMITED_BY.get(row["limited_by"])
+    )
     return f"{row['limit']} ({why})" if why else str(row["limit"])

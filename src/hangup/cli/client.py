@@ -20,10 +20,10 @@ TIMEOUT_S = 10.0  # for an answer from the admin port
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--admin", metavar="URL", help=f"the gateway's admin port (default: $HANGUP_ADMIN_URL or {DEFAULT_URL})"
+        "--admin", metavar="URL", help=f"URL of the gateway's admin port (default: $HANGUP_ADMIN_URL or {DEFAULT_URL})"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.epilog = (parser.epilog or "") + f"\nan admin token is taken from ${TOKEN_VARIABLE}"
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.epilog = (parser.epilog or "") + f"\nThe admin token is read from ${TOKEN_VARIABLE}."
 
 
 class NotFound(HangupError):
@@ -59,8 +59,8 @@ class Admin:
         except (OSError, ValueError) as error:
             why = getattr(error, "reason", error)
             raise HangupError(
-                f"there is no gateway at {self.url}: {why}\n"
-                "  hint: start one with `hangup serve`, or name its admin port with --admin"
+                f"cannot reach the gateway at {self.url}: {why}\n"
+                "  hint: start one with `hangup serve`, or pass its admin URL with --admin"
             ) from None
 
 
@@ -72,9 +72,9 @@ def _fault(error: urllib.error.HTTPError) -> HangupError:
     try:
         said = str(printable(json.loads(error.read())["error"]))
     except (ValueError, KeyError, TypeError):
-        return HangupError(f"the admin port answered {error.code}" + _hint(error))
+        return HangupError(f"the admin port returned status {error.code}" + _hint(error))
     return NotFound(said) if error.code == 404 else HangupError(said + _hint(error))
 
 
 def _hint(error: urllib.error.HTTPError) -> str:
-    return f"\n  hint: put it into ${TOKEN_VARIABLE}" if error.code == 401 else ""
+    return f"\n  hint: set the admin token in ${TOKEN_VARIABLE}" if error.code == 401 else ""

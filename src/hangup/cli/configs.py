@@ -15,14 +15,14 @@ from hangup.config.schema import LISTS, scalar_fields
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("config", help="check and show the configuration")
+    parser = commands.add_parser("config", help="check or show the configuration")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="check a file and list every problem with its line")
+    check = actions.add_parser("check", help="check a file and list every problem with its line number")
     check.add_argument("file", type=Path, metavar="FILE")
     check.set_defaults(run=run_check)
     show = actions.add_parser(
         "show",
-        help="show every setting in effect, with its origin",
+        help="show every setting in effect and its origin",
         epilog="example:\n  hangup config show --config hangup.toml --gap-s 20",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -23,15 +23,15 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
-        help="run the same impatient crowd behind a plain proxy and behind hangup, in one minute",
+        help="compare a plain proxy with hangup under clients that hang up; takes one minute",
         description="Simulated clients that hang up, time out, refresh and retry, on the embedded engine: first behind a plain "
         "proxy, then behind hangup, at the same load. Tokens and engine time are the engine's own counters.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seconds", type=float, default=24.0, help="length of each phase (default: 24)")
-    parser.add_argument("--slots", type=int, default=4, help="slots of the engine (default: 4)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the crowd (default: 1)")
+    parser.add_argument("--seconds", type=float, default=24.0, help="duration of each phase (default: 24)")
+    parser.add_argument("--slots", type=int, default=4, help="engine slots (default: 4)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed of the clients (default: 1)")
     parser.set_defaults(run=run)
 
 

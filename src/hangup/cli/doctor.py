@@ -25,14 +25,16 @@ examples:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="inspect a live engine: what it is, and how well hangup can protect it",
-        description="Asks a live engine what it is, using GET requests only, and shows what hangup can do with it.",
+        help="inspect a running engine: what it is and how well hangup can protect it",
+        description="Inspects a running engine with GET requests only and shows how hangup can stop and verify its work.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("url", metavar="URL", help="address of the engine")
-    parser.add_argument("--engine", choices=[AUTO, *ADAPTERS], default=AUTO, help="which engine it is (default: auto)")
-    parser.add_argument("--api-key-env", default="", metavar="NAME", help="environment variable with the key to send to it")
+    parser.add_argument("url", metavar="URL", help="URL of the engine")
+    parser.add_argument("--engine", choices=[AUTO, *ADAPTERS], default=AUTO, help="kind of engine (default: auto, detect it)")
+    parser.add_argument(
+        "--api-key-env", default="", metavar="NAME", help="environment variable that holds the engine's API key"
+    )
     parser.set_defaults(run=run)
 
 
@@ -66,21 +68,21 @@ def _findings(backend: Backend, status: EngineStatus | None) -> list[tuple[str, 
     adapter, facts = backend.adapter, backend.facts
     size = [(facts.slots, "slots"), (facts.context, "tokens of context"), (facts.kv_tokens, "tokens of cache")]
     if status is None:
-        verify = f"no: a place is kept for {adapter.blind_hold_s:g} s after a hang-up, then given on"
+        verify = f"no: hangup keeps the slot reserved for {adapter.blind_hold_s:g} s after a hang-up, then reuses it"
     else:
-        how = "exactly, slot by slot" if adapter.pins_slots else "by its counts; exact while hangup is its only client"
-        verify = f"{how} ({adapter.status_path.partition('?')[0]}, a zombie after {adapter.grace_s + adapter.lag_s:g} s)"
+        how = "exactly, per slot" if adapter.pins_slots else "by the engine's counts; exact while hangup is its only client"
+        verify = f"{how} ({adapter.status_path.partition('?')[0]}, zombie after {adapter.grace_s + adapter.lag_s:g} s)"
     rows = [
         ("engine", f"{adapter.title} {facts.version}".rstrip()),
-        ("capacity", ", ".join(f"{count} {what}" for count, what in size if count) or "it does not say"),
-        ("stops by", adapter.stops_by),
+        ("capacity", ", ".join(f"{count} {what}" for count, what in size if count) or "not reported"),
+        ("stopped by", adapter.stops_by),
         ("abort by id", "yes" if facts.can_abort else "no"),
         ("verified", verify),
     ]
     if backend.model_rows is not None:
         names = ", ".join(row["id"] for row in backend.model_rows[:_MODELS_SHOWN]) or "none"
         more = f" and {len(backend.model_rows) - _MODELS_SHOWN} more" if len(backend.model_rows) > _MODELS_SHOWN else ""
-        rows.append(("models", f"{names}{more}; {'no others' if backend.offer().exact else 'other names are passed on'}"))
+        rows.append(("models", f"{names}{more}; {'no other names' if backend.offer().exact else 'other names are forwarded'}"))
     if status is not None:
-        rows.append(("just now", f"{status.running} running, {status.waiting} waiting"))
+        rows.append(("now", f"{status.running} running, {status.waiting} waiting"))
     return rows + [("hint", hint) for hint in facts.hints]

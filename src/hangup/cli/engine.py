@@ -16,28 +16,28 @@ from hangup.engine.options import EngineOptions
 _EXAMPLES = """\
 examples:
   hangup engine --port 8000 --slots 8 --spec mtp
-      the built-in model on the CPU, with speculation by its MTP head
+      the built-in model on the CPU, with speculative decoding by its MTP head
   hangup engine --model ./Llama-3.2-1B-Instruct --slots 32
-      a Llama from a directory, on the GPU if there is one (pip install 'hangup[torch]')
+      a Llama model from a directory, on the GPU if there is one (pip install 'hangup[torch]')
   curl -N localhost:8000/v1/completions -d '{"prompt": "ROMEO:", "max_tokens": 100, "stream": true}'
 
 while it runs:
-  GET  /slots            what each slot does
-  GET  /metrics          what was computed, and for whom
-  POST /v1/cancel/ID     ends a call by its x-request-id
+  GET  /slots            the state of each slot
+  GET  /metrics          counters: calls, tokens, cancellations
+  POST /v1/cancel/ID     cancel a call by its x-request-id
 """
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "engine",
-        help="run the embedded engine by itself",
-        description="Runs a small real engine that drops a cancelled call before its next forward pass. See docs/engine.md.",
+        help="run the embedded engine on its own",
+        description="Runs a small real engine that drops cancelled calls before the next forward pass. See docs/engine.md.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 picks a free one (default: 8000)")
     for field in fields(EngineOptions):
         doc, default = field.metadata["doc"], field.default
         parser.add_argument(

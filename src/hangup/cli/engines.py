@@ -7,14 +7,14 @@ from typing import Any
 
 from hangup.gateway.backends.adapters import ADAPTERS, EngineAdapter
 
-HEAD = ("name", "engine", "a call is stopped by", "verified by", "grace")
+HEAD = ("name", "engine", "stopped by", "verified by", "zombie after")
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "engines",
-        help="list the engines that hangup knows",
-        description="Lists the engines that hangup knows, how it stops their work, and how it verifies that.",
+        help="list the supported engines",
+        description="Lists the supported engines, how hangup stops their work and how it verifies that they stopped.",
     )
     parser.set_defaults(run=run)
 

@@ -11,10 +11,10 @@ from hangup.cli.table import seconds, shown, table
 
 _EXAMPLES = """\
 examples:
-  hangup jobs ls                                  those under way; --all for those that have ended, too
+  hangup jobs ls                                  active jobs; --all also lists ended jobs
   hangup jobs show batch_3f9c0a7be1d24c55a0e1b2c3
   hangup jobs cancel batch_3f9c0a7be1d24c55a0e1b2c3
-  hangup jobs submit requests.jsonl               runs a file of requests, and shows how far it is
+  hangup jobs submit requests.jsonl               run a file of requests and show the progress
   hangup jobs prune --older-than 7d
 """
 _ENDED = ("completed", "failed", "cancelled", "expired")
@@ -30,14 +30,14 @@ def add_parser(commands: Any) -> None:
     )
     parser.set_defaults(run=lambda arguments: parser.print_help() or 2)
     what = parser.add_subparsers(metavar="WHAT")
-    listing = _command(what, "ls", "list jobs, the newest first", run_ls)
+    listing = _command(what, "ls", "list jobs, newest first", run_ls)
     listing.add_argument("--all", action="store_true", help="also list ended jobs")
     listing.add_argument("--tenant")
     listing.add_argument("--kind", choices=("call", "response", "batch", "message_batch"))
     listing.add_argument("--limit", type=int, default=100, metavar="N", help="default: 100")
-    _command(what, "show", "all that is known of a job", run_show).add_argument("id", metavar="ID")
+    _command(what, "show", "show the details of a job", run_show).add_argument("id", metavar="ID")
     _command(what, "cancel", "stop jobs, in their engines too", run_cancel).add_argument("id", nargs="+", metavar="ID")
-    pruning = _command(what, "prune", "forget jobs that have ended, with their results", run_prune)
+    pruning = _command(what, "prune", "delete ended jobs and their results", run_prune)
     pruning.add_argument(
         "--older-than",
         default="30d",
@@ -65,13 +65,13 @@ def run_ls(arguments: argparse.Namespace) -> int:
     for line in lines(page["jobs"]):
         print(line)
     if page["more"]:
-        print(f"… and more: --limit shows more than {arguments.limit}")
+        print(f"Only the first {arguments.limit} are shown; use --limit to see more.")
     return 0
 
 
 def lines(jobs: list[dict[str, Any]]) -> list[str]:
-    head = ["ID", "TENANT", "STATUS", "DONE", "TOTAL", "RUNNING", "FAILED", "AGE", "LEFT", "MODEL", "WHAT"]
-    return table(head, [_row(job) for job in jobs], frozenset(["DONE", "TOTAL", "RUNNING", "FAILED", "AGE", "LEFT"]))
+    head = ["ID", "TENANT", "STATUS", "DONE", "TOTAL", "RUNNING", "FAILED", "AGE", "EXPIRES IN", "MODEL", "ENDPOINT"]
+    return table(head, [_row(job) for job in jobs], frozenset(["DONE", "TOTAL", "RUNNING", "FAILED", "AGE", "EXPIRES IN"]))
 
 
 def _row(job: dict[str, Any]) -> list[str]:
@@ -128,7 +128,7 @@ def run_cancel(arguments: argparse.Namespace) -> int:
     else:
         for job in jobs:
             held = job["items"]["claimed"]
-            waits = f": {held} item{'s' * (held != 1)} not let go of by the engine yet" if held else ""
+            waits = f": waiting for the engine to stop {held} item{'s' * (held != 1)}" if held else ""
             print(f"{job['id']} {job['status']}{waits}")
         for id in missing:
             print(f"no such job: {id}")
@@ -139,5 +139,5 @@ def run_prune(arguments: argparse.Namespace) -> int:
     admin = client.Admin(arguments)
     older_than = seconds(arguments.older_than)
     pruned = admin.ask("DELETE", "/api/jobs", ended_before_s=str(older_than), tenant=arguments.tenant)
-    print(json.dumps(pruned) if arguments.json else f"{pruned['pruned']} jobs forgotten")
+    print(json.dumps(pruned) if arguments.json else f"{pruned['pruned']} jobs deleted")
     return 0

@@ -11,9 +11,9 @@ from typing import Any
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("key", help="make API keys for tenants")
+    parser = commands.add_parser("key", help="create API keys for tenants")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    new = actions.add_parser("new", help="make a key and its digest; hangup stores the key nowhere")
+    new = actions.add_parser("new", help="create a key and its digest; hangup does not store the key")
     new.add_argument("--json", action="store_true", help="as JSON")
     new.set_defaults(run=run_new)
     digest = actions.add_parser("digest", help="print the digest of a key read from standard input")
@@ -27,7 +27,7 @@ def run_new(arguments: argparse.Namespace) -> int:
         return 0
     print(f"key          {key}")
     print(f"key_sha256   {digest_of(key)}")
-    print("Give the key to the client and put the digest into the tenant's key_sha256.", file=sys.stderr)
+    print("Give the key to the client, and set the tenant's key_sha256 to the digest.", file=sys.stderr)
     return 0
 
 

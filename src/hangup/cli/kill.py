@@ -13,36 +13,36 @@ from hangup.errors import HangupError
 _EXAMPLES = """\
 examples:
   hangup kill hu-3f9c0a7be1d24c55a0e1b2c3
-  hangup kill --tenant batch --older-than 60s --dry-run     which calls that would be
+  hangup kill --tenant batch --older-than 60s --dry-run     list the calls that would be killed
   hangup kill --tenant batch --older-than 60s
-  hangup kill --tenant batch --wait 0                       without waiting for the engines' word
-  hangup kill --orphans 10.0.0.1:8000                       what an engine runs that is nobody's, such as a former gateway's
+  hangup kill --tenant batch --wait 0                       do not wait for the engines to confirm
+  hangup kill --orphans 10.0.0.1:8000                       stop orphaned work, such as that of a previous gateway
 """
 
 SAID = {
-    "verified": "verified: the engine let go after {let_go_after_s} s",
+    "verified": "verified: the engine stopped after {let_go_after_s} s",
     "restarted": "the engine was restarted after {let_go_after_s} s",
-    "unverified": "not verified: the engine does not tell",
-    "pending": "not verified: the engine has not told yet",
-    "zombie": "NOT GONE: the engine still works on it",
-    None: "the engine had not begun",
+    "unverified": "not verified: the engine does not report its work",
+    "pending": "not verified yet: waiting for the engine to confirm",
+    "zombie": "NOT STOPPED: the engine is still working on it",
+    None: "the engine had not started",
 }
 
 
 _ORPHANS = {
-    "abort": "told to stop",
-    "restart": "the engine gets no new calls, and is restarted when those it has have finished",
-    "quarantine": "there is no room beside them, so the engine gets no calls until they are gone",
-    "nothing": "the engine cannot be told to stop them; with `spawn` or `restart_command` it would be restarted",
+    "abort": "abort sent",
+    "restart": "the engine gets no new calls and restarts when its running calls have finished",
+    "quarantine": "they fill the engine, so it is quarantined until they are gone",
+    "nothing": "cannot stop them: the engine has no abort API; set `spawn` or `restart_command` to have it restarted",
 }
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "kill",
-        help="end calls, in the engine too, and verify",
-        description="Ends calls by id or by filter. Their clients get an error; their engines are stopped, and asked\n"
-        "whether they did. The exit status is 1 if one of the ids is not live, or an engine is known to work on.",
+        help="stop calls, also in the engine, and verify",
+        description="Stops calls by id or by filter. Their clients get an error. hangup stops the engines' work and\n"
+        "verifies it. The exit status is 1 if an id is not live, or if an engine is known to be still working on a call.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--orphans",
         metavar="BACKEND",
-        help="stop work in this backend that no call of this gateway caused; use it only if nobody waits for that work",
+        help="stop work in this backend that this gateway did not send; use it only if nobody needs that work",
     )
     parser.add_argument("--dry-run", action="store_true", help="only list the matching calls")
     client.add_flags(parser)
@@ -68,10 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = {name: value for name, value in ps.filters(arguments).items() if value}
     if arguments.orphans:
         if arguments.id or chosen:
-            raise HangupError("--orphans is about work that is no call of ours: it goes with neither ids nor filters")
+            raise HangupError("--orphans cannot be combined with ids or filters: it stops work that this gateway did not send")
         return _end_orphans(client.Admin(arguments), arguments)
     if bool(arguments.id) == bool(chosen):
-        raise HangupError("which calls? Give ids, or a filter such as --tenant or --older-than, but not both")
+        raise HangupError("pass either call ids or a filter such as --tenant or --older-than")
     if arguments.id:
         chosen = {"id": ",".join(arguments.id)}
     admin = client.Admin(arguments)
@@ -98,10 +98,10 @@ def _end_orphans(admin: client.Admin, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found, indent=2))
     elif not found["orphans"]:
-        why = " (it is shared, so that what others run is theirs)" if found["shared"] else ""
-        print(f"{found['backend']}: nothing is known to run there that is nobody's{why}")
+        why = " (it is shared, so hangup does not count the work of others)" if found["shared"] else ""
+        print(f"{found['backend']}: no orphans found{why}")
     else:
-        print(f"{found['backend']}: {found['orphans']} calls that are nobody's: {_ORPHANS[found['means']]}")
+        print(f"{found['backend']}: {found['orphans']} orphans: {_ORPHANS[found['means']]}")
     return 1 if found["orphans"] and found["means"] == "nothing" else 0
 
 
@@ -118,7 +118,7 @@ def _dry_run(admin: client.Admin, arguments: argparse.Namespace, chosen: dict[st
 def engine_side(row: dict[str, Any]) -> str:
     """Describe what was done at the engine to stop the call, and whether the engine released it."""
     if not row["connection_cut"] and not row["abort_sent"]:
-        return "no engine was at work on it"
+        return "no engine was working on it"
     did = " and ".join(
         what for what, done in (("connection cut", row["connection_cut"]), ("abort sent", row["abort_sent"])) if done
     )

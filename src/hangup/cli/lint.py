@@ -17,28 +17,28 @@ examples:
   hangup lint src --format sarif > lint.sarif   for code scanning
   hangup lint --list                            all rules
 
-A finding is left out by `# hangup: ignore[HU003]` on its line. Settings: [tool.hangup.lint] in pyproject.toml.
-Exit status: 0 nothing found, 1 something found, 2 the linter could not do its work. Rules: docs/lint.md.
+Suppress a finding with `# hangup: ignore[HU003]` on its line. Settings: [tool.hangup.lint] in pyproject.toml.
+Exit status: 0 no findings, 1 findings, 2 error. Rules: docs/lint.md.
 """
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "lint",
-        help="find inference that outlives its client, in Python source",
-        description="Reads Python source without importing it, and finds inference that continues after its client has left.",
+        help="find inference in Python code that outlives its client",
+        description="Reads Python source without importing it and finds inference that outlives its client.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files and folders (default: the current one)")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="files and folders (default: the current folder)")
     parser.add_argument("--format", choices=["text", "json", "sarif", "github"], default="text", help="(default: text)")
     parser.add_argument("--select", metavar="RULES", help="run only these rules: codes, names, prefixes (HU00), ALL")
     parser.add_argument("--extend-select", metavar="RULES", help="run these rules in addition")
     parser.add_argument("--ignore", metavar="RULES", help="skip these rules")
     parser.add_argument(
-        "--config", metavar="FILE", type=Path, help="a pyproject.toml (default: the nearest one in a parent folder)"
+        "--config", metavar="FILE", type=Path, help="path of a pyproject.toml (default: the nearest one in a parent folder)"
     )
-    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 even if something was found")
+    parser.add_argument("--exit-zero", action="store_true", help="exit with 0 even if there are findings")
     parser.add_argument("--list", action="store_true", help="list the rules and exit")
     parser.set_defaults(run=run)
 
@@ -61,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(text)
     files = f"{report.files} file{'' if report.files == 1 else 's'}"
     print(
-        f"hangup: {len(report.findings)} found in {files}" if report.findings else f"hangup: nothing found in {files}",
+        f"hangup: {len(report.findings)} finding{'' if len(report.findings) == 1 else 's'} in {files}"
+        if report.findings
+        else f"hangup: no findings in {files}",
         file=sys.stderr,
     )
     return 1 if report.findings and not arguments.exit_zero else 0
@@ -81,5 +83,5 @@ def _folder(path: Path) -> Path:
 
 def _read(path: Path, read: Any) -> Any:
     if not path.is_file():
-        raise ConfigError([f"{path}: no such file"])
+        raise ConfigError([f"{path}: no such file or directory"])
     return read(path)

@@ -41,8 +41,8 @@ _EXAMPLES = """\
 examples:
   hangup serve                                      run the gateway with its embedded engine
   hangup serve --upstream http://127.0.0.1:8000     in front of an engine
-  hangup ps                                         list live calls: tenant, progress, what they wait for
-  hangup config show --config hangup.toml           show every setting in effect, and its origin
+  hangup ps                                         list live calls
+  hangup config show --config hangup.toml           show every setting in effect and its origin
 
 documentation: https://github.com/hangup-dev/hangup/tree/main/docs
 """
@@ -104,4 +104,4 @@ def _add_parser(module: str, commands: argparse._SubParsersAction[argparse.Argum
 
 
 def _missing(command: str, package: str, _: argparse.Namespace) -> int:
-    raise HangupError(f"`hangup {command}` needs the gateway's packages, and {package} is not installed\n  hint: {_EXTRA}")
+    raise HangupError(f"`hangup {command}` needs the gateway's dependencies, but {package} is not installed\n  hint: {_EXTRA}")

@@ -13,7 +13,7 @@ from hangup.gateway.admin.calls import SORTS
 _EXAMPLES = """\
 examples:
   hangup ps
-  hangup ps --tenant search --sort idle          whose engine has been silent longest
+  hangup ps --tenant search --sort idle          the calls of a tenant, longest idle first
   hangup ps --phase waiting --json
 """
 COLUMNS = {
@@ -29,10 +29,10 @@ COLUMNS = {
     "OUT": "tokens_out",
     "TOK/S": "tokens_per_s",
     "IDLE": "idle_s",
-    "LEFT": "deadline_left_s",
-    "WAITS FOR": "waits_for",
+    "DEADLINE": "deadline_left_s",
+    "WAITING FOR": "waits_for",
 }
-RIGHT = frozenset(["SLOT", "AGE", "IN", "OUT", "TOK/S", "IDLE", "LEFT"])
+RIGHT = frozenset(["SLOT", "AGE", "IN", "OUT", "TOK/S", "IDLE", "DEADLINE"])
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--sort", default="age", metavar="|".join(SORTS), help="sort key; a leading - reverses the order (--sort=-age)"
     )
-    parser.add_argument("--limit", type=int, default=100, metavar="N", help="most calls shown (default: 100)")
+    parser.add_argument("--limit", type=int, default=100, metavar="N", help="show at most this many calls (default: 100)")
     client.add_flags(parser)
     parser.set_defaults(run=run)
 
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     for line in lines(answer["calls"]):
         print(line)
     if answer["total"] > len(answer["calls"]):
-        print(f"({len(answer['calls'])} of {answer['total']}; --limit shows more)")
+        print(f"({len(answer['calls'])} of {answer['total']}; use --limit to see more)")
     return 0
 
 

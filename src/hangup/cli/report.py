@@ -23,10 +23,10 @@ _COLUMNS = {
     "TOKENS IN": "tokens_in",
     "DELIVERED": "tokens_delivered",
     "WASTED": "tokens_wasted",
-    "OF THAT ~": "tokens_estimated",
+    "ESTIMATED": "tokens_estimated",
     "SAVED ~": "tokens_saved",
     "ENGINE S": "engine_s",
-    "IN VAIN S": "engine_wasted_s",
+    "WASTED S": "engine_wasted_s",
     "COST": "money",
     "WASTED COST": "money_wasted",
     "SAVED COST ~": "money_saved",
@@ -37,14 +37,16 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         help="show where every token went, and what it cost",
-        description="Sums of the ledger. What was saved by hanging up is an estimate (~), from how long such answers are;\n"
-        "so is whose the tokens are that several zombies had together.",
+        description="Sums up the ledger. SAVED is an estimate (~), from the usual length of such answers. ESTIMATED is\n"
+        "the part of WASTED that several zombies computed together: their shares are estimates.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--since", default="24h", metavar="TIME", help="how far back, such as 90m, 24h or 7d (default: 24h)")
+    parser.add_argument(
+        "--since", default="24h", metavar="TIME", help="how far back to look, such as 90m, 24h or 7d (default: 24h)"
+    )
     parser.add_argument("--by", default="tenant", choices=GROUPS, help="default: tenant")
-    parser.add_argument("--csv", action="store_true", help="as CSV")
+    parser.add_argument("--csv", action="store_true", help="print CSV")
     client.add_flags(parser)
     parser.set_defaults(run=run)
 
@@ -70,9 +72,15 @@ def lines(made: dict[str, Any]) -> list[str]:
     rows.append(["total", *map(_cell, (made["total"][key] for key in _COLUMNS.values()))])
     shown = table(head, rows, frozenset(head[1:]))
     if made["engines"]:
-        names = ["ENGINE", "COMPUTED", "UNCOUNTED", "BOOKED", "LIVE", "DIFFERENCE"]
-        engines = [[name, *(str(row[key.lower()]) for key in names[1:])] for name, row in made["engines"].items()]
-        shown += ["", *table(names, engines, frozenset(names[1:]))]
+        columns = {
+            "COMPUTED": "computed",
+            "UNCOUNTED": "uncounted",
+            "IN LEDGER": "booked",
+            "LIVE": "live",
+            "DIFFERENCE": "difference",
+        }
+        engines = [[name, *(str(row[key]) for key in columns.values())] for name, row in made["engines"].items()]
+        shown += ["", *table(["ENGINE", *columns], engines, frozenset(columns))]
     return shown
 
 

@@ -20,15 +20,15 @@ from hangup.gateway.server import Server
 _EXAMPLES = """\
 examples:
   hangup serve
-      the gateway on :8080 with its embedded engine and a small model, to look around
+      the gateway on :8080 with its embedded engine and a small model, to try it
   hangup serve --upstream http://127.0.0.1:8000
       in front of vLLM, SGLang, llama-server, …
   hangup serve --upstream http://10.0.0.1:8000 --upstream http://10.0.0.2:8000 --output-tokens-max 8192
-      two backends, and no answer longer than 8192 tokens
+      two backends, and at most 8192 tokens per answer
   hangup serve --spawn "llama-server -m model.gguf --port {port}"
-      an engine of its own: started, watched, and restarted when it is stuck
+      start an engine, monitor it, and restart it when it is stuck
   hangup serve --config hangup.toml
-      everything from a file; SIGHUP reads it again
+      all settings from a file; SIGHUP reloads it
 """
 
 
@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
         help="run the gateway",
-        description="Runs the gateway until SIGTERM or Ctrl-C; the first drains, the second forces.",
+        description="Runs the gateway until SIGTERM or Ctrl-C. The first signal drains it; a second one forces the exit.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -70,7 +70,7 @@ async def _serve(made: Configuration, load: Callable[[], Configuration]) -> None
     model = engine.server.runner.model.name
     try:
         server = Server(with_engine(made), lambda: with_engine(load()), {backend.name: engine.dial})
-        await server.run(_announce(f"the embedded engine with {model} (no --upstream was given)"))
+        await server.run(_announce(f"the embedded engine with {model} (no --upstream given)"))
     finally:
         await engine.close()
 

@@ -26,9 +26,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--upstream",
         action="append",
         metavar="URL",
-        help="address of an engine; repeat it for several backends (replaces those of the file)",
+        help="URL of an engine; repeat it for several backends (replaces the backends of the file)",
     )
-    parser.add_argument("--engine", choices=[AUTO, *ADAPTERS], help="which engine the upstreams are (default: auto)")
+    parser.add_argument(
+        "--engine", choices=[AUTO, *ADAPTERS], help="kind of engine of the upstreams (default: auto, detect it)"
+    )
     parser.add_argument(
         "--spawn",
         metavar="COMMAND",
@@ -37,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file (TOML), such as hangup.toml")
     for field in scalar_fields(Settings):
         _add_flag(parser, field)
-    group = parser.add_argument_group("limits", "docs/configuration.md describes each")
+    group = parser.add_argument_group("limits", "see docs/configuration.md")
     for field in scalar_fields(LimitSettings):
         _add_flag(group, field)
 
@@ -71,7 +73,7 @@ def check_engines(settings: Settings) -> None:
     unknown = [b.engine for b in settings.backend if b.engine not in ADAPTERS and b.engine != AUTO]
     if unknown:
         names = ", ".join([AUTO, *ADAPTERS])
-        raise ConfigError([f"backend: there is no engine named {unknown[0]!r}\n  hint: valid names: {names}"])
+        raise ConfigError([f"backend: unknown engine {unknown[0]!r}\n  hint: valid names: {names}"])
 
 
 def _with_spawned(settings: Settings, arguments: argparse.Namespace) -> Settings:
@@ -83,7 +85,9 @@ def _with_spawned(settings: Settings, arguments: argparse.Namespace) -> Settings
         backend = BackendSettings(url=url, engine=arguments.engine or AUTO, spawn=arguments.spawn)
         return dataclasses.replace(settings, backend=(backend,))
     if len(settings.backend) != 1:
-        raise ConfigError(["--spawn: runs one engine, so give one --upstream or none\n  hint: `spawn` in each [[backend]]"])
+        raise ConfigError(
+            ["--spawn runs one engine, so pass at most one --upstream\n  hint: to run several, set `spawn` in each [[backend]]"]
+        )
     return dataclasses.replace(settings, backend=(dataclasses.replace(settings.backend[0], spawn=arguments.spawn),))
 
 

@@ -21,17 +21,17 @@ from hangup.sim.study import Plan, Row, study
 _EXAMPLES = """\
 examples:
   hangup simulate
-      a made-up chat load on one engine, from 0.7 to 10 times what it can take
+      a synthetic chat load on one engine, from 0.7 to 10 times its capacity
   hangup simulate --trace AzureLLMInferenceTrace_conv.csv --policy hangup,router,direct --plot overload.html
-      lengths of a real trace; what a queue of 60 s and no gateway at all would do
+      prompt and answer lengths from a real trace; compare with a queue of 60 s and with no gateway at all
   hangup simulate --trace mine.jsonl --arrivals trace --load 1 --backends 1,2,4,8
       how many backends do I need?
   hangup simulate --config hangup.toml --set queue_s=2,5,10,20 --load 1,2
-      which queue suits my traffic?
+      which queue timeout suits my traffic?
   hangup simulate --policy hangup,direct --hang-ups 0.5 --engine deaf=true
-      what would a deaf engine cost if nothing were done about it? (the reaper is not in the simulator)
+      what does an engine cost that ignores hang-ups? (the simulator does not include the reaper)
   hangup simulate --policy hangup,jobs --streams 1 --load 0.3,0.5,0.7,0.9
-      how much of what is idle can jobs fill, and do clients feel it?
+      how much idle capacity can jobs use, and do clients notice?
 """
 
 
@@ -40,27 +40,38 @@ def add_parser(commands: Any) -> None:
         "simulate",
         help="simulate a configuration under load, in virtual time",
         description="Runs the gateway's own admission in virtual time: simulated clients with patience, hang-ups and "
-        "retries before simulated engines. Goodput is tokens that reached a client who was still there, against the bound "
-        "min(load, 1) · G*, where G* is the most that the engines sustain.",
+        "retries in front of simulated engines. Goodput counts tokens that reached a connected client, relative to the bound "
+        "min(load, 1) · G*, where G* is the highest rate that the engines sustain.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     say = parser.add_argument
-    say("--trace", type=Path, metavar="PATH", help="Azure CSV, Mooncake JSONL, or a ServeGen folder (default: made up)")
-    say("--arrivals", choices=["gamma", "trace"], default="gamma", help="random gaps, or the trace's own times, scaled")
-    say("--cv", type=float, default=1.0, metavar="X", help="variation of random gaps; 1 is Poisson (default: 1)")
+    say("--trace", type=Path, metavar="PATH", help="Azure CSV, Mooncake JSONL, or a ServeGen folder (default: synthetic)")
     say(
-        "--load", type=_numbers, default=[0.7, 0.9, 1, 1.5, 2, 3, 5, 10], metavar="X,…", help="against what the engines sustain"
+        "--arrivals",
+        choices=["gamma", "trace"],
+        default="gamma",
+        help="random gaps, or the trace's own times, scaled (default: gamma)",
+    )
+    say("--cv", type=float, default=1.0, metavar="X", help="coefficient of variation of random gaps; 1 is Poisson (default: 1)")
+    say(
+        "--load",
+        type=_numbers,
+        default=[0.7, 0.9, 1, 1.5, 2, 3, 5, 10],
+        metavar="X,…",
+        help="load relative to the engines' capacity",
     )
     say("--policy", type=_names, default=[HANGUP], metavar="NAME,…", help=_list_policies())
     say("--config", type=Path, metavar="FILE", help="the gateway's configuration, as for `hangup serve`")
     say("--set", type=_assignment, metavar="LIMIT=X,…", help="try several values of one limit")
     say("--engine", type=_names, default=[], metavar="KEY=VALUE,…", help="the engine model: " + _list_engine())
-    say("--backends", type=_counts, default=[1], metavar="N,…", help="engines; with --rate, how many are needed")
-    say("--gateways", type=int, default=1, metavar="N", help="gateways before them, each on its own (default: 1)")
-    say("--rate", type=float, metavar="X", help="calls a second, instead of --load")
+    say(
+        "--backends", type=_counts, default=[1], metavar="N,…", help="number of engines; with --rate, finds how many are needed"
+    )
+    say("--gateways", type=int, default=1, metavar="N", help="number of independent gateways in front of them (default: 1)")
+    say("--rate", type=float, metavar="X", help="calls per second, instead of --load")
     say("--calls", type=int, default=5000, metavar="N", help="calls counted per run at a load of 1 (default: 5000)")
-    say("--seed", type=_counts, default=[1], metavar="N,…", help="several give means (default: 1)")
+    say("--seed", type=_counts, default=[1], metavar="N,…", help="random seeds; several seeds give means (default: 1)")
     crowd = parser.add_argument_group("clients")
     defaults = ClientHabits()
     for field in dataclasses.fields(ClientHabits):
@@ -71,7 +82,11 @@ def add_parser(commands: Any) -> None:
     out.add_argument("--json", action="store_true", help="JSON on stdout instead of the table")
     out.add_argument("--plot", type=Path, metavar="FILE", help="goodput, waste, refusals and TTFT against load (.png, .html)")
     out.add_argument(
-        "--enough", type=float, default=0.99, metavar="SHARE", help="of calls served, for the advice (default: 0.99)"
+        "--enough",
+        type=float,
+        default=0.99,
+        metavar="SHARE",
+        help="share of calls served that counts as enough, with --rate (default: 0.99)",
     )
     out.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)
@@ -81,21 +96,21 @@ _FLAGS = {"hang_up_share": "hang-ups", "told_share": "told", "stream_share": "st
 _CROWD = {
     "stream_share": "share of calls that stream (default: 0.7)",
     "first_token_s": "median patience for the first token of a stream (default: 10)",
-    "whole_s": "median patience for a whole answer (default: 40)",
-    "spread": "sigma of the logarithm of both; 0 makes all alike (default: 0.5)",
-    "told_share": "share of clients that send their deadline along (default: 0)",
-    "hang_up_share": "share of streams that are left in the midst (default: 0)",
-    "slow_readers": "share of streams that are read five times as slowly as they could come (default: 0)",
-    "embeddings": "share of calls that are not generated, but read and answered at once (default: 0)",
-    "images": "share of calls with an image, which takes long to be read and does not show in the text (default: 0)",
-    "retries": "retries of a failed call, as the SDKs do them (default: 2)",
-    "heavy_tenant": "share of calls from one tenant, the rest from nine others (default: 0)",
+    "whole_s": "median patience for a non-streaming answer (default: 40)",
+    "spread": "sigma of the logarithm of both; 0 makes all clients equal (default: 0.5)",
+    "told_share": "share of clients that send their deadline (default: 0)",
+    "hang_up_share": "share of streams whose client hangs up midway (default: 0)",
+    "slow_readers": "share of streams whose client reads at a fifth of the speed (default: 0)",
+    "embeddings": "share of calls that only read a prompt, such as embeddings (default: 0)",
+    "images": "share of calls with an image, which takes long to prefill and does not show in the text's length (default: 0)",
+    "retries": "retries of a failed call, with the backoff of the SDKs (default: 2)",
+    "heavy_tenant": "share of calls from one tenant; nine others share the rest (default: 0)",
 }
 
 
 def _list_policies() -> str:
     baselines = "; ".join(f"{name} ({doc})" for name, (doc, _) in BASELINES.items())
-    return f"{HANGUP}; {JOBS} (hangup, with items of jobs always at hand); or a baseline: {baselines}"
+    return f"{HANGUP}; {JOBS} (hangup, with job items always queued); or a baseline: {baselines}"
 
 
 def _list_engine() -> str:
@@ -126,7 +141,7 @@ def _plans(arguments: argparse.Namespace) -> Any:
     known = [HANGUP, JOBS, *BASELINES]
     unknown = [name for name in arguments.policy if name not in known]
     if unknown:
-        raise HangupError(f"there is no policy named {unknown[0]}; there are {', '.join(known)}")
+        raise HangupError(f"--policy: unknown policy {unknown[0]}; choose from {', '.join(known)}")
     requests = traces.read(arguments.trace, arguments.seed[0]) if arguments.trace else traces.synthetic(arguments.seed[0])
     crowd = ClientHabits(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(ClientHabits)})
     simulated = Load(requests, crowd, Arrivals(arguments.arrivals, arguments.cv))
@@ -155,7 +170,7 @@ def _variants(settings: Settings, assignment: tuple[str, list[float]] | None) ->
         return
     name, values = assignment
     if not hasattr(settings.limits, name):
-        raise HangupError(f"--set: there is no limit named {name}; docs/configuration.md lists them")
+        raise HangupError(f"--set: unknown limit {name}; see docs/configuration.md")
     kind = type(getattr(settings.limits, name))
     for value in values:
         limits = dataclasses.replace(settings.limits, **{name: kind(value)})
@@ -168,11 +183,11 @@ def _engine(pairs: list[str]) -> EngineModel:
     for pair in pairs:
         name, _, value = pair.partition("=")
         if name not in known:
-            raise HangupError(f"--engine: there is no {name}; there are {', '.join(known)}")
+            raise HangupError(f"--engine: unknown key {name}; choose from {', '.join(known)}")
         try:
             values[name] = value.lower() in ("1", "true", "yes") if known[name] is bool else known[name](value)
         except ValueError:
-            raise HangupError(f"--engine: {name} takes a number, not {value!r}") from None
+            raise HangupError(f"--engine: {name} must be a number, not {value!r}") from None
     return EngineModel(**values)
 
 

@@ -17,28 +17,28 @@ from hangup.fake_engine.server import start
 _EXAMPLES = """\
 examples:
   hangup standin --port 8000 --slots 8 --token-s 0.02
-  hangup standin --port 8000 --deaf                     computes on when its client leaves
-  hangup standin --like vllm --slots 4096 --prefill-s 1   room for thousands, a flat first-token time of 1 s
-  hangup standin --like openai --slots 100 --queue 0 --full-status 429 --retry-after-s 1    a hosted API with a limit
+  hangup standin --port 8000 --deaf                     keeps computing after its client disconnects
+  hangup standin --like vllm --slots 4096 --prefill-s 1   thousands of slots, a constant first-token time of 1 s
+  hangup standin --like openai --slots 100 --queue 0 --full-status 429 --retry-after-s 1    a hosted API with a rate limit
 
 control, while it runs:
-  GET  /standin/stats     what it computed so far, exactly
-  POST /standin/behave    {"deaf": true}: changes any of the flags
-  POST /standin/forget_peaks   running_peak and waiting_peak start anew
-  GET  /standin/seen      the requests that reached it
+  GET  /standin/stats     exact counts of the work so far
+  POST /standin/behave    change any flag: {"deaf": true}
+  POST /standin/forget_peaks   reset running_peak and waiting_peak
+  GET  /standin/seen      the requests received
 """
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "standin",
-        help="run the stand-in engine: a set pace, many APIs, faults on demand, exact counters",
-        description="A stand-in for an engine: no model, but slots, a queue, prefill, a set pace and faults on demand.",
+        help="run a fake engine for tests: fixed speed, many APIs, faults on demand, exact counters",
+        description="Runs a fake engine: no model, but slots, a queue, prefill, a fixed speed and faults on demand.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 picks a free one (default: 8000)")
     defaults = Behaviour()
     for field in fields(Behaviour):
         flag, default = "--" + field.name.replace("_", "-"), getattr(defaults, field.name)
@@ -58,6 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _serve(behaviour: Behaviour, host: str, port: int) -> None:
     running = await start(behaviour, host, port)
-    print(f"hangup: stand-in engine on http://{host}:{running.port}", file=sys.stderr, flush=True)
+    print(f"hangup: fake engine on http://{host}:{running.port}", file=sys.stderr, flush=True)
     await until_stopped()
     await running.close()

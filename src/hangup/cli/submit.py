@@ -26,13 +26,13 @@ _BAR = 30
 _ENDED = ("completed", "failed", "cancelled", "expired")
 _EXAMPLES = """\
 examples:
-  hangup jobs submit requests.jsonl                      waits, and writes requests.results.jsonl
+  hangup jobs submit requests.jsonl                      wait for the results and write requests.results.jsonl
   hangup jobs submit requests.jsonl -o out.jsonl --window 2h
-  hangup jobs submit requests.jsonl --detach             prints the id and leaves
+  hangup jobs submit requests.jsonl --detach             print the id and exit
 
-each line of the file is a request as OpenAI's batches have it:
+Each line of the file is a request in the format of OpenAI's Batch API:
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": [...]}}
-an API key is taken from $HANGUP_API_KEY or $OPENAI_API_KEY
+The API key is read from $HANGUP_API_KEY or $OPENAI_API_KEY.
 """
 
 
@@ -40,20 +40,20 @@ def add_parser(what: Any) -> None:
     parser = what.add_parser(
         "submit",
         help="run a file of requests as a batch",
-        description="Uploads a file of requests, runs it as a batch and fetches the results, in the order of the requests.",
+        description="Uploads a file of requests, runs it as a batch and downloads the results, in the order of the requests.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", metavar="FILE.jsonl", type=Path)
-    parser.add_argument("--url", metavar="URL", help=f"the gateway (default: $HANGUP_URL or {DEFAULT_URL})")
+    parser.add_argument("--url", metavar="URL", help=f"URL of the gateway (default: $HANGUP_URL or {DEFAULT_URL})")
     parser.add_argument(
         "--window",
         default="24h",
         metavar="TIME",
-        help="completion window; hangup stops what is not done by then (default: 24h)",
+        help="completion window; hangup stops unfinished requests when it ends (default: 24h)",
     )
     parser.add_argument("--detach", action="store_true", help="do not wait for the results")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="where results go (default: FILE.results.jsonl)")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="file for the results (default: FILE.results.jsonl)")
     parser.add_argument("--json", action="store_true", help="print the batch as JSON at the end")
     parser.set_defaults(run=run)
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         batch = _wait(gateway, batch)
     except KeyboardInterrupt:
-        print(f"\n{batch['id']} runs on; to stop it: hangup jobs cancel {batch['id']}", file=sys.stderr)
+        print(f"\n{batch['id']} is still running; to stop it: hangup jobs cancel {batch['id']}", file=sys.stderr)
         return 130
     output = arguments.output or path.with_suffix(".results.jsonl")
     count = _fetch(gateway, batch, output)
@@ -92,7 +92,7 @@ def _endpoint(path: Path) -> str:
     try:
         return str(json.loads(first)["url"])
     except (ValueError, KeyError, TypeError):
-        raise HangupError(f'{path}: the first line is no request with a "url"; see `hangup jobs submit --help`') from None
+        raise HangupError(f'{path}: the first line is not a request with a "url"; see `hangup jobs submit --help`') from None
 
 
 def _wait(gateway: _GatewayClient, batch: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class _SubmitProgress:
         done, total = counts["completed"] + counts["failed"], counts["total"]
         share = done / total if total and batch["status"] != "validating" else 0.0
         bar = "█" * round(share * _BAR) + "░" * (_BAR - round(share * _BAR))
-        left = f"{spent_s / share - spent_s:.0f} s left" if share else ""
+        left = f"{spent_s / share - spent_s:.0f} s remaining" if share else ""
         self._out.write(f"\r\x1b[K{bar} {done}/{total} {batch['status']} {left}")
         self._out.flush()
 
@@ -210,8 +210,8 @@ class _GatewayClient:
             answer = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            hint = "\n  hint: start one with `hangup serve`, or name it with --url"
-            raise HangupError(f"there is no gateway at {self._url}: {error}{hint}") from None
+            hint = "\n  hint: start one with `hangup serve`, or pass its URL with --url"
+            raise HangupError(f"cannot reach the gateway at {self._url}: {error}{hint}") from None
         if answer.status >= 400:
             raise HangupError(_said(answer))
         return answer
@@ -220,7 +220,7 @@ class _GatewayClient:
 def _said(answer: http.client.HTTPResponse) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
         return str(json.loads(answer.read())["error"]["message"])
-    return f"the gateway answered {answer.status}"
+    return f"the gateway returned status {answer.status}"
 
 
 def _quoted(name: str) -> str:

@@ -47,5 +47,5 @@ def seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e10:
-        raise HangupError(f"expected a time such as 60s, 5m, 24h or 7d, got {text!r}")
+        raise HangupError(f"expected a duration such as 60s, 5m, 24h or 7d, got {text!r}")
     return value

@@ -25,16 +25,16 @@ from hangup.gateway.admin.calls import SORTS
 
 _EXAMPLES = """\
 keys:
-  ↑ ↓ or j k   choose a call          x   kill it (y to confirm)
-  s            the next order         r   turn the order round
-  /            filter by tenant       q   leave
+  ↑ ↓ or j k   select a call          x   kill it (y to confirm)
+  s            next sort key          r   reverse the order
+  /            filter by tenant       q   quit
 
 examples:
   hangup top
   hangup top --every 5s --sort=-tokens
 """
 _KILL_WAIT_S = 2.0  # how long to wait for the engine's confirmation; the screen does not refresh meanwhile
-_HELP = "q leave  s sort  r turn round  / tenant  ↑↓ choose  x kill"
+_HELP = "q quit  s sort  r reverse  / tenant  ↑↓ select  x kill"
 _CLEAR, _HOME, _REVERSE, _BOLD, _PLAIN = "\x1b[J", "\x1b[H", "\x1b[7m", "\x1b[1m", "\x1b[0m"
 _ALTERNATE, _NORMAL = "\x1b[?1049h\x1b[?25l", "\x1b[?1049l\x1b[?25h"
 _ARROWS = {b"\x1b[A": "k", b"\x1b[B": "j", b"\x1bOA": "k", b"\x1bOB": "j"}
@@ -95,7 +95,7 @@ def screen(listing: dict[str, Any], overview: dict[str, Any], state: TopState, s
         f" {tokens.get('delivered', 0)} tokens delivered, {tokens.get('wasted', 0)} wasted"
     ]
     lines += [
-        f"{_BOLD}! {row['backend']} is busy and too little comes of it ({row['signal']}){_PLAIN}" for row in overview["alarms"]
+        f"{_BOLD}! {row['backend']} is computing tokens nobody receives ({row['signal']}){_PLAIN}" for row in overview["alarms"]
     ]
     lines.append(_prompt(state, said))
     head, *rows = ps.lines(listing["calls"]) if listing["calls"] else ["", "no live calls"]
@@ -111,14 +111,14 @@ def _prompt(state: TopState, said: str) -> str:
     if state.typing:
         return f"tenant: {state.tenant}_"
     if state.doomed:
-        return f"kill {state.doomed}? y or any other key"
+        return f"kill {state.doomed}? y to confirm, any other key to cancel"
     return said or f"sorted by {state.sort}" + (f", tenant {state.tenant}" if state.tenant else "") + f"   {_HELP}"
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
-        help="list the live calls, refreshed every second",
+        help="show the live calls, refreshed every second",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**admin.get("/api/overview"), **admin.get("/api/calls", sort=arguments.sort)}, indent=2))
         return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise HangupError("top needs a terminal\n  hint: `hangup ps` or `hangup top --json` do not")
+        raise HangupError("top needs a terminal\n  hint: use `hangup ps` or `hangup top --json`")
     with _terminal():
         _loop(admin, TopState(sort=arguments.sort), max(seconds(arguments.every), 0.1))
     return 0

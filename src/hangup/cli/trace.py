@@ -11,7 +11,7 @@ from hangup.cli.table import shown
 
 _EXAMPLES = """\
 examples:
-  hangup trace hu-3f9c0a7be1d24c55a0e1b2c3      the id is in every answer's header x-request-id
+  hangup trace hu-3f9c0a7be1d24c55a0e1b2c3      the id is in the x-request-id header of every response
 """
 
 
@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "trace",
         help="show the timeline of one call",
-        description="Shows the timeline of a call that is live or ended recently (ended_calls_max).",
+        description="Shows the timeline of a live or recently ended call (ended_calls_max).",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -33,11 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(call, indent=2))
         return 0
-    asked = "streaming" if call["stream"] else "whole answer"
+    asked = "streaming" if call["stream"] else "not streaming"
     print(f"{call['id']}  {call['route']} ({asked}), model {shown(call['model'])}")
     print(", ".join(f"{name} {shown(call[name])}" for name in ("tenant", "client", "backend", "slot")))
     for step in call["timeline"]:
         print(f"{step['at_s']:>12.6f} s  {step['what']}")
     if call["waits_for"]:
-        print(f"{call['age_s']:>12.6f} s  now: waits for {call['waits_for']}")
+        print(f"{call['age_s']:>12.6f} s  now: waiting for {call['waits_for']}")
     return 0

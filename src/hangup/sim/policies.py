@@ -231,9 +231,9 @@ def _line(line: FifoQueue) -> GatewayMaker:
 HANGUP = "hangup"
 JOBS = "jobs"  # hangup, with jobs beside the clients
 BASELINES: dict[str, tuple[str, GatewayMaker]] = {
-    "direct": ("straight to the engine; nothing is stopped when a client leaves", _direct(aborts=False)),
-    "abort": ("straight to the engine, whose queue has no bound; stopped when a client leaves", _direct(aborts=True)),
-    "router": ("a queue of 5,000 calls and 60 s, as some routers have it by default", _line(FifoQueue(5000, 60.0))),
-    "bounded": ("first come first served, a queue of 32 calls", _line(FifoQueue(32))),
+    "direct": ("no gateway; the engine keeps computing when a client disconnects", _direct(aborts=False)),
+    "abort": ("no gateway, an unbounded engine queue; the engine stops when a client disconnects", _direct(aborts=True)),
+    "router": ("a queue of 5,000 calls and 60 s, the default of some routers", _line(FifoQueue(5000, 60.0))),
+    "bounded": ("first come, first served; a queue of 32 calls", _line(FifoQueue(32))),
     "codel": ("CoDel with adaptive LIFO", _line(FifoQueue(5000, 60.0, codel_s=0.1, lifo=True))),
 }

@@ -76,9 +76,9 @@ def sentences(rows: Sequence[Row], enough: float | None) -> list[str]:
     if enough is not None and len(by_backends) > 1:
         fit = [n for n in by_backends if all(r.served_share >= enough for r in rows if r.backends == n and r.policy == HANGUP)]
         said.append(
-            f"{fit[0]} backend(s) serve at least {enough:.0%} of the calls."
+            f"{fit[0]} backend{'s' * (fit[0] != 1)} serve{'s' * (fit[0] == 1)} at least {enough:.0%} of the calls."
             if fit
-            else f"None of {', '.join(map(str, by_backends))} backends serves {enough:.0%} of the calls."
+            else f"Even {by_backends[-1]} backends serve less than {enough:.0%} of the calls; try more with --backends."
         )
     for load in sorted({row.load for row in rows}):
         here = {row.policy: row for row in rows if row.load == load}
@@ -86,14 +86,14 @@ def sentences(rows: Sequence[Row], enough: float | None) -> list[str]:
         if ours is not None and direct is not None and direct.waste_share > 0:
             more = _times(ours.goodput_tokens_s, direct.goodput_tokens_s)
             said.append(
-                f"At {load:g}×: without hangup {direct.waste_share:.0%} of the engines' work is for clients who have left, "
-                f"with it {ours.waste_share:.1%}; {more} tokens reach someone."
+                f"At {load:g}×: without hangup {direct.waste_share:.0%} of the engines' work is for clients who disconnected, "
+                f"with hangup {ours.waste_share:.1%}; {more} tokens reach a client."
             )
     return said
 
 
 def _times(ours: float, theirs: float) -> str:
-    return f"{ours / theirs:.1f} × as many" if theirs else "only then do"
+    return f"{ours / theirs:.1f} × as many" if theirs else "only then"
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
@@ -119,7 +119,7 @@ def check_plot(path: Path) -> None:
     if path.suffix not in (".png", ".html"):
         raise HangupError(f"--plot takes a .png or an .html file, not {path.name}")
     if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-        raise HangupError("a .png plot needs matplotlib: pip install 'hangup[plot]', or take an .html file")
+        raise HangupError("a .png plot needs matplotlib: pip install 'hangup[plot]', or write an .html file")
 
 
 def _png(rows: Sequence[Row], path: Path) -> None:

@@ -74,7 +74,7 @@ def _line(path: Path, number: int) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path}:{number}: not a request: {type(error).__name__} {error}") from None
+        raise TraceError(f"{path}:{number}: not a valid request: {type(error).__name__}: {error}") from None
 
 
 def _servegen(folder: Path, seed: int) -> list[TraceRequest]:
@@ -84,7 +84,7 @@ def _servegen(folder: Path, seed: int) -> list[TraceRequest]:
     """
     clients = [_ServeGenClient(path) for path in sorted(folder.rglob("*trace.csv"))]
     if not clients:
-        raise TraceError(f"{folder}: expected files named …trace.csv and …dataset.json, as ServeGen has them")
+        raise TraceError(f"{folder}: expected files named …trace.csv and …dataset.json, as in ServeGen")
     calls_from: Counter[float] = Counter()
     for client in clients:
         for start, rate, _ in client.windows:
@@ -93,7 +93,7 @@ def _servegen(folder: Path, seed: int) -> list[TraceRequest]:
     rng = random.Random(seed)  # noqa: S311 (a seed must give one result)
     requests = [request for client in clients for request in client.requests(busiest, rng)]
     if not requests:
-        raise TraceError(f"{folder}: nobody asks for anything")
+        raise TraceError(f"{folder}: the trace has no requests")
     return sorted(requests, key=lambda request: request.at_s)
 
 

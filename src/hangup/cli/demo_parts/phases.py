@@ -138,7 +138,7 @@ def table(outcomes: list[PhaseResult]) -> list[str]:
         ("seconds", lambda o: f"{o.seconds:.0f}"),
         ("requests", lambda o: f"{o.tally.asked:,}"),
         ("  completed", lambda o: f"{o.tally.completed:,}"),
-        ("  given up by the client", lambda o: f"{o.tally.left:,}"),
+        ("  abandoned by the client", lambda o: f"{o.tally.left:,}"),
         ("tokens computed by the engine", lambda o: f"{o.computed:,.0f}"),
         ("  for nobody", lambda o: f"{o.wasted:,.0f} ({o.wasted / max(1.0, o.computed):.0%})"),
         ("engine time for nobody", lambda o: f"{o.wasted_s:.1f} s of {o.busy_s:.1f}"),

@@ -1,5 +1,5 @@
 "use strict";
-// The dashboard: glances come by server-sent events, the page of live calls is asked for beside them. Text is only ever set
+// The dashboard: the overview arrives as server-sent events, the page of live calls is polled beside it. Text is only ever set
 // as text, so that nothing a client chose (a model's name) can become markup.
 
 const PAGE = 50;
@@ -10,7 +10,7 @@ const COLUMNS = [
   ["backend", "Backend", "backend"],
   ["slot", "Slot", ""], ["phase", "Phase", "phase"], ["age_s", "Age", "age"], ["tokens_in", "In", ""],
   ["tokens_out", "Out", "tokens"], ["tokens_per_s", "Tok/s", "rate"], ["idle_s", "Idle", "idle"],
-  ["deadline_left_s", "Left", "deadline"], ["waits_for", "Waits for", ""],
+  ["deadline_left_s", "Deadline", "deadline"], ["waits_for", "Waiting for", ""],
 ];
 const NUMBERS = new Set(["slot", "age_s", "tokens_in", "tokens_out", "tokens_per_s", "idle_s", "deadline_left_s"]);
 
@@ -46,7 +46,7 @@ function shown(value) {
   return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(1) : String(value);
 }
 
-// A time, as coarse as it may be.
+// A duration, rounded.
 function lasting(seconds) {
   if (seconds === null) return "–";
   if (seconds < 120) return `${Math.round(seconds)} s`;
@@ -55,7 +55,7 @@ function lasting(seconds) {
 
 const count = new Intl.NumberFormat("en").format;
 
-// Rows are kept by key and only their changed cells are touched: the focus stays where it is, and little is drawn.
+// Rows are kept by key and only changed cells are touched: the focus stays where it is, and little is redrawn.
 function fill(body, rows, key, cells, action) {
   const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
   rows.forEach((row, at) => {
@@ -83,7 +83,7 @@ async function watch() {
     try {
       const answer = await fetch("api/events", { headers: headers() });
       if (answer.status === 401) $("login").hidden = false;
-      if (!answer.ok) throw new Error(`the gateway answered ${answer.status}`);
+      if (!answer.ok) throw new Error(`the gateway returned status ${answer.status}`);
       $("login").hidden = true;
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
@@ -96,7 +96,7 @@ async function watch() {
       }
       throw new Error("the gateway closed the connection");
     } catch (error) {
-      put($("state"), `no connection: ${error.message}; trying again`);
+      put($("state"), `disconnected: ${error.message}; retrying`);
       $("state").className = "lost";
     }
     await new Promise((again) => setTimeout(again, RETRY_MS));
@@ -110,7 +110,7 @@ function glance(now) {
   const nobody = last[2] === null ? "–" : count(Math.round(Math.max(last[2] - last[3], 0)));
   tiles({
     "Live calls": count(now.live), "Waiting": count(now.waiting), "Connections": count(now.connections),
-    "Tokens/s that come": count(Math.round(last[3])), "Tokens/s for nobody": nobody,
+    "Tokens/s received": count(Math.round(last[3])), "Tokens/s for nobody": nobody,
     "Tokens delivered": count((now.tokens.delivered || 0) + now.tokens_streaming), "Tokens wasted": count(now.tokens.wasted || 0),
   });
   alarms(now.alarms);
@@ -140,8 +140,8 @@ function tiles(values) {
 
 function alarms(rows) {
   const words = rows.map((row) => {
-    const who = row.suspects.tenants.length ? ` Suspects: calls of ${row.suspects.tenants.join(", ")}.` : "";
-    return `${row.backend} is busy and too little comes of it (${row.signal}).${who}`;
+    const who = row.suspects.tenants.length ? ` Suspected tenants: ${row.suspects.tenants.join(", ")}.` : "";
+    return `${row.backend} is computing tokens nobody receives (${row.signal}).${who}`;
   });
   fill($("alarms"), words, (text) => text, () => [], (text) => element("p", text));
 }
@@ -150,7 +150,7 @@ function chart(history) {
   const rows = history.slice(-180);
   const draw = (kind, points) => element2("path", { class: kind, d: points });
   const svg = $("chart");
-  if (rows.length < 2) { put($("chart-words"), "not enough looks yet"); return; }
+  if (rows.length < 2) { put($("chart-words"), "no data yet"); return; }
   const top = Math.max(1, ...rows.map((row) => Math.max(row[2] || 0, row[3]))) * 1.1;
   const x = (at) => (at / (rows.length - 1)) * 1000;
   const y = (value) => 215 - (value / top) * 205;
@@ -162,9 +162,9 @@ function chart(history) {
   );
   const last = rows.at(-1);
   const seconds = Math.round(last[0] - rows[0][0]);
-  const busyWords = last[1] === null ? "busy: not known" : `busy ${Math.round(last[1] * 100)} %`;
+  const busyWords = last[1] === null ? "busy: unknown" : `busy ${Math.round(last[1] * 100)} %`;
   const computed = last[2] === null ? "an unknown number" : count(Math.round(last[2]));
-  put($("chart-words"), `Last ${seconds} s. Now: ${busyWords}, ${computed} tokens/s computed, ${count(Math.round(last[3]))} came.`);
+  put($("chart-words"), `Last ${seconds} s. Now: ${busyWords}, ${computed} tokens/s computed, ${count(Math.round(last[3]))} received.`);
 }
 
 function element2(name, attributes) {
@@ -175,12 +175,12 @@ function element2(name, attributes) {
 
 const LIMITED_BY = {
   slots: "slots", late_first_tokens: "first tokens are late", engine_reports_waiting: "calls wait in the engine",
-  engine_refused: "it refuses more", slow_steps: "tokens are slow",
+  engine_refused: "the engine refuses more", slow_steps: "tokens are slow",
 };
 
 function limitText(row) {
   if (row.limit === null) return "none";
-  const why = row.paused_s !== null ? `refuses calls for ${row.paused_s} s` : LIMITED_BY[row.limited_by];
+  const why = row.paused_s !== null ? `engine refuses calls for ${row.paused_s} s` : LIMITED_BY[row.limited_by];
   return why ? `${count(row.limit)} (${why})` : count(row.limit);
 }
 
@@ -194,7 +194,7 @@ function backends(rows) {
   fill($("backends"), rows, (row) => row.name, cells, (row) => doing("Drain", `Drain ${row.name}`, async (button) => {
     const on = button.textContent === "Drain";
     await ask(on ? "PUT" : "DELETE", `api/backends/${encodeURIComponent(row.name)}/drain`);
-    say(`${row.name} is ${on ? "drained: no new calls go there" : "taken back"}`);
+    say(`${row.name} is ${on ? "drained and gets no new calls" : "no longer drained"}`);
   }));
   for (const row of rows) {
     const button = $("backends").querySelector(`[data-key="${CSS.escape(row.name)}"] button`);
@@ -208,10 +208,10 @@ function ladderWords(row) {
   return row.ladder_reason ? `${row.ladder_reason} (for ${lasting(row.ladder_s)})` : "–";
 }
 
-// What is known of an engine that was told to stop.
+// Whether an engine has stopped the work of an ended call.
 const RELEASES = {
-  verified: ["let go, verified", "good"], restarted: ["ended by a restart", "good"], unverified: ["cut off; not verified", "warm"],
-  pending: ["being asked", "soft"], zombie: ["still works on it", "bad"],
+  verified: ["stopped, verified", "good"], restarted: ["stopped by a restart", "good"], unverified: ["disconnected, not verified", "warm"],
+  pending: ["waiting for confirmation", "soft"], zombie: ["still running", "bad"],
 };
 
 function zombies(rows) {
@@ -226,7 +226,7 @@ function zombies(rows) {
 function left(rows) {
   fill($("left"), rows, (row) => row.id, (row) => [
     [row.id], [shown(row.tenant)], [row.backend], [row.cause], [lasting(row.ended_s_ago), "number"], [count(row.tokens_out), "number"],
-    RELEASES[row.release] || ["was not at work", "soft"],
+    RELEASES[row.release] || ["not started", "soft"],
   ]);
 }
 
@@ -243,9 +243,9 @@ function jobs(known) {
     ];
   };
   fill($("jobs"), known.rows, (row) => row.id, cells, (row) => doing("Cancel", `Cancel ${row.id}`, async () => {
-    if (confirm(`Cancel ${row.id} of ${row.tenant}, in its engines too?`)) {
+    if (confirm(`Cancel job ${row.id} of ${row.tenant} and stop its work in the engines?`)) {
       const job = await ask("DELETE", `api/jobs/${encodeURIComponent(row.id)}`);
-      say(`${job.id} is ${job.status}${job.items.claimed ? `: ${count(job.items.claimed)} items not let go of by their engines yet` : ""}`);
+      say(`${job.id} is ${job.status}${job.items.claimed ? `: waiting for the engines to stop ${count(job.items.claimed)} items` : ""}`);
     }
   }));
 }
@@ -269,8 +269,8 @@ async function calls() {
     $("forth").disabled = view.offset + PAGE >= page.total;
     const cells = (row) => COLUMNS.map(([key]) => [shown(row[key]), NUMBERS.has(key) ? "number" : ""]);
     fill($("calls-body"), page.calls, (row) => row.id, cells, (row) => doing("Kill", `Kill ${row.id}`, async () => {
-      if (confirm(`End call ${row.id} of ${row.tenant}, in its engine too?`)) {
-        say(`Ending ${row.id} and waiting for its engine's word …`);
+      if (confirm(`Kill call ${row.id} of ${row.tenant} and stop its work in the engine?`)) {
+        say(`Killing ${row.id}; waiting for the engine to confirm …`);
         killed((await ask("DELETE", `api/calls/${encodeURIComponent(row.id)}`)).killed);
       }
     }));
@@ -284,12 +284,12 @@ async function calls() {
 function killed(rows) {
   if (rows.length !== 1) {
     const gone = rows.filter((row) => row.verified).length;
-    say(`${count(rows.length)} calls ended; of ${count(gone)} it is verified that their engines let go`);
+    say(`${count(rows.length)} calls killed; verified in the engine: ${count(gone)}`);
     return;
   }
   const [row] = rows;
-  const [words] = RELEASES[row.release] || ["was not at work on it"];
-  say(`Call ${row.id} ended${row.connection_cut ? ", its engine's connection cut" : ""}${row.abort_sent ? ", abort sent" : ""}. The engine: ${words}.`);
+  const [words] = RELEASES[row.release] || ["had not started"];
+  say(`Killed call ${row.id}${row.connection_cut ? ", connection to the engine cut" : ""}${row.abort_sent ? ", abort sent" : ""}. Engine: ${words}.`);
 }
 
 function doing(text, label, act) {
@@ -336,7 +336,7 @@ function heads() {
     }
     $("calls-head").append(head);
   }
-  $("calls-head").append(element("th", "Do", { scope: "col" }));
+  $("calls-head").append(element("th", "Action", { scope: "col" }));
   mark();
 }
 
@@ -358,8 +358,8 @@ $("kill-chosen").addEventListener("click", async () => {
   try {
     const chosen = (await ask("DELETE", `api/calls?${query({ dry_run: 1 })}`)).would_kill.length;
     if (!chosen) say("no live call matches");
-    else if (confirm(`End ${chosen} calls, in their engines too?`)) {
-      say(`Ending ${chosen} calls and waiting for their engines' word …`);
+    else if (confirm(`Kill ${chosen} calls and stop their work in the engines?`)) {
+      say(`Killing ${chosen} calls; waiting for the engines to confirm …`);
       killed((await ask("DELETE", `api/calls?${query({})}`)).killed);
     }
   } catch (error) {
