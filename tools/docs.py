@@ -20,6 +20,7 @@ from hangup.config.limits import LimitSettings
 from hangup.config.load import describe
 from hangup.config.schema import LISTS, Settings, scalar_fields
 from hangup.core.reasons import REASONS, Outcome
+from hangup.engine.serving import metrics as engine_metrics
 from hangup.gateway.apis.base import Api
 from hangup.gateway.apis.engine_paths import HEALTH, REFUSED
 from hangup.gateway.apis.routes import BUILT_IN
@@ -31,19 +32,19 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def settings_table() -> str:
-    return _table(["setting", "default", "takes", "what it is for"], [_row(f) for f in scalar_fields(Settings)])
+    return _table(["setting", "default", "type", "meaning"], [_row(f) for f in scalar_fields(Settings)])
 
 
 def limits_table() -> str:
     rows = [[*_row(f), "yes" if f.metadata["per_call"] else ""] for f in scalar_fields(LimitSettings)]
-    return _table(["limit", "default", "takes", "what it is for", "per call"], rows)
+    return _table(["limit", "default", "type", "meaning", "per call"], rows)
 
 
 def lists_tables() -> str:
     parts = []
     for name, cls in LISTS.items():
         parts.append(f"### `[[{name}]]`\n\n{(cls.__doc__ or '').strip()}\n")
-        parts.append(_table(["setting", "default", "takes", "what it is for"], [_row(f) for f in scalar_fields(cls)]))
+        parts.append(_table(["setting", "default", "type", "meaning"], [_row(f) for f in scalar_fields(cls)]))
     return "\n".join(parts)
 
 
@@ -59,7 +60,7 @@ def outcomes_table() -> str:
 
 def routes_table() -> str:
     rows = [[f"`{r.path}`", ", ".join(r.methods), f"`{r.api.name}`", _how(r.api)] for r in BUILT_IN.values()]
-    return _table(["path", "methods", "name in logs and metrics", "how"], rows)
+    return _table(["path", "methods", "name in logs and metrics", "handling"], rows)
 
 
 def _how(api: Api) -> str:
@@ -106,12 +107,19 @@ def engines_table() -> str:
     return _table(list(engines.HEAD), [[f"`{row[0]}`", *row[1:]] for row in map(engines.row, ADAPTERS.values())])
 
 
+def engine_metrics_table() -> str:
+    gauges = [[f"`hangup_engine_{name}`", doc] for name, doc in engine_metrics.GAUGES.items()]
+    counters = [[f"`hangup_engine_{name}_total`", doc] for name, doc in engine_metrics.COUNTERS.items()]
+    return _table(["metric", "meaning"], gauges + counters)
+
+
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("configuration.md", settings_table),
     "limits": ("configuration.md", limits_table),
     "lists": ("configuration.md", lists_tables),
     "outcomes": ("outcomes.md", outcomes_table),
     "engines": ("engines.md", engines_table),
+    "engine-metrics": ("engine.md", engine_metrics_table),
     "routes": ("apis.md", routes_table),
     "refused": ("apis.md", refused_paths),
     "commands": ("commands.md", command_line),
@@ -122,7 +130,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
 def render(text: str, name: str, part: str) -> str:
     """Return the page with one generated part replaced."""
     pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
-    assert re.search(pattern, text, re.S), f"there is no place for {name}"
+    assert re.search(pattern, text, re.S), f"no markers for the part {name}"
     return formatted(re.sub(pattern, lambda m: f"{m[1]}\n{part.strip()}\n\n{m[2]}", text, count=1, flags=re.S))
 
 

@@ -36,7 +36,7 @@ class EventTooLarge(WireError):
     """An event of a stream exceeds the size limit."""
 
     def __init__(self) -> None:
-        super().__init__("event over the size cap")
+        super().__init__("event too large")
 
 
 class Refusal(HangupError):

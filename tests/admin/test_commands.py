@@ -47,7 +47,7 @@ def test_ps_kill_and_trace(pair: tuple[Gateway, StandIn]) -> None:
         assert live(gateway) == ["mine"]
         done = hangup(gateway, "kill", "mine", "gone")
         assert done.returncode == 1
-        assert "killed mine: connection cut and abort sent, verified: the engine let go" in done.stdout
+        assert "killed mine: connection cut and abort sent, verified: the engine stopped" in done.stdout
         assert "not live: gone" in done.stdout
         assert engine.stats()["running"] == 0
     traced = hangup(gateway, "trace", "mine").stdout

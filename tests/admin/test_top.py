@@ -50,7 +50,7 @@ def test_the_screen_keeps_to_its_size_and_shows_the_chosen_call() -> None:
     lines = screen({"calls": calls}, glance, TopState(at=60), "", 40, 20)
     plain = [re.sub(r"\x1b\[\d*m", "", line) for line in lines]
     assert len(lines) < 20 and all(len(line) <= 40 for line in plain[4:])
-    assert any(line.startswith("\x1b[7mcall-060") for line in lines) and "b is busy" in plain[1]
+    assert any(line.startswith("\x1b[7mcall-060") for line in lines) and "b is computing" in plain[1]
 
 
 def test_in_a_terminal(gateway: Gateway, engine: StandIn) -> None:

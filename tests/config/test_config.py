@@ -239,7 +239,7 @@ class TestCommands:
         path.write_text('[[backend]]\nurl = "http://a"\nengine = "vlm"\n')
         done = hangup("serve", "--config", str(path))
         assert done.returncode == 2
-        assert "there is no engine named 'vlm'" in done.stderr
+        assert "unknown engine 'vlm'" in done.stderr
 
     def test_port_in_use(self) -> None:
         import socket

@@ -374,7 +374,7 @@ class TestResponses:
             job = sdk.responses.create(model="m", input="hello", background=True)
             done = wait_until(lambda: found if (found := sdk.responses.retrieve(job.id)).status == "completed" else None)
             assert done is not None and done.id == job.id
-            with pytest.raises(openai.NotFoundError, match="no response resp_nowhere"):  # the engine's word for it
+            with pytest.raises(openai.NotFoundError, match="unknown response resp_nowhere"):  # the engine's word for it
                 sdk.responses.retrieve("resp_nowhere")
 
     def test_without_jobs(self) -> None:

@@ -266,14 +266,14 @@ class TestSeveralBackends:
         with StandIn(fail_status=500) as one, StandIn(fail_status=500) as two, Gateway(one.url, two.url) as gateway:
             got = ask(gateway.address, CHAT, BODY)
             assert got.status == 502
-            assert got.json()["error"]["message"] == "told to fail"
+            assert got.json()["error"]["message"] == "configured to fail"
             assert len(one.seen()) == len(two.seen()) == 1
 
     @pytest.mark.parametrize(("status", "expected"), [(500, 502), (502, 502), (503, 503), (504, 502)])
     def test_single_backend_with_an_error_status(self, status: int, expected: int) -> None:
         with gateway_and_engine(fail_status=status) as (gateway, _):
             got = ask(gateway.address, CHAT, BODY, {"X-Request-Id": "e"})
-            assert (got.status, got.json()["error"]["message"]) == (expected, "told to fail")
+            assert (got.status, got.json()["error"]["message"]) == (expected, "configured to fail")
             assert gateway.call_log("e")["outcome"] == "engine_failed"
 
     def test_least_loaded(self) -> None:

@@ -67,7 +67,7 @@ class TestSubmit:
             assert done.returncode == 1 and words in done.stderr
         (tmp_path / "x").write_text(line("a"))
         done = hangup(gateway, "submit", str(tmp_path / "x"), "--url", "http://127.0.0.1:1")
-        assert done.returncode == 1 and "there is no gateway" in done.stderr and "hint" in done.stderr
+        assert done.returncode == 1 and "cannot reach the gateway" in done.stderr and "hint" in done.stderr
 
 
 class TestLooking:

@@ -159,7 +159,7 @@ def test_a_thread_that_does_not_answer_is_named_after_the_grace(caplog: pytest.L
     with pytest.raises(hangup.CallEnded) as caught:
         asyncio.run(main())
     assert "deaf_engine" in caught.value.ended.zombie
-    assert "did not let go within 0.1 s" in caplog.text
+    assert "did not stop within 0.1 s" in caplog.text
 
 
 def test_a_stream_that_eats_its_cancellation_is_not_asked_again() -> None:

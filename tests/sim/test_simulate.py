@@ -82,9 +82,9 @@ def test_the_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("flags", "message"),
     [
         (["--policy", "magic"], "unknown policy magic"),
-        (["--engine", "slotz=4"], "there is no slotz"),
-        (["--engine", "slots=many"], "slots takes a number"),
-        (["--set", "qeue_s=4"], "there is no limit named qeue_s"),
+        (["--engine", "slotz=4"], "unknown key slotz"),
+        (["--engine", "slots=many"], "slots must be a number"),
+        (["--set", "qeue_s=4"], "unknown limit qeue_s"),
         (["--trace", "/nowhere.csv"], "/nowhere.csv"),
         (["--plot", "out.gif"], "takes a .png or an .html file"),
     ],

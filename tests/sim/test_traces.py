@@ -52,9 +52,9 @@ def test_servegen(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("a.csv", "when,what\n1,2\n", "expected the columns"),
-        ("a.csv", AZURE + "yesterday,1,2\n", ":4: not a request"),
+        ("a.csv", AZURE + "yesterday,1,2\n", ":4: not a valid request"),
         ("a.jsonl", '{"timestamp": 1}\n', ":1: not a valid request: KeyError"),
-        ("a.jsonl", "nonsense\n", ":1: not a request"),
+        ("a.jsonl", "nonsense\n", ":1: not a valid request"),
         ("a.jsonl", "", "has no requests"),
     ],
 )

@@ -63,7 +63,7 @@ async def _serve(options: EngineOptions, host: str, port: int) -> None:
     serving = await start(options, host, port)
     model = serving.server.runner.model
     print(
-        f"hangup: engine on http://{host}:{serving.port}: {model.name}, {options.slots} slots, speculation {options.spec}",
+        f"hangup: engine on http://{host}:{serving.port}: {model.name}, {options.slots} slots, spec {options.spec}",
         file=sys.stderr,
         flush=True,
     )

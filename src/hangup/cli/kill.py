@@ -101,7 +101,7 @@ def _end_orphans(admin: client.Admin, arguments: argparse.Namespace) -> int:
         why = " (it is shared, so hangup does not count the work of others)" if found["shared"] else ""
         print(f"{found['backend']}: no orphans found{why}")
     else:
-        print(f"{found['backend']}: {found['orphans']} orphans: {_ORPHANS[found['means']]}")
+        print(f"{found['backend']}: {found['orphans']} orphan{'s' * (found['orphans'] != 1)}: {_ORPHANS[found['means']]}")
     return 1 if found["orphans"] and found["means"] == "nothing" else 0
 
 

@@ -130,6 +130,6 @@ def make_drafter(options: EngineOptions, model: Model, draft_model: Model | None
             return Mtp(model, options.draft_tokens_max)
         case "draft":
             if draft_model is None or draft_model.vocab != model.vocab or draft_model.context < model.context:
-                raise ConfigError(["draft_model: --spec draft needs a model with the same vocabulary and no smaller context"])
+                raise ConfigError(["draft_model: needs the vocabulary of the model and at least its context"])
             return DraftModel(draft_model, options.draft_tokens_max, options.block_tokens)
     return None

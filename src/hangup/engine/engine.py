@@ -56,7 +56,7 @@ class ModelGate:
         self._drained = True
 
     def enter(self) -> None:
-        assert self._drained, "a forward without draining the mailbox first"
+        assert self._drained, "a forward pass without draining the mailbox first"
         self._drained = False
         self._counters.forwards += 1
 
@@ -141,9 +141,9 @@ class Engine:
         """Queue a request. Raises `Busy` or `Unfit`; otherwise `on_event` gets exactly one `GenerationEnded`."""
         context, pool = self.model.context, self.scheduler.pool
         if not request.prompt or len(request.prompt) >= context or request.tokens_max < 1:
-            raise Unfit(f"The prompt has {len(request.prompt)} tokens; with its answer it must fit into {context}.")
+            raise Unfit(f"The prompt has {len(request.prompt)} tokens; prompt and answer must fit the context of {context}.")
         if pool.needed(min(context, len(request.prompt) + request.tokens_max)) > pool.count:
-            raise Unfit(f"Prompt and answer must fit into the cache of {pool.count * pool.block_tokens} tokens.")
+            raise Unfit(f"Prompt and answer must fit the KV cache of {pool.count * pool.block_tokens} tokens.")
         ticket = Submission(self.mailbox, request, on_event, Writer(self.model.tokenizer.decoder(), request.stop))
         with self._door:  # nothing may fail between the count and the post: the place would be lost
             if self.counters.submitted - self._ended >= self._options.slots + self._options.waiting_max:

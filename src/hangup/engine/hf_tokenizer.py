@@ -21,7 +21,7 @@ class HfTokenizer:
         try:
             self._loaded = Loaded.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises nothing more precise
-            raise ConfigError([f"model: {folder}/tokenizer.json cannot be read: {error}"]) from None
+            raise ConfigError([f"model: cannot read {folder}/tokenizer.json: {error}"]) from None
         path = folder / "tokenizer_config.json"
         self._config = json.loads(path.read_bytes()) if path.exists() else {}
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)

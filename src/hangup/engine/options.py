@@ -16,17 +16,17 @@ def _option(default: Any, doc: str, least: int = 0) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    model: str = _option("", "directory of a Llama with safetensors (needs hangup[torch]); the built-in model if not given")
-    device: str = _option("auto", "where a model from a directory runs: auto, cpu, cuda, cuda:1, …")
-    slots: int = _option(8, "calls that are computed together", least=1)
-    waiting_max: int = _option(32, "calls that may wait for a slot; more are answered 503")
-    context_max: int = _option(8192, "most tokens of a prompt and its answer; a model's own context may be shorter", least=2)
-    spec: str = _option("off", f"speculation: {', '.join(SPECS)}")
-    draft_model: str = _option("", "directory of the model for --spec draft; the built-in model has one")
-    draft_tokens_max: int = _option(3, "guesses per verification", least=1)
+    model: str = _option("", "directory of a Llama model with safetensors (needs hangup[torch]); empty: the built-in model")
+    device: str = _option("auto", "device for a model from a directory: auto, cpu, cuda, cuda:1, …")
+    slots: int = _option(8, "calls computed at the same time", least=1)
+    waiting_max: int = _option(32, "calls that may wait for a slot; further calls get a 503")
+    context_max: int = _option(8192, "maximum tokens of a prompt and its answer; the model's context may be smaller", least=2)
+    spec: str = _option("off", f"speculative decoding: {', '.join(SPECS)}")
+    draft_model: str = _option("", "directory of the draft model for --spec draft; the built-in model has its own")
+    draft_tokens_max: int = _option(3, "drafted tokens per verification", least=1)
     block_tokens: int = _option(32, "tokens per block of the KV cache", least=1)
-    blocks: int = _option(0, "blocks in the KV cache; 0 is enough for a full context in every slot")
-    prefill_tokens_max: int = _option(256, "prompt tokens read in one forward", least=1)
+    blocks: int = _option(0, "blocks in the KV cache; 0 means enough for a full context in every slot")
+    prefill_tokens_max: int = _option(256, "prompt tokens per forward pass", least=1)
 
     def __post_init__(self) -> None:
         problems = []

@@ -104,7 +104,7 @@ class EngineRunner:
                     engine.mailbox.wait()
             except Exception:
                 # Whatever a model raises (out of memory, a lost device), no call may hang.
-                _LOG.exception("the model failed; every call in the engine is ended")
+                _LOG.exception("the model failed; all calls in the engine failed with it")
                 engine.end_all("failed")
         engine.end_all("cancelled")
 

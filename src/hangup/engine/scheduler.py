@@ -37,7 +37,7 @@ class BlockPool:
 
     def give_back(self, blocks: list[int]) -> None:
         self._free += reversed(blocks)
-        assert len(self._free) <= self.count, "a block was given back twice"
+        assert len(self._free) <= self.count, "a block was released twice"
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +100,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         request = sequence.request
-        assert 0 < len(request.prompt) < self.context and request.tokens_max > 0, "checked at the door"
+        assert 0 < len(request.prompt) < self.context and request.tokens_max > 0, "checked on submit"
         sequence.tokens = list(request.prompt)
         sequence.limit = min(self.context, len(request.prompt) + request.tokens_max)
         self.waiting[sequence] = None

@@ -66,7 +66,7 @@ class TorchModel:
         shape = ModelShape.load(folder)
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise ConfigError([f"model: there are no safetensors in {folder}"])
+            raise ConfigError([f"model: no safetensors files in {folder}"])
         tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
         own = folder / "bpe.json"
         tokenizer: Tokenizer = Bpe.load(own) if own.exists() else HfTokenizer(folder)
@@ -266,7 +266,7 @@ class _Taker:
     def __call__(self, *names: str) -> Tensor:
         missing = [name for name in names if name not in self._tensors]
         if missing:
-            raise ConfigError([f"model: {missing[0]} is missing; is it a Llama?"])
+            raise ConfigError([f"model: the tensor {missing[0]} is missing; is this a Llama model?"])
         return torch.cat([self._tensors[name].to(self._device, self._dtype) for name in names]).contiguous()
 
     def layer(self, prefix: str) -> _TorchLayer:

@@ -37,13 +37,13 @@ class ModelShape:
         try:
             config = json.loads((folder / "config.json").read_bytes())
         except (OSError, ValueError) as error:
-            raise ConfigError([f"model: {folder} cannot be read: {error}"]) from None
+            raise ConfigError([f"model: cannot read {folder}: {error}"]) from None
         return cls.of(config)
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> ModelShape:
         if config.get("model_type") != "llama":
-            raise ConfigError([f"model: only Llama architectures are understood, not {config.get('model_type')!r}"])
+            raise ConfigError([f"model: unsupported architecture {config.get('model_type')!r}; only Llama is supported"])
         eos = config.get("eos_token_id")
         rope = config.get("rope_parameters") or {}  # newer configs keep rope_theta and rope_scaling here
         return cls(
@@ -73,7 +73,7 @@ class ModelShape:
 def _llama3(frequencies: np.ndarray[Any, Any], scaling: dict[str, Any]) -> np.ndarray[Any, Any]:
     """Scale for Llama 3's long context: lower the low frequencies, keep the high ones, and interpolate between them."""
     if scaling.get("rope_type", scaling.get("type")) != "llama3":
-        raise ConfigError([f"model: rope_scaling {scaling.get('rope_type', scaling.get('type'))!r} is not understood"])
+        raise ConfigError([f"model: rope_scaling {scaling.get('rope_type', scaling.get('type'))!r} is not supported"])
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     ramp = np.clip((turns - low) / (high - low), 0, 1)

@@ -50,12 +50,12 @@ class Behaviour:
         kinds = {f.name: type(f.default) for f in fields(self)}  # the default's type: a value may be a whole number of seconds
         for name, value in values.items():
             if name not in kinds:
-                raise ValueError(f"no such behaviour: {name}")
+                raise ValueError(f"unknown behaviour: {name}")
             kind, given = kinds[name], type(value)
             if given is not kind and not (kind is float and given is int):
                 raise ValueError(f"{name} must be of type {kind.__name__}")
             if name == "lies" and not set(filter(None, value.split(","))) <= set(LIES):
-                raise ValueError(f"lies are some of {', '.join(LIES)}")
+                raise ValueError(f"lies: choose from {', '.join(LIES)}")
             setattr(self, name, value)
 
 

@@ -190,20 +190,20 @@ class FakeEngineConnection(asyncio.Protocol):
             case "abort":
                 self._answer(200, {"tokens": standin.engine.abort(orjson.loads(body)["id"])})
             case _:
-                self._answer(404, {"error": {"message": "no such control"}})
+                self._answer(404, {"error": {"message": "unknown control"}})
 
     def _stored(self, method: str, path: str) -> None:
         id, _, action = path.removeprefix("/v1/responses/").partition("/")
         response = self._standin.responses.get(id)
         if response is None or (method, action) not in (("GET", ""), ("POST", "cancel")):
-            self._answer(404, {"error": {"message": f"no response {id}", "type": "not_found_error"}})
+            self._answer(404, {"error": {"message": f"unknown response {id}", "type": "not_found_error"}})
         else:
             self._answer(200, response)
 
     def _generate(self, path: str, headers: dict[str, str], request: dict[str, Any]) -> None:
         behaviour = self._engine.behaviour
         if behaviour.fail_status:
-            self._answer(behaviour.fail_status, {"error": {"message": "told to fail", "type": "server_error"}})
+            self._answer(behaviour.fail_status, {"error": {"message": "configured to fail", "type": "server_error"}})
             return
         kind = FakePlain if path in PATHS and "messages" not in request else shape_for(path, request)
         if kind is None:

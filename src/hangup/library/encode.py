@@ -24,7 +24,7 @@ def to_bytes(chunk: Any) -> bytes:
         return b"data: " + text.encode() + b"\n\n"
     if isinstance(chunk, (dict, list)):
         return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-    raise TypeError(f"hangup does not know how to send a {type(chunk).__name__}; pass encode=")
+    raise TypeError(f"hangup cannot encode a chunk of type {type(chunk).__name__}; pass encode=")
 
 
 def closing_event(chunk: Any) -> bytes:

@@ -75,4 +75,4 @@ def tell(ended: Ended, on_end: OnEnd | None) -> None:
         try:
             on_end(ended)
         except Exception:
-            log.exception("on_end failed")
+            log.exception("the on_end callback failed")

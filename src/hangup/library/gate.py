@@ -160,8 +160,8 @@ class Gate:
         """Return a signature whose parameter is annotated with `Request`, which makes FastAPI pass the request."""
         if _ends_dependencies_early():
             warnings.warn(
-                "FastAPI 0.106 to 0.117 end a dependency before the response is sent, so Depends(gate) gives a stream's slot "
-                "away at its start; upgrade FastAPI, or use gate.middleware",
+                "FastAPI 0.106 to 0.117 end a dependency before the response is sent, so Depends(gate) releases the slot "
+                "of a stream at its start; upgrade FastAPI, or use gate.middleware",
                 stacklevel=2,
             )
         from starlette.requests import Request  # noqa: PLC0415 - only FastAPI asks

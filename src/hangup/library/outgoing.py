@@ -74,7 +74,7 @@ async def _close_quietly(stream: Any) -> None:
     try:
         await close(stream)
     except Exception as error:
-        log.warning("a stream that was left could not be closed: %r", error)
+        log.warning("closing an abandoned stream failed: %r", error)
 
 
 def make_classes(library: ModuleType) -> tuple[Any, Any]:
@@ -104,7 +104,7 @@ def make_classes(library: ModuleType) -> tuple[Any, Any]:
             left_s = remaining_s()
             if left_s is not None:
                 if left_s <= 0:
-                    raise library.ReadTimeout("the call's deadline passed before this request", request=request)
+                    raise library.ReadTimeout("the call's deadline passed before this request was sent", request=request)
                 _bound(request, left_s)
             response = await self._inner.handle_async_request(request)
             response.stream = Stream(response.stream)

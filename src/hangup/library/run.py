@@ -124,4 +124,4 @@ def _find_request(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     for value in (*arguments, *named.values()):
         if is_request(value):
             return value
-    raise TypeError("@hangup.tethered found no request among the handler's arguments")
+    raise TypeError("@hangup.tethered found no request among the handler's arguments; add a parameter for it")

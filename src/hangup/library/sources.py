@@ -52,7 +52,7 @@ async def _unwrap(source: Any, token: CancelToken, stack: AsyncExitStack, named:
         else:
             break
     raise TypeError(
-        f"hangup cannot stream from a {type(source).__name__}; it takes async or blocking iterators, see docs/library.md"
+        f"hangup cannot stream from a {type(source).__name__}; pass an async or blocking iterator (see docs/library.md)"
     )
 
 

@@ -66,7 +66,7 @@ class StreamCall:
             discard(self._source)
 
     async def run(self, watch: ClientWatch, client: StreamClient) -> Ended:
-        assert not self._ran, "a stream is sent once"
+        assert not self._ran, "this stream was sent already; a stream can be sent only once"
         self._ran = True
         tether = Tether(self.limits, self._abort, self._token, self._on_end)
         await tether.hold(watch, self._pump(tether, client))

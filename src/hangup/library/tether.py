@@ -188,7 +188,7 @@ class Tether:
         for task in tasks - pending:
             error = None if task.cancelled() else task.exception()
             if error is not None and error is not self.error:
-                log.error("call %s: %s failed while it let go: %r", self.call.id, task.get_name(), error)
+                log.error("call %s: %s failed while stopping: %r", self.call.id, task.get_name(), error)
         self.ended = describe(self.call, self._name(pending))
         tell(self.ended, self._on_end)
 
@@ -199,7 +199,7 @@ class Tether:
         names = {self.engine_name or task.get_name() if task is self._work else task.get_name() for task in pending}
         zombie = ", ".join(sorted(names))
         if zombie:
-            log.warning("call %s: %s did not let go within %g s", self.call.id, zombie, self.limits.grace_s)
+            log.warning("call %s: %s did not stop within %g s", self.call.id, zombie, self.limits.grace_s)
         return zombie
 
 

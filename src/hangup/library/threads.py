@@ -85,7 +85,7 @@ class ThreadedIterator(AsyncIterator[Any]):
         try:
             close()
         except BaseException as error:
-            log.warning("%s: the stream could not be closed: %r", self.name, error)
+            log.warning("%s: closing the stream failed: %r", self.name, error)
 
     def _may_go_on(self) -> bool:
         self._wanted.acquire()

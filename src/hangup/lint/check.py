@@ -44,7 +44,7 @@ def lint_source(source: str | bytes, path: str = "<string>", codes: Collection[s
             module = Module(text, tree)
     except (SyntaxError, ValueError, RecursionError) as error:
         line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
-        message = f"cannot be parsed: {getattr(error, 'msg', error)}"
+        message = f"cannot parse the file: {getattr(error, 'msg', error)}"
         return [Finding(path, line, column, SYNTAX, "syntax-error", message, Severity.ERROR, "", line)]
     ignored = suppressions(text)
     found: dict[tuple[int, int, str], Finding] = {}

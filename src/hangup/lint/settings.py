@@ -69,7 +69,7 @@ def expand(names: Iterable[str]) -> frozenset[str]:
     for name in names:
         fitting = {c for c, r in RULES.items() if name in {"ALL", r.name} or (name.startswith("HU") and c.startswith(name))}
         if not fitting:
-            raise ConfigError([f"there is no lint rule {name!r}; `hangup lint --list` shows them all"])
+            raise ConfigError([f"unknown lint rule {name!r}; `hangup lint --list` lists the rules"])
         codes |= fitting
     return frozenset(codes)
 
@@ -94,7 +94,7 @@ def read_settings(path: Path) -> LintSettings:
 
 def _settings(path: Path, values: dict[str, Any]) -> LintSettings:
     lists = ("select", "extend-select", "ignore", "exclude")
-    problems = [f"{path}: [tool.hangup.lint] has no setting {k!r}" for k in values if k not in (*lists, "per-file-ignores")]
+    problems = [f"{path}: unknown setting {k!r} in [tool.hangup.lint]" for k in values if k not in (*lists, "per-file-ignores")]
     problems += [
         f"{path}: [tool.hangup.lint] {k} must be a list of strings" for k in lists if not _is_strings(values.get(k, []))
     ]

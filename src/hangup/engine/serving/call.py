@@ -95,7 +95,7 @@ class EngineCall:
         raise error  # the event loop's handler logs it
 
     def on_due(self) -> None:
-        raise AssertionError("a call sets no time")
+        raise AssertionError("a call sets no timer")
 
     def pause_engine(self) -> None:
         """Compute nothing more while the client does not read. The connection watches how long it stalls."""
@@ -124,7 +124,7 @@ class EngineCall:
         left_s = self._deadline_at - time.monotonic()
         least_s = self._server.runner.least_s(requests)
         if least_s > left_s:
-            detail = f"It takes {least_s:.1f} s at the least, and there are {max(left_s, 0.0):.1f} s left."
+            detail = f"The call takes at least {least_s:.1f} s; its deadline is in {max(left_s, 0.0):.1f} s."
             raise Refusal(reasons.DEADLINE_NEAR, detail)
         self._timer = asyncio.get_running_loop().call_later(left_s, self._too_late)
 

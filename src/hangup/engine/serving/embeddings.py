@@ -35,7 +35,7 @@ def read_inputs(body: dict[str, Any]) -> list[Any]:
 def read_input(text: Any, model: Model, name: str) -> SubmittedRequest:
     prompt = tokens_of(text, model, "input")
     if not 0 < len(prompt) < model.context:
-        detail = f"input: a text has {len(prompt)} tokens; 1 to {model.context - 1} fit the context."
+        detail = f"input: a text has {len(prompt)} tokens; the context allows 1 to {model.context - 1}."
         raise Refusal(reasons.BAD_FIELD, detail)
     return SubmittedRequest(prompt=tuple(prompt), tokens_max=1, embed=True, name=name)
 

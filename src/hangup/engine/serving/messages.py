@@ -45,7 +45,7 @@ def _prompt(body: dict[str, Any], model: Model) -> list[int]:
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
         raise bad("messages", "a list of messages")
     if any(message.get("role") not in ("user", "assistant") for message in messages):
-        raise bad("role", "user or assistant; the system prompt is the field system")
+        raise bad("role", "user or assistant; put the system prompt into the field system")
     system = text_of(body.get("system"))
     spoken = [(str(m["role"]), text_of(m.get("content"))) for m in messages]
     return model.tokenizer.encode(model.tokenizer.chat([("system", system), *spoken] if system else spoken))

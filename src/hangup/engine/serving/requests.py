@@ -64,7 +64,7 @@ def read_prompts(
     refuse_unsupported(body, _UNSUPPORTED)
     count = _whole(body, "n", 1, choices_max, 1)
     if count * len(prompts) > choices_max:
-        raise Refusal(reasons.BAD_FIELD, f"At most {choices_max} answers can be asked for in one call.")
+        raise Refusal(reasons.BAD_FIELD, f"A call can request at most {choices_max} answers.")
     seed = body.get("seed")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
         raise bad("seed", "an integer")
@@ -81,7 +81,7 @@ def read_prompts(
     requests = []
     for prompt in prompts:
         if not prompt or len(prompt) >= model.context:
-            raise Refusal(reasons.BAD_FIELD, f"The prompt has {len(prompt)} tokens; 1 to {model.context - 1} fit the context.")
+            raise Refusal(reasons.BAD_FIELD, f"The prompt has {len(prompt)} tokens; the context fits 1 to {model.context - 1}.")
         most = min(tokens_max, model.context - len(prompt))
         requests += [
             SubmittedRequest(prompt=tuple(prompt), tokens_max=most, seed=seed + choice, **common) for choice in range(count)
@@ -103,7 +103,7 @@ def tokens_of(prompt: Any, model: Model, field: str = "prompt") -> list[int]:
         return model.tokenizer.encode(prompt)
     if isinstance(prompt, list) and all(isinstance(t, int) and 0 <= t < model.vocab for t in prompt):
         return prompt
-    raise bad(field, "a text, a list of tokens of this model, or a list of such")
+    raise bad(field, "a text, a list of this model's token ids, or a list of these")
 
 
 def text_of(content: Any, kinds: Sequence[str] = ("text",)) -> str:

@@ -30,7 +30,7 @@ _API = OpenAIResponses()
 def read_response(body: dict[str, Any], model: Model, choices_max: int, name: str) -> ParsedRequest:
     refuse_unsupported(body, _UNSUPPORTED)
     if body.get("background"):
-        raise Refusal(reasons.BAD_FIELD, "background: this engine keeps no answers; `hangup serve` in front of it does.")
+        raise Refusal(reasons.BAD_FIELD, "background: this engine does not store responses; use `hangup serve` in front of it.")
     text = body.get("text")
     if isinstance(text, dict):
         refuse_unsupported({"text.format": text.get("format")}, ("text.format",))

@@ -31,7 +31,7 @@ def adapter_for(request: Any) -> FrameworkAdapter:
     name = _adapter_name(request)
     if name is None:
         raise TypeError(
-            f"hangup does not know requests of type {type(request).__qualname__}; it takes those of Starlette, FastAPI, "
+            f"unsupported request type {type(request).__qualname__}; pass a request of Starlette, FastAPI, "
             "Litestar and aiohttp, and (scope, receive) of plain ASGI"
         )
     adapter: FrameworkAdapter = import_module(f"hangup.library.frameworks.{name}").ADAPTER

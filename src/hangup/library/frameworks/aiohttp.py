@@ -49,7 +49,7 @@ class _AiohttpClient:
     async def break_off(self) -> None:
         if self._request.transport is not None:
             self._request.transport.abort()
-        raise ConnectionResetError("the call ended before its answer was complete")
+        raise ConnectionResetError("the call ended before its response was complete")
 
 
 class AiohttpCallEnded(web.HTTPException, CallEnded):

@@ -31,8 +31,8 @@ _LOCAL_VERBS = frozenset({"generate", "create_chat_completion", "create_completi
     "blocking-inference",
     Severity.ERROR,
     summary="A blocking engine or SDK call in an async function.",
-    why="""The event loop stands still until the call returns: no hang-up is noticed, no timeout fires, and every other
-    stream of the process pauses.""",
+    why="""The call blocks the event loop until it returns: no hang-up is noticed, no timeout fires, and every other
+    stream of the process stalls.""",
     hint="use the async client, or `asyncio.to_thread` with a `hangup.CancelToken` that the engine checks between steps",
     bad="""
         from fastapi import FastAPI

@@ -20,10 +20,10 @@ _ENDS = re.compile(
     "HU008",
     "cancellation-eaten",
     Severity.ERROR,
-    summary="An except clause takes `CancelledError` and the work goes on.",
+    summary="An except clause swallows `CancelledError`, so the work continues.",
     why="""A hang-up reaches a coroutine as CancelledError. A bare `except`, `except BaseException`, or an `except
-    CancelledError` after which the function carries on makes the coroutine deaf to it. (`except Exception` alone is
-    harmless since Python 3.8.)""",
+    CancelledError` after which the function continues swallows it, so the generation does not stop. (`except Exception`
+    alone is harmless since Python 3.8.)""",
     hint="re-raise after cleaning up: `except asyncio.CancelledError: ...; raise`",
     bad="""
         async def answer(engine, prompt):
@@ -52,7 +52,7 @@ def cancellation_eaten(module: Module) -> Iterator[Hit]:
                 if caught and not _lets_through(handler) and not _is_part_of_ending(module, function, node, frame):
                     if caught == "CancelledError" and not _goes_on(handler, frame, node):
                         continue
-                    yield handler, f"`except{_shown(handler)}` eats the cancellation that a hang-up sends"
+                    yield handler, f"`except{_shown(handler)}` swallows the cancellation after a hang-up"
                 if _caught(module, handler):
                     break  # later clauses no longer see it
 
@@ -157,8 +157,8 @@ def _goes_on(handler: ast.ExceptHandler, frame: Frame, node: ast.Try) -> bool:
     "inference-shielded",
     Severity.ERROR,
     summary="`asyncio.shield` (or a shielded cancel scope) around inference.",
-    why="""A shield is there to keep cancellation away: the caller is cancelled when the client leaves, the generation
-    inside goes on to its end.""",
+    why="""A shield blocks cancellation: when the client disconnects, the caller is cancelled, but the generation inside
+    runs to its end.""",
     hint="shield only the cleanup, never the generation",
     bad="""
         import asyncio
@@ -184,11 +184,11 @@ def inference_shielded(module: Module) -> Iterator[Hit]:
         if site.name == "asyncio.shield" and site.node.args:
             inner = next(inference.within(_shielded(module, site.node.args[0], site.function)), None)
             if inner is not None:
-                yield site.node, f"the shield keeps `{inner.name}` running after the client has left"
+                yield site.node, f"the shield keeps `{inner.name}` running after the client disconnects"
         elif site.name.endswith("CancelScope") and _is_true(site.keyword("shield")) and isinstance(site.statement, ast.With):
             inner = next((i for s in site.statement.body for i in inference.within(s)), None)
             if inner is not None:
-                yield site.node, f"the scope keeps `{inner.name}` running after the client has left"
+                yield site.node, f"the scope keeps `{inner.name}` running after the client disconnects"
 
 
 def _shielded(module: Module, node: ast.expr, function: Function) -> ast.AST:

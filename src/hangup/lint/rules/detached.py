@@ -18,9 +18,9 @@ _STOPPERS = ("abort", "cancel")
     "HU001",
     "inference-in-background",
     Severity.ERROR,
-    summary="Inference is handed to a background task.",
-    why="""A background task runs after the response, to its end: the client may have left long ago, and nothing tells
-    the engine. Work that must outlive its request belongs to a job with an owner, a limit and a way to cancel it.""",
+    summary="Inference runs in a background task.",
+    why="""A background task runs to its end after the response, even if the client disconnected long ago. Work that must
+    outlive its request belongs in a job with an owner, a limit and a way to cancel it.""",
     hint="await it in the handler with `hangup.run`, or make it a job that can be cancelled",
     bad="""
         from fastapi import BackgroundTasks, FastAPI
@@ -64,7 +64,7 @@ def inference_in_background(module: Module) -> Iterator[Hit]:
         if isinstance(work, ast.Call):
             continue  # add_task(f()) is a different mistake, or a different add_task
         if inference.maker(work) or _names_inference(module, site, work):
-            yield site.node, f"`{module.dotted(work)}` computes on after the client has left"
+            yield site.node, f"`{module.dotted(work)}` keeps running after the client disconnects"
 
 
 def _names_inference(module: Module, site: Site, work: ast.expr) -> bool:
@@ -77,10 +77,10 @@ def _names_inference(module: Module, site: Site, work: ast.expr) -> bool:
     "HU002",
     "task-handle-dropped",
     Severity.ERROR,
-    summary="A task that runs inference, or that stops it, is started and its handle is dropped.",
-    why="""Nobody can cancel a task without its handle: when the client leaves, the generation goes on. The event loop
-    itself holds tasks weakly only, so an abort that is started this way may never run at all.""",
-    hint="keep the task and cancel it in `finally`, or await the call itself",
+    summary="A task that runs or aborts inference is started without keeping its handle.",
+    why="""Nobody can cancel a task without its handle: when the client disconnects, the generation continues. The event
+    loop keeps only weak references to tasks, so an abort started this way may never run.""",
+    hint="keep the task and cancel it in `finally`, or await the call directly",
     bad="""
         import asyncio
         from fastapi import FastAPI
@@ -113,9 +113,9 @@ def task_handle_dropped(module: Module) -> Iterator[Hit]:
         if work is None:
             continue
         if inference.has(work):
-            yield site.node, f"nobody can cancel `{work.name}` once it runs"
+            yield site.node, f"nobody can cancel `{work.name}`: its task has no handle"
         elif work.name.rpartition(".")[2].lstrip("_").startswith(_STOPPERS):
-            yield site.node, f"`{work.name}` may be collected before it has run: nobody holds its task"
+            yield site.node, f"`{work.name}` may be garbage-collected before it runs: nothing references its task"
 
 
 def _owned(site: Site) -> bool:

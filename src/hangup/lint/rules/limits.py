@@ -18,9 +18,9 @@ _REQUESTS = frozenset({"requests.post", "requests.request"})
     "HU006",
     "no-timeout",
     Severity.WARNING,
-    summary="A call to an engine or an HTTP client for one has its timeout switched off, or none at all.",
-    why="""If the cancel is lost, or the engine hangs, only a timeout ends the call. `timeout=None` in httpx, aiohttp and
-    the SDKs means for ever, and `requests` has no timeout unless it is given one.""",
+    summary="A call to an engine, or the HTTP client for it, has no timeout.",
+    why="""If the cancellation is lost or the engine hangs, only a timeout ends the call. In httpx, aiohttp and the SDKs,
+    `timeout=None` means no timeout; `requests` has none by default.""",
     hint="set a read timeout that fits the longest pause between two tokens",
     bad="""
         import httpx
@@ -45,15 +45,15 @@ def no_timeout(module: Module) -> Iterator[Hit]:
         name = site.name
         if name in _REQUESTS and id(site.node) in inference.direct:
             if site.keyword("timeout") is None and not site.has_double_star:
-                yield site.node, f"`{name}` waits for ever: it has no timeout unless it is given one"
+                yield site.node, f"`{name}` may wait forever: it has no timeout by default"
         elif name == "httpx.Timeout":
             if _is_none(site.node.args[0] if site.node.args else site.keyword("timeout")) and site.keyword("read") is None:
-                yield site.node, "`httpx.Timeout(None)` lets a read wait for ever"
+                yield site.node, "`httpx.Timeout(None)` lets a read wait forever"
         elif name == "aiohttp.ClientTimeout":
             if _is_none(site.keyword("total")) and site.keyword("sock_read") is None and len(site.node.args) < 2:
-                yield site.node, "`ClientTimeout(total=None)` without `sock_read` waits for ever"
+                yield site.node, "`ClientTimeout(total=None)` without `sock_read` waits forever"
         elif _is_none(site.keyword("timeout")) and (name.endswith(_HTTP_CLIENTS) or id(site.node) in inference.direct):
-            yield site.node, f"`timeout=None` lets `{name}` wait for ever"
+            yield site.node, f"`timeout=None` lets `{name}` wait forever"
 
 
 def _is_none(node: ast.expr | None) -> bool:
@@ -87,9 +87,9 @@ _CAPPED_FUNCTIONS = frozenset({"litellm.completion", "litellm.acompletion", "oll
     "HU007",
     "no-max-tokens",
     Severity.WARNING,
-    summary="A generation without a cap on its tokens.",
-    why="""The cap is the last defence: when the client's departure is missed, the generation still ends, at a known
-    cost. Without it most engines go on to the end of the context window.""",
+    summary="A generation without a token limit.",
+    why="""The token limit is the last defence: if the client's hang-up goes unnoticed, the generation still ends, at a
+    known cost. Without it, most engines continue to the end of the context window.""",
     hint="pass `max_tokens` (or `max_completion_tokens`, `max_output_tokens`)",
     bad="""
         from openai import AsyncOpenAI
@@ -116,16 +116,16 @@ def no_max_tokens(module: Module) -> Iterator[Hit]:
         if not (serving or site.function.is_async) or site.has_double_star or len(site.node.args) > 2:
             continue
         if site.keyword(*_CAPS) is None and site.keyword("messages", "prompt", "input") is not None:
-            yield site.node, f"`{site.name}` may compute to the end of the context window"
+            yield site.node, f"`{site.name}` may generate to the end of the context window"
 
 
 @rule(
     "HU012",
     "retries-without-budget",
     Severity.WARNING,
-    summary="Inference is retried without an end.",
-    why="""Each retry is a whole generation. Without a limit on attempts or on time, a slow engine gets the same work
-    again and again from clients that have long given up, just when it can least bear it.""",
+    summary="Inference is retried without a limit.",
+    why="""Each retry is a whole generation. Without a limit on attempts or on time, an overloaded engine gets the same
+    work again and again, for clients that disconnected long ago.""",
     hint="limit the attempts and the time (tenacity: `stop=stop_after_attempt(3) | stop_after_delay(30)`)",
     bad="""
         from openai import AsyncOpenAI
@@ -158,10 +158,10 @@ def retries_without_budget(module: Module) -> Iterator[Hit]:
             continue
         for decorator in function.decorators:
             if _retries_for_ever(module, decorator):
-                yield decorator, f"`{function.name}` is tried again without an end"
+                yield decorator, f"`{function.name}` is retried without a limit"
         for loop, _ in function.loops:
             if isinstance(loop, ast.While) and _is_true(loop.test) and _repeats(module, loop, makes):
-                yield loop, f"`{makes[0].name}` is tried again without an end"
+                yield loop, f"`{makes[0].name}` is retried without a limit"
 
 
 def _retries_for_ever(module: Module, decorator: ast.expr) -> bool:

@@ -22,9 +22,9 @@ _LEAVING = re.compile(r"output|result|response|token|chunk|out_|event|log|stream
     "HU013",
     "unbounded-queue",
     Severity.WARNING,
-    summary="A queue without a limit in front of an engine.",
-    why="""When the engine is slower than its clients the line grows without an end: those at its head have given up
-    before their turn comes, and the engine computes for nobody. A bounded line sheds early instead.""",
+    summary="An unbounded queue in front of an engine.",
+    why="""When requests arrive faster than the engine can answer, the queue grows without bound: clients time out before
+    their request starts, and the engine computes for nobody. A bounded queue refuses early instead.""",
     hint="give it a `maxsize` and answer 503 when it is full, or use `hangup.Gate`",
     bad="""
         import asyncio
@@ -54,7 +54,7 @@ def unbounded_queue(module: Module) -> Iterator[Hit]:
         if site.name in _QUEUES and not _bounded(site):
             name = _given_to(site)
             if _WAITING.search(name) and not _LEAVING.search(name):
-                yield site.node, f"`{name}` may grow without an end while the engine is busy"
+                yield site.node, f"`{name}` may grow without bound while the engine is busy"
 
 
 def _bounded(site: Site) -> bool:

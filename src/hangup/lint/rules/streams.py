@@ -19,10 +19,10 @@ _READERS = frozenset({"aiter_lines", "aiter_bytes", "aiter_raw", "aiter_text", "
     "HU003",
     "stream-not-closed",
     Severity.WARNING,
-    summary="A streaming generator reads from an engine and never closes the upstream.",
-    why="""When the client leaves between two chunks, the generator is dropped where it stands. Without `finally` or
-    `async with`, the engine's stream is closed whenever the garbage collector comes by, and not at all while a
-    traceback, a task or a cycle still holds it; until then the engine computes.""",
+    summary="A streaming generator reads from an engine and never closes the engine's stream.",
+    why="""When the client disconnects between two chunks, the generator is abandoned. Without `finally` or `async with`,
+    the engine's stream closes only when the garbage collector runs, and stays open while a traceback, a task or a cycle
+    still references it; until then the engine computes.""",
     hint="iterate inside `async with` (or `contextlib.aclosing`), close in `finally`, or return `hangup.stream(...)`",
     bad="""
         from fastapi import FastAPI
@@ -72,7 +72,7 @@ def stream_not_closed(module: Module) -> Iterator[Hit]:
                 continue
             source = _upstream(module, inference, loop.iter, function)
             if source is not None and not _closed(module, frame) and not _handed_on(function, loop.iter):
-                yield loop, f"the stream of `{source.name}` is not closed when the client leaves"
+                yield loop, f"the stream of `{source.name}` is not closed when the client disconnects"
 
 
 def _upstream(module: Module, inference: Inference, iterated: ast.expr, function: Function, depth: int = 3) -> Site | None:
@@ -138,11 +138,11 @@ def catches_cancel(module: Module, handler: ast.ExceptHandler) -> bool:
     "HU011",
     "disconnect-polled-late",
     Severity.WARNING,
-    summary="`is_disconnected()` is asked only after a chunk has come, where nobody else watches.",
-    why="""Until the first token, and whenever the engine pauses, the loop waits for the engine and nobody looks at the
-    client: a long prefill is computed in full for someone who left during its first second. (In a generator that a
-    streaming response sends, the framework watches as well; there the poll is merely superfluous, and not reported.)""",
-    hint="watch the client beside the loop: `await hangup.run(request, ...)`",
+    summary="A loop polls `is_disconnected()` only after each chunk, and nothing else watches the client.",
+    why="""Until the first token, and whenever the engine pauses, the loop waits for the engine and nobody watches the
+    client: the engine computes a long prefill in full for a client that left during the first second. (In the generator
+    of a streaming response, the framework watches as well; there the poll is redundant, and not reported.)""",
+    hint="watch the client while the loop runs: `await hangup.run(request, ...)`",
     bad="""
         from fastapi import FastAPI, Request
 
@@ -194,9 +194,9 @@ def _has_watcher(function: Function) -> bool:
     "HU014",
     "stream-computed-whole",
     Severity.WARNING,
-    summary="A streaming response whose content is computed whole before its first byte.",
-    why="""The client waits as long as for a plain answer, runs into its read timeout and leaves, while nothing can be
-    noticed or stopped in between. Ask the engine for a stream and pass it on as it comes.""",
+    summary="A streaming response whose whole content is computed before its first byte.",
+    why="""The client waits as long as for a non-streaming answer and may hit its read timeout, and nothing notices a
+    hang-up in between. Request a stream from the engine and forward its chunks as they arrive.""",
     hint="call the engine with `stream=True` and yield each chunk",
     bad="""
         from fastapi import FastAPI
@@ -244,9 +244,9 @@ def stream_computed_whole(module: Module) -> Iterator[Hit]:
         if not whole or len(whole) != len(direct):
             continue
         if function.is_async_generator and feeds_client(module, function) and not _yields_in_loop(function):
-            yield whole[0].node, f"`{whole[0].name}` is awaited whole before the first chunk is sent"
+            yield whole[0].node, f"`{whole[0].name}` is awaited in full before the first chunk is sent"
         elif not function.yields and any(_wraps_whole(s) for s in function.calls):
-            yield whole[0].node, f"`{whole[0].name}` is awaited whole and then sent as a stream"
+            yield whole[0].node, f"`{whole[0].name}` is awaited in full and then sent as a stream"
 
 
 def _yields_in_loop(function: Function) -> bool:

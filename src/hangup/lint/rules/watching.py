@@ -15,9 +15,9 @@ from hangup.lint.vocabulary import Inference, is_handler, is_streaming_response,
     "HU004",
     "nobody-watches-client",
     Severity.WARNING,
-    summary="A handler awaits a whole generation while nobody watches the client.",
-    why="""Starlette, FastAPI, Litestar and aiohttp do not cancel a handler when its client leaves: the generation is
-    computed to its end and the answer is thrown away.""",
+    summary="A handler awaits a generation while nothing watches the client.",
+    why="""Starlette, FastAPI, Litestar and aiohttp do not cancel a handler when its client disconnects: the generation
+    runs to its end and the answer is discarded.""",
     hint="`await hangup.run(request, ...)`, or `@hangup.tethered` on the handler",
     bad="""
         from fastapi import FastAPI
@@ -60,7 +60,7 @@ def nobody_watches_client(module: Module) -> Iterator[Hit]:
             if maker is not None and (maker.yields or _returns_stream(maker.calls) or watches_client(module, maker)):
                 continue
             if streams(inference.source(site)) is False and not site.has_double_star:
-                yield site.node, f"`{site.name}` computes to its end even if the client leaves"
+                yield site.node, f"`{site.name}` runs to its end even if the client disconnects"
                 break
 
 
@@ -77,9 +77,9 @@ def _returns_stream(calls: list[Site]) -> bool:
     "middleware-hides-disconnect",
     Severity.WARNING,
     summary="`BaseHTTPMiddleware` (or `@app.middleware`) hides disconnects from the handlers behind it.",
-    why="""Behind it `request.is_disconnected()` stays False for ever (measured with Starlette 1.10), so a handler that
-    polls it computes to the end. It also runs the handler in a task of its own and passes the answer through a queue,
-    so that a failed write never reaches the handler. A plain ASGI middleware does neither.""",
+    why="""Behind it, `request.is_disconnected()` always returns False (measured with Starlette 1.10), so a handler that
+    polls it runs to its end. It also runs the handler in a separate task and passes the response through a queue, so a
+    failed write never reaches the handler. A plain ASGI middleware does neither.""",
     hint="write it as a plain ASGI middleware: `async def __call__(self, scope, receive, send)`",
     bad="""
         from starlette.middleware.base import BaseHTTPMiddleware
@@ -100,11 +100,11 @@ def _returns_stream(calls: list[Site]) -> bool:
 def middleware_hides_disconnect(module: Module) -> Iterator[Hit]:
     for node in module.classes:
         if any(module.dotted(base).rpartition(".")[2] == "BaseHTTPMiddleware" for base in node.bases):
-            yield node, f"`{node.name}` stands between the handlers and their clients"
+            yield node, f"`{node.name}` hides disconnects from the handlers behind it"
     for function in module.functions:
         for decorator in function.decorators:
             if isinstance(decorator, ast.Call) and _is_http_middleware(module, decorator):
-                yield decorator, f"`{function.name}` becomes a BaseHTTPMiddleware between the handlers and their clients"
+                yield decorator, f"`{function.name}` becomes a BaseHTTPMiddleware and hides disconnects from the handlers"
 
 
 def _is_http_middleware(module: Module, decorator: ast.Call) -> bool:
