@@ -198,7 +198,7 @@ def test_real_answers_are_read(path: Path) -> None:
 
 
 def test_an_engine_is_added_by_one_file(tmp_path: Path) -> None:
-    """A module in `engines/adapters` is enough: it is known by its name, and recognised."""
+    """A module in `gateway/backends/adapters` is enough: it is known by its name, and recognised."""
     code = (
         "import asyncio\n"
         "import importlib.util, sys, pathlib\n"

@@ -33,6 +33,7 @@ class AnthropicErrors(Api):
 
 class AnthropicMessages(AnthropicErrors):
     name = "anthropic.messages"
+    paths = {"/v1/messages": ("POST",)}
     text_mark = b'"delta":{"type":"text_delta","text":"'
     generates = True
     caps = Caps(("max_tokens",))
@@ -93,6 +94,7 @@ class AnthropicMessages(AnthropicErrors):
 
 class AnthropicCountTokens(AnthropicErrors):
     name = "anthropic.count_tokens"
+    paths = {"/v1/messages/count_tokens": ("POST",)}
     question = True
 
 

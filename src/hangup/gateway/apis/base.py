@@ -133,6 +133,7 @@ class Api:
     """One API. APIs with `generates` count tokens and may assemble answers."""
 
     name = ""
+    paths: Mapping[str, tuple[str, ...]] = {}  # the paths of this API, with their methods; not inherited
     family = ""  # the part of the name before the dot; empty if it is not a known API
     generates = False
     about_jobs = False  # answered by the gateway itself, or by the provider that has the jobs

@@ -13,6 +13,7 @@ LATE_TOKENS = 4
 
 class LlamaCppCompletion(Api):
     name = "llamacpp.completion"
+    paths = {"/completion": ("POST",)}
     generates = True
     caps = Caps(("n_predict", "max_tokens"), endless=-1)
     fields = {"prompt": (str, list, dict), "stream": (bool,), "model": (str,)}

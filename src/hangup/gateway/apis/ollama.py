@@ -68,10 +68,12 @@ def _folded(key: str) -> str:
 
 class OllamaChat(OllamaApi):
     name = "ollama.chat"
+    paths = {"/api/chat": ("POST",)}
 
 
 class OllamaGenerate(OllamaApi):
     name = "ollama.generate"
+    paths = {"/api/generate": ("POST",)}
 
 
 class OllamaAssembler(Assembler):

@@ -53,6 +53,7 @@ class OpenAIStream(Api):
 
 class OpenAIChat(OpenAIStream):
     name = "openai.chat"
+    paths = {"/v1/chat/completions": ("POST",)}
     caps = Caps(("max_tokens", "max_completion_tokens"), minima=("min_tokens",))
     fields = {"model": (str,), "messages": (list,), "stream": (bool,), "stream_options": (dict,), "tools": (list,)}
     text_marks = marks(*_TEXTS, "arguments")

@@ -9,6 +9,7 @@ from hangup.gateway.apis.openai_chat import ChoicesAssembler, OpenAIStream, adds
 
 class OpenAICompletions(OpenAIStream):
     name = "openai.completions"
+    paths = {"/v1/completions": ("POST",)}
     caps = Caps(("max_tokens",), minima=("min_tokens",))
     fields = {"model": (str,), "prompt": (str, list), "stream": (bool,), "stream_options": (dict,)}
     text_marks = marks("text")

@@ -14,6 +14,7 @@ _STATUS = {"rate_limit_exceeded": 429, "invalid_prompt": 400, "invalid_request_e
 
 class OpenAIResponses(Api):
     name = "openai.responses"
+    paths = {"/v1/responses": ("POST",)}
     generates = True
     kept_by_engine = True
     caps = Caps(("max_output_tokens",), least=16)  # OpenAI refuses less

@@ -1,63 +1,26 @@
-"""Maps paths to APIs. A path that is not in these tables does not exist for clients."""
+"""Maps paths to APIs. A path that is not among them does not exist for clients.
+
+An API declares its own paths (`Api.paths`), and this module finds every API in the package. It lists only the paths whose API
+depends on the body, and adds those that the gateway passes on unchanged (`engine_paths`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib import import_module
+from pkgutil import iter_modules
 from urllib.parse import unquote_to_bytes
 
 from hangup.config import RouteSettings
-from hangup.gateway.apis.anthropic import AnthropicCountTokens, AnthropicErrors, AnthropicMessages
+from hangup.config.schema import APIS
+from hangup.gateway import apis
 from hangup.gateway.apis.base import Api, Json
 from hangup.gateway.apis.engine_paths import PASSED, PlainApi
-from hangup.gateway.apis.llamacpp import LlamaCppCompletion
-from hangup.gateway.apis.ollama import OllamaChat, OllamaGenerate
 from hangup.gateway.apis.openai_chat import OpenAIChat
 from hangup.gateway.apis.openai_completions import OpenAICompletions
-from hangup.gateway.apis.openai_responses import OpenAIResponses
+from hangup.gateway.apis.resources import EmbeddingsApi, JobsApi
 from hangup.gateway.apis.sglang import SglangGenerate
 from hangup.gateway.apis.tgi import TgiGenerate
-
-
-class EmbeddingsApi(Api):
-    name = "openai.embeddings"
-    sized = True
-
-
-class ModelsApi(Api):
-    name = "openai.models"
-    question = True
-
-
-class AnthropicModelsApi(AnthropicErrors):
-    """The same path with a request in Anthropic's style."""
-
-    name = "anthropic.models"
-
-
-class FilesApi(Api):
-    name = "openai.files"
-    about_jobs = True
-
-
-class BatchesApi(Api):
-    name = "openai.batches"
-    about_jobs = True
-
-
-class StoredResponsesApi(Api):
-    name = "openai.responses.stored"
-    about_jobs = True
-    engine_may_have = True
-
-
-class MessageBatchesApi(AnthropicErrors):
-    name = "anthropic.batches"
-    about_jobs = True
-
-
-class JobsApi(Api):
-    name = "hangup.gateway.jobs"
-    about_jobs = True
 
 
 class PassThroughApi(Api):
@@ -77,7 +40,6 @@ class InvocationsApi(OpenAIChat):
 UNKNOWN = Api()  # for errors before the path is known: in OpenAI's format, which most clients can read
 _SGLANG = SglangGenerate()
 _CHAT, _COMPLETIONS, _INVOCATION = OpenAIChat(), OpenAICompletions(), PlainApi("invocations")
-ANTHROPIC_MODELS = AnthropicModelsApi()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,33 +57,26 @@ class Route:
         return self.api
 
 
+def discovered() -> list[Route]:
+    """Return a route for each path that an API in a module of this package declares."""
+    found = []
+    for module in iter_modules(apis.__path__, f"{apis.__name__}."):
+        if module.name == __name__:
+            continue
+        for api in vars(import_module(module.name)).values():
+            if isinstance(api, type) and issubclass(api, Api) and api.__module__ == module.name:
+                found += [Route(path, methods, api()) for path, methods in vars(api).get("paths", {}).items()]
+    families = [*APIS, ""]
+    return sorted(found, key=lambda route: (route.api.about_jobs, families.index(route.api.family)))
+
+
 BUILT_IN: dict[str, Route] = {
     route.path: route
     for route in (
-        Route("/v1/chat/completions", ("POST",), OpenAIChat()),
-        Route("/v1/completions", ("POST",), OpenAICompletions()),
-        Route("/v1/responses", ("POST",), OpenAIResponses()),
-        Route("/v1/embeddings", ("POST",), EmbeddingsApi()),
-        Route("/v1/models", ("GET",), ModelsApi()),
-        Route("/v1/models/*", ("GET",), ModelsApi()),
-        Route("/v1/messages", ("POST",), AnthropicMessages()),
-        Route("/v1/messages/count_tokens", ("POST",), AnthropicCountTokens()),
-        Route("/completion", ("POST",), LlamaCppCompletion()),
+        *discovered(),
         Route("/generate", ("POST", "PUT"), GenerateApi()),
-        Route("/generate_stream", ("POST",), TgiGenerate()),
-        Route("/api/chat", ("POST",), OllamaChat()),
-        Route("/api/generate", ("POST",), OllamaGenerate()),
-        Route("/v1/realtime", ("GET",), PlainApi("openai.realtime", question=True), websocket=True),
         Route("/invocations", ("POST",), InvocationsApi()),
-        Route("/v1/files", ("GET", "POST"), FilesApi()),
-        Route("/v1/files/*", ("GET", "DELETE"), FilesApi()),
-        Route("/v1/batches", ("GET", "POST"), BatchesApi()),
-        Route("/v1/batches/*", ("GET", "POST"), BatchesApi()),
-        Route("/v1/responses/*", ("GET", "POST", "DELETE"), StoredResponsesApi()),
-        Route("/v1/messages/batches", ("GET", "POST"), MessageBatchesApi()),
-        Route("/v1/messages/batches/*", ("GET", "POST", "DELETE"), MessageBatchesApi()),
-        Route("/v1/jobs", ("GET",), JobsApi()),
-        Route("/v1/jobs/*", ("GET", "DELETE"), JobsApi()),
+        Route("/v1/realtime", ("GET",), PlainApi("openai.realtime", question=True), websocket=True),
     )
 } | {path: Route(path, methods, api) for path, (methods, api) in PASSED.items()}
 

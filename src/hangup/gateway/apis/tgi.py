@@ -14,6 +14,7 @@ _NOT_STREAMED = ("best_of", "decoder_input_details", "top_n_tokens")
 
 class TgiGenerate(Api):
     name = "tgi.generate"
+    paths = {"/generate_stream": ("POST",)}
     generates = True
     caps = Caps(("max_new_tokens",), table="parameters")
     fields = {"inputs": (str,), "parameters": (dict,), "stream": (bool,)}

@@ -16,7 +16,7 @@ from hangup.core.reaper import PendingStop
 from hangup.core.reasons import Reason
 from hangup.errors import Refusal
 from hangup.gateway import answers
-from hangup.gateway.apis.routes import ANTHROPIC_MODELS, ModelsApi
+from hangup.gateway.apis.resources import ANTHROPIC_MODELS, ModelsApi
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.call_flow import CallFlow
 from hangup.gateway.client.connection import ClientConnection
