@@ -84,7 +84,7 @@ def test_bad_settings_are_named(project: Path, capsys: pytest.CaptureFixture[str
     (project / "pyproject.toml").write_text('[tool.hangup.lint]\nselect = "HU001"\nselct = []\n')
     code, _, err = lint(capsys, project)
     assert code == 2
-    assert "no setting 'selct'" in err and "select must be a list of strings" in err
+    assert "unknown setting 'selct'" in err and "select must be a list of strings" in err
 
 
 def test_a_file_that_cannot_be_parsed_is_a_finding(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
