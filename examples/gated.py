@@ -1,4 +1,4 @@
-"""Admission in the process: one call at a time, one in line, nobody waits for longer than a second.
+"""Admission inside the process: one call runs, one waits, and nobody waits for longer than a second.
 
 hangup engine --port 9000 --slots 8
 ENGINE=http://127.0.0.1:9000 uvicorn gated:app --app-dir examples

@@ -1,4 +1,4 @@
-"""How such handlers are usually written. Each goes on when its client leaves; `hangup lint examples/leaking.py` says so.
+"""Typical handlers. Each keeps the engine working after its client has left; `hangup lint examples/leaking.py` reports them.
 
 hangup engine --port 9000 --slots 8
 ENGINE=http://127.0.0.1:9000 uvicorn leaking:app --app-dir examples
@@ -18,7 +18,7 @@ app = FastAPI()
 
 @app.post("/answer")
 async def answer(prompt: str):
-    """Nobody watches the client: the whole answer is computed and thrown away."""
+    """Nobody watches the client: the engine computes the whole answer, and nobody receives it."""
     messages = [{"role": "user", "content": prompt}]
     result = await client.chat.completions.create(model="m", messages=messages)
     return {"text": result.choices[0].message.content}
@@ -26,7 +26,7 @@ async def answer(prompt: str):
 
 @app.post("/stream")
 async def stream(prompt: str):
-    """The first token is awaited here, before there is a response that anybody could notice to be unwanted."""
+    """Waits for the first token before there is a response, so nobody notices when the client leaves."""
     messages = [{"role": "user", "content": prompt}]
     chunks = await client.chat.completions.create(model="m", messages=messages, stream=True)
     first = await anext(chunks)
@@ -41,7 +41,7 @@ async def stream(prompt: str):
 
 @app.post("/blocking")
 def blocking(prompt: str):
-    """In a thread: nothing can cancel it."""
+    """Runs in a thread: nothing can cancel it."""
     messages = [{"role": "user", "content": prompt}]
     result = blocking_client.chat.completions.create(model="m", messages=messages)
     return {"text": result.choices[0].message.content}
@@ -53,6 +53,6 @@ async def write(prompt: str):
 
 @app.post("/background")
 async def background(prompt: str, tasks: BackgroundTasks):
-    """Computed after the response, for whoever may still care."""
+    """Runs after the response, even if the client is gone."""
     tasks.add_task(write, prompt)
     return {"text": "later"}
