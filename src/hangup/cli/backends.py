@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
         ("undrain", "DELETE", "send calls to a drained backend again"),
     ):
         parser = commands.add_parser(name, help=help, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("backend", metavar="BACKEND")
+        parser.add_argument("backend", metavar="BACKEND", help="name of a backend, as `hangup backends` shows it")
         client.add_flags(parser)
         parser.set_defaults(run=run_drain, method=method)
 

@@ -29,14 +29,14 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=lambda arguments: parser.print_help() or 2)
-    what = parser.add_subparsers(metavar="WHAT")
+    what = parser.add_subparsers(metavar="COMMAND", title="commands")
     listing = _command(what, "ls", "list jobs, newest first", run_ls)
     listing.add_argument("--all", action="store_true", help="also list ended jobs")
-    listing.add_argument("--tenant")
-    listing.add_argument("--kind", choices=("call", "response", "batch", "message_batch"))
-    listing.add_argument("--limit", type=int, default=100, metavar="N", help="default: 100")
+    listing.add_argument("--tenant", help="only jobs of this tenant")
+    listing.add_argument("--kind", choices=("call", "response", "batch", "message_batch"), help="only jobs of this kind")
+    listing.add_argument("--limit", type=int, default=100, metavar="N", help="show at most this many jobs (default: 100)")
     _command(what, "show", "show the details of a job", run_show).add_argument("id", metavar="ID")
-    _command(what, "cancel", "stop jobs, in their engines too", run_cancel).add_argument("id", nargs="+", metavar="ID")
+    _command(what, "cancel", "cancel jobs, also in the engines", run_cancel).add_argument("id", nargs="+", metavar="ID")
     pruning = _command(what, "prune", "delete ended jobs and their results", run_prune)
     pruning.add_argument(
         "--older-than",
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
         metavar="TIME",
         help="delete jobs that ended longer ago than this, such as 24h (default: 30d)",
     )
-    pruning.add_argument("--tenant")
+    pruning.add_argument("--tenant", help="only jobs of this tenant")
     submit.add_parser(what)
 
 

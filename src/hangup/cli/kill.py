@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("id", nargs="*", metavar="ID")
+    parser.add_argument("id", nargs="*", metavar="ID", help="id of a live call, as `hangup ps` shows it")
     ps.add_filters(parser)
     parser.add_argument(
         "--wait",

@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--since", default="24h", metavar="TIME", help="how far back to look, such as 90m, 24h or 7d (default: 24h)"
     )
-    parser.add_argument("--by", default="tenant", choices=GROUPS, help="default: tenant")
+    parser.add_argument("--by", default="tenant", choices=GROUPS, help="group by this (default: tenant)")
     parser.add_argument("--csv", action="store_true", help="print CSV")
     client.add_flags(parser)
     parser.set_defaults(run=run)

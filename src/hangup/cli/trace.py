@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("id", metavar="ID")
+    parser.add_argument("id", metavar="ID", help="id of the call")
     client.add_flags(parser)
     parser.set_defaults(run=run)
 
