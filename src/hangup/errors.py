@@ -57,5 +57,9 @@ class EngineFault(HangupError):
         self.detail = detail
 
 
+class OutOfResources(EngineFault):
+    """This process has no file descriptors, ports or memory left to ask an engine. That says nothing about the engine."""
+
+
 class EngineSilent(EngineFault):
     """The backend is up but did not answer in time."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hangup.core import reasons
-from hangup.core.call import Call, CallTimeLimits, Ending, EngineAction, Phase, Tell
+from hangup.core.call import DETAIL_CHARS_MAX, Call, CallTimeLimits, Ending, EngineAction, Phase, Tell
 from hangup.core.ledger import Ledger
 from hangup.core.reasons import REASONS, Outcome, Reason
 
@@ -213,3 +213,10 @@ def test_what_the_client_is_told(reason: Reason, begun: bool, has_all: bool, tel
     call.client_has_all = has_all
     ending = call.end(reason, 1.0)
     assert ending is not None and ending.tell is tell
+
+
+def test_what_is_told_about_the_end_has_an_end_itself() -> None:
+    """Engines' own words go into it, and calls are kept for a while."""
+    call = Call("c", 0.0)
+    ending = call.end(reasons.ENGINE_ERROR, 1.0, "x" * 10**6)
+    assert ending is not None and len(ending.detail) == len(call.detail) == DETAIL_CHARS_MAX

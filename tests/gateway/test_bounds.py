@@ -118,6 +118,13 @@ class TestNames:
         listed = get_json(f"{gateway.admin_url}/api/calls/{got.headers['x-request-id']}")
         assert listed["model"] in ("", None)
 
+    def test_a_long_one_that_is_only_searched_for(self, engine: StandIn) -> None:
+        """Where there are several backends, bodies that are read for nothing else are searched for a model."""
+        with Gateway(engine.url, engine.url.replace("127.0.0.1", "localhost")) as several:
+            got = ask(several.address, "/v1/embeddings", {"input": "x", "model": "m" * 5000})
+            assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_field")
+            assert "name_bytes_max" in got.body.decode()
+
     @pytest.mark.parametrize("path", ["/completion", "/generate"])
     @pytest.mark.parametrize("model", [["a"], {"a": 1}, 7, True, None])
     def test_a_name_that_is_none(self, gateway: Gateway, path: str, model: object) -> None:

@@ -132,6 +132,9 @@ def test_any_change(value: dict[str, Any], changes: dict[str, Any], spaced: bool
     assert orjson.loads(with_fields(body, orjson.loads(body), changes)) == {**value, **changes}
 
 
+SEVERAL = [b"{}{}", b"[] []", b'{"a":1},{"b":2}', b"{}}{", b"{} 5", b'{} "}"', b"{},", b"[" * 255 + b"]" * 255]
+
+
 class TestOutline:
     @given(OBJECTS, st.lists(st.integers(0, 400), max_size=6), st.booleans())
     def test_what_is_json_has_one_however_it_comes(self, value: dict[str, Any], cuts: list[int], indented: bool) -> None:
@@ -148,8 +151,12 @@ class TestOutline:
         outline.feed(body[: data.draw(st.integers(0, len(body) - 1))])
         assert not outline.whole
 
-    @pytest.mark.parametrize("text", [b"", b'"text"', b"12", b"{}x", b"<html>", b'{"a":1}\n{"b":', b'{"\xff":1}', b"[}", b"{]"])
+    @pytest.mark.parametrize(
+        "text", [b"", b'"text"', b"12", b"{}x", b"<html>", b'{"a":1}\n{"b":', b'{"\xff":1}', b"[}", b"{]", *SEVERAL]
+    )
     def test_what_is_none(self, text: bytes) -> None:
-        outline = Outline()
-        outline.feed(text)
-        assert not outline.whole
+        for pieces in ([text], [bytes([byte]) for byte in text]):
+            outline = Outline()
+            for piece in pieces:
+                outline.feed(piece)
+            assert not outline.whole

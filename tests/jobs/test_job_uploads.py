@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from hangup.gateway.store.jobs import JobStore, NewItem
 from support.job_registry import FakeGateway, open_registry
 from support.jobs import CHAT
 from support.processes import Gateway, Process, StandIn, reserved_port
+from support.raw import Client
 from support.waiting import wait_until
 
 START = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
@@ -128,6 +130,24 @@ class TestStart:
                 other.execute("ROLLBACK")
                 wait_until(lambda: any('"jobs_opened"' in row for row in gateway.stdout_lines), what="it to be opened")
                 wait_until(lambda: engine.stats()["started"] == 1, what="what was promised to run")
+
+    def test_none_is_opened_during_a_drain(self, tmp_path: Path) -> None:
+        """It would start items, and the drain would wait for them."""
+        path = tmp_path / "jobs.sqlite"
+        JobStore(str(path)).close()
+        with StandIn() as engine, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with Gateway(engine.url, jobs=path, drain_s=600) as gateway, Client(gateway.address) as client:
+                wait_until(lambda: any(row["event"] == "no_jobs" for row in gateway.log()))
+                client.chat(stream=True, max_tokens=20000, ignore_eos=True)
+                client.read_until(b"data:")
+                gateway.signal(signal.SIGTERM)
+                wait_until(lambda: any(row["event"] == "drain" for row in gateway.log()))
+                wait_until(lambda: 'hangup_tasks_running{task="jobs"}' not in gateway.metrics(), what="no more tries")
+                other.execute("ROLLBACK")
+                client.fin()
+                assert gateway.popen.wait(60) == 0
+                assert not any(row["event"] == "jobs_opened" for row in gateway.log())
 
     def test_a_damaged_one(self, tmp_path: Path) -> None:
         path = tmp_path / "jobs.sqlite"

@@ -72,6 +72,7 @@ class CallTimeLimits(NamedTuple):
 
 
 UNLIMITED = CallTimeLimits()
+DETAIL_CHARS_MAX = 2000  # of what is told about a call's end: engines' own words go into it, and calls are kept after their end
 _STATES = list(StopState)
 _STOPPED = {
     None: True,
@@ -289,6 +290,7 @@ class Call:
         """End the call once: the first caller gets what to do, any later one gets None."""
         if self.ended:
             return None
+        detail = detail[:DETAIL_CHARS_MAX]
         engine = EngineAction.NONE
         if self.phase in (Phase.SENT, Phase.ANSWERING):
             engine = EngineAction.KEEP if self.engine_finished else EngineAction.ABORT

@@ -31,7 +31,7 @@ from hangup.core.admission import Ticket
 from hangup.core.call import Call, CallTimeLimits, Phase
 from hangup.core.reaper import PendingStop
 from hangup.core.reasons import Reason
-from hangup.errors import EngineFault, Refusal, WireError
+from hangup.errors import EngineFault, OutOfResources, Refusal, WireError
 from hangup.gateway import answers, stream_refusal
 from hangup.gateway.apis.base import Json
 from hangup.gateway.backends.backend import Backend
@@ -52,7 +52,7 @@ from hangup.gateway.http.head import ResponseHead
 from hangup.gateway.placement import BackendNames, Placed
 from hangup.gateway.relay.base import Relay
 from hangup.gateway.relay.passthrough import PassRelay
-from hangup.gateway.request_policy import IncomingRequest
+from hangup.gateway.request_policy import IncomingRequest, name_too_long
 from hangup.gateway.routing import NOTHING_WANTED, Wanted
 from hangup.gateway.stopping import Attempt
 from hangup.gateway.stream_refusal import StreamRefusal
@@ -125,7 +125,11 @@ class CallFlow(ClientRequest):
     def find_place(self, *, asked: bool = False) -> None:
         """Finds out who can answer, and queues for them; `asked`: backends were just asked for their models."""
         routing, request = self.ports.routing, self.asked
-        self.wanted = Wanted(self.api.family, request.model(search=routing.reads_bodies), self.wanted.home)
+        model = request.model(search=routing.reads_bodies)
+        if len(model) > self.limits.name_bytes_max:  # in a body that is read for nothing else
+            self.end(reasons.BAD_FIELD, name_too_long(self.limits))
+            return
+        self.wanted = Wanted(self.api.family, model, self.wanted.home)
         found = routing.find(self.wanted)
         if found.alias:
             request.renamed = self.call.model = found.model
@@ -185,7 +189,7 @@ class CallFlow(ClientRequest):
             self._send(attempt, attempt.connection)
         except EngineFault as fault:
             self.task = None
-            self.attempt_failed(fault)
+            self.attempt_failed(fault, blame=not isinstance(fault, OutOfResources))
         except Exception as error:
             self.task = None
             self.fault(error)

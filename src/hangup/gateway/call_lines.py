@@ -4,6 +4,7 @@ whether the engine let go, and what it computed after the hang-up."""
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ class CallLines:
         self._log = log
         self._loop = loop
         self._wait_s = wait_s
-        self._waiting: dict[Call, tuple[dict[str, Any], float]] = {}  # lines, and when they are due; the oldest first
+        self._waiting: OrderedDict[Call, tuple[dict[str, Any], float]] = OrderedDict()  # lines, and when due; oldest first
         self._owners: dict[PendingStop, Call] = {}  # of what those calls left behind
         self._timer: asyncio.TimerHandle | None = None
 
@@ -26,7 +27,7 @@ class CallLines:
         if record is None:
             return
         wait_s = self._wait_s()
-        if not wait_s or call.engine_finished or not _is_open(call):
+        if not wait_s or call.engine_finished or not _is_open(call) or len(self._waiting) >= self._log.lines_max:
             self._log.write(record)
             return
         self._waiting[call] = (record, self._loop.time() + wait_s)
@@ -50,7 +51,8 @@ class CallLines:
 
     def _look(self) -> None:
         self._timer, now = None, self._loop.time()
-        for call, (_, due) in list(self._waiting.items()):
+        while self._waiting:  # from the oldest on: a look must not cost more, the more lines wait
+            call, (_, due) = next(iter(self._waiting.items()))
             if due > now:
                 self._timer = self._loop.call_at(due, self._look)
                 return

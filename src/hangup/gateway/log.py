@@ -28,7 +28,7 @@ class Log:
     def __init__(self, target: str, lines_max: int) -> None:
         self.dropped = 0
         self._lines: deque[bytes] = deque()
-        self._lines_max = lines_max
+        self.lines_max = lines_max
         self._wake = threading.Event()
         self._awake = False  # the same, but cheaper to look at
         self._closing = False
@@ -82,7 +82,7 @@ class Log:
             self._out.close()
 
     def _put(self, record: dict[str, Any]) -> None:
-        if len(self._lines) >= self._lines_max:
+        if len(self._lines) >= self.lines_max:
             self.dropped += 1
             return
         try:

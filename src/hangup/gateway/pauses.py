@@ -25,7 +25,7 @@ class BackendPauses:
         self._loop = loop
         self._start = pause  # begins a pause until a given time, or extends one
         self._resume = resume
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[Backend, asyncio.TimerHandle] = {}  # not by name: after a reload two may have the same
 
     def refused(self, backend: Backend, sent_at: float, head: ResponseHead, pause_s_max: float) -> None:
         """The backend refused a call: it gets none for as long as it says.
@@ -46,22 +46,22 @@ class BackendPauses:
         until = time.monotonic() + seconds
         if until <= backend.load.health.paused_until:
             return
-        self._drop(backend.name)
-        self._timers[backend.name] = self._loop.call_later(seconds, self._end, backend)
+        self._drop(backend)
+        self._timers[backend] = self._loop.call_later(seconds, self._end, backend)
         self._start(backend, until)
 
     def _end(self, backend: Backend) -> None:
-        self._timers.pop(backend.name, None)
+        self._timers.pop(backend, None)
         self._resume(backend)
 
-    def _drop(self, name: str) -> None:
-        timer = self._timers.pop(name, None)
+    def _drop(self, backend: Backend) -> None:
+        timer = self._timers.pop(backend, None)
         if timer is not None:
             timer.cancel()
 
     def close(self) -> None:
-        for name in list(self._timers):
-            self._drop(name)
+        for backend in list(self._timers):
+            self._drop(backend)
 
 
 def worth_waiting(load: BackendLoad, give_up_at: float) -> bool:

@@ -274,4 +274,8 @@ def refusal_headers(request: IncomingRequest, reason: Reason) -> Headers:
 def check_model_name(name: str, limits: LimitSettings) -> None:
     """Refuses a long name: names outlive their call, so they must not be large."""
     if len(name.encode()) > limits.name_bytes_max:
-        raise Refusal(reasons.BAD_FIELD, f"The model's name is longer than {limits.name_bytes_max} bytes (name_bytes_max).")
+        raise Refusal(reasons.BAD_FIELD, name_too_long(limits))
+
+
+def name_too_long(limits: LimitSettings) -> str:
+    return f"The model's name is longer than {limits.name_bytes_max} bytes (name_bytes_max)."

@@ -30,6 +30,7 @@ from hangup.tasks import TASKS
 
 _NEWS_S = 1.0  # what a backend said of its models is believed for so long, before a name is refused
 _LISTED_IN_ERROR_MAX = 10
+_LOGGED_MAX = 100  # names of a backend's models in a line of the log
 Row = dict[str, Any]
 
 
@@ -81,7 +82,7 @@ class Routing:
         self.catalog.expire(time.monotonic())
         if self._backends.by_name.get(backend.name) is backend and self.catalog.learn(backend.name, backend.offer()):
             names = [row["id"] for row in backend.model_rows or ()]
-            self._log.event("models", backend=backend.name, models=names)
+            self._log.event("models", backend=backend.name, models=names[:_LOGGED_MAX], count=len(names))
             self._regroup()
 
     def stale_backends(self) -> list[Backend]:

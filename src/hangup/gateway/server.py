@@ -196,7 +196,7 @@ class Server:
             return None
 
     async def _open_store(self, path: str, settings: Settings) -> JobApi:
-        store = await asyncio.to_thread(JobStore, path)
+        store = await self._opened(path)
         registry = JobRegistry(store, self.gateway.jobs_port, self.gateway.loop, settings.jobs_days)
         job_api = JobApi(registry, lambda: self.gateway.policy.router)
         try:
@@ -208,6 +208,16 @@ class Server:
             kind = HangupError if isinstance(failure, StoreDamaged) else StoreFailed
             raise kind(f"cannot use {path}: {failure}") from None
         return job_api
+
+    async def _opened(self, path: str) -> JobStore:
+        """A store that opens after this was cancelled has no other owner, and is closed at once."""
+        opening = DUTIES.start("job store", asyncio.to_thread(JobStore, path), handled=(HangupError,))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            with contextlib.suppress(HangupError):
+                await asyncio.to_thread((await opening).close)
+            raise
 
     async def _open_jobs_later(self, path: str, settings: Settings) -> None:
         pauses = Backoff(_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S)
@@ -228,6 +238,8 @@ class Server:
 
     async def _drain(self) -> None:
         gateway, limits = self.gateway, self.gateway.limits
+        if self._jobs_task is not None:
+            self._jobs_task.cancel()  # a store that opens now would start items, and the drain would wait for them
         self._log.event("drain", live=len(gateway.registry.live), drain_s=limits.drain_s)
         gateway.start_drain()
         waits = [TASKS.start("drain", gateway.registry.idle.wait()), TASKS.start("drain", self._force.wait())]

@@ -133,16 +133,15 @@ class Stopping:
 
     def release(self, backend: Backend, stop: PendingStop) -> None:
         """Frees what a stopped call held: the reaper is done with it."""
+        backend.free_slot(stop.slot)  # first: a bug in what follows must not keep the slot or the place
+        held = self._held.pop(stop, None)
+        if held is not None:  # else an attempt that failed, whose call went elsewhere; or a stop believed confirmed before
+            self._placement.release_held(backend.load, held.kv)
+            if held.on_confirmed is not None:
+                held.on_confirmed()
         self.released.set()
         self.released.clear()
         self._lines.stop_confirmed(stop)
-        backend.free_slot(stop.slot)
-        held = self._held.pop(stop, None)
-        if held is None:  # an attempt that failed, whose call went elsewhere; or a stop that was believed confirmed before
-            return
-        self._placement.release_held(backend.load, held.kv)
-        if held.on_confirmed is not None:
-            held.on_confirmed()
 
     def load_changed(self, backend: Backend) -> None:
         self._placement.backend_changed(backend)

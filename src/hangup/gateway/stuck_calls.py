@@ -36,6 +36,8 @@ class InEngine(Protocol):
     def abandon(self, why: str) -> None:
         """Goes to another backend if it has not begun, and ends if it has."""
 
+    def fault(self, error: Exception) -> None: ...
+
 
 def _inside(flows: Iterable[InEngine], backend: Backend) -> Iterator[InEngine]:
     return (f for f in flows if f.backend is backend and f.call.phase in _PHASES and not f.call.engine_finished)
@@ -67,5 +69,8 @@ def abandon(flows: Iterable[InEngine], backend: Backend, why: str) -> int:
     """Takes all calls away from an engine; returns how many there were."""
     stuck = list(_inside(flows, backend))
     for flow in stuck:
-        flow.abandon(why)
+        try:
+            flow.abandon(why)
+        except Exception as error:  # a bug costs this call, and leaves no other in the engine
+            flow.fault(error)
     return len(stuck)

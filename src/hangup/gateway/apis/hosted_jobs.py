@@ -16,6 +16,7 @@ from hangup.gateway.http.sse import SSE, Splitter
 
 _BASES = {Kind.BATCH: "/v1/batches", Kind.RESPONSE: "/v1/responses", Kind.MESSAGES: "/v1/messages/batches"}
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NAME_CHARS_MAX = 1024
 _UPLOADS = ("/v1/files", "/v1/messages/batches")
 # Statuses of providers' objects, including those whose names differ from ours.
 _STATUS = {
@@ -139,7 +140,7 @@ def _batch(value: Json) -> ProviderAnswer | None:
         value["id"],
         status,
         tally,
-        model if type(model) is str else None,
+        _name(model),
         float(expires) if isinstance(expires, int) else None,
     )
 
@@ -170,9 +171,12 @@ def _response(value: Json) -> ProviderAnswer | None:
         JobStatus.CANCELLED: ItemCounts(cancelled=1),
     }.get(status) or (ItemCounts(queued=1) if said == "queued" else ItemCounts(claimed=1))
     model = value.get("model")
-    return ProviderAnswer(
-        value["id"], status, tally, model if type(model) is str else None, detached=value.get("background") is True
-    )
+    return ProviderAnswer(value["id"], status, tally, _name(model), detached=value.get("background") is True)
+
+
+def _name(model: object) -> str | None:
+    """Return a model's name; None if it is none, or longer than any: names are kept for as long as their job."""
+    return model if type(model) is str and len(model) <= _NAME_CHARS_MAX else None
 
 
 def _numbers(counts: object, *names: str) -> list[int]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from hangup.core.admission import HealthEvent
-from hangup.errors import EngineFault
+from hangup.errors import EngineFault, OutOfResources
 from hangup.gateway.backends.adapters import AUTO, Seen, recognise
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import ANSWER_BYTES_MAX, fetch
@@ -19,7 +19,11 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], model
     """Check until cancelled; call `changed` when the backend goes up or down or is recognised, and `models_answered` after each
     query of its models."""
     while True:
-        fault = await check(backend)
+        try:
+            fault = await check(backend)
+        except OutOfResources:  # nothing was learned about the backend
+            await asyncio.sleep(backend.limits.health_interval_s)
+            continue
         if fault is None:
             if backend.load.health.apply(HealthEvent.ANSWERED):
                 changed(backend, "up")
@@ -37,11 +41,14 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], model
 
 
 async def check(backend: Backend) -> str | None:
-    """Return what is wrong with the backend, or None. Any answer but a server error proves that it is alive."""
+    """Return what is wrong with the backend, or None. Any answer but a server error proves that it is alive. Raises
+    `OutOfResources` if this process could not ask it."""
     if not backend.settings.health_path:
         return None
     try:
         answer = await fetch(backend, "GET", backend.settings.health_path, timeout_s=backend.limits.health_timeout_s)
+    except OutOfResources:
+        raise
     except EngineFault as fault:
         return fault.detail
     return f"health check answered {answer.head.status}" if answer.head.status >= 500 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -11,9 +12,10 @@ from urllib.parse import urlsplit
 
 from hangup.config import BackendSettings, EngineLimits
 from hangup.core import reasons
-from hangup.errors import EngineFault
+from hangup.errors import EngineFault, OutOfResources
 from hangup.gateway.backends.connection import EngineConnection
 
+_OUR_OWN_LACK = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
 _LAST_RESORT_S = 0.25  # connect timeout for an engine that counts as down
 
 
@@ -99,7 +101,8 @@ class Pool:
         except TimeoutError:
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"no connection within {within_s:g} s") from None
         except (OSError, ssl.SSLError, UnicodeError) as error:  # an invalid host name raises UnicodeError
-            raise EngineFault(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
+            kind = OutOfResources if getattr(error, "errno", None) in _OUR_OWN_LACK else EngineFault
+            raise kind(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
         self.open.add(connection)
         return connection
 

@@ -15,12 +15,16 @@ import orjson
 from hangup.core import reasons
 from hangup.errors import Refusal
 
+_LEVELS_MAX = 254  # of nesting, in an engine's answer: as many as orjson writes
 DEPTH_MAX = 200  # orjson reads 1024 levels and writes 254
 _PLACES_MAX = 8  # how many occurrences of a field's name are tried
 _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]|[-+.0-9A-Za-z]++')
 _BLANKS = b" \t\r\n"
-_OUTSIDE = b"{}[]:,+-.0123456789eEtrufalsn" + _BLANKS  # all bytes that may occur outside strings
+_NO_BRACKETS = b":,+-.0123456789eEtrufalsn" + _BLANKS  # all bytes that may occur outside strings, apart from brackets
+_BRACKETS = b"{}[]"
+_CLOSED = re.compile(rb"-{2,}")
+_PAIR = re.compile(rb"\{-*\}|\[-*\]")  # brackets with nothing but closed pairs between them
 _COMPARED_BYTES_MAX = 64 * 1024  # above this, encoding the body again costs more than counting its keys
 
 
@@ -75,39 +79,51 @@ class Outline(_Strings):
     """Checks, without parsing, that a text looks like one JSON object or array, so that an engine's large answer can be stored
     as it is.
 
-    Strings end, brackets are closed, there is nothing between them that JSON does not have, and all of it is UTF-8. A missing
-    comma goes unnoticed; but no text that passes can be mistaken for more than one line, or for a part of the next.
+    Strings end, each bracket is closed by its own kind, nothing follows the first that is closed, there is nothing between them
+    that JSON does not have, and all of it is UTF-8. A missing comma goes unnoticed; but no text that passes can be mistaken for
+    more than one value, for more than one line, or for a part of the next.
     """
 
-    __slots__ = ("_bad", "_begun", "_open", "_utf8")
+    __slots__ = ("_bad", "_begun", "_last", "_open", "_utf8")
 
     def __init__(self) -> None:
         super().__init__()
         self._bad = False
-        self._begun = b""
-        self._open = {b"{": 0, b"[": 0}
+        self._begun = self._last = b""  # the first and the last byte that is not blank
+        self._open = b""  # brackets that are not closed, each with a "-" for what was closed in it
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, piece: bytes) -> None:
         if self._bad or not piece:
             return
         self._begun = self._begun or piece.lstrip(_BLANKS)[:1]
+        self._last = piece.rstrip(_BLANKS)[-1:] or self._last
         try:
             self._utf8.decode(piece)
         except UnicodeDecodeError:
             self._bad = True
             return
         outside, _ = self._split(piece)
-        if outside.translate(None, _OUTSIDE):
+        brackets = outside.translate(None, _NO_BRACKETS)
+        if brackets.translate(None, _BRACKETS) or not self._close_pairs(brackets):
             self._bad = True
-            return
-        for opens, closes in ((b"{", b"}"), (b"[", b"]")):
-            self._open[opens] += outside.count(opens) - outside.count(closes)
+
+    def _close_pairs(self, brackets: bytes) -> bool:
+        """Close all pairs; return False if it is nested too deeply, or if anything follows the first value."""
+        left, closed = self._open + brackets, 1
+        for _ in range(_LEVELS_MAX + 1):
+            if not closed:
+                break
+            left, closed = _PAIR.subn(b"-", left)
+        over = left.startswith(b"-") and len(left) > 1
+        self._open = _CLOSED.sub(b"-", left)
+        return not closed and not over and len(self._open) <= 2 * _LEVELS_MAX
 
     @property
     def whole(self) -> bool:
-        ends = not self._in_string and not any(self._open.values()) and not self._utf8.getstate()[0]
-        return ends and not self._bad and self._begun in (b"{", b"[")
+        """Tell whether it was one value: one pair, closed by the last byte."""
+        ends = self._open == b"-" and not self._in_string and not self._utf8.getstate()[0]
+        return ends and not self._bad and self._begun in (b"{", b"[") and self._last in (b"}", b"]")
 
 
 def decode(body: bytes, structure: Structure | None, elements_max: int, depth_max: int = DEPTH_MAX) -> dict[str, Any]:

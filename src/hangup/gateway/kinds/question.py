@@ -135,7 +135,10 @@ class EngineQuestion(ForwardedRequest):
         routing = self.ports.routing
         if not routing.reads_bodies:
             return
-        found = routing.find(Wanted(self.api.family, asked.model(search=True)))
+        model = asked.model(search=True)
+        if len(model) > self.limits.name_bytes_max:
+            return
+        found = routing.find(Wanted(self.api.family, model))
         if found.alias:
             asked.renamed = self.call.model = found.model
         self._knowing = found.eligible or None

@@ -29,7 +29,7 @@ from hangup.core.reaper import (
     StopState,
     Waiting,
 )
-from hangup.errors import EngineFault, EngineSilent
+from hangup.errors import EngineFault, EngineSilent, OutOfResources
 from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.adapters import EngineAdapter, Seen
 from hangup.gateway.backends.backend import Backend
@@ -184,7 +184,7 @@ class BackendWatch:
             try:
                 await self._look()
             except Exception as error:  # a bug of ours must not end the loop
-                self._log_event("reaper_fault", type=type(error).__name__, text=str(error)[:200])
+                self._log_fault(error)
 
     async def _pause(self) -> None:
         """Wait until there is something to check and the engine may be queried again."""
@@ -247,6 +247,9 @@ class BackendWatch:
                 return
             pending.unanswered(asked_at, now)
             self._name_zombies()
+            return
+        except OutOfResources:  # this process could not ask: that says nothing about the engine
+            self._stood_still_until, self._asked_at = time.monotonic(), self._answered_at
             return
         except EngineFault as fault:
             self._engine_gone(fault)
@@ -404,7 +407,7 @@ class BackendWatch:
         fault: str | None = ""
         try:
             async with asyncio.timeout(limits.restart_s):
-                while fault := await check(self.backend):  # noqa: ASYNC110 (nobody will tell)
+                while fault := await _checked(self.backend):  # noqa: ASYNC110 (nobody will tell)
                     await asyncio.sleep(_HEALTH_PAUSE_S)
         except TimeoutError:
             return f"not healthy within {limits.restart_s:g} s: {fault}"
@@ -426,7 +429,10 @@ class BackendWatch:
                 after_s = round(now - stop.at, 3)
                 counted = {"tokens": stop.tokens_after, "tokens_exact": stop.tokens_exact}
                 self._log_event("zombie_gone", id=stop.call_id, slot=stop.slot, after_s=after_s, **counted)
-            self._host.release(self.backend, stop)
+            try:
+                self._host.release(self.backend, stop)
+            except Exception as error:  # the others are out of the book as well, and nobody else would free their places
+                self._log_fault(error)
 
     def _name_zombies(self) -> None:
         known = self._named
@@ -469,8 +475,18 @@ class BackendWatch:
             delay_s = max(0.0, due - time.monotonic()) + _JUST_AFTER_S
             self._due_timer = asyncio.get_running_loop().call_later(delay_s, self._grace_over)
 
+    def _log_fault(self, error: Exception) -> None:
+        self._log_event("reaper_fault", type=type(error).__name__, text=str(error)[:200])
+
     def _log_event(self, event: str, **fields: object) -> None:
         self._host.log_event(event, backend=self.backend.name, **fields)
+
+
+async def _checked(backend: Backend) -> str | None:
+    try:
+        return await check(backend)
+    except OutOfResources as lack:
+        return lack.detail
 
 
 def _terms(backend: Backend) -> LadderTerms:

@@ -1,0 +1,190 @@
+"""What a failure on the way must not cost: a place, a slot, a pause's end. And what is unknown: it must not be read as gone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from typing import Any, cast
+
+import pytest
+
+from hangup.config import BackendSettings, LimitSettings
+from hangup.core.call import Call
+from hangup.core.reaper import PendingStop
+from hangup.errors import OutOfResources
+from hangup.gateway import stuck_calls
+from hangup.gateway.backends import health
+from hangup.gateway.backends.backend import Backend
+from hangup.gateway.call_lines import CallLines
+from hangup.gateway.http.head import ResponseHead
+from hangup.gateway.log import Log
+from hangup.gateway.pauses import BackendPauses
+from hangup.gateway.reaper.watch import BackendWatch, ReaperStats
+from support.house import EMBED, House
+from support.waiting import soon
+
+
+class _Loop:
+    """An event loop that cannot open sockets."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
+        self._loop = loop
+        self._number = number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    async def create_connection(self, *_: object, **__: object) -> Any:
+        raise OSError(self._number, "the system has none left")
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
+def test_an_engine_is_not_blamed_for_what_this_process_lacks(number: int) -> None:
+    """File descriptors and ports are ours: without them, nothing is known about an engine."""
+
+    async def main() -> None:
+        async with House() as house:
+            backend = house.backend
+            watch = house.gateway.stopping.reaper._watches[backend]
+            backend.pool._loop = cast(asyncio.AbstractEventLoop, _Loop(asyncio.get_running_loop(), number))
+            backend.pool.limits = LimitSettings(engine_idle_s=0)
+            while (kept := backend.pool.idle_connection()) is not None:
+                kept.abort()
+            for _ in range(backend.limits.failures_max + 1):
+                assert b"cannot connect" in await house.post("/v1/embeddings", EMBED)
+            assert backend.seat.up and not backend.seat.failures
+            with pytest.raises(OutOfResources):
+                await health.check(backend)
+            held = PendingStop("x", time.monotonic() - 3600)
+            watch.book.held.append(held)
+            await watch._ask(time.monotonic())
+            assert watch.book.held == [held], "an engine that could not be asked has not said that it is done"
+            watch.book.held.clear()
+
+    asyncio.run(main())
+
+
+def test_a_bug_in_one_release_keeps_no_other_place() -> None:
+    class Host:
+        freed: list[str] = []
+        told_of: list[str] = []
+
+        def let_go(self, backend: Backend, stop: PendingStop) -> None:
+            if stop.call_id == "first":
+                raise KeyError("a bug")
+            self.freed.append(stop.call_id)
+
+        def told(self, event: str, **fields: Any) -> None:
+            self.told_of.append(event)
+
+    async def main() -> None:
+        host = Host()
+        settings = BackendSettings(url="http://127.0.0.1:9", engine="openai")
+        backend = Backend(settings, LimitSettings(), asyncio.get_running_loop())
+        watch = BackendWatch(backend, cast(Any, None), cast(Any, host), ReaperStats([], 9))
+        watch._let_go([PendingStop(name, 0.0) for name in ("first", "second", "third")], "verified")
+        await watch.close()
+        assert (host.freed, host.told_of) == (["second", "third"], ["reaper_fault"])
+
+    asyncio.run(main())
+
+
+def test_a_bug_in_one_call_leaves_no_other_in_a_stuck_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Flow:
+        def __init__(self) -> None:
+            self.faults: list[Exception] = []
+            self.left = False
+
+        def abandon(self, why: str) -> None:
+            self.left = True
+            if self is flows[0]:
+                raise KeyError("a bug")
+
+        def fault(self, error: Exception) -> None:
+            self.faults.append(error)
+
+    flows = [Flow(), Flow(), Flow()]
+    monkeypatch.setattr(stuck_calls, "_inside", lambda all_flows, _: iter(all_flows))
+    assert stuck_calls.abandon(cast(Any, flows), cast(Any, None), "why") == 3
+    assert all(flow.left for flow in flows) and [len(flow.faults) for flow in flows] == [1, 0, 0]
+
+
+def test_a_pause_ends_though_a_backend_of_the_same_name_was_replaced() -> None:
+    """After a reload, calls may still run on the old backend; its pauses are not those of the new one."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        settings = BackendSettings(name="same", url="http://127.0.0.1:9", engine="openai")
+        old, new = (Backend(settings, LimitSettings(), loop) for _ in range(2))
+        paused: dict[Backend, bool] = {}
+        pauses = BackendPauses(loop, paused.__setitem__)
+        head = ResponseHead(b"HTTP/1.1 429 Too Many\r\nretry-after-ms: 50\r\n\r\n")
+        late = ResponseHead(b"HTTP/1.1 429 Too Many\r\nretry-after: 3600\r\n\r\n")
+        pauses.refused(new, 0.0, head, 3600.0)
+        pauses.refused(old, 0.0, late, 3600.0)
+        assert paused == {new: True, old: True}
+        await soon(lambda: not paused[new])
+        assert paused[old]
+        pauses.close()
+
+    asyncio.run(main())
+
+
+class _Time:
+    """A loop's clock and timers, as far as log lines use them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: tuple[float, Any] | None = None
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, what: Any) -> Any:
+        self.due = (when, what)
+        return self
+
+    def call_later(self, delay: float, what: Any) -> Any:
+        return self.call_at(self.now + delay, what)
+
+
+def _stopped_call(number: int) -> Call:
+    call = Call(f"call-{number}", 0.0)
+    call.leftovers = (PendingStop(call.id, 0.0),)
+    return call
+
+
+def _lines(monkeypatch: pytest.MonkeyPatch, lines_max: int) -> tuple[CallLines, _Time, list[str]]:
+    log, clock, written = Log("none", lines_max), _Time(), list[str]()
+    monkeypatch.setattr(log, "record", lambda call: {"id": call.id})
+    monkeypatch.setattr(log, "write", lambda record: written.append(record["id"]))
+    return CallLines(log, cast(asyncio.AbstractEventLoop, clock), lambda: 1.0), clock, written
+
+
+def test_lines_that_wait_cost_no_more_the_more_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cpu_s(count: int) -> float:
+        lines, clock, written = _lines(monkeypatch, 10**9)
+        for number in range(count):
+            clock.now = number * 1e-6
+            lines.ended(_stopped_call(number))
+        start = time.process_time()
+        while clock.due is not None:
+            (clock.now, look), clock.due = clock.due, None
+            look()
+        took = time.process_time() - start
+        assert written == [f"call-{number}" for number in range(count)]
+        return took
+
+    small, large = min(cpu_s(500) for _ in range(3)), min(cpu_s(4000) for _ in range(3))
+    assert large < 24 * small, "8 times the lines; if each look went through all of them it would be 64 times the work"
+
+
+def test_no_more_lines_wait_than_the_log_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """log_lines_max, for lines that wait for an engine's word: the next is written without it."""
+    lines, _, written = _lines(monkeypatch, 3)
+    for number in range(5):
+        lines.ended(_stopped_call(number))
+    assert written == ["call-3", "call-4"]
+    lines.close()
+    assert sorted(written) == [f"call-{number}" for number in range(5)]
