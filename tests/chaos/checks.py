@@ -116,6 +116,8 @@ async def rest(world: World, timeout_s: float = 30.0) -> list[str]:
             stats = await asyncio.to_thread(engine.process.stats)
             if stats["running"] + stats["waiting"]:
                 wrong.append(f"{engine.name} still runs {stats['running']} and queues {stats['waiting']}")
+            if stats["websockets"]:
+                wrong.append(f"{engine.name} still has {stats['websockets']} WebSockets")
         if not wrong or time.monotonic() > until:
             return wrong
         await asyncio.sleep(0.5)
@@ -180,7 +182,7 @@ def outcomes(world: World, book: Book) -> list[str]:
     for gateway in world.gateways:
         lines: dict[str, list[str]] = {}
         for row in gateway.log():
-            if row["event"] == "call" and row["id"][:1] in "sw":
+            if row["event"] == "call" and row["id"][:1] in "swx":
                 lines.setdefault(row["id"], []).append(row["outcome"])
         wrong += [f"{id} at {gateway.name} has the outcomes {found}" for id, found in lines.items() if len(found) > 1]
         for id in (id for at, id in book.complete if at is gateway):
@@ -191,8 +193,9 @@ def outcomes(world: World, book: Book) -> list[str]:
 
 def harmed(book: Book) -> list[str]:
     """Return live calls that were not fully answered, although nothing happened to their gateway or to a sound engine."""
-    live = {name: count for name, count in book.outcomes.items() if name.startswith(("stream", "whole"))}
-    return [f"harmed: {count} {name}" for name, count in live.items() if not name.endswith("complete")]
+    live = {name: count for name, count in book.outcomes.items() if name.startswith(("stream", "whole", "websocket"))}
+    well = ("complete", "close", "fin", "reset")
+    return [f"harmed: {count} {name}" for name, count in live.items() if not name.endswith(well)]
 
 
 def cuts(book: Book) -> list[str]:

@@ -55,6 +55,79 @@ async def begin(
     return int(head[0].split(" ")[1]), named, _pieces(reader, writer, named)
 
 
+class Talk:
+    """A WebSocket, or the answer that refused it."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int, headers: dict[str, str], body: bytes
+    ) -> None:
+        self.status, self.headers, self.body = status, headers, body
+        self._reader, self._writer = reader, writer
+
+    async def ask(self, text: str) -> str:
+        """Send a text and return the one that comes back."""
+        self._writer.write(_frame(0x1, text.encode()))
+        return (await self._read())[1].decode()
+
+    async def leave(self, how: str, *, in_the_midst: bool) -> None:
+        if in_the_midst:
+            self._writer.write(_frame(0x1, b"a text that is cut")[: 9 if how != "close" else None])
+        if how == "close":
+            self._writer.write(_frame(0x8, b"\x03\xe8"))
+            while (await self._read())[0] != 0x8:
+                pass
+            self._writer.close()
+        elif how == "fin":
+            self._writer.close()
+        else:
+            self._writer.transport.abort()
+
+    async def _read(self) -> tuple[int, bytes]:
+        try:
+            first, second = await self._reader.readexactly(2)
+            length = second & 0x7F
+            if length == 126:
+                length = int.from_bytes(await self._reader.readexactly(2), "big")
+            payload = await self._reader.readexactly(length)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise Broken(f"cut off: {type(error).__name__}") from None
+        if first & 0x0F == 0x8 and payload[:2] != b"\x03\xe8":  # the gateway's own goodbye
+            raise Broken(f"closed: {payload[2:].decode()}")
+        return first & 0x0F, payload
+
+
+def _frame(opcode: int, payload: bytes) -> bytes:
+    size = len(payload)
+    length = bytes([0x80 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
+    return bytes([0x80 | opcode]) + length + b"\0\0\0\0" + payload  # a mask of zeros changes nothing
+
+
+async def talk(port: int, id: str) -> Talk:
+    """Open a WebSocket."""
+    upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec_websocket_version": "13"}
+    key = {"sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ==", "x_request_id": id}
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError as error:
+        raise Broken(f"no connection: {error}") from None
+    fields = {"host": "chaos"} | {name.replace("_", "-"): value for name, value in (upgrade | key).items()}
+    try:
+        writer.write("\r\n".join(["GET /v1/realtime HTTP/1.1", *(f"{n}: {v}" for n, v in fields.items()), "", ""]).encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        named = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+        body = await reader.readexactly(int(named.get("content-length", 0)))
+    except (OSError, asyncio.IncompleteReadError) as error:
+        writer.close()
+        raise Broken(f"no answer: {type(error).__name__}") from None
+    except BaseException:
+        writer.transport.abort()
+        raise
+    talk = Talk(reader, writer, int(head[0].split(" ")[1]), named, body)
+    if talk.status != 101:
+        writer.close()
+    return talk
+
+
 async def _pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, headers: dict[str, str]) -> AsyncIterator[bytes]:
     try:
         if headers.get("transfer-encoding") == "chunked":

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.client import Broken, begin, request
+from chaos.client import Broken, begin, request, talk
 from chaos.world import GatewayProcess, World
 from hangup.fake_engine.engine import USAGE_MORE
 from hangup.fake_engine.responses import FakeChat
@@ -59,6 +59,7 @@ class Load:
             "streams": self.streams,
             "whole": self.whole,
             "hangups": self.hangups,
+            "websockets": self.websockets,
             "calls": self.calls,
             "responses": self.responses,
             "batches": self.batches,
@@ -143,6 +144,35 @@ class Load:
                 await request(gateway.port, "POST", CHAT, asked)
         except (Broken, TimeoutError):
             self.book.outcomes["left"] += 1
+
+    async def websockets(self) -> None:
+        chance = self._chance("websockets")
+        await self._several(3, lambda: self._websocket(chance.choice(self.world.gateways), chance), chance)
+
+    async def _websocket(self, gateway: GatewayProcess, chance: random.Random) -> None:
+        """Talk for a while; then say goodbye, hang up in the midst of it, or reset the connection."""
+        started, id, leave = time.monotonic(), self._model("x"), chance.choice(["close", "fin", "reset"])
+        try:
+            async with asyncio.timeout(120):
+                socket = await talk(gateway.port, id)
+                if socket.status != 101:
+                    self._refused("websocket", socket.status, socket.headers, socket.body)
+                    return
+                for number in range(chance.randint(0, 30)):
+                    text = f"{id} says {number} {'x' * chance.choice([0, 10, 3000])}"
+                    if (heard := await socket.ask(text)) != text:
+                        self.book.wrong.append(f"{id} at {gateway.name} heard {heard[:100]!r} instead of {text[:100]!r}")
+                        return
+                try:
+                    await socket.leave(leave, in_the_midst=chance.random() < 0.5)
+                except Broken:  # the engine did not answer its goodbye
+                    leave = "close unanswered"
+        except (Broken, TimeoutError) as error:
+            self._broken(gateway, started, "websocket", id, error)
+            return
+        self.book.outcomes[f"websocket {leave}"] += 1
+        if leave == "close":
+            self.book.complete.append((gateway, id))
 
     def _refused(self, what: str, status: int, headers: dict[str, str], body: bytes) -> None:
         if status < 400 or status == 500 or b'"error"' not in body:

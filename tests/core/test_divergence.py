@@ -173,6 +173,7 @@ def looks(alarm: DivergenceAlarm, count: int, start: float = 0.0, **sample: obje
 
 
 def test_zombies_all_the_time_are_an_alarm_after_a_window_and_a_hold() -> None:
+    """divergence_window_s, divergence_hold_s"""
     alarm = DivergenceAlarm()
     assert looks(alarm, 8, zombies=2) == [None] * 8, "20 s of window, then 20 s that it must last"
     assert looks(alarm, 1, 40.0, zombies=2) == [True]

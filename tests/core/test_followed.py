@@ -164,10 +164,34 @@ def test_what_the_provider_forgot_has_ended() -> None:
     assert world.job.status is JobStatus.CANCELLED and world.job.next(5) is None
 
 
+def test_what_the_provider_does_not_know_yet_is_not_gone() -> None:
+    """One that was accepted a moment ago may not be known everywhere: its cancel is sent again."""
+    job = World().job
+    job.cancel(Cause.UNHEARD, 0)
+    assert job.next(0) is ProviderStep.CANCEL
+    job.missing(0)
+    assert not job.over and job.next(0.5) is None and job.next(job.due_at(0.5)) is ProviderStep.CANCEL
+    job.saw(JobStatus.RUNNING, 2)
+    job.missing(3)
+    assert not job.over, "it was seen in between"
+    job.missing(9)
+    assert job.status is JobStatus.CANCELLED
+
+
+def test_one_that_runs_and_is_missing_is_looked_for_soon() -> None:
+    job = World().job
+    job.missing(60)
+    assert not job.over and job.due_at(60) == 61
+    job.missing(61)
+    assert job.over
+
+
 HEARD = st.one_of(
     st.sampled_from([*JobStatus]).map(lambda status: ("saw", status)),
     st.sampled_from([*Cause]).map(lambda cause: ("cancel", cause)),
-    st.sampled_from(["gone", "look_failed", "look_soon", "cancel_taken", "cancel_failed", "do"]).map(lambda name: (name, None)),
+    st.sampled_from(["gone", "missing", "look_failed", "look_soon", "cancel_taken", "cancel_failed", "do"]).map(
+        lambda name: (name, None)
+    ),
 )
 
 

@@ -21,7 +21,7 @@ def started_in(path: Path) -> list[str]:
 
 def test_no_module_starts_a_task_or_a_thread_by_hand() -> None:
     found = [place for path in sorted(ROOT.rglob("*.py")) if path.name != OWNER for place in started_in(path)]
-    assert not found, f"start these by `DUTIES` or `Tasks` of hangup/{OWNER}: {found}"
+    assert not found, f"start these by `TASKS` or `Tasks` of hangup/{OWNER}: {found}"
 
 
 def test_the_owner_is_found_by_the_same_look() -> None:

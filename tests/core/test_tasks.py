@@ -105,6 +105,7 @@ def test_a_thread_that_fails_is_run_again() -> None:
 
 class TestLoopWatch:
     def test_a_blocked_loop_is_told_with_its_stack(self) -> None:
+        """loop_stall_s"""
         told: list[tuple[str, dict[str, Any]]] = []
         watch = LoopWatch(lambda event, **fields: told.append((event, fields)), 0.2)
         thread = threading.Thread(target=watch.run, daemon=True)

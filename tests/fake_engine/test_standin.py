@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import urllib.error
@@ -9,6 +10,7 @@ import urllib.request
 
 import pytest
 
+from chaos.client import talk
 from hangup.cli.main import main
 from hangup.fake_engine.engine import USAGE_MORE, Behaviour, FakeEngine, FakeWork
 from support.processes import StandIn, post_json
@@ -141,3 +143,17 @@ def test_a_whole_number_of_seconds_does_not_make_whole_numbers_of_all_that_follo
     assert behaviour.prefill_s == 0.05
     with pytest.raises(ValueError, match="slots must be of type int"):
         behaviour.change({"slots": 1.5})
+
+
+def test_a_websocket_sends_texts_back_and_is_counted() -> None:
+    async def converse(port: int) -> None:
+        socket = await talk(port, "x")
+        assert socket.status == 101
+        for text in ("hello", "x" * 3000, ""):
+            assert await socket.ask(text) == text
+        assert (await asyncio.to_thread(standin.stats))["websockets"] == 1
+        await socket.leave("close", in_the_midst=True)
+
+    with StandIn() as standin:
+        asyncio.run(converse(standin.port))
+        wait_until(lambda: standin.stats()["websockets"] == 0)

@@ -329,12 +329,14 @@ class TestWhatIsRemembered:
             assert max(seen) == 2
 
     def test_stories_of_zombies(self) -> None:
+        """zombie_stories_max"""
         stats = ReaperStats([], 3)
         for n in range(9):
             stats.remember("b", PendingStop(f"call-{n}", 0.0))
         assert [stop.call_id for _, stop in stats.zombies] == ["call-6", "call-7", "call-8"]
 
     def test_calls_that_wait_to_be_traced(self) -> None:
+        """traced_calls_max"""
         tracer = Tracer(cast(Any, None), calls_max=3, release_s=3600.0, close_s=0.0)
         for n in range(9):
             call = Call(f"call-{n}", 0.0)

@@ -11,7 +11,7 @@ import pytest
 
 from hangup.config import BackendSettings, LimitSettings
 from hangup.core.call import Call
-from hangup.core.reaper import PendingStop
+from hangup.core.reaper import PendingStop, StopState
 from hangup.errors import OutOfResources
 from hangup.gateway import stuck_calls
 from hangup.gateway.backends import health
@@ -53,14 +53,14 @@ def test_an_engine_is_not_blamed_for_what_this_process_lacks(number: int) -> Non
                 kept.abort()
             for _ in range(backend.limits.failures_max + 1):
                 assert b"cannot connect" in await house.post("/v1/embeddings", EMBED)
-            assert backend.seat.up and not backend.seat.failures
+            assert backend.load.health.up and not backend.load.health.failures
             with pytest.raises(OutOfResources):
                 await health.check(backend)
             held = PendingStop("x", time.monotonic() - 3600)
-            watch.book.held.append(held)
+            watch.pending_stops.held.append(held)
             await watch._ask(time.monotonic())
-            assert watch.book.held == [held], "an engine that could not be asked has not said that it is done"
-            watch.book.held.clear()
+            assert watch.pending_stops.held == [held], "an engine that could not be asked has not said that it is done"
+            watch.pending_stops.held.clear()
 
     asyncio.run(main())
 
@@ -70,12 +70,12 @@ def test_a_bug_in_one_release_keeps_no_other_place() -> None:
         freed: list[str] = []
         told_of: list[str] = []
 
-        def let_go(self, backend: Backend, stop: PendingStop) -> None:
+        def release(self, backend: Backend, stop: PendingStop) -> None:
             if stop.call_id == "first":
                 raise KeyError("a bug")
             self.freed.append(stop.call_id)
 
-        def told(self, event: str, **fields: Any) -> None:
+        def log_event(self, event: str, **fields: Any) -> None:
             self.told_of.append(event)
 
     async def main() -> None:
@@ -83,7 +83,7 @@ def test_a_bug_in_one_release_keeps_no_other_place() -> None:
         settings = BackendSettings(url="http://127.0.0.1:9", engine="openai")
         backend = Backend(settings, LimitSettings(), asyncio.get_running_loop())
         watch = BackendWatch(backend, cast(Any, None), cast(Any, host), ReaperStats([], 9))
-        watch._let_go([PendingStop(name, 0.0) for name in ("first", "second", "third")], "verified")
+        watch._release([PendingStop(name, 0.0) for name in ("first", "second", "third")], StopState.VERIFIED)
         await watch.close()
         assert (host.freed, host.told_of) == (["second", "third"], ["reaper_fault"])
 
@@ -118,7 +118,7 @@ def test_a_pause_ends_though_a_backend_of_the_same_name_was_replaced() -> None:
         settings = BackendSettings(name="same", url="http://127.0.0.1:9", engine="openai")
         old, new = (Backend(settings, LimitSettings(), loop) for _ in range(2))
         paused: dict[Backend, bool] = {}
-        pauses = BackendPauses(loop, paused.__setitem__)
+        pauses = BackendPauses(loop, lambda each, _: paused.update({each: True}), lambda each: paused.update({each: False}))
         head = ResponseHead(b"HTTP/1.1 429 Too Many\r\nretry-after-ms: 50\r\n\r\n")
         late = ResponseHead(b"HTTP/1.1 429 Too Many\r\nretry-after: 3600\r\n\r\n")
         pauses.refused(new, 0.0, head, 3600.0)
@@ -145,13 +145,16 @@ class _Time:
         self.due = (when, what)
         return self
 
+    def cancel(self) -> None:
+        self.due = None
+
     def call_later(self, delay: float, what: Any) -> Any:
         return self.call_at(self.now + delay, what)
 
 
 def _stopped_call(number: int) -> Call:
     call = Call(f"call-{number}", 0.0)
-    call.leftovers = (PendingStop(call.id, 0.0),)
+    call.pending_stops = (PendingStop(call.id, 0.0),)
     return call
 
 

@@ -22,6 +22,7 @@ from support.waiting import wait_until
 EMBEDDINGS = "/v1/embeddings"
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 LARGE_HEAD = b"HTTP/1.1 200 OK\r\nx-large: " + b"x" * 2000 + b"\r\ncontent-length: 2\r\n\r\n{}"
+FULL = b"HTTP/1.1 429 Too Many\r\nretry-after-ms: 20\r\ncontent-length: 2\r\n\r\n{}"
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
@@ -33,7 +34,7 @@ def test_each_has_a_line_in_the_docs() -> None:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[RawEngine]:
     def script(sock: socket.socket, request: bytes) -> None:
-        sock.sendall(LARGE_HEAD if b"large head" in request else OK)
+        sock.sendall(LARGE_HEAD if b"large head" in request else FULL if b"no room" in request else OK)
 
     with raw_engine(script) as found:
         yield found
@@ -50,6 +51,12 @@ def gateway(engine: RawEngine, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "job_lease_max_s": 100,
         "job_items_max": 1,
         "failures_max": 1000,
+        "json_elements_max": 200,
+        "json_depth_max": 8,
+        "header_bytes_max": 4096,
+        "url_bytes_max": 300,
+        "upload_s": 1,
+        "refusals_max": 2,
         "health_interval_s": 600,
     }
     with Gateway(engine.url, engine="openai", jobs=tmp_path_factory.mktemp("jobs") / "jobs.sqlite", **limits) as process:
@@ -74,6 +81,47 @@ def test_engine_idle_connections_max(gateway: Gateway, engine: RawEngine) -> Non
     for _ in range(5):
         assert ask(gateway.address, EMBEDDINGS, {"input": "x"}).status == 200
     wait_until(lambda: gateway.open_files() <= before, 30)
+
+
+CHAT = "/v1/chat/completions"
+
+
+def test_json_elements_max(gateway: Gateway) -> None:
+    answer = ask(gateway.address, CHAT, {"messages": [1] * 300})
+    assert (answer.status, answer.headers["x-hangup-reason"]) == (400, "bad_json") and b"200 values" in answer.body
+
+
+def test_json_depth_max(gateway: Gateway) -> None:
+    nested: Any = 1
+    for _ in range(9):
+        nested = [nested]
+    answer = ask(gateway.address, CHAT, {"messages": nested})
+    assert (answer.status, answer.headers["x-hangup-reason"]) == (400, "bad_json") and b"8 levels" in answer.body
+
+
+def test_header_bytes_max(gateway: Gateway) -> None:
+    answer = ask(gateway.address, EMBEDDINGS, {"input": "x"}, {"X-Long": "x" * 5000})
+    assert (answer.status, answer.headers["x-hangup-reason"]) == (431, "header_bytes_max")
+
+
+def test_url_bytes_max(gateway: Gateway) -> None:
+    answer = ask(gateway.address, f"{EMBEDDINGS}?{'x' * 300}", {"input": "x"})
+    assert (answer.status, answer.headers["x-hangup-reason"]) == (414, "url_bytes_max")
+
+
+def test_upload_s(gateway: Gateway) -> None:
+    with Client(gateway.address) as one:
+        form = b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 9999\r\n\r\n--b\r\n"
+        one.send(b"POST /v1/files HTTP/1.1\r\nHost: a\r\n" + form)
+        answer = one.read_answer()
+    assert (answer.status, answer.headers["x-hangup-reason"]) == (408, "body_s")
+
+
+def test_refusals_max(gateway: Gateway, engine: RawEngine) -> None:
+    """The engine has no room, and says that it will have some in a moment, each time."""
+    answer = ask(gateway.address, EMBEDDINGS, {"input": "no room"})
+    assert answer.status == 429
+    assert sum(b"no room" in request for request in engine.requests) == 3
 
 
 def test_batch_items_max(gateway: Gateway) -> None:

@@ -450,6 +450,27 @@ class TestBounds:
             rest = get_json(f"{gateway.admin_url}/api/jobs?before={newest}")["jobs"]
             assert [row["id"] for row in rest] == [ids[1]]
 
+    def test_one_that_does_not_answer_is_not_waited_for_for_ever(self) -> None:
+        """The client is gone, and the id of its job would have been in the answer."""
+        with at_provider(provider_answer_s=0.3) as (gateway, hosted), Client(gateway.address) as left:
+            hosted.may_answer.clear()
+            left.post("/v1/batches", BATCH)
+            hosted.wait_asked("POST", "/v1/batches")
+            left.fin()
+            assert "within 0.3 s" in wait_event(gateway, "job_unheard")["error"]
+
+    def test_so_many_answers_are_waited_for_and_no_more(self) -> None:
+        """provider_jobs_max: each of them holds a connection, and no client's connection counts for it any more."""
+        with at_provider(provider_jobs_max=1, provider_answer_s=600) as (gateway, hosted):
+            hosted.may_answer.clear()
+            for number in (1, 2):
+                with Client(gateway.address) as left:
+                    left.post("/v1/batches", BATCH)
+                    hosted.wait_asked("POST", "/v1/batches", number)
+                    left.fin()
+                    wait_until(lambda: gateway.metrics()["hangup_connections"] == 0)
+            assert "too many" in wait_event(gateway, "job_unheard")["error"]
+
     def test_a_drain_ends_what_is_followed(self) -> None:
         with at_provider() as (gateway, hosted):
             hosted.cancel_takes_s = None

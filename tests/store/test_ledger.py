@@ -20,6 +20,8 @@ from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Reason
 from hangup.errors import HangupError
+from hangup.gateway.store import database, ledger
+from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.ledger import LedgerStore
 from support.waiting import wait_until
 
@@ -97,6 +99,7 @@ def test_invented_models_are_summed_up_as_one() -> None:
 
 
 def test_more_than_may_wait_is_counted() -> None:
+    """ledger_accounts_max"""
     store = make(accounts_max=2)
     for at in range(5):
         book(store, f"t{at}")
@@ -192,7 +195,8 @@ while True:
 
 
 def test_kill_9_loses_one_batch_at_most(tmp_path: Path) -> None:
-    """Entries come at no more than 2,000 a second and are written 20 times a second: some 100 may be lost, never the file."""
+    """ledger_flush_s: entries come at no more than 2,000 a second and are written 20 times a second, so that some 100 may be
+    lost, and never the file."""
     path = tmp_path / "ledger.db"
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
@@ -266,3 +270,42 @@ def test_what_could_not_be_rolled_back_is_not_booked_twice(tmp_path: Path) -> No
     store._forget()  # follows each write, and commits work of its own
     assert store.report(3600, "tenant")["total"]["calls"] == 1
     store.close()
+
+
+def test_a_ledger_that_is_too_large_loses_its_oldest_minutes(tmp_path: Path) -> None:
+    """ledger_bytes_max: a client that invents names must not fill the disk within ledger_days."""
+    now, told = [60.0 * 1000], list[str]()
+    path = tmp_path / "ledger.sqlite"
+    store = make(path, bytes_max=200_000, clock=lambda: now[0], told=lambda event, **_: told.append(event))
+    for minute in range(1000, 1040):
+        now[0] = 60.0 * minute
+        for n in range(60):
+            book(store, model=f"model-{n}-{'x' * 150}")
+        store.report(60, "tenant")
+    store._sweep_at = 0.0
+    store._forget()
+    (used,) = store._db.execute(ledger._USED_BYTES).fetchone()
+    first, last = store._db.execute("SELECT min(minute), max(minute) FROM spent").fetchone()
+    assert used <= 200_000 and 1000 < first < last == 1039 and "ledger_full" in told
+    store.close()
+
+
+@pytest.mark.parametrize("wal_bytes_max", [4096, 10**9])
+def test_the_write_ahead_log_is_cut_after_a_checkpoint(tmp_path: Path, wal_bytes_max: int) -> None:
+    """wal_bytes_max, of both stores: one large transaction must not take its room on the disk for ever."""
+    opened = {
+        "ledger": ledger._open(str(tmp_path / "ledger"), wal_bytes_max),
+        "jobs": database._open(str(tmp_path / "jobs"), MIGRATIONS, wal_bytes_max),
+    }
+    for name, db in opened.items():
+        db.execute("CREATE TABLE filler (data BLOB)")
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute("INSERT INTO filler VALUES (zeroblob(2000000))")
+        db.commit()
+        log = tmp_path / f"{name}-wal"
+        assert log.stat().st_size > 2_000_000
+        db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        db.execute("INSERT INTO filler VALUES (1)")  # the log begins anew, and is cut then
+        db.commit()
+        assert (log.stat().st_size <= 64 * 1024) == (wal_bytes_max == 4096)
+        db.close()

@@ -190,7 +190,11 @@ class JobLimits(RequestLimits, CallLimits):
 
     jobs_max: int = cap(1000, "Most unfinished jobs of a tenant.", least=0)
     job_items_max: int = cap(1_000_000, "Most unfinished items of a tenant's jobs.", least=0)
-    job_bytes_max: int = cap(4 * 1024**3, "Most bytes that a tenant's jobs, results and files may take.", least=0)
+    job_bytes_max: int = cap(
+        4 * 1024**3,
+        "Most bytes of a tenant's jobs, results and files; beyond it no more are accepted, but accepted items still run.",
+        least=0,
+    )
     batch_items_max: int = cap(100_000, "Most requests in a batch.")
     batch_window_max_s: float = cap(7 * 86_400.0, "Longest completion window of a batch.")
     file_bytes_max: int = cap(512 * 1024 * 1024, "Largest file that may be uploaded.", least=1024)
@@ -201,6 +205,11 @@ class JobLimits(RequestLimits, CallLimits):
     job_cancel_wait_s: float = cap(5.0, "How long a cancel waits for the engine to stop before hangup answers it.", least=0)
     job_events_bytes_max: int = limit(
         4 * 1024 * 1024, "Newest events of a job that are kept, to be read again or later.", least=1024
+    )
+    job_results_held_bytes_max: int = limit(
+        256 * 1024 * 1024,
+        "Results in memory that wait for the store, as while the disk is full; with more, no further item of a job starts.",
+        least=1024,
     )
     job_failures_max: int = limit(3, "How often engines may fail on an item before it counts as failed.", least=1)
     job_worker_silence_s: float = limit(
@@ -305,6 +314,11 @@ class ReportLimits:
         100_000,
         "Accounts (tenant, model, backend, cause) that may wait to be written into the ledger; more are dropped and counted.",
     )
+    ledger_bytes_max: int = limit(
+        1024**3,
+        "Size of the ledger, looked at once an hour; beyond it the oldest entries are deleted, however young they are.",
+        least=64 * 1024,
+    )
     traced_calls_max: int = limit(10_000, "Ended calls that may wait to be sent as traces; more are dropped and counted.")
     trace_release_s: float = limit(
         10.0, "How long the trace of a call that ended early waits for the engine's word that it let go."
@@ -333,6 +347,11 @@ class ProcessLimits:
         " at once.",
     )
     log_lines_max: int = limit(10_000, "Log lines held while the log's reader is slow; more are dropped and counted.", least=1)
+    wal_bytes_max: int = limit(
+        64 * 1024 * 1024,
+        "Size to which the write-ahead log of the job store, and that of the ledger, is cut after a checkpoint.",
+        least=4096,
+    )
     loop_stall_s: float = limit(1.0, "How long the event loop may be blocked before hangup logs its stack.", least=0.1)
 
 

@@ -43,6 +43,7 @@ class ProviderJob:
         "_attempts",
         "_began_at",
         "_due_at",
+        "_missing",
         "_pace",
         "_pause_s",
         "_to_be_sent",
@@ -67,6 +68,7 @@ class ProviderJob:
         self._pause_s = pace.poll_s
         self._to_be_sent = False  # the provider has not accepted the cancel yet
         self._attempts = 0
+        self._missing = False  # the provider did not know the job when it was last asked
 
     def __repr__(self) -> str:
         return f"<followed {self.status.value}{' given up' if self.given_up else ''}>"
@@ -124,6 +126,7 @@ class ProviderJob:
 
     def saw(self, status: JobStatus, now: float) -> None:
         """Note the status that the job itself reports."""
+        self._missing = False
         if self.status.ended:
             return
         if status.ended:
@@ -135,6 +138,16 @@ class ProviderJob:
             if self.cancelling_since is None:
                 self.status = status
             self._rest(now)
+
+    def missing(self, now: float) -> None:
+        """Note that the provider did not know the job. One that was just accepted may not be known everywhere yet, so only a
+        second such answer, a while later, means that it is gone; until then it is asked for again, cancel or not."""
+        if self._missing:
+            self.gone(now)
+            return
+        self._missing = True
+        self._rest(now)
+        self._due_at = min(self._due_at, now + self._pause_s)
 
     def gone(self, now: float) -> None:
         """Note that the provider does not know the job any more."""

@@ -12,10 +12,12 @@ from urllib.parse import unquote
 import httptools
 import orjson
 
+from hangup.fake_engine import websocket
 from hangup.fake_engine.engine import USAGE_MORE, Behaviour, FakeEngine, FakeWork
 from hangup.fake_engine.plain_responses import PATHS, FakePlain, about_text, read_form
 from hangup.fake_engine.profiles import LIKENESSES, EngineProfile
 from hangup.fake_engine.responses import FakeResponse, FakeResponses, shape_for
+from hangup.fake_engine.websocket import FakeWebSocket
 from hangup.tasks import TASKS
 
 MODEL = "standin"
@@ -32,6 +34,7 @@ class FakeEngineServer:
         self.seen: list[dict[str, Any]] = []
         self.responses: dict[str, Any] = {}
         self.connections = 0
+        self.websockets = 0
         self.calls = 0
 
     def remember(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
@@ -55,6 +58,7 @@ class FakeEngineConnection(asyncio.Protocol):
         self._shape: FakeResponse | None = None
         self._embedding: asyncio.TimerHandle | None = None
         self._inputs = 0
+        self._socket: FakeWebSocket | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -69,6 +73,7 @@ class FakeEngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._standin.connections -= 1
+        self._standin.websockets -= self._socket is not None
         if self._embedding is not None and not self._engine.behaviour.deaf:
             self._embedding.cancel()
             self._embedded(None)
@@ -77,8 +82,14 @@ class FakeEngineConnection(asyncio.Protocol):
             self._like.client_left(self._engine, work, self._shape is not None and self._shape.stream)
 
     def data_received(self, data: bytes) -> None:
+        if self._socket is not None:
+            self._socket.feed(data)
+            return
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._socket is not None:
+                self._socket.feed(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._answer(400, {"error": {"message": str(error)}})
             self.transport.close()
@@ -119,6 +130,10 @@ class FakeEngineConnection(asyncio.Protocol):
             self._send(200, b"text/plain", b"OK")
         elif path == "/health":
             self._answer(200, {"status": "ok"})
+        elif path == "/v1/realtime" and "sec-websocket-key" in headers:
+            self.transport.write(websocket.accepted(headers["sec-websocket-key"]))
+            self._socket = FakeWebSocket(self.transport)
+            self._standin.websockets += 1
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             self._tell_models(path)
         elif method == "GET" and (page := self._like.page(path, self._engine)) is not None:
@@ -176,7 +191,8 @@ class FakeEngineConnection(asyncio.Protocol):
         standin = self._standin
         match path.removeprefix("/standin/"):
             case "stats":
-                self._answer(200, {**standin.engine.stats(), "connections": standin.connections})
+                open_now = {"connections": standin.connections, "websockets": standin.websockets}
+                self._answer(200, {**standin.engine.stats(), **open_now})
             case "seen":
                 self._answer(200, {"seen": standin.seen})
             case "past":

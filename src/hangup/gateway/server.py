@@ -69,6 +69,8 @@ _FIXED_LIMITS = (
     "log_lines_max",
     "ledger_flush_s",
     "ledger_accounts_max",
+    "ledger_bytes_max",
+    "wal_bytes_max",
     "traced_calls_max",
     "trace_release_s",
     "trace_send_s",
@@ -117,6 +119,8 @@ class Server:
             flush_s=settings.limits.ledger_flush_s,
             days=settings.ledger_days,
             accounts_max=settings.limits.ledger_accounts_max,
+            bytes_max=settings.limits.ledger_bytes_max,
+            wal_bytes_max=settings.limits.wal_bytes_max,
             told=self._log.event,
         )
         tracer = _tracer(settings)
@@ -196,7 +200,7 @@ class Server:
             return None
 
     async def _open_store(self, path: str, settings: Settings) -> JobApi:
-        store = await self._opened(path)
+        store = await self._opened(path, settings.limits.wal_bytes_max)
         registry = JobRegistry(store, self.gateway.jobs_port, self.gateway.loop, settings.jobs_days)
         job_api = JobApi(registry, lambda: self.gateway.policy.router)
         try:
@@ -209,9 +213,9 @@ class Server:
             raise kind(f"cannot use {path}: {failure}") from None
         return job_api
 
-    async def _opened(self, path: str) -> JobStore:
+    async def _opened(self, path: str, wal_bytes_max: int) -> JobStore:
         """A store that opens after this was cancelled has no other owner, and is closed at once."""
-        opening = DUTIES.start("job store", asyncio.to_thread(JobStore, path), handled=(HangupError,))
+        opening = TASKS.start("job store", asyncio.to_thread(JobStore, path, wal_bytes_max), handled=(HangupError,))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:

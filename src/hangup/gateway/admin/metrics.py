@@ -163,6 +163,8 @@ class GatewayCollector(Collector):
             "hangup_job_results_refused", "Results that came after their item was given to another worker.", counts["refused"]
         )
         yield GaugeMetricFamily("hangup_job_store_failing", "1 while the store of jobs cannot be written.", counts["failing"])
+        held = counts["held_bytes"]
+        yield GaugeMetricFamily("hangup_job_results_held_bytes", "Results of jobs that wait to be written.", held)
         yield CounterMetricFamily(
             "hangup_jobs_not_stopped", "Cancelled jobs that a provider did not stop in time.", counts["not_stopped"]
         )

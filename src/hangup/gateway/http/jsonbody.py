@@ -25,6 +25,7 @@ _NO_BRACKETS = b":,+-.0123456789eEtrufalsn" + _BLANKS  # all bytes that may occu
 _BRACKETS = b"{}[]"
 _CLOSED = re.compile(rb"-{2,}")
 _PAIR = re.compile(rb"\{-*\}|\[-*\]")  # brackets with nothing but closed pairs between them
+_COUNTED_BYTES = 256 * 1024  # at a time: another thread's turn comes between two of them
 _COMPARED_BYTES_MAX = 64 * 1024  # above this, encoding the body again costs more than counting its keys
 
 
@@ -84,10 +85,11 @@ class Outline(_Strings):
     more than one value, for more than one line, or for a part of the next.
     """
 
-    __slots__ = ("_bad", "_begun", "_last", "_open", "_utf8")
+    __slots__ = ("_bad", "_begun", "_last", "_open", "_utf8", "values")
 
     def __init__(self) -> None:
         super().__init__()
+        self.values = 0  # about how many there are
         self._bad = False
         self._begun = self._last = b""  # the first and the last byte that is not blank
         self._open = b""  # brackets that are not closed, each with a "-" for what was closed in it
@@ -104,6 +106,7 @@ class Outline(_Strings):
             self._bad = True
             return
         outside, _ = self._split(piece)
+        self.values += outside.count(b",") + outside.count(b"{") + outside.count(b"[")
         brackets = outside.translate(None, _NO_BRACKETS)
         if brackets.translate(None, _BRACKETS) or not self._close_pairs(brackets):
             self._bad = True
@@ -117,7 +120,8 @@ class Outline(_Strings):
             left, closed = _PAIR.subn(b"-", left)
         over = left.startswith(b"-") and len(left) > 1
         self._open = _CLOSED.sub(b"-", left)
-        return not closed and not over and len(self._open) <= 2 * _LEVELS_MAX
+        levels = len(self._open) - self._open.count(b"-")
+        return not closed and not over and levels <= _LEVELS_MAX
 
     @property
     def whole(self) -> bool:
@@ -146,7 +150,7 @@ def decode(body: bytes, structure: Structure | None, elements_max: int, depth_ma
     return value
 
 
-def check_depth(text: bytes, value: Any, depth_max: int = DEPTH_MAX) -> None:
+def check_depth(text: bytes | bytearray, value: Any, depth_max: int = DEPTH_MAX) -> None:
     """Raise if a value is nested too deeply. `value` was parsed from `text`."""
     if text.count(b"{") + text.count(b"[") > depth_max:
         _count_keys(value, depth_max)
@@ -154,7 +158,8 @@ def check_depth(text: bytes, value: Any, depth_max: int = DEPTH_MAX) -> None:
 
 def counted(body: bytes, elements_max: int) -> Structure:
     structure = Structure(elements_max)
-    structure.feed(body)
+    for at in range(0, len(body), _COUNTED_BYTES):
+        structure.feed(body[at : at + _COUNTED_BYTES])
     return structure
 
 

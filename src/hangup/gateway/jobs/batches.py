@@ -18,11 +18,12 @@ from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.core.reasons import Reason
 from hangup.errors import Refusal
 from hangup.gateway.apis.routes import Router
+from hangup.gateway.http import jsonbody
 from hangup.gateway.jobs.event_log import EventLog
 from hangup.gateway.jobs.files import Gone, listed, parts
 from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
 from hangup.gateway.jobs.input_lines import InputLines, StopReading
-from hangup.gateway.jobs.item_client import ItemClient
+from hangup.gateway.jobs.item_client import LARGE_BYTES, ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import File, Job, Result
@@ -187,12 +188,19 @@ def kept_body(item: ItemClient) -> Any:
     return orjson.Fragment(bytes(item.body).replace(b"\n", b" "))
 
 
+def error_body(item: ItemClient) -> Any:
+    """Return an engine's error, of a large one only the beginning: nobody reads more, and parsing it would delay every call."""
+    return body_of(item) if item.outline is None else item.body[:LARGE_BYTES].decode("utf-8", "replace")
+
+
 def body_of(item: ItemClient) -> Any:
-    """Return an engine's answer as parsed JSON, or as text if it is not JSON."""
+    """Return an engine's answer as parsed JSON, or as text if it is not JSON, or nested too deeply to be written again."""
     try:
-        return orjson.loads(item.body)
-    except orjson.JSONDecodeError:
+        value = orjson.loads(item.body)
+        jsonbody.check_depth(item.body, value)
+    except (orjson.JSONDecodeError, Refusal):
         return item.body.decode("utf-8", "replace")
+    return value
 
 
 def _told(job: Job, row: Result) -> bytes:

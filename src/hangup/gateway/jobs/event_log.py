@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import orjson
 
+_EVENT_BYTES = 150  # about what an event takes besides its name and its data
+
 
 class JobEvent(NamedTuple):
     """A numbered event of a job."""
@@ -14,6 +16,11 @@ class JobEvent(NamedTuple):
     number: int
     name: str
     data: bytes
+
+
+def _size(name: str, data: bytes) -> int:
+    """Return what an event takes in memory: an engine may send any number of empty ones."""
+    return len(name) + len(data) + _EVENT_BYTES
 
 
 class EventLog:
@@ -41,10 +48,10 @@ class EventLog:
     def add(self, name: str, data: bytes) -> None:
         self._events.append(JobEvent(self._next, name, data))
         self._next += 1
-        self._bytes += len(data)
+        self._bytes += _size(name, data)
         while self._bytes > self._bytes_max and self._first < len(self._events) - 1:
             oldest = self._events[self._first]
-            self._bytes -= len(oldest.data)
+            self._bytes -= _size(oldest.name, oldest.data)
             self.forgotten = oldest.number
             self._first += 1
         if self._first > len(self._events) // 2:

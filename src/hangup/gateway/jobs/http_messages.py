@@ -61,7 +61,7 @@ class JobHttpResponse:
     pieces: AsyncIterator[bytes] | None = None
 
     @classmethod
-    def json(cls, value: Json, status: int = 200, **headers: str) -> JobHttpResponse:
+    def json(cls, value: Json | orjson.Fragment, status: int = 200, **headers: str) -> JobHttpResponse:
         pairs = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
         return cls(orjson.dumps(value), status, headers=pairs)
 

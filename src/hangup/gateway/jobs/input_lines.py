@@ -72,7 +72,11 @@ class InputLines:
 
     def _item(self, line: bytes) -> NewItem:
         try:
+            if len(line) > self._limits.json_elements_max:
+                jsonbody.counted(line, self._limits.json_elements_max)  # before it is parsed, which would delay every call
             value = orjson.loads(line)
+        except Refusal as refusal:
+            raise LineProblem("invalid_request", str(refusal), "body") from None
         except orjson.JSONDecodeError as error:
             raise LineProblem("invalid_json_line", f"This line is not valid JSON: {error}.") from None
         if type(value) is not dict:

@@ -55,6 +55,7 @@ class ItemClient:
         self.yields = 0  # how many of those made way for a live call
         self.body = bytearray()
         self.outline: Outline | None = None  # structure of a large answer
+        self.assembler: object = None  # puts the events of a streamed answer together as they come, if its API has that
         self.cut_for: Reason | None = None  # set if the answer was cut because of its size
         self.retry_after_s = 0.0  # from the last answer
         self.flow: ItemCall | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from hangup.core.call import Call
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.errors import Refusal
 from hangup.gateway.apis.routes import Router
-from hangup.gateway.jobs.batches import body_of, kept_body
+from hangup.gateway.jobs.batches import error_body, kept_body
 from hangup.gateway.jobs.event_log import EventLog
 from hangup.gateway.jobs.files import Gone
 from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
@@ -41,7 +42,7 @@ class MessageBatches:
 
     async def create(self, asked: JobHttpRequest) -> JobHttpResponse:
         value = asked.json()
-        items = self._items(value.get("requests"), asked)
+        items = await asyncio.to_thread(self._items, value.get("requests"), asked)  # there may be thousands to check
         about = {"headers": asked.replayed()}
         window_s = min(_WINDOW_S, asked.limits.batch_window_max_s)
         id = f"msgbatch_{secrets.token_hex(12)}"
@@ -122,7 +123,7 @@ class MessageBatches:
     def result(self, job: Job, item: ItemClient, call: Call) -> bytes:
         if 200 <= item.status(call) < 300:
             return _line(item.claim.custom_id, {"type": "succeeded", "message": kept_body(item)})
-        body = body_of(item)
+        body = error_body(item)
         if type(body) is not dict or type(body.get("error")) is not dict:
             body = {"type": "error", "error": {"type": "api_error", "message": str(body)}}
         return _line(item.claim.custom_id, {"type": "errored", "error": {"request_id": call.id, **body}})

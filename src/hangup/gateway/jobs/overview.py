@@ -67,6 +67,7 @@ class JobsOverview:
             "ended": runner.writer.ended,
             "refused": runner.writer.refused,
             "failing": runner.writer.failing,
+            "held_bytes": runner.writer.held_bytes,
             "not_stopped": 0,
             "not_followed": 0,
         }

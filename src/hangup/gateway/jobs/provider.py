@@ -108,6 +108,7 @@ class Provider:
         self._asking = asyncio.Semaphore(_ASKS_MAX)
         self._tasks = Tasks("jobs left at providers")
         self._closed = False
+        self._unheard = 0  # answers that are waited for after their client has gone
         self.held_bytes = 0  # of uploads in progress
         self.not_stopped = 0  # cancelled jobs that the provider did not stop in time
         self.not_followed = 0  # jobs beyond `provider_jobs_max`
@@ -186,6 +187,10 @@ class Provider:
         job.state.gone(self._loop.time())
         self._changed(job)
 
+    def _missing(self, job: ProviderRecord) -> None:
+        job.state.missing(self._loop.time())
+        self._changed(job)
+
     def cared_for(self, job: ProviderRecord, owner: ProviderAccount) -> None:
         """Renew the lease of a job that its owner asked for."""
         if not job.state.over:
@@ -230,6 +235,11 @@ class Provider:
     ) -> None:
         """Read the provider's answer after its client disconnected, and cancel the job in it, since nobody knows its id."""
         limit = self._host.limits.body_bytes_max
+        if self._unheard >= self._host.limits.provider_jobs_max:  # each holds a connection, and its client is gone already
+            connection.abort()
+            self.unheard(kind, backend, owner, "too many answers are waited for")
+            return
+        self._unheard += 1
         inquiry = FetchCall.take_over(connection, limit, _EVENT_END if stream else b"")
         self._tasks.start(self._stop_unheard(inquiry, kind, backend, owner, lease_s))
 
@@ -241,6 +251,8 @@ class Provider:
         except EngineFault as fault:
             self.unheard(kind, backend, owner, fault.detail)
             return
+        finally:
+            self._unheard -= 1
         read = hosted_jobs.read_answer(kind, answer.body) if 200 <= answer.head.status < 300 else None
         if read is not None and not read.status.ended:
             job = self.follow(read, kind, backend, owner, lease_s)
@@ -302,7 +314,7 @@ class Provider:
         answer = await self._ask(job, "GET", hosted_jobs.look_path(job.kind, job.id))
         read = None
         if answer is not None and answer.head.status == 404:
-            self.gone(job)
+            self._missing(job)
             return
         if answer is not None and answer.head.status == 200:
             read = hosted_jobs.read_answer(job.kind, answer.body)
@@ -315,7 +327,7 @@ class Provider:
         answer = await self._ask(job, "POST", hosted_jobs.cancel_path(job.kind, job.id))
         status = answer.head.status if answer is not None else 0
         if status == 404:
-            self.gone(job)
+            self._missing(job)
         elif status >= 500 or status in _MAY_PASS or not status:
             self._host.told("job_cancel_failed", id=job.id, backend=job.backend, status=status or None)
             job.state.cancel_failed(self._loop.time())

@@ -78,6 +78,7 @@ class ProviderOverview:
             "ended": Counter(),  # only the provider counts how items end
             "refused": 0,
             "failing": False,
+            "held_bytes": 0,
             "not_stopped": self._provider.not_stopped,
             "not_followed": self._provider.not_followed,
         }

@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine, ValuesView
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import orjson
-
 from hangup.config import JobLimits
 from hangup.core import reasons
 from hangup.core.call import Call
@@ -272,15 +270,15 @@ class JobRegistry:
     def limits_of(self, tenant: str) -> JobLimits:
         return self._host.limits_of_tenant(tenant)
 
-    def result(self, item: ItemClient, call: Call) -> tuple[bytes, bytes | None]:
+    def result(self, item: ItemClient, call: Call) -> tuple[bytes | None, bytes | None]:
         active = self._active.get(item.claim.key)
         # If another process has ended the job, the store decides what counts; the result still needs the shape of its kind.
         job = active.job if active is not None else item.claim.of
+        body: bytes | None = None
         try:
             body = self.shapes[job.kind].result(job, item, call)
         except Exception as error:  # an engine's answer may be anything
             self._host.fault(error)
-            body = orjson.dumps({"error": {"message": "The engine's answer has a shape that is not known."}}) + b"\n"
         return body, active.event_log.dump() if active is not None and active.event_log is not None else None
 
     def changed(self, job: Job) -> None:

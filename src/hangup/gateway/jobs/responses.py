@@ -14,7 +14,7 @@ from hangup.core.jobs import Cause, JobStatus, Kind
 from hangup.errors import Refusal
 from hangup.gateway.apis.openai_responses import ResponsesAssembler
 from hangup.gateway.http.sse import SSE, Splitter
-from hangup.gateway.jobs.batches import body_of
+from hangup.gateway.jobs.batches import body_of, error_body
 from hangup.gateway.jobs.calls import EVENT_STREAM, GAP, follow, lease_of
 from hangup.gateway.jobs.event_log import EventLog
 from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
@@ -22,6 +22,8 @@ from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.store.jobs import Job, NewItem
 
+_PARSED_VALUES_MAX = 100_000  # of a result: more would delay every call
+_ODD = (KeyError, TypeError, AttributeError, IndexError, ValueError)  # events of a shape that is not known
 _HEARTBEAT_S = 15.0
 _HEARTBEAT = b": hangup\n\n"
 # Request fields that a response repeats, with OpenAI's defaults.
@@ -90,11 +92,10 @@ class BackgroundResponses:
         await store.do(lambda: store.jobs.delete(job.key))
         return JobHttpResponse.json({"id": id, "object": "response", "deleted": True})
 
-    async def _shown(self, job: Job) -> Json:
+    async def _shown(self, job: Job) -> Json | orjson.Fragment:
         rows = await self._registry.store.do(lambda: self._registry.store.jobs.results(job.key, 0, 1))
         if rows and rows[0].body is not None:
-            stored: Json = orjson.loads(rows[0].body)
-            return stored
+            return orjson.Fragment(rows[0].body)  # as it was written: it may be large
         return _made(job, self._registry.runner.release_of(job.key))
 
     async def _events(self, job: Job, seen: int) -> AsyncIterator[bytes]:
@@ -115,32 +116,58 @@ class BackgroundResponses:
 
     def result(self, job: Job, item: ItemClient, call: Call) -> bytes:
         if not 200 <= item.status(call) < 300:
-            return orjson.dumps(_failed(job, body_of(item)))
+            return orjson.dumps(_failed(job, error_body(item)))
         if not job.about["stream"]:
-            return orjson.dumps(_ours(job, body_of(item)))
-        assembler = ResponsesAssembler()
-        for event in Splitter(SSE, 1 << 30).feed(bytes(item.body)):
-            value = _parsed(SSE.data(event))
-            if value is not None:
-                assembler.add(value)
-        return orjson.dumps(_ours(job, assembler.result(capped=False)))
+            return _with_our_id(job, item)
+        return orjson.dumps(_ours(job, _assembler(item).result(capped=False)))
 
     def listen(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None] | None:
         if not job.about["stream"]:
             return None
-        splitter = Splitter(SSE, 1 << 30)
+        splitter, assembler = Splitter(SSE, 1 << 30), ResponsesAssembler()
+        item.assembler = assembler
         fresh = bool(log.events) and item.attempts == 1  # the log already has `response.created`
 
         def piece(payload: bytes) -> None:
             for event in splitter.feed(payload):
                 value = _parsed(SSE.data(event))
-                if value is None or (fresh and value.get("type") == "response.created"):
+                if value is None:
+                    continue
+                try:
+                    assembler.add(value)
+                except _ODD:  # the result tells of it
+                    item.assembler = None
+                if fresh and value.get("type") == "response.created":
                     continue
                 if type(value.get("response")) is dict:
                     value["response"] = _ours(job, value["response"])
                 _tell(log, value)
 
         return piece
+
+
+def _assembler(item: ItemClient) -> ResponsesAssembler:
+    """Return what the events make: put together as they came, or now if nobody listened."""
+    if isinstance(item.assembler, ResponsesAssembler):
+        return item.assembler
+    assembler = ResponsesAssembler()
+    for event in Splitter(SSE, 1 << 30).feed(bytes(item.body)):
+        value = _parsed(SSE.data(event))
+        if value is not None:
+            assembler.add(value)
+    return assembler
+
+
+def _with_our_id(job: Job, item: ItemClient) -> bytes:
+    """Return a whole answer with the id that the client knows. One of very many values is not parsed, since that would delay
+    every call: its own `id` stays, and ours stands behind it, which is the one that counts in JSON with a key twice."""
+    outline = item.outline
+    if outline is None or not outline.whole or outline.values <= _PARSED_VALUES_MAX:
+        return orjson.dumps(_ours(job, body_of(item)))
+    text = bytes(item.body).rstrip()
+    if not text.endswith(b"}"):
+        return orjson.dumps(_failed(job, error_body(item)))
+    return text[:-1] + b"," + orjson.dumps({"id": job.id, "background": True})[1:]
 
 
 def _open(job: Job, log: EventLog) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from hangup.config import JobLimits
 from hangup.core.account import Entry
 from hangup.core.clocks import Backoff
 from hangup.core.jobs import Cause, ItemState
@@ -24,6 +25,9 @@ _PAUSE_S, _PAUSE_MAX_S = 1.0, 30.0  # before a failed store is tried again; doub
 
 class ResultHost(Protocol):
     """The gateway, as `ResultWriter` sees it."""
+
+    @property
+    def limits(self) -> JobLimits: ...
 
     def record_cost(self, entry: Entry) -> None: ...
 
@@ -41,6 +45,10 @@ class ItemOutcome(NamedTuple):
     events: bytes | None = None
     entry: Entry | None = None  # for the ledger, once the result is stored
 
+    @property
+    def size(self) -> int:
+        return len(self.body or b"") + len(self.events or b"")
+
 
 class ResultWriter:
     """The queue of pending writes, and the task that writes them."""
@@ -54,12 +62,13 @@ class ResultWriter:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.failing = False  # the store cannot be written
+        self.held_bytes = 0  # of results that are not written yet
         self.refused = 0  # results refused because their claim was stale
         self.ended: Counter[ItemState] = Counter()  # ended items, by end state
         self._store = store
         self._host = host
         self._changed = changed  # called with each job that has changed
-        self._works = works  # called when a failed store works again
+        self._works = works  # called when items may start again: a failed store works, or what waited is written
         self._loop = loop
         self._cancels: dict[int, Cause] = {}
         self._waiting: list[asyncio.Future[None]] = []  # resolved when the cancels are on disk
@@ -77,8 +86,14 @@ class ResultWriter:
         """Whether no write is pending."""
         return not (self._writing or self._ended or self._given_back or self._cancels)
 
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be written that no further item should start."""
+        return self.held_bytes > self._host.limits.job_results_held_bytes_max
+
     def finish(self, ended: ItemOutcome) -> None:
         self._ended.append(ended)
+        self.held_bytes += ended.size
         self._wake.set()
 
     def give_back(self, claim: Claim) -> None:
@@ -127,7 +142,7 @@ class ResultWriter:
             self._wake.clear()
             if self.failing:
                 await self._pause()
-            self._writing = True
+            self._writing, held_up = True, self.full
             try:
                 await self._write_all()
             except StoreFailed as failure:
@@ -142,8 +157,9 @@ class ResultWriter:
             finally:
                 self._writing = False
             if self.failing:
-                self.failing = False
+                self.failing, held_up = False, True
                 self._host.told("job_store_works")
+            if held_up:
                 try:
                     self._works()
                 except Exception as error:
@@ -192,11 +208,13 @@ class ResultWriter:
                 raise
             except Exception as error:  # drop this piece
                 self._host.fault(error)
+                self.held_bytes -= sum(one.size for one in piece[1])
                 for key in piece[0]:
                     self._cancels.pop(key, None)
 
     async def _write(self, cancels: dict[int, Cause], ended: list[ItemOutcome], given_back: list[Claim]) -> None:
         cancelled, jobs = await self._store.do(partial(self._written, cancels, ended, given_back, self.failing))
+        self.held_bytes -= sum(one.size for one in ended)
         for key in cancels:
             self._cancels.pop(key, None)
         for job in cancelled:

@@ -70,8 +70,8 @@ class ItemEvents(Protocol):
     def sending(self, item: ItemClient) -> dict[str, str]:
         """Prepare for an item that is about to be sent; return the headers for its call."""
 
-    def result(self, item: ItemClient, call: Call) -> tuple[bytes, bytes | None]:
-        """Return what to store of an answer: the result and the events before it."""
+    def result(self, item: ItemClient, call: Call) -> tuple[bytes | None, bytes | None]:
+        """Return what to store of an answer: the result and the events before it. No result: none could be made of it."""
 
     def changed(self, job: Job) -> None: ...
 
@@ -168,11 +168,11 @@ class ItemRunner:
         line.feeding = False
         if self._stopped:
             return
-        while len(line) and self._host.jobs_waiting(tenant) < _IN_LINE:
+        while len(line) and not self.writer.full and self._host.jobs_waiting(tenant) < _IN_LINE:
             self._send(line.next(), line)
         wanted = min(max(_HAND_MIN, 2 * line.sent), _HAND_MAX)
         wants = line.more and (line.urgent or len(line) <= wanted // 2)
-        if wants and not line.claiming and not self.writer.failing:
+        if wants and not line.claiming and not self.writer.failing and not self.writer.full:
             line.claiming, line.urgent = True, False
             self._claims.start(self._claim(tenant, line, max(wanted - len(line), 1)))
 
@@ -181,7 +181,16 @@ class ItemRunner:
         item.attempts += 1
         claim = item.claim
         again = f"-{item.attempts}" if item.attempts > 1 else ""
-        self._host.run_item(item, f"{claim.job}.{claim.n}{again}", self._item_events.sending(item))
+        try:
+            self._host.run_item(item, f"{claim.job}.{claim.n}{again}", self._item_events.sending(item))
+        except Exception as error:  # no call has it, so nobody else would ever end it
+            line.sent -= 1
+            self._failed(item, error)
+
+    def _failed(self, item: ItemClient, error: Exception) -> None:
+        """End an item after a bug of ours, without a result."""
+        self._host.fault(error)
+        self._finish(item, ItemState.ERRORED)
 
     async def _claim(self, tenant: str, line: _TenantItems, count: int) -> None:
         store, worker = self._store, self._worker
@@ -221,9 +230,17 @@ class ItemRunner:
         self._feed_soon(item.tenant)
 
     def item_ended(self, item: ItemClient, call: Call, stop: PendingStop | None, entry: Entry) -> None:
-        assert call.reason is not None
         line = self._lines[item.tenant]
         line.sent -= 1
+        try:
+            self._after(item, line, call, stop, entry)
+        except Exception as error:
+            self._failed(item, error)
+        self._feed_soon(item.tenant)
+
+    def _after(self, item: ItemClient, line: _TenantItems, call: Call, stop: PendingStop | None, entry: Entry) -> None:
+        """Do with an item what follows from the end of its call: keep a result, run it again, or give it back."""
+        assert call.reason is not None
         item.failures += call.reason.outcome is Outcome.ENGINE_FAILED
         item.yields += call.reason is reasons.YIELDED
         stopping = item.stopping is not None
@@ -236,7 +253,7 @@ class ItemRunner:
         )
         if what in (AfterEffects.SUCCEEDED, AfterEffects.ERRORED):
             body, events = self._item_events.result(item, call)
-            self._finish(item, ItemState(what), body, events, entry)
+            self._finish(item, ItemState(what) if body is not None else ItemState.ERRORED, body, events, entry)
         else:
             self._host.record_cost(_without_result(entry, call.reason))
             if what is AfterEffects.AGAIN and not self._stopped:
@@ -245,7 +262,6 @@ class ItemRunner:
                 self._when_gone(item, stop)
             else:
                 self._give_back([item])
-        self._feed_soon(item.tenant)
 
     def _again(self, item: ItemClient, line: _TenantItems) -> None:
         """Retry an item after a pause, also if it made way for a live client, since more live clients are likely to follow."""

@@ -156,11 +156,18 @@ class Upload:
         if self._paused:
             self._paused = False
             self._pause(False)
+        self._unwritten.clear()
+        if self._writer is not None or self._key is not None:
+            self._registry.own(self._discard())
+
+    async def _discard(self) -> None:
+        """Delete what was written. A part that is being written is waited for: only then is it known which file it went to."""
         if self._writer is not None:
-            self._writer.cancel()
-        key, store = self._key, self._registry.store
+            await asyncio.wait([self._writer])
+        key, self._key = self._key, None
+        store = self._registry.store
         if key is not None:
-            self._registry.own(store.do(lambda: store.files.give_up(key)))
+            await store.do(lambda: store.files.delete(key))
 
     def _expires(self) -> float | None:
         given = self._fields.get("expires_after[seconds]")

@@ -144,14 +144,24 @@ class LocalRequest(ClientRequest):
             await self._give(await make_answer())
         except (Refusal, StoreFailed) as error:
             self.task = None  # it ends with the call
-            if not self._ask_engine(error):
-                self.end(*_reason(error))
+            self._refused(error)
         except Exception as error:
             self.task = None
             self.fault(error)
-        finally:
-            if asked.upload is not None:
-                asked.upload.close()
+
+    def _forget(self) -> None:
+        super()._forget()
+        if self._asked.upload is not None:  # here, and not in the task: that may be cancelled before it has begun
+            self._asked.upload.close()
+
+    def _refused(self, error: Refusal | StoreFailed) -> None:
+        try:
+            asked = self._ask_engine(error)
+        except Exception as fault:
+            self.fault(fault)
+        else:
+            if not asked:
+                self.end(*_reason(error))
 
     def _ask_engine(self, error: Refusal | StoreFailed) -> bool:
         """Lets an engine answer for what is not here, if it may have it."""

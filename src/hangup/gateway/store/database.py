@@ -21,7 +21,7 @@ from hangup.tasks import TASKS
 
 R = TypeVar("R")
 _TOGETHER_MAX = 512  # pieces of work per transaction
-_WAL_BYTES_MAX = 64 * 1024 * 1024  # SQLite truncates the WAL file to this size after a checkpoint
+WAL_BYTES_MAX = 64 * 1024 * 1024  # unless the configuration says otherwise
 _PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # worth a retry
 _BUSY_S = 5.0  # how long to wait while another process holds the lock
 
@@ -40,8 +40,8 @@ class Database:
     _path = ""
     _identity: tuple[int, int] | None = None
 
-    def __init__(self, path: str, migrations: tuple[str, ...]) -> None:
-        self.db = _open(path, migrations)
+    def __init__(self, path: str, migrations: tuple[str, ...], wal_bytes_max: int = WAL_BYTES_MAX) -> None:
+        self.db = _open(path, migrations, wal_bytes_max)
         self._path, self._identity = path, file_identity(path)
         self._work: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._wake = threading.Event()
@@ -66,7 +66,8 @@ class Database:
         for _, future in self._work:  # queued while the thread was ending: fail it, so that no caller waits forever
             with contextlib.suppress(RuntimeError):
                 future.get_loop().call_soon_threadsafe(_resolve, [(future, None, closed)])
-        self.db.close()
+        if not self._thread.is_alive():  # otherwise a disk that hangs has it, and closing it under the thread would crash
+            self.db.close()
 
     # In the store's thread
 
@@ -141,7 +142,7 @@ def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None
             future.set_result(result)
 
 
-def _open(path: str, migrations: tuple[str, ...]) -> sqlite3.Connection:
+def _open(path: str, migrations: tuple[str, ...], wal_bytes_max: int = WAL_BYTES_MAX) -> sqlite3.Connection:
     try:
         if path:
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -149,7 +150,7 @@ def _open(path: str, migrations: tuple[str, ...]) -> sqlite3.Connection:
         db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # new files only: lets freed pages return to the disk
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
+        db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
         _migrate(db, path, migrations)

@@ -20,7 +20,7 @@ from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Outcome
 from hangup.errors import HangupError
-from hangup.gateway.store.database import file_identity
+from hangup.gateway.store.database import WAL_BYTES_MAX, file_identity
 from hangup.tasks import TASKS
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # keyed by minute and `GROUPS`
@@ -35,6 +35,7 @@ _VERSION = 1
 _FIRST_SWEEP_S, _RETENTION_EVERY_S = 1.0, 3600.0
 _FORGOTTEN_MINUTES = 1440  # deleted per transaction
 _COUNTS_WAITING_MAX = 10_000  # engine counts held in memory while the file cannot be written
+_USED_BYTES = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
 _MOST = 2.0**53  # above this, floats no longer represent every integer, and sums are inexact
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS spent (
@@ -72,6 +73,8 @@ class LedgerStore:
         flush_s: float,
         days: float,
         accounts_max: int,
+        bytes_max: int = 1024**3,
+        wal_bytes_max: int = WAL_BYTES_MAX,
         clock: Callable[[], float] = time.time,
         told: Callable[..., None] = lambda event, **fields: None,
     ) -> None:
@@ -80,6 +83,8 @@ class LedgerStore:
         self.flush_s = flush_s
         self._days = days
         self._accounts_max = accounts_max
+        self._bytes_max = bytes_max
+        self._wal_bytes_max = wal_bytes_max
         self._clock = clock
         self._accounts: _Accounts = {}
         self._booking = threading.Lock()  # guards the accounts: held to book one call, or to take all accounts
@@ -88,7 +93,7 @@ class LedgerStore:
         self._unserved_models: set[str] = set()
         self._lock = threading.Lock()  # guards the database: taken by the writer thread and by reports, never on the data path
         self._path = str(Path(path).expanduser()) if path else ""
-        self._db = _open(path)
+        self._db = _open(path, wal_bytes_max)
         self._identity = file_identity(self._path)
         self._sweep_at = time.monotonic() + _FIRST_SWEEP_S
         self._day = SteadyClock(_newest(self._db), clock(), time.monotonic())
@@ -245,7 +250,7 @@ class LedgerStore:
         """
         self._roll_back()
         if file_identity(self._path) != self._identity:
-            opened = _open(self._path)
+            opened = _open(self._path, self._wal_bytes_max)
             self._db.close()
             self._db, self._identity = opened, file_identity(self._path)
             self._told("ledger_begun_anew", path=self._path)
@@ -283,6 +288,22 @@ class LedgerStore:
         for table in ("spent", *_COUNTS):
             while self._forget_some(table, oldest):  # releases the lock between deletions, so that reports can run
                 pass
+        while self._forget_for_room():
+            pass
+
+    def _forget_for_room(self) -> bool:
+        """Delete the oldest entries of a ledger that is too large; return whether that may not have been enough."""
+        with self._lock:
+            self._roll_back()
+            (used,) = self._db.execute(_USED_BYTES).fetchone()
+            first, last = self._db.execute("SELECT min(minute), max(minute) FROM spent").fetchone()
+            if used <= self._bytes_max or first is None or first == last:
+                return False
+            with self._db:
+                until = first + max((last - first) // 10, 1)
+                self._db.execute("DELETE FROM spent WHERE minute < ?", (until,))
+        self._told("ledger_full", bytes=used, deleted_until=until * 60)
+        return True
 
     def _forget_some(self, table: str, oldest: int) -> bool:
         with self._lock:
@@ -301,13 +322,14 @@ def _served(call: Call) -> bool:
     return bool(call.tokens_out) or (call.outcome is Outcome.COMPLETED and call.status == 200)
 
 
-def _open(path: str) -> sqlite3.Connection:
+def _open(path: str, wal_bytes_max: int) -> sqlite3.Connection:
     try:
         if path:
             Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
             Path(path).expanduser().touch(mode=0o600)  # usage and cost per tenant are private
         db = sqlite3.connect(str(Path(path).expanduser()) if path else ":memory:", check_same_thread=False)
         db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
         db.execute("PRAGMA synchronous = NORMAL")
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version not in (0, _VERSION):

@@ -34,9 +34,6 @@ class FileTable:
         )
         return File(*self._db.execute(f"SELECT {_COLUMNS} FROM file WHERE key = ?", (key,)).fetchone())  # noqa: S608 - ours
 
-    def give_up(self, key: int) -> None:
-        self._db.execute("DELETE FROM file WHERE key = ? AND ready = 0", (key,))
-
     # Reading
 
     def find(self, id: str, tenant: str) -> File | None:

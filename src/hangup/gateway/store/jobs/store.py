@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from hangup.gateway.store.database import Database
+from hangup.gateway.store.database import WAL_BYTES_MAX, Database
 from hangup.gateway.store.jobs.clock import ClockTable
 from hangup.gateway.store.jobs.files import FileTable
 from hangup.gateway.store.jobs.schema import MIGRATIONS
@@ -19,8 +19,8 @@ _PAGES_TOGETHER = 1000  # freed per call of `shrink`
 class JobStore:
     """All tables of one job store file. Use the tables only inside functions passed to `do`."""
 
-    def __init__(self, path: str) -> None:
-        self._database = Database(path, MIGRATIONS)
+    def __init__(self, path: str, wal_bytes_max: int = WAL_BYTES_MAX) -> None:
+        self._database = Database(path, MIGRATIONS, wal_bytes_max)
         self.jobs = JobTable(self._database.db)
         self.files = FileTable(self._database.db)
         self.workers = WorkerTable(self._database.db)

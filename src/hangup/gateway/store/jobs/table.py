@@ -15,6 +15,7 @@ from hangup.core.jobs import Cause, ItemState, JobStatus, Kind, outcome
 from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, Job, NewItem, Result, Used
 
 _STATES = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # columns of `job`, ordered as `ItemState`
+_READ_BYTES = 8 * 1024 * 1024  # of results per query; the last may exceed it
 _PRUNED_TOGETHER = 100  # jobs, or items of a job, read per query
 _PRUNED_ITEMS, _PRUNED_BYTES = 1000, 16 * 1024 * 1024  # deleted per transaction, with requests and results
 
@@ -83,13 +84,22 @@ class JobTable:
         return Used(*row) if row is not None else Used(0, 0, 0)
 
     def results(self, key: int, start: int, count: int) -> list[Result]:
-        """Return up to `count` items in input order, from number `start` on, with their results so far."""
-        rows = self._db.execute(
+        """Return up to `count` items in input order, from number `start` on, with their results so far; fewer if those are
+        large: a reader must not hold all of them at once."""
+        cursor = self._db.execute(
             "SELECT item.n, custom_id, state, body FROM item LEFT JOIN answer USING (job, n)"
             " WHERE job = ? AND item.n >= ? ORDER BY item.n LIMIT ?",
             (key, start, count),
         )
-        return [Result(n, custom_id, ItemState(state), body) for n, custom_id, state, body in rows]
+        rows: list[Result] = []
+        left = _READ_BYTES
+        for n, custom_id, state, body in cursor:
+            rows.append(Result(n, custom_id, ItemState(state), body))
+            left -= len(body or b"")
+            if left <= 0:
+                break
+        cursor.close()
+        return rows
 
     def events(self, key: int) -> bytes | None:
         row = self._db.execute("SELECT events FROM answer WHERE job = ? AND n = 0", (key,)).fetchone()
