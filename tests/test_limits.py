@@ -70,7 +70,7 @@ RUNS_INTO = {
     "models_interval_s": "gateway/test_routing.py::test_a_model_that_was_just_loaded_is_found",
     "figures_poll_s": "gateway/test_limits_alone.py::test_figures_poll_s",
     "status_timeout_s": "reaper/test_faults.py::test_a_status_page_that_hangs_is_found_without_any_hang_up",
-    "failures_max": "core/test_limiter.py::TestFleet::test_a_seat_is_down_after_some_failures_in_a_row",
+    "failures_max": "core/test_health.py::test_any_order_of_events_keeps_the_facts_apart",
     # Admission
     "queue_depth_max": "core/test_admission.py::test_the_longest_line_makes_room_for_others_but_not_for_itself",
     "queue_bytes_max": "gateway/test_queue.py::TestQueue::test_a_queue_is_bounded_in_bytes",
