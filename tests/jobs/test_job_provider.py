@@ -432,6 +432,27 @@ class TestKeys:
             ours = [seen for seen in asked if "messages" in seen.path and seen.ours]
             assert ours and {seen.headers["x-api-key"] for seen in ours} == {"theirs"}
 
+    def test_whoever_asks_first_after_a_restart_keeps_nobody_out(self) -> None:
+        """Who made it is not known any more, so it is as open as all that the tenants' common account has."""
+        digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("red", "blue")}
+        tenants = "".join(f'[[tenant]]\nname = "{name}"\nkey_sha256 = ["{key}"]\n' for name, key in digest.items())
+        with Hosted() as hosted:
+            config = f'jobs = "provider"\n[[backend]]\nurl = "{hosted.url}"\napi_key_env = "PROVIDER_KEY"\n{tenants}'
+
+            def call(method: str, path: str, who: str, body: Any = None) -> httpx.Response:
+                headers = {"authorization": f"Bearer {who}"}
+                return httpx.request(method, f"{gateway.url}/v1/batches{path}", headers=headers, json=body, timeout=60)
+
+            with Gateway(config=config, env={"PROVIDER_KEY": "theirs"}) as gateway:
+                id = call("POST", "", "red", BATCH).json()["id"]
+                assert call("GET", f"/{id}", "blue").status_code == 404
+            with Gateway(config=config, env={"PROVIDER_KEY": "theirs"}) as gateway:
+                assert call("GET", f"/{id}", "blue").json()["id"] == id
+                assert job(gateway, id)["tenant"] == "blue"
+                assert call("GET", f"/{id}", "red").json()["id"] == id
+                assert call("POST", f"/{id}/cancel", "red").status_code == 200
+                wait_status(gateway, id, "cancelled")
+
 
 class TestBounds:
     def test_so_many_are_followed_and_no_more(self) -> None:

@@ -63,6 +63,7 @@ class ProviderRecord:
     created: float  # wall-clock time, like `ended`
     lease_s: float | None
     headers: Headers = field(repr=False)  # with its owner's key, if we have none; the key is dropped when the job ends
+    made_here: bool = True  # we saw its creation, so that its tenant is known; otherwise that is whoever asked for it first
     tally: ItemCounts = ItemCounts()
     model: str | None = None
     expires: float | None = None
@@ -153,7 +154,14 @@ class Provider:
     # News from forwarded requests
 
     def follow(
-        self, read: ProviderAnswer, kind: Kind, backend: Backend, owner: ProviderAccount, lease_s: float | None
+        self,
+        read: ProviderAnswer,
+        kind: Kind,
+        backend: Backend,
+        owner: ProviderAccount,
+        lease_s: float | None,
+        *,
+        made_here: bool = True,
     ) -> ProviderRecord | None:
         """Follow a job that the provider accepted, or that a client asked for and we did not know; None if too many."""
         if not self._make_room():
@@ -163,7 +171,7 @@ class Provider:
         now = self._loop.time()
         lease = Lease(lease_s, now) if lease_s is not None else None
         state = ProviderJob(_pace(self._host.limits), now, lease)
-        job = ProviderRecord(read.id, kind, owner.tenant, backend.name, state, time.time(), lease_s, owner.headers)
+        job = ProviderRecord(read.id, kind, owner.tenant, backend.name, state, time.time(), lease_s, owner.headers, made_here)
         self._jobs[job.id] = job
         self._host.told("job_followed", id=job.id, kind=kind, tenant=job.tenant, backend=job.backend, lease_s=lease_s)
         self.saw(job, read)

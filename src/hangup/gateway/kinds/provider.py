@@ -81,7 +81,7 @@ class ProviderRequest(ForwardedRequest):
         self._target = target
         self._stream = stream
         self._job = provider.find(target.id) if target.id else None
-        if self._job is not None and self._job.tenant != tenant:
+        if self._job is not None and self._job.made_here and self._job.tenant != tenant:
             raise Refusal(reasons.NOT_FOUND, f"There is no {target.id[:80]!r}.")
         if target.what is ProviderRequestKind.CREATE:
             provider.check_quota(tenant)
@@ -238,7 +238,8 @@ class ProviderRequest(ForwardedRequest):
         if kind is None or answer.status.ended or not (answer.detached or self._target.what is ProviderRequestKind.CREATE):
             return None
         known = self._provider.find(answer.id)
-        return known or self._provider.follow(answer, kind, self._backend, self._owner, self._lease_s)
+        made_here = self._target.what is ProviderRequestKind.CREATE
+        return known or self._provider.follow(answer, kind, self._backend, self._owner, self._lease_s, made_here=made_here)
 
 
 class _OverheardRelay(PassRelay):
