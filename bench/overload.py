@@ -43,7 +43,7 @@ class Scenario:
 
 SCENARIOS = [
     Scenario("gives up after 5 s"),
-    Scenario("tight deadlines", crowd={"first_token_s": 1.0, "whole_s": 3.0, "spread": 0.0, "told_share": 1.0}),
+    Scenario("tight deadlines", crowd={"first_token_s": 1.0, "whole_s": 3.0, "spread": 0.0, "deadline_share": 1.0}),
     Scenario("engine turns 3 x slower", load=1.0, slow_by=3.0),
     Scenario("one tenant sends 80 %", crowd={**GIVES_UP, "heavy_tenant": 0.8}),
     Scenario("flood", load=10.0),

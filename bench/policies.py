@@ -77,13 +77,13 @@ def _scenarios() -> dict[str, Any]:
     def plan(load: Load) -> Plan:
         return Plan(load=load, settings=Settings(), model=model, loads=[])
 
-    tight = Load(requests, ClientHabits(first_token_s=3, whole_s=20, spread=0, told_share=1))
+    tight = Load(requests, ClientHabits(first_token_s=3, whole_s=20, spread=0, deadline_share=1))
     tenants = Load(requests, ClientHabits(heavy_tenant=0.8))
     burst = Load(requests, arrivals=Arrivals(burst_from_s=200, burst_s=20, burst_by=5))
     slow = replace(model, slow_from_s=100, slow_by=3.0)
     for policy in ("hangup", "bounded", "codel", "router"):
         made = mean([row(plan(tight), capacity, 5, policy, run, 0) for run in several("tight", tight, 5, policy)])
-        slowed = several("slow", Load(requests, ClientHabits(told_share=1)), 1, policy, slow)
+        slowed = several("slow", Load(requests, ClientHabits(deadline_share=1)), 1, policy, slow)
         useful = mean([row(plan(tight), capacity, 1, policy, run, 0) for run in slowed])
         rows[policy] = {
             "tight deadlines at 5 x, goodput": made.goodput_ratio,

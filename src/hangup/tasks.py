@@ -171,22 +171,22 @@ class LongTasks:
 class Tasks:
     """The tasks of one owner, under one name: the owner may start any number of them, wait for them, and end them together."""
 
-    def __init__(self, name: str, *, handled: Handled = (), duties: LongTasks | None = None) -> None:
+    def __init__(self, name: str, *, handled: Handled = (), long_tasks: LongTasks | None = None) -> None:
         """Own tasks; `handled` are the failures that the code awaiting a task deals with."""
         self._name = name
         self._handled = handled
-        self._duties = duties or TASKS
+        self._long_tasks = long_tasks or TASKS
         self._tasks: set[asyncio.Task[object]] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def start(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
-        return self._own(self._duties.start(self._name, work, handled=self._handled))
+        return self._own(self._long_tasks.start(self._name, work, handled=self._handled))
 
     def keep(self, name: str, make: Callable[[], Coroutine[object, object, None]]) -> asyncio.Task[None]:
         """Run `make()` until it returns or is cancelled, and restart it after a failure."""
-        return self._own(self._duties.keep(name, make))
+        return self._own(self._long_tasks.keep(name, make))
 
     def cancel(self) -> None:
         for task in list(self._tasks):

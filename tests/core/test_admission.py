@@ -359,7 +359,7 @@ class Slots:
             first_at = now + self.first_s
             self.running.append((first_at, first_at + self.answer_s, self.waiting.pop(0)))
         for first, _, ticket in self.running:
-            if first <= now and ticket.reading:
+            if first <= now and ticket.awaits_first_token:
                 self.first_tokens.append(now - ticket.arrived_at)
                 self.take(self.admission.first_token(ticket, now))
 
@@ -532,7 +532,7 @@ def test_a_place_that_is_held_is_not_at_work_on_a_whole_answer() -> None:
     for ticket in tickets[:2]:
         made.end(ticket, 0.1, client_left=True, hold=True)
     made.first_token(tickets[2], 0.2)
-    assert (load.in_flight, load.held, load.limiter.ran) == (5, 2, 3)
+    assert (load.in_flight, load.held, load.limiter.most_running) == (5, 2, 3)
 
 
 def test_refusals_set_the_limit_and_one_more_is_tried_later() -> None:

@@ -320,7 +320,7 @@ def test_alone_jobs_find_out_how_much_an_engine_runs() -> None:
             carry_out(made.end(runs.pop(0), now, 20, 10, completed=True))
         assert len(waits) <= 1
         most = max(most, load.in_flight)
-    assert load.limiter.ran == 5 and most == 6
+    assert load.limiter.most_running == 5 and most == 6
 
 
 def test_with_live_calls_jobs_keep_within_what_an_engine_was_seen_to_run() -> None:
@@ -339,7 +339,7 @@ def test_with_live_calls_jobs_keep_within_what_an_engine_was_seen_to_run() -> No
 def test_a_live_call_beyond_what_was_seen_sends_a_job_away() -> None:
     made = admission(slots=0)
     items = put_in_line(made, 6)
-    assert in_flight(items) == 6 == made.fleet.loads[0].limiter.ran
+    assert in_flight(items) == 6 == made.fleet.loads[0].limiter.most_running
     _, actions = call(made, "live", 1.0)
     assert started(actions) == ["live"] and ended(actions) == [("a-job5", "yielded")]
 
@@ -365,7 +365,7 @@ def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -
     for ticket in live[1:]:
         made.end(ticket, 1.0)
     put_in_line(made, 1, now=12.0)
-    made.fleet.loads[0].limiter.ran = 20
+    made.fleet.loads[0].limiter.most_running = 20
     made.engine_reported(made.fleet.loads[0], 9, 12.5)
     burst = [call(made, f"burst{at}", 13.0) for at in range(6)]
     assert any(ticket.queued for ticket, _ in burst)
@@ -429,7 +429,7 @@ def test_live_calls_that_never_stop_do_not_keep_all_jobs_out() -> None:
     assert in_flight(items) == 0, "the prompt of a live call is being read"
     assert started(made.first_token(live, 0.5)) == ["a-job0"]
     made.first_token(items[0], 0.6)
-    assert made.fleet.loads[0].limiter.ran == 2
+    assert made.fleet.loads[0].limiter.most_running == 2
     made.end(live, 1.0)
     _, actions = call(made, "live1", 1.0)
     assert started(actions) == ["live1"] and ended(actions) == [], "both run, as was seen"

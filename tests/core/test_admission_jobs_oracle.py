@@ -73,7 +73,7 @@ class JobsMachine(RuleBasedStateMachine):
             assert free >= least, "a job took what is held back"
             assert free >= self.peak() - self.live_running(), "a job took what live calls have needed of late"
         elif not load.slots:
-            assert load.in_flight <= load.limiter.ran + 1
+            assert load.in_flight <= load.limiter.most_running + 1
 
     def carry_out(self, actions: list[Action[Any]]) -> None:
         starts = [action for action in actions if action.load is not None]
@@ -140,7 +140,7 @@ class JobsMachine(RuleBasedStateMachine):
         """An admission that never saw a job, with the live calls where they are."""
         made = self.admission()
         made._at = self.real._at
-        made._drain = copy(self.real._drain)
+        made._drain_rates = copy(self.real._drain_rates)
         for load, like in zip(made.fleet.loads, self.real.fleet.loads, strict=True):
             load.health, load.limiter, load.estimates = copy(like.health), like.limiter, like.estimates
             load.in_flight, load.held, load.unstarted, load.turn = like.in_flight, like.held, like.unstarted, like.turn
@@ -244,8 +244,8 @@ class JobsMachine(RuleBasedStateMachine):
             here = [t for t in self.running if t.placed_on is load]
             assert not load.slots or load.in_flight <= load.slots
             assert load.in_flight - load.held == len(here) and load.jobs == sum(t.job for t in here)
-            assert load.unstarted == sum(t.reading for t in here)
-            assert load.reading == sum(t.prompt for t in here if t.reading and not t.job)
+            assert load.unstarted == sum(t.awaits_first_token for t in here)
+            assert load.unread_tokens == sum(t.prompt for t in here if t.awaits_first_token and not t.job)
 
 
 def facts(actions: list[Action[Any]]) -> list[tuple[str, str]]:

@@ -210,8 +210,8 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert 0 <= load.in_flight <= load.slots
             held = sum(at is load for at, _ in self.held)
             assert (load.held, load.in_flight - held) == (held, sum(t.placed_on is load for t in self.running))
-            assert load.unstarted == sum(t.placed_on is load and t.reading for t in self.running)
-            assert load.reading == sum(t.prompt for t in self.running if t.placed_on is load and t.reading)
+            assert load.unstarted == sum(t.placed_on is load and t.awaits_first_token for t in self.running)
+            assert load.unread_tokens == sum(t.prompt for t in self.running if t.placed_on is load and t.awaits_first_token)
         queue = self.real.queue
         assert queue.count == len(self.queue) and queue.bytes == sum(t.size for t in self.queue)
         assert all(t.queued and t.placed_on is None for t in self.queue)

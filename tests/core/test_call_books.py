@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hangup.core import reasons, zombie_shares
-from hangup.core.account import FREE, Account, Price, nobodys, saved
+from hangup.core.account import FREE, Account, Price, saved, unexplained
 from hangup.core.call import Call
 from hangup.core.ledger import SECONDS, TOKENS, Histogram, Ledger, delivered
 from hangup.core.reaper import PendingStop
@@ -136,7 +136,7 @@ class TestAccount:
         assert (one.engine_s, one.money, one.money_wasted, one.tokens_saved) == (8.0, 48.0, 24.0, 15)
 
     def test_had_nobody_got_anything(self) -> None:
-        made = self.booked(ended(reasons.COMPLETED)).in_vain()
+        made = self.booked(ended(reasons.COMPLETED)).as_wasted()
         assert (made.tokens_delivered, made.tokens_wasted, made.engine_wasted_s, made.money_wasted) == (0, 10, 4.0, 24.0)
         assert (made.calls, made.tokens_in, made.engine_s, made.money) == (1, 7, 4.0, 24.0)
 
@@ -144,7 +144,7 @@ class TestAccount:
         assert Price(per_hour=7200.0).of(3.0, 1e6) == 6.0 and Price(per_million_tokens=5.0).of(3.0, 2e6) == 10.0
 
     def test_what_nobody_explains(self) -> None:
-        assert nobodys("gpu", 5) == ("", "", "gpu", "zombie", Account(tokens_wasted=5))
+        assert unexplained("gpu", 5) == ("", "", "gpu", "zombie", Account(tokens_wasted=5))
 
 
 class TestSaved:
@@ -177,7 +177,7 @@ class TestAfterlife:
 
     def test_shares_go_by_slots_where_these_tell(self) -> None:
         owners = [self.left("a", 0.0), self.left("b", 0.0)]
-        owners[0].tokens_now, owners[0].account.booked, owners[1].tokens_now = 40, 10, 90
+        owners[0].tokens_now, owners[0].account.tokens_recorded, owners[1].tokens_now = 40, 10, 90
         assert [part.tokens for part in zombie_shares.share(owners, None, 0.0, 0.0, 10.0)] == [30, 90]
         assert [part.tokens for part in zombie_shares.share(owners, 60, 0.0, 0.0, 10.0)] == [15, 45]
         assert zombie_shares.share([], 100, 3.0, 0.0, 10.0) == []

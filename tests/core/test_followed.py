@@ -26,7 +26,7 @@ class World:
         self.told_at: float | None = None
 
     def run(self, until: float) -> None:
-        while self.now < until and not self.job.over:
+        while self.now < until and not self.job.finished:
             step = self.job.next(self.now)
             if step is None:
                 due_at = self.job.due_at(self.now)
@@ -114,7 +114,7 @@ def test_given_up_is_not_for_ever_for_one_who_cancels_again() -> None:
     world.job.cancel(Cause.ASKED, 0)
     world.run(5000)
     world.job.cancel(Cause.KILLED, world.now)
-    assert not world.job.over and world.job.next(world.now) is ProviderStep.CANCEL
+    assert not world.job.finished and world.job.next(world.now) is ProviderStep.CANCEL
 
 
 def test_a_cancel_that_fails_is_sent_again_with_ever_longer_pauses() -> None:
@@ -160,7 +160,7 @@ def test_an_end_that_was_quicker_than_the_cancel() -> None:
 
 def test_what_the_provider_forgot_has_ended() -> None:
     world = World()
-    world.job.gone(5)
+    world.job.deleted(5)
     assert world.job.status is JobStatus.CANCELLED and world.job.next(5) is None
 
 
@@ -214,11 +214,11 @@ def test_whatever_is_heard_in_whatever_order(events: list[tuple[float, tuple[str
             getattr(job, what)(now)
         assert not before.ended or job.status is before, "an end is an end"
         assert job.status is not JobStatus.CANCELLING or job.cancelling_since is not None
-        assert job.over == (job.due_at(now) == math.inf)
-        if not job.over:
+        assert job.finished == (job.due_at(now) == math.inf)
+        if not job.finished:
             assert job.due_at(now) <= now + max(PACE.look_s, PACE.poll_max_s), "somebody looks after it"
     for _ in range(10_000):
-        if job.over:
+        if job.finished:
             return
         now = max(now, job.due_at(now))
         match job.next(now):

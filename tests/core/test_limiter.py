@@ -125,7 +125,7 @@ class TestLate:
 
     def test_each_on_time_allows_one_more_up_to_what_it_has_run(self) -> None:
         limit = queueing(known())
-        limit.runs(10, 100.0)
+        limit.note_running(10, 100.0)
         before = limit.unstarted_allowed(0)
         for at in range(3):
             see(limit, 200.0 + at)
@@ -136,7 +136,7 @@ class TestLate:
 
     def test_none_is_sent_to_wait_in_an_engine_whose_slots_seldom_get_free(self) -> None:
         limit = known()
-        limit.runs(8, 20.0)
+        limit.note_running(8, 20.0)
         queueing(limit)
         assert limit.limit(8, 0, 0) == 8, "it runs all that it has ever run"
         assert limit.limit(8, 0, 2) == 10, "of two that have ended it may still say that they run"
@@ -144,7 +144,7 @@ class TestLate:
 
     def test_one_more_is_tried_after_some_first_tokens_and_less_often_in_vain(self) -> None:
         limit = known()
-        limit.runs(8, 20.0)
+        limit.note_running(8, 20.0)
         queueing(limit)
         now, tries = 200.0, []
         for _ in range(5):
@@ -155,7 +155,7 @@ class TestLate:
             tries.append(tokens)
             see(limit, now := now + 1.0, 3.0, late=True, ahead=1)  # it had to wait
         assert tries == [4, 8, 16, 32, 32]
-        limit.runs(9, now)
+        limit.note_running(9, now)
         assert limit.limit(9, 0, 0) == 9 + limit.unstarted_max, "it runs more than that: how many is open again"
         see(limit, now := now + 1.0, 3.0, late=True, ahead=1)
         assert limit.limit(9, 0, 0) == 9
@@ -164,7 +164,7 @@ class TestLate:
         limit = LearnedLimit()
         for at in range(200):
             see(limit, at * 0.1, 0.05)
-        limit.runs(8, 20.0)
+        limit.note_running(8, 20.0)
         limit.engine_reported(10)
         for at in range(200):
             see(limit, 20 + at * 0.1, 0.05, late=None)
@@ -302,7 +302,7 @@ class TestItsOwnWord:
 
     def test_none_waiting_shows_no_room_while_calls_wait_here_instead(self) -> None:
         limit = known()
-        limit.runs(8, 1.0)
+        limit.note_running(8, 1.0)
         limit.engine_reported(5, 13)
         allowed = limit.unstarted_allowed(8)
         for _ in range(4):
@@ -418,8 +418,8 @@ class TestSteps:
 class TestWhatItRuns:
     def test_one_more_is_tried_after_longer_and_longer_pauses(self) -> None:
         limit = known()
-        limit.runs(3, 100.0)
-        assert limit.ran == 3
+        limit.note_running(3, 100.0)
+        assert limit.most_running == 3
         assert not limit.try_more(2, 100.0) and not limit.try_more(4, 100.0)
         now, pauses = 100.0, []
         for _ in range(6):
@@ -428,12 +428,17 @@ class TestWhatItRuns:
                 now += 0.5
             pauses.append(now - began)
         assert pauses == [0, 1, 2, 4, 8, 10]
-        limit.runs(4, now)
-        assert limit.ran == 4 and limit.try_more(4, now) and not limit.try_more(4, now + 0.9) and limit.try_more(4, now + 1)
+        limit.note_running(4, now)
+        assert (
+            limit.most_running == 4
+            and limit.try_more(4, now)
+            and not limit.try_more(4, now + 0.9)
+            and limit.try_more(4, now + 1)
+        )
 
     def test_none_is_tried_beyond_what_it_refused(self) -> None:
         limit = known()
-        limit.runs(3, 100.0)
+        limit.note_running(3, 100.0)
         limit.refused(3, 100.0)
         assert not limit.try_more(3, 101.0)
         limit.refused_max = 4
@@ -441,17 +446,17 @@ class TestWhatItRuns:
 
     def test_it_is_remembered_for_ten_minutes(self) -> None:
         limit = known()
-        limit.runs(8, 100.0)
-        limit.runs(2, 600.0)
-        assert limit.ran == 8
-        limit.runs(2, 701.0)
-        limit.runs(2, 1302.0)
-        assert limit.ran == 2
+        limit.note_running(8, 100.0)
+        limit.note_running(2, 600.0)
+        assert limit.most_running == 8
+        limit.note_running(2, 701.0)
+        limit.note_running(2, 1302.0)
+        assert limit.most_running == 2
 
     def test_a_slot_is_surely_free_below_three_quarters_of_that(self) -> None:
         limit = known()
         assert not limit.has_free_slot(0)
-        limit.runs(8, 100.0)
+        limit.note_running(8, 100.0)
         assert limit.has_free_slot(5) and not limit.has_free_slot(6)
 
 
@@ -480,11 +485,11 @@ class TestFleet:
         [load] = made.fleet.loads
         for _ in range(20):
             self.send(made, 20.0)
-        assert load.in_flight == 20 == len(load.waits)
+        assert load.in_flight == 20 == len(load.awaiting_first_token)
         self.send(made, 20.29)
         assert why(load.limiter) is Evidence.NONE, "late is 2.5 times the usual 0.1 s and 0.05 s: not yet"
         waits = self.send(made, 20.31)
-        assert waits.queued and why(load.limiter) is Evidence.LATE and len(load.waits) == 1
+        assert waits.queued and why(load.limiter) is Evidence.LATE and len(load.awaiting_first_token) == 1
 
     def test_a_first_token_that_was_overdue_is_not_held_against_it_twice(self) -> None:
         made = self.made()
@@ -569,4 +574,4 @@ class TestFleet:
         [load] = made.fleet.loads
         calls = [self.send(made, 0.0) for _ in range(4)]
         made.refused(calls[0], 0.1)
-        assert load.limit == 3 == load.known == load.capacity and load.limited_by == "engine_refused"
+        assert load.limit == 3 == load.known_capacity == load.capacity and load.limited_by == "engine_refused"

@@ -143,7 +143,7 @@ def test_tasks_of_one_owner_are_counted_told_of_and_ended_together() -> None:
     async def run() -> None:
         told: list[str] = []
         duties = LongTasks(lambda name, error: told.append(f"{name}: {error}"))
-        tasks = Tasks("claims", handled=(KeyError,), duties=duties)
+        tasks = Tasks("claims", handled=(KeyError,), long_tasks=duties)
 
         async def fail(error: Exception) -> None:
             raise error

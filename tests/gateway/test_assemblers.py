@@ -25,12 +25,12 @@ CHAT, RESPONSES = OpenAIChat(), OpenAIResponses()
 
 
 def assemble(api: Api, body: Json, *events: Any, capped: bool = False) -> Json:
-    asked = api.read("/", body, LimitSettings(), True)
-    assert asked.assembler is not None
+    ask = api.read("/", body, LimitSettings(), True)
+    assert ask.assembler is not None
     for event in copy.deepcopy(events):  # they are taken over
-        asked.assembler.add(event)
-    assert capped or asked.assembler.finished
-    return asked.assembler.result(capped)
+        ask.assembler.add(event)
+    assert capped or ask.assembler.finished
+    return ask.assembler.result(capped)
 
 
 def chat(*deltas: Json) -> Json:
@@ -215,8 +215,8 @@ def test_a_call_that_begins_anew_streams_as_it_is_asked_then(still: bool) -> Non
     """A reload may have turned assembling off while its first engine stood still."""
     head = RequestHead(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n", count_max=8, url_bytes_max=100)
     value: Json = {"messages": []}
-    asked = GenerationRequest(CHAT, head, b"{}", CHAT.read(head.path, value, LimitSettings(), True), value)
-    assert asked.streams_unasked and asked.streams and not asked.blind
-    assert asked.begin_anew(LimitSettings(), still)
-    assert (asked.streams_unasked, asked.streams, asked.blind) == (still, still, not still)
-    assert (asked.ask.assembler is not None) == still
+    engine_request = GenerationRequest(CHAT, head, b"{}", CHAT.read(head.path, value, LimitSettings(), True), value)
+    assert engine_request.streams_unasked and engine_request.streams and not engine_request.blind
+    assert engine_request.begin_anew(LimitSettings(), still)
+    assert (engine_request.streams_unasked, engine_request.streams, engine_request.blind) == (still, still, not still)
+    assert (engine_request.ask.assembler is not None) == still

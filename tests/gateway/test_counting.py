@@ -187,9 +187,9 @@ def test_the_pump_counts_tokens_and_changes_nothing(name: str, data: st.DataObje
     api, path, body, *_ = KINDS[name]
     # The cap is what there is: one event that is taken for a token and is none, and a good stream is cut.
     limits = LimitSettings(output_tokens_default=max(tokens, 1), output_tokens_max=max(tokens, 1))
-    asked = api.read(path, {**body, "stream": True}, limits, True)
+    ask = api.read(path, {**body, "stream": True}, limits, True)
     side = Side()
-    relay = StreamRelay(side, Chunked(), api, asked)
+    relay = StreamRelay(side, Chunked(), api, ask)
     for read in reads:
         relay.feed(read)
     assert bytes(side.received) == b"".join(made)
@@ -204,9 +204,9 @@ def test_the_pump_ends_at_the_cap(name: str, data: st.DataObject) -> None:
     made, tokens, reads = data.draw(streams(name).filter(lambda drawn: drawn[1] >= 2))
     api, path, body, *_ = KINDS[name]
     most = data.draw(st.integers(1, tokens - 1))
-    asked = api.read(path, {**body, "stream": True}, LimitSettings(output_tokens_default=most, output_tokens_max=most), True)
+    ask = api.read(path, {**body, "stream": True}, LimitSettings(output_tokens_default=most, output_tokens_max=most), True)
     side = Side()
-    relay = StreamRelay(side, Chunked(), api, asked)
+    relay = StreamRelay(side, Chunked(), api, ask)
     for read in reads:
         if side.reason is None:
             relay.feed(read)
@@ -249,9 +249,9 @@ def test_several_choices(data: st.DataObject) -> None:
     made += [[choice(index, finish="stop")] for index in last]
     wire = [sse({"id": "c", "choices": choices}) for choices in made if choices]
     api = OpenAIChat()
-    asked = api.read(CHAT, {"messages": [], "stream": True, "n": count}, LimitSettings(), True)
+    ask = api.read(CHAT, {"messages": [], "stream": True, "n": count}, LimitSettings(), True)
     side = Side()
-    relay = StreamRelay(side, Chunked(), api, asked)
+    relay = StreamRelay(side, Chunked(), api, ask)
     joined = data.draw(st.integers(1, 4))
     for at in range(0, len(wire), joined):
         relay.feed(b"".join(chunk(event) for event in wire[at : at + joined]))
@@ -265,9 +265,9 @@ def test_several_choices(data: st.DataObject) -> None:
 def test_several_prompts_of_llamacpp(missing: int) -> None:
     """Its streams have no [DONE]: each answer has an end of its own."""
     api = LlamaCppCompletion()
-    asked = api.read("/completion", {"prompt": [[1], [2]], "stream": True}, LimitSettings(), True)
+    ask = api.read("/completion", {"prompt": [[1], [2]], "stream": True}, LimitSettings(), True)
     side = Side()
-    relay = StreamRelay(side, Chunked(), api, asked)
+    relay = StreamRelay(side, Chunked(), api, ask)
     for stop in (False, True):
         for index in range(2 - missing * stop):
             relay.feed(chunk(sse({"index": index, "content": "" if stop else "a", "stop": stop})))
@@ -276,9 +276,9 @@ def test_several_prompts_of_llamacpp(missing: int) -> None:
 
 
 def test_an_error_that_is_none() -> None:
-    asked = OpenAIChat().read(CHAT, {"messages": [], "stream": True}, LimitSettings(), True)
+    ask = OpenAIChat().read(CHAT, {"messages": [], "stream": True}, LimitSettings(), True)
     side = Side()
-    relay = StreamRelay(side, Chunked(), OpenAIChat(), asked)
+    relay = StreamRelay(side, Chunked(), OpenAIChat(), ask)
     for finish in (None, "stop"):
         relay.feed(chunk(sse({"id": "c", "error": "", "choices": [choice(0, "a", finish)]})))
     relay.feed(chunk(DONE) + LAST)
@@ -289,9 +289,9 @@ class TestToldInEveryEvent:
     """Engines that put several tokens into an event, and tell how many there were: speculation, `stream_interval`."""
 
     def run(self, api: Api, path: str, body: Json, reads: list[bytes]) -> Side:
-        asked = api.read(path, {**body, "stream": True}, LimitSettings(), True)
+        ask = api.read(path, {**body, "stream": True}, LimitSettings(), True)
         side = Side()
-        relay = StreamRelay(side, Chunked(), api, asked)
+        relay = StreamRelay(side, Chunked(), api, ask)
         for read in reads:
             if side.reason is None:
                 relay.feed(chunk(read))
@@ -340,10 +340,10 @@ def test_an_answer_has_all_that_its_events_had(data: st.DataObject) -> None:
     }
     more = kinds[kind]
     api = OpenAIChat()
-    asked = api.read(CHAT, {"messages": []}, LimitSettings(), True)
-    assert asked.assembler is not None
+    ask = api.read(CHAT, {"messages": []}, LimitSettings(), True)
+    assert ask.assembler is not None
     side = Side()
-    relay = AssembleRelay(side, Chunked(), api, asked, asked.assembler, ResponseHead(b"HTTP/1.1 200 OK\r\n\r\n"))
+    relay = AssembleRelay(side, Chunked(), api, ask, ask.assembler, ResponseHead(b"HTTP/1.1 200 OK\r\n\r\n"))
     made = b"".join(chat({"content": text}, **more(text)) for text in texts) + chat({}, "stop") + DONE
     borders = sorted(data.draw(st.sets(st.integers(1, len(made) - 1), max_size=5)))
     for a, b in zip([0, *borders], [*borders, len(made)], strict=True):

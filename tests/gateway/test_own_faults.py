@@ -183,8 +183,8 @@ def test_heartbeats_that_fail_end_their_call(monkeypatch: pytest.MonkeyPatch) ->
             failures = _fail_once(monkeypatch, LiveCall, "_send_heartbeat")
             real = LiveCall._expect_heartbeat
 
-            def expect(flow: LiveCall, asked: GenerationRequest) -> None:
-                real(flow, asked)
+            def expect(flow: LiveCall, engine_request: GenerationRequest) -> None:
+                real(flow, engine_request)
                 flow.ports.loop.call_soon(flow._beat)
 
             monkeypatch.setattr(LiveCall, "_expect_heartbeat", expect)

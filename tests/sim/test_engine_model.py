@@ -114,12 +114,12 @@ def test_books_balance_whatever_is_aborted() -> None:
         bench.clock.run(bench.clock.now + rng.random() * 0.3)
         if rng.random() < 0.5:
             work = rng.choice(works)
-            if not work.gone and work.owner not in bench.ends:
+            if not work.hung_up and work.owner not in bench.ends:
                 computed += bench.engine.abort(work)
         assert 0 <= bench.engine.taken <= 4 and 0 <= bench.engine.kv_used <= 5000
         assert bench.engine.running <= bench.engine.taken
     bench.clock.run(bench.clock.now + 1000)
     computed += sum(work.output for work in works if work.owner in bench.ends)
     assert bench.engine.written == pytest.approx(computed)
-    assert len(bench.ends) == sum(not work.gone for work in works)
+    assert len(bench.ends) == sum(not work.hung_up for work in works)
     assert bench.engine.taken == bench.engine.kv_used == bench.engine.running == bench.engine.waiting == 0

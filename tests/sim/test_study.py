@@ -73,7 +73,7 @@ def test_a_burst_is_over_when_it_is_over() -> None:
 
 
 def test_tight_deadlines_that_are_told_are_kept() -> None:
-    load = replace(LOAD, crowd=ClientHabits(first_token_s=3, whole_s=20, spread=0, told_share=1))
+    load = replace(LOAD, crowd=ClientHabits(first_token_s=3, whole_s=20, spread=0, deadline_share=1))
     [row] = rows(load=load, loads=[5.0])
     assert row.goodput_ratio > 0.95 and row.waste_share < 0.02
 

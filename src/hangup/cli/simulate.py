@@ -92,13 +92,13 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-_FLAGS = {"hang_up_share": "hang-ups", "told_share": "told", "stream_share": "streams"}
+_FLAGS = {"hang_up_share": "hang-ups", "deadline_share": "told", "stream_share": "streams"}
 _CROWD = {
     "stream_share": "share of calls that stream (default: 0.7)",
     "first_token_s": "median patience for the first token of a stream (default: 10)",
     "whole_s": "median patience for a non-streaming answer (default: 40)",
     "spread": "sigma of the logarithm of both; 0 makes all clients equal (default: 0.5)",
-    "told_share": "share of clients that send their deadline (default: 0)",
+    "deadline_share": "share of clients that send their deadline (default: 0)",
     "hang_up_share": "share of streams whose client hangs up midway (default: 0)",
     "slow_readers": "share of streams whose client reads at a fifth of the speed (default: 0)",
     "embeddings": "share of calls that only read a prompt, such as embeddings (default: 0)",

@@ -372,16 +372,16 @@ def _backends(tables: Any, place: _Places, problems: _Problems) -> tuple[Backend
 def _aliases(tables: Any, place: _Places, problems: _Problems) -> tuple[AliasSettings, ...]:
     aliases: list[AliasSettings] = []
     for row, at in _rows(AliasSettings, "alias", tables, place, problems):
-        made = AliasSettings(**row)
+        alias = AliasSettings(**row)
         for key in ("name", "model"):
-            if not getattr(made, key):
+            if not getattr(alias, key):
                 problems.add(place((*at, key)), f"{key}: expected the name of a model, got nothing")
-        if made.name in [other.name for other in aliases]:
-            problems.add(place((*at, "name")), f"there are two aliases named {made.name}")
-        aliases.append(made)
-    for made in aliases:
-        if made.model in [other.name for other in aliases]:
-            problems.add("alias", f"alias {made.name} points to {made.model}, which is an alias itself; name the model")
+        if alias.name in [other.name for other in aliases]:
+            problems.add(place((*at, "name")), f"there are two aliases named {alias.name}")
+        aliases.append(alias)
+    for alias in aliases:
+        if alias.model in [other.name for other in aliases]:
+            problems.add("alias", f"alias {alias.name} points to {alias.model}, which is an alias itself; name the model")
     return tuple(aliases)
 
 

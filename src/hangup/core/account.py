@@ -71,7 +71,7 @@ class Account:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def in_vain(self) -> Account:
+    def as_wasted(self) -> Account:
         """Return a copy as if nothing had been delivered."""
         wasted = self.tokens_wasted + self.tokens_delivered
         return replace(self, tokens_delivered=0, tokens_wasted=wasted, engine_wasted_s=self.engine_s, money_wasted=self.money)
@@ -104,6 +104,6 @@ def entry(call: Call, engine_s: float, predicted_tokens: float, price: Price) ->
     return Entry(call.tenant, call.model, call.backend, call.reason.outcome.value, account)
 
 
-def nobodys(backend: str, tokens: int) -> Entry:
+def unexplained(backend: str, tokens: int) -> Entry:
     """Return an `Entry` for tokens that an engine computed and never sent: for ended calls whose shares are unknown."""
     return Entry("", "", backend, ZOMBIE, Account(tokens_wasted=tokens))

@@ -130,10 +130,10 @@ class Catalog:
         self._found.clear()
 
     def expire(self, now: float) -> None:
-        over = [key for key, until in self._refused.items() if until <= now]
-        for key in over:
+        expired = [key for key, until in self._refused.items() if until <= now]
+        for key in expired:
             del self._refused[key]
-        if over:
+        if expired:
             self._found.clear()
 
     # Names of models

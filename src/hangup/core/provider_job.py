@@ -31,7 +31,7 @@ class PollPace(NamedTuple):
 class ProviderStep(Enum):
     """What to do next."""
 
-    LOOK = auto()  # ask for the job's status, then call `saw`, `gone` or `look_failed`
+    LOOK = auto()  # ask for the job's status, then call `saw`, `deleted` or `look_failed`
     CANCEL = auto()  # send a cancel, then call `cancel_taken` or `cancel_failed`
     GIVE_UP = auto()  # do nothing more
 
@@ -74,7 +74,7 @@ class ProviderJob:
         return f"<followed {self.status.value}{' given up' if self.given_up else ''}>"
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Return whether nothing remains to be done."""
         return self.status.ended or self.given_up
 
@@ -82,7 +82,7 @@ class ProviderJob:
 
     def due_at(self, now: float) -> float:
         """Return when to call `next` again."""
-        if self.over:
+        if self.finished:
             return math.inf
         if self.cancelling_since is not None:
             return min(self._due_at, self.cancelling_since + self._pace.cancel_s)
@@ -91,7 +91,7 @@ class ProviderJob:
 
     def next(self, now: float) -> ProviderStep | None:
         """Return the step to take now, if any."""
-        if self.over:
+        if self.finished:
             return None
         if self.cancelling_since is None and self.lease is not None and self.lease.expired(now):
             self.cancel(Cause.LEASE, now)
@@ -143,13 +143,13 @@ class ProviderJob:
         """Note that the provider did not know the job. One that was just accepted may not be known everywhere yet, so only a
         second such answer, a while later, means that it is gone; until then it is asked for again, cancel or not."""
         if self._missing:
-            self.gone(now)
+            self.deleted(now)
             return
         self._missing = True
         self._rest(now)
         self._due_at = min(self._due_at, now + self._pause_s)
 
-    def gone(self, now: float) -> None:
+    def deleted(self, now: float) -> None:
         """Note that the provider does not know the job any more."""
         if not self.status.ended:
             self._ended(JobStatus.CANCELLED, now)

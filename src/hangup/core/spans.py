@@ -60,17 +60,17 @@ def spans(call: Call, nanoseconds: Callable[[float], int], new_id: Callable[[], 
         attributes=_attributes(call, operation),
         status={"code": _ERROR, "message": call.reason.code} if failed else {},
     )
-    made = [whole]
+    result = [whole]
     if call.received_at is not None:
-        made.append(span("queue", call.received_at, call.sent_at or call.ended_at))
+        result.append(span("queue", call.received_at, call.sent_at or call.ended_at))
     if call.sent_at is not None:
-        made.append(span("first token", call.sent_at, call.first_token_at or call.ended_at))
+        result.append(span("first token", call.sent_at, call.first_token_at or call.ended_at))
         if call.first_token_at is not None:
-            made.append(span("stream", call.first_token_at, call.ended_at))
+            result.append(span("stream", call.first_token_at, call.ended_at))
         released = [stop.released_at for stop in call.pending_stops if stop.released_at is not None]
         known = {"hangup.release": call.stop_state.value if call.stop_state is not None else "finished"}
-        made.append(span("release", call.ended_at, max([call.ended_at, *released]), attributes=_listed(known)))
-    return made
+        result.append(span("release", call.ended_at, max([call.ended_at, *released]), attributes=_listed(known)))
+    return result
 
 
 def _attributes(call: Call, operation: str) -> list[dict[str, Any]]:

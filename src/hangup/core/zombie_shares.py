@@ -30,7 +30,7 @@ def share(owners: Sequence[PendingStop], tokens: int | None, alone_s: float, sin
     """
     if not owners:
         return []
-    known = [max((stop.tokens_since or 0) - stop.account.booked, 0) for stop in owners]
+    known = [max((stop.tokens_since or 0) - stop.account.tokens_recorded, 0) for stop in owners]
     lived = [max(min(now, stop.released_at or now) - max(since, stop.at), 1e-6) for stop in owners]
     if tokens is None:
         counts = known

@@ -90,7 +90,7 @@ def whole(to: Answered, status: int, body: bytes, head: ResponseHead) -> None:
     to.call.client_has_all = True
 
 
-def made(to: Answered, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
+def own_answer(to: Answered, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
     """A complete answer of the gateway's own."""
     own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     _write_head(to, status, encode_headers(own + headers), chunked=False)
@@ -98,7 +98,7 @@ def made(to: Answered, status: int, content_type: bytes, headers: Headers, body:
     to.call.client_has_all = True
 
 
-def begin_made(to: Answered, status: int, content_type: bytes, headers: Headers) -> None:
+def begin_own_answer(to: Answered, status: int, content_type: bytes, headers: Headers) -> None:
     """Begins an answer of the gateway's own that is made while it is read."""
     _write_open_head(to, status, encode_headers([(b"content-type", content_type), *_STREAM_HEADERS, *headers]))
 

@@ -40,7 +40,7 @@ class Backends:
         self._retired: set[Backend] = set()  # out of the configuration, with calls that may finish
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._figures: dict[str, asyncio.Task[None]] = {}  # who asks backends about their queues
-        self._goodbyes: set[asyncio.Task[None]] = set()
+        self._removals: set[asyncio.Task[None]] = set()
 
     # Configuration
 
@@ -80,7 +80,7 @@ class Backends:
         if backend.load.in_flight:
             self._retired.add(backend)
         else:
-            self._say_goodbye(backend)
+            self._remove(backend)
 
     def close_if_done(self, load: BackendLoad) -> None:
         """Closes a retired backend when its last call is gone."""
@@ -89,13 +89,13 @@ class Backends:
         for backend in [backend for backend in self._retired if backend.load is load]:
             self._retired.remove(backend)
             backend.pool.close()
-            self._say_goodbye(backend)
+            self._remove(backend)
 
-    def _say_goodbye(self, backend: Backend) -> None:
+    def _remove(self, backend: Backend) -> None:
         if self._events is not None:
             task = TASKS.start("goodbye", self._events.removed(backend))
-            self._goodbyes.add(task)
-            task.add_done_callback(self._goodbyes.discard)
+            self._removals.add(task)
+            task.add_done_callback(self._removals.discard)
 
     # State
 
@@ -142,6 +142,6 @@ class Backends:
 
     async def close(self) -> None:
         """Cuts all connections to backends."""
-        await asyncio.gather(*self._goodbyes, return_exceptions=True)
+        await asyncio.gather(*self._removals, return_exceptions=True)
         for backend in (*self.by_name.values(), *self._retired):
             backend.pool.close()

@@ -41,7 +41,7 @@ from hangup.gateway.client.client import ResponseSink
 from hangup.gateway.client_request import ClientRequest, FlowPorts
 from hangup.gateway.engine_request import (
     FAILED_STATUSES,
-    NOTHING_ASKED,
+    NO_ENGINE_REQUEST,
     EngineRequest,
     GenerationRequest,
     is_encoded,
@@ -58,7 +58,7 @@ from hangup.gateway.stopping import Attempt
 from hangup.gateway.stream_refusal import StreamRefusal
 from hangup.tasks import TASKS
 
-_MODEL_ASKED_MAX = 4  # backends that a call is sent to, one after the other, because they do not know its model
+_MODEL_ATTEMPTS_MAX = 4  # backends that a call is sent to, one after the other, because they do not know its model
 
 
 class CallFlow(ClientRequest):
@@ -69,18 +69,18 @@ class CallFlow(ClientRequest):
     is_job = False  # nobody waits at the other end: it makes way for those who have somebody,
     yields = 0  # and had to do so this many times
 
-    __slots__ = ("_refusal", "_structure", "asked", "wanted")
+    __slots__ = ("_refusal", "_structure", "engine_request", "wanted")
 
     def __init__(self, ports: FlowPorts, client: ResponseSink, call: Call, request: IncomingRequest) -> None:
         super().__init__(ports, client, call, request)
-        self.asked: EngineRequest = NOTHING_ASKED  # until the request is read
+        self.engine_request: EngineRequest = NO_ENGINE_REQUEST  # until the request is read
         self.wanted = NOTHING_WANTED
         self._structure: jsonbody.Structure | None = None
         self._refusal: StreamRefusal | None = None  # that is being read
 
     @property
     def counts_tokens(self) -> bool:
-        return isinstance(self.asked, GenerationRequest)
+        return isinstance(self.engine_request, GenerationRequest)
 
     # 1. The request
 
@@ -111,20 +111,20 @@ class CallFlow(ClientRequest):
         """Reads what is asked for, and how much of it is allowed; what cannot be is refused."""
         call, request, assemble = self.call, self.request, self.ports.policy.settings.assemble
         try:
-            asked = self.asked = read_request(request, body, self._structure, assemble=assemble)
+            engine_request = self.engine_request = read_request(request, body, self._structure, assemble=assemble)
         finally:
             self.api, call.route = request.api, request.api.name  # for some paths, the body decides which API it is
-        if isinstance(asked, GenerationRequest):
-            call.model, call.stream = asked.ask.model, asked.ask.stream
-            if asked.api.kept_by_engine:
-                self.wanted = Wanted(home=self.ports.engine_responses.home(asked.value, call.tenant))
-        call.clock = self._clock(to_client=call.stream, from_engine=asked.streams)
+        if isinstance(engine_request, GenerationRequest):
+            call.model, call.stream = engine_request.ask.model, engine_request.ask.stream
+            if engine_request.api.kept_by_engine:
+                self.wanted = Wanted(home=self.ports.engine_responses.home(engine_request.value, call.tenant))
+        call.clock = self._clock(to_client=call.stream, from_engine=engine_request.streams)
 
     # 2. A place
 
-    def find_place(self, *, asked: bool = False) -> None:
-        """Finds out who can answer, and queues for them; `asked`: backends were just asked for their models."""
-        routing, request = self.ports.routing, self.asked
+    def find_place(self, *, models_refreshed: bool = False) -> None:
+        """Finds out who can answer, and queues for them; `models_refreshed`: backends were just asked for their models."""
+        routing, request = self.ports.routing, self.engine_request
         model = request.model(search=routing.reads_bodies)
         if len(model) > self.limits.name_bytes_max:  # in a body that is read for nothing else
             self.end(reasons.BAD_FIELD, name_too_long(self.limits))
@@ -134,7 +134,7 @@ class CallFlow(ClientRequest):
         if found.alias:
             request.renamed = self.call.model = found.model
         if found.eligible is not None and not found.eligible:
-            self._find_model(asked)
+            self._find_model(models_refreshed)
             return
         placement = self.ports.placement
         estimate = placement.admission.prompt_tokens
@@ -143,9 +143,9 @@ class CallFlow(ClientRequest):
         if self.call.phase is Phase.WAITING:
             self.reset_timer()
 
-    def _find_model(self, asked: bool) -> None:
+    def _find_model(self, models_refreshed: bool) -> None:
         """No backend is known to have the model: asks them anew, unless that was just done, before the call is refused."""
-        stale = [] if asked else self.ports.routing.stale_backends()
+        stale = [] if models_refreshed else self.ports.routing.stale_backends()
         if stale:
             self.task = TASKS.start("models", self._ask_backends(stale))
             self.reset_timer()
@@ -157,7 +157,7 @@ class CallFlow(ClientRequest):
         await self.ports.routing.ask(backends)
         self.task = None
         try:
-            self.find_place(asked=True)
+            self.find_place(models_refreshed=True)
         except Exception as error:
             self.fault(error)
 
@@ -209,7 +209,7 @@ class CallFlow(ClientRequest):
 
     def _encode(self, attempt: Attempt, key: str) -> tuple[bytes, bytes]:
         backend, call, request = attempt.backend, self.call, self.request
-        path, body, query = self.asked.encode(attempt, key)
+        path, body, query = self.engine_request.encode(attempt, key)
         if attempt.slot is not None:
             call.slot = attempt.slot
         request_id = backend.request_id(call.id, key)
@@ -228,7 +228,7 @@ class CallFlow(ClientRequest):
 
     def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
         """Takes the engine's first byte: relayed from here on, unless it says that it failed and another one may try."""
-        if head.status in stream_refusal.STATUSES and self.asked.streams_unasked:
+        if head.status in stream_refusal.STATUSES and self.engine_request.streams_unasked:
             refused = self._refusal = StreamRefusal(self, connection, head)
             refused.feed(rest)
             return refused.feed
@@ -248,7 +248,7 @@ class CallFlow(ClientRequest):
             ports.placement.pauses.answered(backend, head, self.limits.refusal_pause_s_max)
         relay = self._relay = self._choose_relay(head)
         if not relay.can_move():
-            self.asked.forget_body()  # nothing is replayed any more
+            self.engine_request.forget_body()  # nothing is replayed any more
         relay.keep_alive = head.keep_alive and not (rest and relay.decoder.done)
         if head.status == 200 and isinstance(relay, PassRelay):
             self._first_token_seen()  # nothing more will be seen of it than that it comes
@@ -266,7 +266,7 @@ class CallFlow(ClientRequest):
         """Takes the call elsewhere if the engine's first line says that it did not take it; returns whether it did."""
         status = head.status
         if status in (200, 101):
-            if self.asked.streams_unasked and is_encoded(head):  # its events cannot be read
+            if self.engine_request.streams_unasked and is_encoded(head):  # its events cannot be read
                 self._ask_without_stream()
                 self._abort_attempt()
                 self._try_again()
@@ -318,7 +318,7 @@ class CallFlow(ClientRequest):
         """Drops an answer of which the client has seen no token; returns whether that could be done."""
         if self._relay is None or not self._relay.can_move() or not self._may_fail_over():
             return False
-        if not self.asked.begin_anew(self.limits, self.ports.policy.settings.assemble):
+        if not self.engine_request.begin_anew(self.limits, self.ports.policy.settings.assemble):
             return False
         self._relay = None
         return True
@@ -362,7 +362,7 @@ class CallFlow(ClientRequest):
         self.end(reason, detail)
 
     def _ask_without_stream(self) -> None:
-        self.asked.ask_plainly()
+        self.engine_request.ask_plainly()
         self.call.clock = self._clock(to_client=False, from_engine=False)
 
     def _abort_attempt(self) -> None:
@@ -396,7 +396,7 @@ class CallFlow(ClientRequest):
 
     def first_token(self) -> None:
         """Goes from the wait for the first token to the watch over gaps; nothing is replayed any more."""
-        self.asked.forget_body()
+        self.engine_request.forget_body()
         self.reset_timer()
         self._first_token_seen()
 
@@ -417,13 +417,13 @@ class CallFlow(ClientRequest):
     # 6. The end is `ClientRequest.end`, for all kinds of requests
 
     def _free(self, ticket: Ticket[Placed]) -> None:
-        if self.asked.files and ticket.placed_on is not None:  # one that waits still counts with its size in the queue
+        if self.engine_request.files and ticket.placed_on is not None:  # one that waits still counts with its size in the queue
             ticket.size = 0  # so that nobody learns from it how many bytes of text make a token
         super()._free(ticket)
 
     def _forget(self) -> None:
         self._relay = self._refusal = None
-        self.asked.forget_body()
+        self.engine_request.forget_body()
 
     def _reach_limit(self, reason: Reason) -> None:
         if reason is reasons.FIRST_TOKEN_TIME or reason is reasons.GAP_TIME:
@@ -463,9 +463,9 @@ class CallFlow(ClientRequest):
         ports, ticket, attempt = self.ports, self.ticket, self.attempt
         if ticket is None or attempt is None or not self.wanted.model:
             return False
-        eligible = ports.routing.refused(attempt.backend, self.wanted, self.asked.renamed or self.wanted.model)
+        eligible = ports.routing.refused(attempt.backend, self.wanted, self.engine_request.renamed or self.wanted.model)
         ticket.eligible = eligible if eligible is None or eligible else ticket.eligible
-        if not ports.placement.skip(ticket, attempt.backend.name, _MODEL_ASKED_MAX):
+        if not ports.placement.skip(ticket, attempt.backend.name, _MODEL_ATTEMPTS_MAX):
             return False
         self._withdraw_attempt()
         self._try_again()
@@ -480,7 +480,7 @@ class CallFlow(ClientRequest):
         """Finds another place after an attempt that failed before its first byte."""
         ticket = self.ticket
         assert ticket is not None
-        ticket.blind = self.asked.blind
+        ticket.blind = self.engine_request.blind
         self.ports.placement.fell_back(ticket)
 
     def _repeatable(self) -> bool:
@@ -489,14 +489,14 @@ class CallFlow(ClientRequest):
 
     def _choose_relay(self, head: ResponseHead) -> Relay:
         """Begins the client's answer, and chooses who passes on the rest of it."""
-        return self.asked.relay(self, head)
+        return self.engine_request.relay(self, head)
 
     def _feed_of(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:
         """Says where the engine's bytes go."""
         return relay.feed
 
     def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
-        return self.ports.stopping.abort(attempt, self.call, self.ticket, self.asked.choices, keep_place=keep_place)
+        return self.ports.stopping.abort(attempt, self.call, self.ticket, self.engine_request.choices, keep_place=keep_place)
 
 
 def _ignore(data: bytes) -> None:

@@ -49,7 +49,7 @@ class Watched:
     counters: counters.ReportedCounters | None = None
     busy: float | None = None
     ask_in: int = 0  # looks to be left out
-    afterlives: ZombieLedger | None = None
+    zombie_ledger: ZombieLedger | None = None
     alone_since: float = -1.0  # the call-seconds of a backend without a call, when it was last asked; -1 with calls
 
     @property
@@ -175,10 +175,10 @@ class DivergenceMonitor:
         watched = self.watched.get(backend.name)
         if watched is None or backend.settings.shared:
             return
-        if watched.afterlives is None:
+        if watched.zombie_ledger is None:
             busy_s = backend.load.time.busy_s
-            watched.afterlives = ZombieLedger(self.accounting, self.reaper, self.registry.ended, now, busy_s)
-        afterlives = watched.afterlives
+            watched.zombie_ledger = ZombieLedger(self.accounting, self.reaper, self.registry.ended, now, busy_s)
+        afterlives = watched.zombie_ledger
         count = watched.count if watched.computed is not None else None
         afterlives.record_zombies(backend, count, seen + unseen, now)
         if count is None or watched.counters is None or watched.counters.running != 0:

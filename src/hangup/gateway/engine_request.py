@@ -237,7 +237,7 @@ class GenerationRequest(EngineRequest):
         return self._pass(sink, head, decoder, has_events=has_events, api=api if head.status == 200 else None)
 
 
-NOTHING_ASKED = EngineRequest(UNKNOWN, RequestHead(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", count_max=1, url_bytes_max=1), b"")
+NO_ENGINE_REQUEST = EngineRequest(UNKNOWN, RequestHead(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", count_max=1, url_bytes_max=1), b"")
 
 
 def read_request(

@@ -42,9 +42,9 @@ class EngineResponses:
 
     def maker(self, id: str, tenant: str) -> str:
         """Names the backend that made it, if that is known. Nobody sees one of another tenant."""
-        made = self._makers.get(id)
-        if made is None:
+        origin = self._makers.get(id)
+        if origin is None:
             return ""
-        if made.tenant != tenant:
+        if origin.tenant != tenant:
             raise Refusal(reasons.NOT_FOUND, f"There is no response {id[:80]!r}.")
-        return made.backend
+        return origin.backend

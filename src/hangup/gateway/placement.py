@@ -75,10 +75,10 @@ class Placement:
         tried = ticket.tried | {backend}
         return len(tried) <= failover_max and self.admission.fleet.usable(tried, ticket.eligible)
 
-    def skip(self, ticket: Ticket[Placed], backend: str, asked_max: int) -> bool:
+    def skip(self, ticket: Ticket[Placed], backend: str, backends_max: int) -> bool:
         """Leaves a backend out that does not know the call's model; returns whether another one can be asked."""
         tried = ticket.tried | {backend}
-        if len(tried) > asked_max or not self.admission.fleet.usable(tried, ticket.eligible):
+        if len(tried) > backends_max or not self.admission.fleet.usable(tried, ticket.eligible):
             return False
         ticket.tried = tried
         return True

@@ -89,8 +89,8 @@ class Routing:
         """Lists the backends whose models were not asked for lately."""
         since = self._loop.time() - _NEWS_S
         # One that is down would keep the client waiting, and say nothing new.
-        could = [b for b in self._backends.by_name.values() if b.load.health.up and not b.settings.models]
-        return [b for b in could if b.models_asked_at is None or b.models_asked_at < since]
+        candidates = [b for b in self._backends.by_name.values() if b.load.health.up and not b.settings.models]
+        return [b for b in candidates if b.models_asked_at is None or b.models_asked_at < since]
 
     async def ask(self, backends: list[Backend]) -> None:
         """Asks backends for their models now, once for all who want to know."""

@@ -97,7 +97,7 @@ class Stopping:
         attempt.connection, attempt.slot = None, None
         now = time.monotonic()
         reads_s = None
-        if ticket is not None and ticket.reading:
+        if ticket is not None and ticket.awaits_first_token:
             reads_s = backend.load.estimates.first_token.predict(ticket.work, now)
         stop = PendingStop(
             call.id,

@@ -149,11 +149,11 @@ class AdminView:
         live: Counter[str] = Counter()
         for call in self.calls():
             live[call.backend] += call.tokens_out
-        made = await asyncio.to_thread(self._store.report, since_s, by)
-        made["currency"] = self._ports.policy.settings.currency
-        for name, row in made["engines"].items():
+        report = await asyncio.to_thread(self._store.report, since_s, by)
+        report["currency"] = self._ports.policy.settings.currency
+        for name, row in report["engines"].items():
             row |= {"live": live[name], "difference": row["computed"] + row["uncounted"] - row["booked"] - live[name]}
-        return made
+        return report
 
     def history(self) -> list[dict[str, float]]:
         return list(self._monitor.history)
@@ -220,7 +220,7 @@ class AdminView:
 
 
 def _zombie_row(zombie: Zombie, call: Call | None, now: float) -> dict[str, Any]:
-    gone_at = zombie.gone_at
+    stopped_at = zombie.stopped_at
     return {
         "id": zombie.call_id,
         "tenant": call.tenant if call is not None else None,
@@ -232,7 +232,7 @@ def _zombie_row(zombie: Zombie, call: Call | None, now: float) -> dict[str, Any]
         "tokens_exact": zombie.tokens_exact,
         "aborts": zombie.aborts,
         "release": zombie.state.value,
-        "lived_s": round(gone_at - zombie.since, 1) if gone_at is not None else None,
+        "lived_s": round(stopped_at - zombie.since, 1) if stopped_at is not None else None,
     }
 
 

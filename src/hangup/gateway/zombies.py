@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hangup.core import zombie_shares
-from hangup.core.account import ZOMBIE, nobodys
+from hangup.core.account import ZOMBIE, unexplained
 from hangup.core.call import Call
 from hangup.core.engine_count import EngineCount
 from hangup.core.reaper import PendingStop
@@ -52,7 +52,7 @@ class ZombieLedger:
         if owners:
             self._record(backend, owners, found.nobodys, 0.0, since, now)
         else:
-            self._accounting.store.add(nobodys(backend.name, found.nobodys))
+            self._accounting.store.add(unexplained(backend.name, found.nobodys))
 
     def _record(
         self,
@@ -66,7 +66,7 @@ class ZombieLedger:
         price = self._accounting.price_of(backend.name)
         for part in zombie_shares.share(owners, tokens, alone_s, since, now):
             stop = part.stop
-            stop.account.booked += part.tokens
+            stop.account.tokens_recorded += part.tokens
             stop.account.estimated = stop.account.estimated or not (part.exact or not part.tokens)
             self._accounting.ledger.tokens[stop.tenant, backend.name, ZOMBIE] += part.tokens
             if self._accounting.store is None:

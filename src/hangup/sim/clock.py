@@ -18,19 +18,19 @@ class HasTurn(Protocol):
 
 
 class VirtualClock:
-    __slots__ = ("_due", "_made", "_second", "_timeouts", "now")
+    __slots__ = ("_due", "_scheduled", "_second", "_timeouts", "now")
 
     def __init__(self) -> None:
         self.now = 0.0
         self._due: list[Event] = []
-        self._made = 0
+        self._scheduled = 0
         self._timeouts: defaultdict[int, list[Event]] = defaultdict(list)  # by the second in which they are due
         self._second = 0  # timeouts up to this second have been moved to `_due`
 
     def at(self, time: float, handler: Handler, subject: Any, version: int = 0) -> None:
         """Schedule `handler(subject, version)`. Events cannot be cancelled; a handler ignores an outdated version."""
-        self._made += 1
-        heapq.heappush(self._due, (time, self._made, handler, subject, version))
+        self._scheduled += 1
+        heapq.heappush(self._due, (time, self._scheduled, handler, subject, version))
 
     def timeout(self, time: float, handler: Handler, subject: HasTurn) -> None:
         """Schedule like `at`, for events that rarely fire: void if the subject's turn has changed by then.
@@ -41,8 +41,8 @@ class VirtualClock:
         if second <= self._second:
             self.at(time, handler, subject, subject.turn)
         else:
-            self._made += 1
-            self._timeouts[second].append((time, self._made, handler, subject, subject.turn))
+            self._scheduled += 1
+            self._timeouts[second].append((time, self._scheduled, handler, subject, subject.turn))
 
     def run(self, until: float) -> None:
         due, pop = self._due, heapq.heappop

@@ -39,7 +39,7 @@ class SimWork:
 
     __slots__ = (
         "ends_at",
-        "gone",
+        "hung_up",
         "number",
         "on_end",
         "on_first",
@@ -67,13 +67,13 @@ class SimWork:
         self.on_end = on_end
         self.slow_by = slow_by  # how many times as slowly the client reads as the engine could write
         self.state = WAITING
-        self.gone = False  # the client has hung up; only a deaf engine keeps computing
+        self.hung_up = False  # the client has hung up; only a deaf engine keeps computing
         self.started_at = 0.0  # on the token clock
         self.ends_at = 0.0
         self.number = 0
 
 
-WAITING, READING, RUNNING, OVER = range(4)
+WAITING, READING, RUNNING, ENDED = range(4)
 _NEVER = float("inf")
 
 
@@ -150,10 +150,10 @@ class SimEngine:
         """Abort a call, and return the output tokens computed for it so far. A deaf engine keeps computing."""
         self._advance()
         computed = self.computed(work)
-        work.gone = True
-        if self.model.deaf or work.state == OVER:
+        work.hung_up = True
+        if self.model.deaf or work.state == ENDED:
             return computed
-        state, work.state = work.state, OVER
+        state, work.state = work.state, ENDED
         if state == WAITING:
             self.waiting -= 1
         else:
@@ -170,7 +170,7 @@ class SimEngine:
 
     def computed(self, work: SimWork) -> float:
         """Return the output tokens computed so far."""
-        if work.state == OVER:
+        if work.state == ENDED:
             return work.output
         if work.state != RUNNING:
             return 0.0
@@ -183,7 +183,7 @@ class SimEngine:
         model = self.model
         while self._waiting and self.taken < model.slots:
             work = self._waiting[0]
-            if work.state == OVER:
+            if work.state == ENDED:
                 self._waiting.popleft()
                 continue
             need = work.prompt + work.output
@@ -209,7 +209,7 @@ class SimEngine:
         reading = self._reading
         if drop or reading:
             reading.popleft()
-        while reading and reading[0].state == OVER:
+        while reading and reading[0].state == ENDED:
             reading.popleft()
         if reading:
             self._remaining = float(reading[0].prompt)
@@ -227,7 +227,7 @@ class SimEngine:
     def _plan(self) -> None:
         """Set the rates and schedule the next event."""
         running = self._running
-        while running and running[0][2].state == OVER:
+        while running and running[0][2].state == ENDED:
             heapq.heappop(running)
         self._version += 1
         speed = self._speed
@@ -264,15 +264,15 @@ class SimEngine:
             self._begin(first)
         elif self._running and self._running[0][0] <= self._tokens + 1e-6:
             ended = heapq.heappop(self._running)[2]
-            ended.state = OVER
+            ended.state = ENDED
             self.running -= 1
             self.written += ended.output
             self._leave(ended)
             self._admit()
         self._plan()
-        if first is not None and not first.gone:
+        if first is not None and not first.hung_up:
             first.on_first(first)
-        if ended is not None and not ended.gone:
+        if ended is not None and not ended.hung_up:
             ended.on_end(ended)
 
     def _begin(self, work: SimWork) -> None:
@@ -291,7 +291,7 @@ class SimEngine:
         self._advance()
         self._begin(work)
         self._plan()
-        if not work.gone:
+        if not work.hung_up:
             work.on_first(work)
 
     def _turn(self, _: None, __: int) -> None:

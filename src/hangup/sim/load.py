@@ -50,7 +50,7 @@ class ClientHabits:
     first_token_s: float = 10.0  # median patience of streaming clients
     whole_s: float = 40.0  # median patience of the other clients
     spread: float = 0.5  # of both, as sigma of the logarithm; 0 makes all equal
-    told_share: float = 0.0  # share of clients that send their deadline with the call
+    deadline_share: float = 0.0  # share of clients that send their deadline with the call
     hang_up_share: float = 0.0  # share of streams whose clients hang up in the middle
     slow_readers: float = 0.0  # share of streams whose clients read five times as slowly as tokens could arrive
     embeddings: float = 0.0  # share of calls that generate nothing: the engine reads a prompt and answers once
@@ -95,7 +95,7 @@ class Load:
                 patience *= math.exp(gauss(0.0, crowd.spread))
             if crowd.heavy_tenant:
                 tenant = "heavy" if uniform() < crowd.heavy_tenant else f"light-{int(uniform() * 9)}"
-            sends_deadline = crowd.told_share > 0 and uniform() < crowd.told_share
+            sends_deadline = crowd.deadline_share > 0 and uniform() < crowd.deadline_share
             leaves = crowd.hang_up_share > 0 and stream and uniform() < crowd.hang_up_share
             reads = uniform() * output * _READING_S if leaves else math.inf
             if crowd.embeddings and uniform() < crowd.embeddings:

@@ -127,7 +127,7 @@ class DirectGateway:
         if self._aborts:
             client.engine.abort(client.work)
         else:
-            client.work.gone = True
+            client.work.hung_up = True
 
     def first_token(self, client: SimClient) -> None:
         pass

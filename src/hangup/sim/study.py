@@ -83,7 +83,7 @@ def one(plan: Plan, found: Capacity, load: float, policy: str, seed: int, progre
             progress(f"{policy} at {load:g}× (seed {seed})", share)
 
     began = time.process_time()
-    made = run(
+    simulated = run(
         plan.load,
         [plan.model] * plan.backends,
         maker(policy, plan),
@@ -94,7 +94,7 @@ def one(plan: Plan, found: Capacity, load: float, policy: str, seed: int, progre
         gateways=plan.gateways,
         progress=report_progress,
     )
-    return row(plan, found, load, policy, made, time.process_time() - began)
+    return row(plan, found, load, policy, simulated, time.process_time() - began)
 
 
 def maker(policy: str, plan: Plan) -> GatewayMaker:
@@ -103,12 +103,12 @@ def maker(policy: str, plan: Plan) -> GatewayMaker:
     return BASELINES[policy][1]
 
 
-def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s: float) -> Row:
-    tally, model = made.tally, plan.model
+def row(plan: Plan, found: Capacity, load: float, policy: str, simulated: Run, cpu_s: float) -> Row:
+    tally, model = simulated.tally, plan.model
     # The engine time that a token costs: prompt tokens at the prefill rate, output tokens at the rate of a full batch.
     prompt_s = 1 / model.prefill_tokens_s
     output_s = (model.step_s + model.step_per_call_s * model.slots) / model.slots
-    done = made.read * prompt_s + made.written * output_s
+    done = simulated.read * prompt_s + simulated.written * output_s
     good = tally.good_prompt_tokens * prompt_s + tally.good_tokens * output_s
     jobs = tally.jobs_prompt_tokens * prompt_s + tally.jobs_tokens * output_s
     with_jobs = policy == JOBS
@@ -134,8 +134,8 @@ def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s:
         ttft_s_p99=tally.ttft.at(0.99),
         refusal_s_p50=tally.refusal_s.at(0.5),
         refusal_s_p99=tally.refusal_s.at(0.99),
-        mix_points=_mix_points(made),
-        engine_queue_peak=made.waiting_peak,
+        mix_points=_mix_points(simulated),
+        engine_queue_peak=simulated.waiting_peak,
         goodput_tokens_s=tally.good_tokens / tally.seconds,
         calls=tally.calls,
         attempts=tally.attempts,
@@ -145,8 +145,8 @@ def row(plan: Plan, found: Capacity, load: float, policy: str, made: Run, cpu_s:
     )
 
 
-def _mix_points(made: Run) -> float:
-    tally = made.tally
+def _mix_points(simulated: Run) -> float:
+    tally = simulated.tally
     return max(
         100 * abs(tally.served_by[name] / max(tally.served, 1) - tally.offered_by[name] / max(tally.calls, 1))
         for name in ("q1", "q2", "q3", "q4", "stream")

@@ -65,7 +65,7 @@ class Admission(Generic[K]):
         self.live = 0  # calls in flight, without jobs
         self._live_peak = self.jobs.live_peak
         self.tenants: dict[str, Tenant[Ticket[K]]] = {}
-        self._drain = DrainRates()  # calls per second that start from a queue in which calls wait all the time
+        self._drain_rates = DrainRates()  # calls per second that start from a queue in which calls wait all the time
         self._at = 0.0
         self._waited_at = -math.inf  # when a call last waited, or was refused because of the queue's length
         self._jitter = jitter  # between 0 and 1
@@ -87,7 +87,7 @@ class Admission(Generic[K]):
             granted = terms.get(name, TenantTerms())
             if tenant.terms != granted:
                 self.queue.change_terms(tenant, granted)
-                self.jobs.follow(tenant)
+                self.jobs.apply_terms(tenant)
 
     def tenant(self, name: str) -> Tenant[Ticket[K]]:
         found = self.tenants.get(name)
@@ -119,10 +119,10 @@ class Admission(Generic[K]):
             return [Action(ticket, None, reason)]
         if self.fleet.has_kv:
             ticket.kv = self._cache_for(ticket, tenant)
-        wanted = self.queue.wanted() if self.queue.count else NOBODY
+        wanted = self.queue.wanted_backends() if self.queue.count else NOBODY
         if wanted is not None:
             load = self.fleet.best(ticket.kv, wanted, ticket.eligible)
-            if load is not None and not self._held(tenant, ticket.eligible):
+            if load is not None and not self._is_held_back(tenant, ticket.eligible):
                 if self._foresight.too_late(ticket, load, 0.0, now):
                     return [Action(ticket, None, reasons.INFEASIBLE)]
                 self.queue.lift(tenant)
@@ -158,7 +158,7 @@ class Admission(Generic[K]):
         actions: list[Action[K]] = []
         if not cold:
             self._clear_stale(tenant, now, actions)
-            reason = self._hopeless(ticket, tenant, patience_s, now)
+            reason = self._why_not_wait(ticket, tenant, patience_s, now)
             if reason is not None:
                 self._waited_at = now
                 actions.append(Action(ticket, None, reason))
@@ -170,7 +170,7 @@ class Admission(Generic[K]):
                 actions.append(Action(ticket, None, reasons.QUEUE_FULL))
                 return actions
             queue.remove(victim)
-            self._foresight.watched(victim, now, False)
+            self._foresight.stop_watching(victim, now, False)
             actions.append(Action(victim, None, reasons.PUSHED_OUT))
         self._foresight.watch(ticket, tenant)
         queue.push(ticket, now)
@@ -185,17 +185,17 @@ class Admission(Generic[K]):
             if not self._foresight.too_late(oldest, None, 0.0, now):
                 return
             self.queue.remove(oldest)
-            self._foresight.watched(oldest, now, False)
+            self._foresight.stop_watching(oldest, now, False)
             actions.append(Action(oldest, None, reasons.DEADLINE_NEAR))
 
-    def _hopeless(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]], patience_s: float, now: float) -> Reason | None:
+    def _why_not_wait(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]], patience_s: float, now: float) -> Reason | None:
         """Return the reason why the call should not wait, or None if it may."""
         if ticket.retry and tenant.retries.spent:
             return reasons.RETRY_BUDGET
-        per_s = self._drain.per_s(ticket.eligible)
+        per_s = self._drain_rates.per_s(ticket.eligible)
         if per_s and self.queue.ahead_of(ticket, tenant) / per_s > min(ticket.queue_by - now, patience_s):
             return reasons.QUEUE_SLOW
-        wait_s = self.queue.before(ticket, tenant, now) / per_s if per_s else 0.0
+        wait_s = self.queue.starts_before(ticket, tenant, now) / per_s if per_s else 0.0
         if self._foresight.too_late(ticket, None, wait_s, now):
             return reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE
         return None
@@ -205,7 +205,7 @@ class Admission(Generic[K]):
         if not ticket.queued:
             return self._nothing
         self._pass_time(now)
-        self._foresight.watched(ticket, now, client_left)
+        self._foresight.stop_watching(ticket, now, client_left)
         line = self.jobs if ticket.job else self.queue
         was_aside = ticket is line.aside
         line.remove(ticket)
@@ -213,7 +213,7 @@ class Admission(Generic[K]):
 
     def first_token(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
         """Note that the first token of a call has come."""
-        if not ticket.reading:
+        if not ticket.awaits_first_token:
             return self._nothing
         load = ticket.placed_on
         self.fleet.first_token(ticket, now)
@@ -250,7 +250,7 @@ class Admission(Generic[K]):
         tenant = ticket.tenant
         assert tenant is not None
         first = ticket.first_token_at
-        self._foresight.watched(ticket, now, client_left)
+        self._foresight.stop_watching(ticket, now, client_left)
         self._stop(ticket, load, tenant, now, hold)
         self._settle(ticket, tenant, tokens_out, tokens_in)
         if tokens_in and ticket.size:
@@ -316,7 +316,7 @@ class Admission(Generic[K]):
             actions = self._dispatch_live(now)
         if queue.count and jobs.running:
             actions = actions + _yielded(jobs.make_way(queue))
-        wanted = (queue.wanted() if queue.count else NOBODY) if jobs.count else None
+        wanted = (queue.wanted_backends() if queue.count else NOBODY) if jobs.count else None
         return actions + self._dispatch_jobs(now, wanted) if wanted is not None else actions
 
     def _dispatch_live(self, now: float) -> list[Action[K]]:
@@ -330,7 +330,7 @@ class Admission(Generic[K]):
             if aside is not None:
                 load = fleet.best(aside.kv, aside.tried, aside.eligible)
                 if load is not None:
-                    self._leave_line(aside, load, now, actions)
+                    self._start_or_refuse(aside, load, now, actions)
                     continue
                 if now - queue.aside_at > self.limits.backfill_s:  # from now on, free room is kept for it
                     if aside.eligible is None:
@@ -342,10 +342,10 @@ class Admission(Generic[K]):
             if ticket is None:
                 break
             assert ticket.tenant is not None
-            held = self._held(ticket.tenant, ticket.eligible)
+            held = self._is_held_back(ticket.tenant, ticket.eligible)
             load = fleet.best(ticket.kv, ticket.tried | kept, ticket.eligible) if not held else None
             if load is not None:
-                self._leave_line(ticket, load, now, actions)
+                self._start_or_refuse(ticket, load, now, actions)
             elif aside is None and ticket.kv and not held and fleet.best(0, ticket.tried, ticket.eligible) is not None:
                 queue.set_aside(ticket, now)
             elif ticket.where is ANYWHERE:
@@ -365,7 +365,7 @@ class Admission(Generic[K]):
             if aside is not None:
                 load = jobs.idle_backend(self.live, now, aside.kv, aside.tried | wanted, aside.eligible, whole=aside.whole)
                 if load is not None:
-                    self._leave_job_line(aside, load, now, actions)
+                    self._start_or_refuse_job(aside, load, now, actions)
                     continue
                 if now - jobs.aside_at > self.limits.backfill_s:
                     if aside.eligible is None:
@@ -376,7 +376,7 @@ class Admission(Generic[K]):
                 break
             load = jobs.idle_backend(self.live, now, ticket.kv, ticket.tried | kept, ticket.eligible, whole=ticket.whole)
             if load is not None:
-                self._leave_job_line(ticket, load, now, actions)
+                self._start_or_refuse_job(ticket, load, now, actions)
             elif (
                 aside is None
                 and ticket.kv
@@ -389,7 +389,7 @@ class Admission(Generic[K]):
                 full.add(ticket.where)
         return actions
 
-    def _leave_job_line(self, ticket: Ticket[K], load: BackendLoad, now: float, actions: list[Action[K]]) -> None:
+    def _start_or_refuse_job(self, ticket: Ticket[K], load: BackendLoad, now: float, actions: list[Action[K]]) -> None:
         assert ticket.tenant is not None
         self.jobs.remove(ticket)
         if ticket.tenant.spent(now):
@@ -397,14 +397,14 @@ class Admission(Generic[K]):
         else:
             actions.append(self._start(ticket, load, now))
 
-    def _leave_line(self, ticket: Ticket[K], load: BackendLoad, now: float, actions: list[Action[K]]) -> None:
+    def _start_or_refuse(self, ticket: Ticket[K], load: BackendLoad, now: float, actions: list[Action[K]]) -> None:
         """Start the call that is next in the queue, or refuse it if it would be too late."""
         self.queue.remove(ticket)
         if now >= ticket.queue_by or self._foresight.too_late(ticket, load, 0.0, now):
-            self._foresight.watched(ticket, now, False)
+            self._foresight.stop_watching(ticket, now, False)
             actions.append(Action(ticket, None, reasons.QUEUE_TIME if now >= ticket.queue_by else reasons.DEADLINE_NEAR))
         else:
-            self._drain.add(ticket.eligible)
+            self._drain_rates.add(ticket.eligible)
             actions.append(self._start(ticket, load, now))
             if load.jobs:
                 actions += _yielded(self.jobs.make_way_on(load))
@@ -414,14 +414,14 @@ class Admission(Generic[K]):
         assert tenant is not None
         ticket.charge = ticket.prompt + _OUTPUT_WEIGHT * tenant.predict(ticket.output_max) * ticket.choices
         line = self.jobs if ticket.job else self.queue
-        line.went(tenant)
+        line.note_start(tenant)
         line.charge(tenant, ticket.charge)
         if tenant.allowance is not None:
             tenant.allowance.charge(ticket.prompt + tenant.predict(ticket.output_max) * ticket.choices)
         tenant.in_flight += 1
-        self.fleet.take(load, ticket, now)
+        self.fleet.place(load, ticket, now)
         if ticket.job:
-            self.jobs.on(load, ticket)
+            self.jobs.started(load, ticket)
         else:
             self.live += 1
             if self.live > self._live_peak.latest or now >= self._live_peak.until:
@@ -430,7 +430,7 @@ class Admission(Generic[K]):
 
     def _stop(self, ticket: Ticket[K], load: BackendLoad, tenant: Tenant[Ticket[K]], now: float, hold: bool = False) -> None:
         if ticket.job:
-            self.jobs.off(load, ticket)
+            self.jobs.ended(load, ticket)
         else:
             if now >= self._live_peak.until:
                 self._live_peak.note(self.live, now)
@@ -441,11 +441,11 @@ class Admission(Generic[K]):
     def _settle(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]], tokens_out: int, tokens_in: int | None) -> None:
         """Replace the predicted cost that the tenant was charged by the actual cost."""
         prompt = ticket.prompt if tokens_in is None else tokens_in
-        true = prompt + _OUTPUT_WEIGHT * tokens_out
+        actual = prompt + _OUTPUT_WEIGHT * tokens_out
         if tenant.allowance is not None:
             predicted = (ticket.charge - ticket.prompt) / _OUTPUT_WEIGHT
             tenant.allowance.charge(prompt + tokens_out - ticket.prompt - predicted)
-        (self.jobs if ticket.job else self.queue).charge(tenant, true - ticket.charge)
+        (self.jobs if ticket.job else self.queue).charge(tenant, actual - ticket.charge)
 
     # Obstacles
 
@@ -460,15 +460,15 @@ class Admission(Generic[K]):
     def _cache_for(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]]) -> int:
         """Return how many tokens of an engine's cache to reserve for the call: never so many that other calls would have to end
         first."""
-        need = ticket.prompt + int(tenant.most(ticket.output_max)) * ticket.choices
+        need = ticket.prompt + int(tenant.output_tokens_p90(ticket.output_max)) * ticket.choices
         return min(need, int(self.fleet.smallest_cache * _CACHE_SHARE_MAX))
 
-    def _held(self, tenant: Tenant[Ticket[K]], eligible: frozenset[str] | None) -> bool:
+    def _is_held_back(self, tenant: Tenant[Ticket[K]], eligible: frozenset[str] | None) -> bool:
         """Return whether the free capacity is held back for higher bands. It is a share of known capacity, never of a guess."""
         share = self._held_back[tenant.terms.band]
         if share <= 0:
             return False
-        in_flight, capacity = self.fleet.load_of(eligible)
+        in_flight, capacity = self.fleet.in_flight_and_capacity(eligible)
         return capacity is not None and in_flight >= math.ceil(capacity * (1 - share))
 
     # Time
@@ -477,7 +477,7 @@ class Admission(Generic[K]):
         """Advance the clock of the drain rate, which counts only time in which calls wait."""
         if self.queue.count and now > self._at:
             self._waited_at = now
-            self._drain.pass_time(now - self._at, self.queue.waited_for())
+            self._drain_rates.pass_time(now - self._at, self.queue.eligible_sets())
         self._at = now
 
     def prompt_tokens(self, size: int) -> int:
@@ -488,7 +488,7 @@ class Admission(Generic[K]):
         """Return when to retry a call; jittered, so that calls refused together do not come back together."""
         tenant = self.tenant(tenant_name)
         least, most = _RETRY_AFTER_S
-        per_s = self._drain.per_s(None)
+        per_s = self._drain_rates.per_s(None)
         wait = (self.queue.count + 1) / per_s if per_s else least
         if reason is reasons.TENANT_TOKENS and tenant.allowance is not None:
             wait = tenant.allowance.wait_s(now)

@@ -20,7 +20,7 @@ class UnstartedCall(Protocol):
 
     prompt: int
     whole: bool
-    reading: bool
+    awaits_first_token: bool
     sent_at: float
     late_at: float
     late: bool
@@ -31,27 +31,27 @@ class BackendLoad:
     """The load, the limit and the health of one backend."""
 
     __slots__ = (
+        "awaiting_first_token",
         "choices",
-        "counted",
-        "entry",
         "estimates",
         "health",
+        "heap_entry",
         "held",
         "in_flight",
         "jobs",
         "kv_tokens",
         "kv_used",
+        "limit_counted",
         "limiter",
         "name",
         "occupied",
         "peak",
         "placed",
-        "reading",
         "slots",
         "time",
         "turn",
+        "unread_tokens",
         "unstarted",
-        "waits",
         "weight",
     )
 
@@ -80,12 +80,14 @@ class BackendLoad:
         self.peak = 0  # the most `choices` since the last look
         self.placed = 0  # all answers ever requested there
         self.unstarted = 0  # calls without a first token
-        self.waits: OrderedDict[UnstartedCall, None] = OrderedDict()  # of those, live calls not overdue, in the order sent
-        self.reading = 0  # prompt tokens of `unstarted`, without jobs, which yield
+        self.awaiting_first_token: OrderedDict[UnstartedCall, None] = (
+            OrderedDict()
+        )  # of those, live calls not overdue, in the order sent
+        self.unread_tokens = 0  # prompt tokens of `unstarted`, without jobs, which yield
         self.kv_used = 0
         self.turn = 0  # when it was last chosen, to break ties round-robin
-        self.counted = 0  # its part of the fleet's limit
-        self.entry = 0  # number of its valid entry in the heap
+        self.limit_counted = 0  # its part of the fleet's limit
+        self.heap_entry = 0  # number of its valid entry in the heap
 
     def __repr__(self) -> str:
         return f"<backend {self.name} {self.in_flight}/{self.limit} {self.health!r}>"
@@ -107,17 +109,17 @@ class BackendLoad:
         return bool(self.slots) and self.occupied >= self.slots
 
     @property
-    def known(self) -> int:
+    def known_capacity(self) -> int:
         """Return how many calls it can run at a time, as far as configured, reported or seen."""
         limiter = self.limiter
-        return int(min(self.slots, limiter.refused_max) if self.slots else min(limiter.ran, limiter.in_flight_max))
+        return int(min(self.slots, limiter.refused_max) if self.slots else min(limiter.most_running, limiter.in_flight_max))
 
     @property
     def capacity(self) -> int | None:
-        """Return `known` if there is evidence that the engine cannot run more; None while there is none."""
+        """Return `known_capacity` if there is evidence that the engine cannot run more; None while there is none."""
         if self.slots:
-            return self.known
-        return None if self.limiter.evidence is Evidence.NONE else max(self.known, 1)
+            return self.known_capacity
+        return None if self.limiter.evidence is Evidence.NONE else max(self.known_capacity, 1)
 
     @property
     def limited_by(self) -> str:
@@ -148,12 +150,12 @@ class BackendLoad:
             return self.in_flight <= self.slots
         # The call's end makes room where the number of calls is limited. One more prompt can be read only if this call's
         # own prompt was not read yet, or if prompts wait because the engine has no slot for them.
-        limiter, unstarted = self.limiter, self.unstarted - ticket.reading
+        limiter, unstarted = self.limiter, self.unstarted - ticket.awaits_first_token
         running = self.in_flight - self.unstarted
-        full = running >= limiter.ran
+        full = running >= limiter.most_running
         return self.in_flight <= limiter.in_flight_max and (unstarted < limiter.unstarted_allowed(running) or full)
 
-    def quiet(self, alone: bool) -> bool:
+    def can_take_job(self, alone: bool) -> bool:
         """Return whether an item of a job may be sent there: prompts are read in turn, so a live call would have to wait for
         it.
 

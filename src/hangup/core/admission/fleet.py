@@ -37,10 +37,12 @@ class Fleet:
         self._turn = 0
         self._any_up = False
         self._any_paused = False
-        self._odd: list[BackendLoad] = []  # their limit does not apply to jobs: it is learned, or the backend is out of use
+        self._own_job_limit: list[
+            BackendLoad
+        ] = []  # their limit does not apply to jobs: it is learned, or the backend is out of use
         self._only: BackendLoad | None = None
-        self._together = Estimates()
-        self.estimates = self._together  # over all backends
+        self._overall = Estimates()
+        self.estimates = self._overall  # over all backends
         self.has_kv = False  # whether the size of any cache is known,
         self.smallest_cache = 0  # and the least of those
         self._capacity: int | None = None  # of all backends together
@@ -56,17 +58,17 @@ class Fleet:
     def refresh(self) -> None:
         """Recompute everything after backends went up or down, were drained, or left the configuration."""
         self._only = self.loads[0] if len(self.loads) == 1 else None
-        self.estimates = self._only.estimates if self._only is not None else self._together
+        self.estimates = self._only.estimates if self._only is not None else self._overall
         self._any_up = any(load.health.well for load in self.loads)
         self._any_paused = any(load.health.paused for load in self.loads)
-        self._odd = [load for load in self.loads if not load.slots or not load.health.well]
+        self._own_job_limit = [load for load in self.loads if not load.slots or not load.health.well]
         caches = [load.kv_tokens for load in self.loads if load.kv_tokens]
         self.has_kv, self.smallest_cache = bool(caches), min(caches, default=0)
         self._capacity_at = -math.inf
         self._heap.clear()
         self.limit = 0
         for load in self.loads:
-            load.counted = 0
+            load.limit_counted = 0
             self.changed(load)
 
     def changed(self, load: BackendLoad) -> None:
@@ -76,16 +78,16 @@ class Fleet:
         limit = load.limit
         if load.health.retired:
             return
-        self.limit += limit - load.counted
-        load.counted = limit
+        self.limit += limit - load.limit_counted
+        load.limit_counted = limit
         if self._only is not None:
             return
         self._entries += 1
-        load.entry = self._entries
+        load.heap_entry = self._entries
         if load.in_flight < limit and (load.health.well or not self._any_up):
-            heapq.heappush(self._heap, (_order(load), load.turn, load.entry, load))
+            heapq.heappush(self._heap, (_order(load), load.turn, load.heap_entry, load))
             if len(self._heap) > 64 + 4 * len(self.loads):
-                self._heap = [item for item in self._heap if item[2] == item[3].entry]
+                self._heap = [item for item in self._heap if item[2] == item[3].heap_entry]
                 heapq.heapify(self._heap)
 
     def best(self, kv: int = 0, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None) -> BackendLoad | None:
@@ -94,14 +96,14 @@ class Fleet:
             return self._best_of(kv, tried, eligible)
         only = self._only
         if only is not None:  # the usual case: there is nothing to choose
-            if only.waits:
+            if only.awaiting_first_token:
                 self.look_for_overdue(only)
-            return only if only.in_flight < only.counted and (not only.kv_tokens or only.fits(kv)) else None
+            return only if only.in_flight < only.limit_counted and (not only.kv_tokens or only.fits(kv)) else None
         heap = self._heap
         while heap:
             top = heap[0]
             load = top[3]
-            if top[2] != load.entry or (load.waits and self.look_for_overdue(load)):
+            if top[2] != load.heap_entry or (load.awaiting_first_token and self.look_for_overdue(load)):
                 heapq.heappop(heap)
             elif not load.kv_tokens or load.fits(kv):
                 return load
@@ -115,9 +117,9 @@ class Fleet:
         found = None
         while self._heap and found is None and len(passed) < _LOOK_PAST:
             item = heapq.heappop(self._heap)
-            if item[2] == item[3].entry:
+            if item[2] == item[3].heap_entry:
                 passed.append(item)
-                fits = item[3].fits(kv) and (alone is None or item[3].quiet(alone))
+                fits = item[3].fits(kv) and (alone is None or item[3].can_take_job(alone))
                 found = item[3] if fits else None
         for item in passed:
             heapq.heappush(self._heap, item)
@@ -133,22 +135,22 @@ class Fleet:
         candidates = self._among(tried, eligible)
         candidates = [load for load in candidates if load.health.well] or candidates
         for load in candidates:
-            if load.waits:
+            if load.awaiting_first_token:
                 self.look_for_overdue(load)
         return min(
             (s for s in candidates if s.has_room and s.fits(kv)), key=lambda s: (_order(s), s.turn, s.name), default=None
         )
 
-    def quiet(
+    def best_for_job(
         self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None
     ) -> BackendLoad | None:
         """Return the backend for the next item of a job; `alone` when there are no live calls."""
         if tried or eligible is not None:
             candidates = [load for load in self._among(tried, eligible) if load.has_room and load.fits(kv)]
-            candidates = [load for load in candidates if load.health.well and load.quiet(alone)]
+            candidates = [load for load in candidates if load.health.well and load.can_take_job(alone)]
             return min(candidates, key=lambda load: (load.in_flight / load.weight, load.turn, load.name), default=None)
         best = self.best(kv)
-        if best is None or best.quiet(alone):
+        if best is None or best.can_take_job(alone):
             return best if best is not None and best.health.well else None
         return self._look_past(kv, alone)
 
@@ -156,15 +158,15 @@ class Fleet:
         """Return how many calls the backends in use can run, and how many they have; of `eligible`, or of all."""
         if eligible is not None:
             among = [load for load in self._among(NOBODY, eligible) if load.health.well]
-            return sum(load.known for load in among), sum(load.in_flight for load in among)
-        most, taken = self.limit, self.in_flight
-        for load in self._odd:
-            most -= load.counted
+            return sum(load.known_capacity for load in among), sum(load.in_flight for load in among)
+        capacity, in_flight = self.limit, self.in_flight
+        for load in self._own_job_limit:
+            capacity -= load.limit_counted
             if load.health.well:
-                most += load.known
+                capacity += load.known_capacity
             else:
-                taken -= load.in_flight
-        return most, taken
+                in_flight -= load.in_flight
+        return capacity, in_flight
 
     def paused_until(self, eligible: frozenset[str] | None) -> float:
         """Return when the first of the backends that could take a call does so again; 0 if one does now."""
@@ -187,7 +189,7 @@ class Fleet:
             self._capacity = None if None in parts else sum(part for part in parts if part is not None)
         return self._capacity
 
-    def load_of(self, eligible: frozenset[str] | None) -> tuple[int, int | None]:
+    def in_flight_and_capacity(self, eligible: frozenset[str] | None) -> tuple[int, int | None]:
         """Return how many calls these backends have, and how many they can run, if that is known."""
         if eligible is None:
             return self.in_flight, self.capacity
@@ -196,7 +198,7 @@ class Fleet:
         known = None if None in parts else sum(part for part in parts if part is not None)
         return sum(load.in_flight for load in among), known
 
-    def takes(self, load: BackendLoad, tried: frozenset[str], eligible: frozenset[str] | None = None) -> bool:
+    def would_take(self, load: BackendLoad, tried: frozenset[str], eligible: frozenset[str] | None = None) -> bool:
         """Return whether such a call would be sent to this backend if it had room."""
         if load.health.retired or load.name in tried or (eligible is not None and load.name not in eligible):
             return False
@@ -215,7 +217,7 @@ class Fleet:
         one = min(self._among(NOBODY, eligible), key=lambda load: load.name, default=None)
         return one.estimates if one is not None else self.estimates
 
-    def take(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
+    def place(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         """Put a call on a backend."""
         self._turn += 1
         load.turn = self._turn
@@ -230,28 +232,28 @@ class Fleet:
         ticket.sent_at = now
         ticket.engine_mark = load.time.enter(now)
         if not ticket.blind:
-            self._read(load, ticket, now)
+            self._await_first_token(load, ticket, now)
         self.changed(load)
 
-    def _read(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
+    def _await_first_token(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         """Start to wait for the call's first token."""
         limiter, ahead = load.limiter, load.unstarted
-        ticket.reading = True
+        ticket.awaits_first_token = True
         ticket.late = False
         ticket.behind = ahead
         ticket.free = limiter.has_free_slot(load.in_flight - load.held)
         ticket.unqueued = ticket.free and (not ahead or (ahead < SPARE and limiter.queues is not Evidence.NONE))
         load.unstarted += 1
-        load.reading += ticket.ahead
-        ticket.work = load.reading
+        load.unread_tokens += ticket.ahead
+        ticket.work = load.unread_tokens
         if not load.slots and not ticket.job:
             ticket.late_at = now + limiter.late_after_s(ticket.prompt, not ticket.whole)
-            load.waits[ticket] = None
+            load.awaiting_first_token[ticket] = None
 
     def look_for_overdue(self, load: BackendLoad) -> bool:
         """Look for calls whose first token is overdue, which shows that the engine queues before a late token does. Return
         whether any was found."""
-        waits, limiter, found = load.waits, load.limiter, False
+        waits, limiter, found = load.awaiting_first_token, load.limiter, False
         while waits:
             ticket = next(iter(waits))
             if ticket.late_at == math.inf:  # nothing was known yet when it was sent
@@ -271,28 +273,28 @@ class Fleet:
         """Note that the engine has read the call's prompt and begun to answer."""
         load = ticket.placed_on
         assert load is not None
-        ticket.reading = False
+        ticket.awaits_first_token = False
         ticket.first_token_at = now
         load.unstarted -= 1
-        load.reading -= ticket.ahead
+        load.unread_tokens -= ticket.ahead
         if not load.slots:
             self._learn_from(load, ticket, now)
         if not ticket.job and not ticket.whole:  # an item may have waited in the engine's queue, which no live call should
             waited = now - ticket.sent_at
             load.estimates.first_token.observe(ticket.work, waited, now)
             if self._only is None:
-                self._together.first_token.observe(ticket.work, waited, now)
+                self._overall.first_token.observe(ticket.work, waited, now)
         load.limiter.accepted(load.in_flight, now)
         self.changed(load)
 
     def _learn_from(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         limiter, waited = load.limiter, now - ticket.sent_at
-        load.waits.pop(ticket, None)
+        load.awaiting_first_token.pop(ticket, None)
         late = ticket.late or now > ticket.late_at
         if not ticket.whole:
-            limiter.runs(load.in_flight - load.held - load.unstarted, now)
+            limiter.note_running(load.in_flight - load.held - load.unstarted, now)
         elif not late:  # the engine was working on all calls that it had
-            limiter.runs(load.in_flight - load.held, now)
+            limiter.note_running(load.in_flight - load.held, now)
         if ticket.job:
             return
         was_late = None if ticket.late or ticket.unqueued else late
@@ -332,7 +334,7 @@ class Fleet:
         """Note the current time per token on this backend; return whether that changes its limit."""
         load.estimates.step.observe(seconds, now)
         if self._only is None:
-            self._together.step.observe(seconds, now)
+            self._overall.step.observe(seconds, now)
         if load.slots:
             return False
         before = load.limiter.slow_max
@@ -355,11 +357,11 @@ class Fleet:
             load.in_flight -= 1
             self.in_flight -= 1
             load.kv_used -= ticket.kv
-        if ticket.reading:
-            ticket.reading = False
-            load.waits.pop(ticket, None)
+        if ticket.awaits_first_token:
+            ticket.awaits_first_token = False
+            load.awaiting_first_token.pop(ticket, None)
             load.unstarted -= 1
-            load.reading -= ticket.ahead
+            load.unread_tokens -= ticket.ahead
         ticket.first_token_at = 0.0
         self.changed(load)
         return load

@@ -26,7 +26,7 @@ class Foresight:
 
     def patience_s(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]], now: float) -> float:
         """Return how long this tenant's clients would wait in the queue, on average: a longer queue would be for nobody."""
-        first_by, all_by = self.gone_by(ticket, tenant)
+        first_by, all_by = self.leaves_by(ticket, tenant)
         if ticket.stream and all_by < math.inf:  # the time to spare is what the answer itself does not take
             all_by -= tenant.predict(ticket.output_max) * (self._fleet.estimates_of(ticket.eligible).step.get(now) or 0.0)
         ticket.patience_s = max(min(first_by, all_by) - now, 0.0)
@@ -35,7 +35,7 @@ class Foresight:
         tenant.patience_s = mean + (limit_s - mean) * _PATIENCE_GAIN
         return tenant.patience_s
 
-    def gone_by(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]]) -> tuple[float, float]:
+    def leaves_by(self, ticket: Ticket[K], tenant: Tenant[Ticket[K]]) -> tuple[float, float]:
         """Return when the client will have left, without a first token and in any case: by its own deadline, or by what such
         clients do."""
         first, whole = ticket.curves or tenant.patience.of(ticket.client, ticket.stream)
@@ -55,7 +55,7 @@ class Foresight:
         tenant = ticket.tenant
         assert tenant is not None
         is_open = load is not None and load.is_open
-        first_by, all_by = (ticket.first_by, ticket.all_by) if is_open else self.gone_by(ticket, tenant)
+        first_by, all_by = (ticket.first_by, ticket.all_by) if is_open else self.leaves_by(ticket, tenant)
         due = first_by if first_by < all_by else all_by
         begin = now + wait_s
         if due - begin > _FORESIGHT_S:
@@ -63,7 +63,7 @@ class Foresight:
         if begin >= due:
             return True
         estimates = self._fleet.estimates_of(ticket.eligible) if load is None else load.estimates
-        first_s = estimates.first_token.predict(ticket.prompt + (load.reading if load is not None else 0), now)
+        first_s = estimates.first_token.predict(ticket.prompt + (load.unread_tokens if load is not None else 0), now)
         if first_s is None:
             return False
         begin += first_s
@@ -94,7 +94,7 @@ class Foresight:
             first.unwatch(ticket)
             whole.watch(ticket, ticket.arrived_at, now - ticket.arrived_at)
 
-    def watched(self, ticket: Ticket[K], now: float, client_left: bool) -> None:
+    def stop_watching(self, ticket: Ticket[K], now: float, client_left: bool) -> None:
         """Learn how long the client waited, and whether it left then."""
         if ticket.curves is None:
             return

@@ -45,10 +45,10 @@ class JobQueue(Queue[K]):
         """Return the tenant that counts the jobs of a live tenant."""
         found = self.tenants.get(live.name)
         if found is None:
-            found = self.tenants[live.name] = live.for_its_jobs()
+            found = self.tenants[live.name] = live.copy_for_jobs()
         return found
 
-    def follow(self, live: Tenant[Ticket[K]]) -> None:
+    def apply_terms(self, live: Tenant[Ticket[K]]) -> None:
         """Apply the tenant's new terms to its jobs."""
         found = self.tenants.get(live.name)
         if found is not None:
@@ -57,11 +57,11 @@ class JobQueue(Queue[K]):
 
     # Starts and ends
 
-    def on(self, load: BackendLoad, ticket: Ticket[K]) -> None:
+    def started(self, load: BackendLoad, ticket: Ticket[K]) -> None:
         self.running[ticket] = None
         load.jobs += 1
 
-    def off(self, load: BackendLoad, ticket: Ticket[K]) -> None:
+    def ended(self, load: BackendLoad, ticket: Ticket[K]) -> None:
         self.running.pop(ticket, None)
         self.yielding.discard(ticket)
         load.jobs -= 1
@@ -80,7 +80,7 @@ class JobQueue(Queue[K]):
     ) -> BackendLoad | None:
         """Return a backend where an item may start, if enough stays free for live calls, of which `live` are in flight."""
         peak = self.live_peak.get(live, now)
-        load = self._fleet.quiet(not peak, kv, tried, eligible)
+        load = self._fleet.best_for_job(not peak, kv, tried, eligible)
         if load is None:
             return None
         if not load.slots and (not peak or (load.is_open and not load.jobs)):
@@ -88,7 +88,7 @@ class JobQueue(Queue[K]):
         most, taken = self._fleet.places(eligible)
         # The peak is not known per backend: a subset of backends keeps free no more than its share, and jobs there yield.
         headroom = max(self._kept_free(most, peak), peak - live if eligible is None else 0)
-        return load if load.in_flight < load.known and most - taken - 1 >= headroom else None
+        return load if load.in_flight < load.known_capacity and most - taken - 1 >= headroom else None
 
     def _try_capacity(self, load: BackendLoad, now: float, *, alone: bool, whole: bool) -> bool:
         """Return whether to start an item on a backend with a learned limit, so that it shows how much the engine runs.
@@ -97,8 +97,8 @@ class JobQueue(Queue[K]):
         queues: live calls that never stop would otherwise keep all jobs out. Each yields when a live call comes beyond what
         was seen. If that is one call, only a short answer starts before a live call does, because it would always yield.
         """
-        if load.in_flight < load.known:
-            return alone or whole or load.known > 1
+        if load.in_flight < load.known_capacity:
+            return alone or whole or load.known_capacity > 1
         return load.limiter.try_more(load.in_flight, now)
 
     def _kept_free(self, most: int, peak: int) -> int:
@@ -111,46 +111,55 @@ class JobQueue(Queue[K]):
         """Choose one job to yield for each live call that stays in the queue, unless a place is about to become free for it
         anyway."""
         fleet = self._fleet
-        coming = Counter({load: load.held for load in fleet.loads if load.health.well and load.held})
-        coming.update(job.placed_on for job in self.yielding if job.placed_on is not None)
-        if queue.count <= coming.total() and queue.waited_for() == {None}:
+        freeing = Counter({load: load.held for load in fleet.loads if load.health.well and load.held})
+        freeing.update(job.placed_on for job in self.yielding if job.placed_on is not None)
+        if queue.count <= freeing.total() and queue.eligible_sets() == {None}:
             return []
         # Jobs whose end makes room; the one that started last has the least to lose.
-        could = [
+        candidates = [
             (job, job.placed_on)
             for job in self._may_yield()
             if job.placed_on is not None and job.placed_on.has_room_without(job)
         ]
         chosen: list[Ticket[K]] = []
-        for waiting in queue if could else ():
+        for waiting in queue if candidates else ():
             eligible, tried = waiting.eligible, waiting.tried
-            soon = next((load for load in coming if fleet.takes(load, tried, eligible)), None)
+            soon = next((load for load in freeing if fleet.would_take(load, tried, eligible)), None)
             if soon is not None:
-                coming[soon] -= 1
-                if not coming[soon]:
-                    del coming[soon]
+                freeing[soon] -= 1
+                if not freeing[soon]:
+                    del freeing[soon]
                 continue
-            at = next((at for at in reversed(range(len(could))) if fleet.takes(could[at][1], tried, eligible)), None)
+            at = next(
+                (at for at in reversed(range(len(candidates))) if fleet.would_take(candidates[at][1], tried, eligible)), None
+            )
             if at is not None:
-                chosen.append(could.pop(at)[0])
-            if not could:
+                chosen.append(candidates.pop(at)[0])
+            if not candidates:
                 break
         return self._ask_to_yield(chosen)
 
     def make_way_on(self, load: BackendLoad) -> list[Ticket[K]]:
         """Choose jobs to yield after a live call was sent to a backend that is reading prompts of jobs, which the call would
         wait for, or that may have no slot left."""
-        full = not load.slots and load.in_flight - sum(job.placed_on is load for job in self.yielding) > load.limiter.ran
+        full = (
+            not load.slots and load.in_flight - sum(job.placed_on is load for job in self.yielding) > load.limiter.most_running
+        )
         here = [job for job in reversed(self._may_yield()) if job.placed_on is load]
-        return self._ask_to_yield([job for job in here if job.reading] or here[:full])
+        return self._ask_to_yield([job for job in here if job.awaits_first_token] or here[:full])
 
     def _may_yield(self) -> list[Ticket[K]]:
         """Return all running jobs, except one per backend that has yielded often enough: work must finish at some point."""
-        often, stays = self._limits.job_yields_max, set[BackendLoad]()
+        yields_max, kept = self._limits.job_yields_max, set[BackendLoad]()
         may = []
         for job in self.running:
-            if job.yields >= often and job.placed_on is not None and job.placed_on not in stays and job.placed_on.known > 1:
-                stays.add(job.placed_on)
+            if (
+                job.yields >= yields_max
+                and job.placed_on is not None
+                and job.placed_on not in kept
+                and job.placed_on.known_capacity > 1
+            ):
+                kept.add(job.placed_on)
             else:
                 may.append(job)
         return may

@@ -50,7 +50,7 @@ _TRY_S = (1.0, 10.0)  # pause after a try of one more job that showed nothing; d
 _TRY_TOKENS = (4, 32)  # first tokens between two tries of one more call on a full engine; doubled each time
 _SOON_S = 0.25  # a call in the engine's queue should start within this time
 _SLOWER = 2.0  # times its best step time: an engine may always take that long
-_WORD_MAX = SPARE  # this many calls may wait in the engine for a moment: it accepts calls between two steps
+_REPORTED_WAITING_MAX = SPARE  # this many calls may wait in the engine for a moment: it accepts calls between two steps
 _AFTER_REFUSAL_S = 1.0  # then one more call is tried
 _FORGET_REFUSAL_S = 60.0
 
@@ -99,13 +99,13 @@ class LearnedLimit:
         "_first_at",
         "_full",
         "_grown",
-        "_has_word",
         "_in_vain",
         "_late",
-        "_ran",
         "_reads_s",
         "_refused_at",
         "_reported",
+        "_reports_none_waiting",
+        "_running_peak",
         "_seen",
         "_slow_from",
         "_step_best",
@@ -115,8 +115,8 @@ class LearnedLimit:
         "_try_pause_s",
         "_usual",
         "by_tokens",
+        "most_running",
         "queues",
-        "ran",
         "refused_max",
         "slow_max",
         "step_slo_s",
@@ -138,7 +138,7 @@ class LearnedLimit:
         }  # calls whose first token is visible, and whole answers
         self._reads_s = 0.0  # usual first-token time of the current mix of calls
         self._late = 0.0  # recent share of first tokens that were late
-        self._has_word = False  # the engine itself says that no calls wait
+        self._reports_none_waiting = False  # the engine itself says that no calls wait
         self._in_vain = _InVain(0)
         self._grown = 0  # calls allowed beyond those being read, because calls were on time
         self._full = False  # calls beyond the most it has run were late
@@ -151,8 +151,8 @@ class LearnedLimit:
         self._refused_at = self._accepted_at = -math.inf
         self._step_best = math.inf
         self._slow_from: tuple[float, float] | None = None  # step time and calls when shrinking began
-        self._ran = Peak(_RAN_S)
-        self.ran = 0  # the most calls at a time that it was seen to run
+        self._running_peak = Peak(_RAN_S)
+        self.most_running = 0  # the most calls at a time that it was seen to run
         self._try_from = -math.inf
         self._try_pause_s = _TRY_S[0]
 
@@ -169,7 +169,7 @@ class LearnedLimit:
 
     def has_free_slot(self, running: int) -> bool:
         """Return whether one more call would certainly run at once, as far as has been seen."""
-        return running < _FREE_SHARE * self.ran
+        return running < _FREE_SHARE * self.most_running
 
     def overdue(self, sent_at: float, unstarted: int) -> None:
         """Note that a call which may be queueing has no first token although it should."""
@@ -228,7 +228,7 @@ class LearnedLimit:
         # The more prompts are usually read at a time, the more first tokens it takes to tell a queue from random variation.
         self._late += (late - self._late) / (4 + 2 * self._reading())
         if late:
-            self._grown, self._has_word = self._grown // 2, False
+            self._grown, self._reports_none_waiting = self._grown // 2, False
             self._note_full()
             if self.queues is Evidence.NONE and self._late > _LATE_SHARE[1]:
                 self.queues = Evidence.LATE
@@ -259,23 +259,23 @@ class LearnedLimit:
     def engine_reported(self, waiting: int, in_flight: float = math.inf) -> None:
         """Note how many calls wait in the engine by its own report: that overrides any estimate.
 
-        With no more than `ran` calls `in_flight`, a full engine has none waiting because they wait here: that shows no room,
-        but it brings the next try of one more call closer.
+        With no more than `most_running` calls `in_flight`, a full engine has none waiting because they wait here: that shows no
+        room, but it brings the next try of one more call closer.
         """
         if not waiting:
             self._reported = min(self._reported, 0) - 1
             self._late = 0.0
-            if self._full and in_flight <= self.ran:
+            if self._full and in_flight <= self.most_running:
                 self._tokens_to_try -= 1
             elif self.queues is not Evidence.NONE and self._reported < -1:
                 self._grown = 2 * max(self._grown, SPARE)
-                self._has_word = True
+                self._reports_none_waiting = True
         else:
             self._reported = max(self._reported, 0) + 1
-            if waiting > _WORD_MAX or self._reported > 1:
+            if waiting > _REPORTED_WAITING_MAX or self._reported > 1:
                 self.queues = Evidence.WAITING
                 self._late = 1.0
-                self._grown, self._has_word = 0, False
+                self._grown, self._reports_none_waiting = 0, False
                 self._note_full()
         self._bound()
 
@@ -328,18 +328,18 @@ class LearnedLimit:
 
     # What the engine was seen to run
 
-    def runs(self, running: int, now: float) -> None:
+    def note_running(self, running: int, now: float) -> None:
         """Note how many calls run at a time."""
-        if running <= self._ran.latest and now < self._ran.until:
+        if running <= self._running_peak.latest and now < self._running_peak.until:
             return
-        if running > self.ran:
+        if running > self.most_running:
             self._try_from, self._try_pause_s = now, _TRY_S[0]
             self._full, self._try_after = False, _TRY_TOKENS[0]
-        self.ran = self._ran.get(running, now)
+        self.most_running = self._running_peak.get(running, now)
 
     def try_more(self, in_flight: int, now: float) -> bool:
         """Return whether to try one more job than the engine has been seen to run, and schedule the next try."""
-        if in_flight != self.ran or now < self._try_from or in_flight + 1 > self.in_flight_max:
+        if in_flight != self.most_running or now < self._try_from or in_flight + 1 > self.in_flight_max:
             return False
         self._try_from = now + self._try_pause_s
         self._try_pause_s = min(2 * self._try_pause_s, _TRY_S[1])
@@ -365,9 +365,9 @@ class LearnedLimit:
         running = in_flight - unstarted
         most = min(running + self.unstarted_allowed(running), self.in_flight_max)
         seldom = self._count - 1 < SPARE / _SOON_S * max(_MEMORY * self._reads_s, 1.0)
-        if self._full and self.ran and seldom and not self._has_word:  # `ran` 0 would shut it out
+        if self._full and self.most_running and seldom and not self._reports_none_waiting:  # `most_running` 0 would shut it out
             # Slots get free too seldom: a call had better wait here than in the engine, where no other can overtake it.
-            most = min(most, self.ran + held + (self._tokens_to_try <= 0))
+            most = min(most, self.most_running + held + (self._tokens_to_try <= 0))
         return most
 
     def unstarted_allowed(self, running: int) -> float:
@@ -376,4 +376,6 @@ class LearnedLimit:
         if not self._grown:
             return self.unstarted_max
         # A call that has ended here may still count, and its successor already: that many fewer are certainly free.
-        return self.unstarted_max + (self._grown if self._has_word else min(self._grown, max(self.ran - running - SPARE, 1)))
+        return self.unstarted_max + (
+            self._grown if self._reports_none_waiting else min(self._grown, max(self.most_running - running - SPARE, 1))
+        )

@@ -19,7 +19,7 @@ _CLIFF = 1.25  # if all leave within this factor of time, it is a timeout: then 
 _ALIKE = 1.1
 _LEAST_S = 1.0  # a client that leaves sooner did not lose patience
 _MEMORY = 400.0  # calls after which older ones have faded by half
-_DRAW_S = 0.25  # the curve is redrawn this often: that costs more than counting a call
+_RECOMPUTE_S = 0.25  # the curve is redrawn this often: that costs more than counting a call
 
 
 class Patience:
@@ -29,11 +29,11 @@ class Patience:
         "_began",
         "_departed",
         "_departed_s",
-        "_draw_at",
         "_ended",
         "_ended_s",
         "_limit_s",
         "_live",
+        "_recompute_at",
         "_seen",
         "departures",
     )
@@ -47,7 +47,7 @@ class Patience:
         self._seen = 0.0
         self._limit_s = math.inf
         self._live: dict[object, tuple[float, float]] = {}  # waiting now: since when, and from which moment of the wait watched
-        self._draw_at = -math.inf
+        self._recompute_at = -math.inf
         self.departures = 0
 
     def watch(self, who: object, since: float, from_s: float) -> None:
@@ -90,9 +90,9 @@ class Patience:
         """
         if self.departures < (_ENOUGH if like_s == math.inf else _ENOUGH_ALIKE):
             return math.inf
-        if now >= self._draw_at:
-            self._draw_at = now + _DRAW_S
-            self._limit_s = self._draw(now) if self.departures >= _ENOUGH else math.inf
+        if now >= self._recompute_at:
+            self._recompute_at = now + _RECOMPUTE_S
+            self._limit_s = self._compute_limit(now) if self.departures >= _ENOUGH else math.inf
             if self._limit_s == math.inf and like_s < math.inf and self._breaks_off(like_s, now):
                 self._limit_s = like_s
         return self._limit_s
@@ -105,7 +105,7 @@ class Patience:
         stayed += sum(now - since > at_s * _CLIFF for since, _ in self._live.values())
         return departed >= _ENOUGH_ALIKE and stayed <= _STAY_SHARE * departed
 
-    def _draw(self, now: float) -> float:
+    def _compute_limit(self, now: float) -> float:
         began = self._began.copy()
         still = [0.0] * _BINS  # clients still waiting, by the time waited so far
         for since, from_s in self._live.values():

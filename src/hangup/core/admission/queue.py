@@ -160,24 +160,24 @@ class Queue(Generic[K]):
             ends = self._least_served(lane, full) if lane.count else None
             if ends is not None:
                 oldest, newest = ends
-                return newest if self._stands(oldest, newest, now) else oldest
+                return newest if self._is_standing(oldest, newest, now) else oldest
         return None
 
-    def waited_for(self) -> set[frozenset[str] | None]:
+    def eligible_sets(self) -> set[frozenset[str] | None]:
         """Return the sets of backends that calls wait for; None stands for any backend."""
         sets = {eligible for eligible, _ in self.groups}
         return sets if self.aside is None else sets | {self.aside.eligible}
 
-    def wanted(self) -> frozenset[str] | None:
+    def wanted_backends(self) -> frozenset[str] | None:
         """Return all backends that calls wait for; None if a call waits for any."""
         wanted = NOBODY
-        for eligible in self.waited_for():
+        for eligible in self.eligible_sets():
             if eligible is None:
                 return None
             wanted |= eligible
         return wanted
 
-    def _stands(self, oldest: Ticket[K], newest: Ticket[K], now: float) -> bool:
+    def _is_standing(self, oldest: Ticket[K], newest: Ticket[K], now: float) -> bool:
         """Return whether the queue moves too slowly for the newest call to wait until all before it have started."""
         return now - oldest.queued_at > min(self.lifo_after_s, _PATIENCE_SHARE * newest.patience_s)
 
@@ -204,7 +204,7 @@ class Queue(Generic[K]):
         if tenant.line:
             self._enter(self._lanes[tenant.terms.band], tenant)
 
-    def went(self, tenant: Tenant[Ticket[K]]) -> None:
+    def note_start(self, tenant: Tenant[Ticket[K]]) -> None:
         """Note that a call of this tenant starts: tenants that come back later begin at its level."""
         self._floor = max(self._floor, tenant.served)
 
@@ -226,9 +226,9 @@ class Queue(Generic[K]):
         """Estimate how many calls start until all of this tenant's queue has started."""
         return self._rounds(newcomer, tenant, len(tenant.line))
 
-    def before(self, newcomer: Ticket[K], tenant: Tenant[Ticket[K]], now: float) -> float:
+    def starts_before(self, newcomer: Ticket[K], tenant: Tenant[Ticket[K]], now: float) -> float:
         """Estimate how many calls start before a new call of this tenant."""
-        first = not tenant.line or self._stands(tenant.line.oldest(), newcomer, now)
+        first = not tenant.line or self._is_standing(tenant.line.oldest(), newcomer, now)
         return self._rounds(newcomer, tenant, 0 if first else len(tenant.line))
 
     def _rounds(self, newcomer: Ticket[K], tenant: Tenant[Ticket[K]], turns: int) -> float:
@@ -271,20 +271,20 @@ class Queue(Generic[K]):
         if most <= mine + 1:
             return None
         lanes = self._lanes[tenant.terms.band :]
-        could = (t for lane in lanes for _, _, version, of in lane.by_service if version == of.version for t in of.line)
-        return min((t for t in could if others.get(t.where) == most), key=lambda t: t.order, default=None)
+        candidates = (t for lane in lanes for _, _, version, of in lane.by_service if version == of.version for t in of.line)
+        return min((t for t in candidates if others.get(t.where) == most), key=lambda t: t.order, default=None)
 
     def _longest(self, lane: _Lane[K]) -> Tenant[Ticket[K]]:
         heap = lane.by_length
         while True:
             length, _, tenant = heap[0]
-            true = -len(tenant.line) / tenant.terms.weight
-            if length == true:
+            current = -len(tenant.line) / tenant.terms.weight
+            if length == current:
                 return tenant
             heapq.heappop(heap)
-            if true and length < true:
+            if current and length < current:
                 self._entries += 1
-                heapq.heappush(heap, (true, self._entries, tenant))
+                heapq.heappush(heap, (current, self._entries, tenant))
 
     def _tidy(self, lane: _Lane[K]) -> None:
         tenants = {id(entry[2]): entry[2] for entry in lane.by_length if entry[2].line}

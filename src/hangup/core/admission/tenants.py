@@ -97,7 +97,7 @@ class Tenant(Generic[Q]):
         self.terms = terms
         self.allowance = Allowance(terms.tokens_per_minute) if terms.tokens_per_minute else None
 
-    def for_its_jobs(self) -> Tenant[Q]:
+    def copy_for_jobs(self) -> Tenant[Q]:
         """Return a second tenant for its jobs: it shares the terms and the allowance, and nothing else is counted against this
         one."""
         jobs: Tenant[Q] = Tenant(self.name, self.terms)
@@ -122,7 +122,7 @@ class Tenant(Generic[Q]):
         expected = lengths.mean if lengths.known else _PREDICTED_UNKNOWN
         return min(expected, output_max) if output_max else expected
 
-    def most(self, output_max: int) -> float:
+    def output_tokens_p90(self, output_max: int) -> float:
         """Return the output tokens that nine of ten calls stay within; twice the default while that is unknown."""
         lengths = self.lengths(output_max)
         if not lengths.known:

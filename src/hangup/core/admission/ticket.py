@@ -23,6 +23,7 @@ class Ticket(Generic[K]):
         "ahead",
         "all_by",
         "arrived_at",
+        "awaits_first_token",
         "behind",
         "blind",
         "charge",
@@ -48,7 +49,6 @@ class Ticket(Generic[K]):
         "queue_by",
         "queued",
         "queued_at",
-        "reading",
         "retry",
         "sent_at",
         "size",
@@ -112,7 +112,7 @@ class Ticket(Generic[K]):
         self.sent_at = 0.0
         self.engine_mark = 0.0  # for its share of its backend's time
         self.engine_s = 0.0  # its share so far, on all backends it was on
-        self.reading = False  # sent, and without a first token
+        self.awaits_first_token = False  # sent, and without a first token
         self.first_token_at = 0.0  # 0 before that
         self.work = 0  # prompt tokens to be read before its first token: its own and those ahead of it
         self.behind = 0  # calls without a first token that were sent to the same backend before it

@@ -69,7 +69,7 @@ class StopState(StrEnum):
 class StopAccount:
     """What the ledger has counted of an ended call. Only the accounting writes it."""
 
-    booked: int = 0  # tokens computed since its end that the ledger has already counted
+    tokens_recorded: int = 0  # tokens computed since its end that the ledger has already counted
     estimated: bool = False  # `tokens_recorded` is this call's share of a sum that belongs to several calls
     saved: tuple[int, float] = (0, 0.0)  # tokens and money that ending the call was thought to save
 
@@ -167,7 +167,7 @@ class PendingStop:
     @property
     def tokens_after(self) -> int | None:
         """Return `tokens_since`, or this call's share where the engine reports only a sum; None when nothing is known."""
-        return self.tokens_since if self.tokens_since is not None else self.account.booked or None
+        return self.tokens_since if self.tokens_since is not None else self.account.tokens_recorded or None
 
     @property
     def tokens_exact(self) -> bool:

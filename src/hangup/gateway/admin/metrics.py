@@ -201,10 +201,10 @@ class GatewayCollector(Collector):
     def _tasks(self) -> Iterator[Metric]:
         running = GaugeMetricFamily("hangup_tasks_running", "Tasks and threads of the gateway's own that run.", labels=["task"])
         failures = CounterMetricFamily("hangup_task_failures", "Failures of them; each is started again.", labels=["task"])
-        for duty in self._view.tasks():
-            if duty.expected or duty.running:  # otherwise it is a temporary task, of which none runs now
-                running.add_metric([duty.name], duty.running)
-            failures.add_metric([duty.name], duty.failures)
+        for task in self._view.tasks():
+            if task.expected or task.running:  # otherwise it is a temporary task, of which none runs now
+                running.add_metric([task.name], task.running)
+            failures.add_metric([task.name], task.failures)
         yield running
         yield failures
 
@@ -218,10 +218,10 @@ def _histogram(name: str, doc: str, histogram: Histogram) -> HistogramMetricFami
 
 
 def registry(view: GatewayView) -> CollectorRegistry:
-    made = CollectorRegistry(auto_describe=False)
-    made.register(GatewayCollector(view))
-    return made
+    collectors = CollectorRegistry(auto_describe=False)
+    collectors.register(GatewayCollector(view))
+    return collectors
 
 
-def render(made: CollectorRegistry) -> bytes:
-    return generate_latest(made)
+def render(collectors: CollectorRegistry) -> bytes:
+    return generate_latest(collectors)

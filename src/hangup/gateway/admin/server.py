@@ -36,7 +36,7 @@ async def page(file: str, kind: str, request: Request) -> Response:
 
 
 def make_app(view: GatewayView, policy: Policy) -> Starlette:
-    made = metrics.registry(view)
+    collectors = metrics.registry(view)
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -47,7 +47,7 @@ def make_app(view: GatewayView, policy: Policy) -> Starlette:
         return PlainTextResponse("\n".join(lines) + "\n", 200 if why_not is None else 503)
 
     async def metrics_page(request: Request) -> Response:
-        return Response(metrics.render(made), media_type=CONTENT_TYPE_LATEST)
+        return Response(metrics.render(collectors), media_type=CONTENT_TYPE_LATEST)
 
     async def fault(request: Request, error: Exception) -> Response:
         view.fault(error)

@@ -85,7 +85,7 @@ class AnthropicMessages(AnthropicErrors):
 
     def closing(self, cut: Cut) -> bytes:
         # The event beyond the cap belongs to a block that has begun.
-        events: list[Json] = [{"type": "content_block_stop", "index": cut.over.get("index", 0)}]
+        events: list[Json] = [{"type": "content_block_stop", "index": cut.beyond_cap.get("index", 0)}]
         stop = {"stop_reason": "max_tokens", "stop_sequence": None}
         events.append({"type": "message_delta", "delta": stop, "usage": {"output_tokens": cut.tokens}})
         events.append({"type": "message_stop"})

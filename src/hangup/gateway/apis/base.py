@@ -111,7 +111,7 @@ class Cut(NamedTuple):
 
     ask: Ask
     last: Json  # the last event that was parsed before
-    over: Json  # the event beyond the cap
+    beyond_cap: Json  # the event beyond the cap
     history: list[Json]  # all events that were sent, if the API needs them
     tokens: int
     ended: set[int]  # choices that had ended by themselves
@@ -226,7 +226,7 @@ class Api:
         """Return the indexes of the choices whose answers end with this event."""
         return [event.get("index") or 0] if self.is_last(event) else []
 
-    def given_up(self, event: Json) -> str | None:
+    def abandoned_reason(self, event: Json) -> str | None:
         """Return the engine's reason if it abandoned the answer, although the stream ends as if it were complete."""
         return None
 

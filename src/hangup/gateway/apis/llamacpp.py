@@ -54,7 +54,7 @@ class LlamaCppCompletion(Api):
         return event.get("stop") is True
 
     def closing(self, cut: Cut) -> bytes:
-        end = {**cut.over, "content": "", "tokens": [], "tokens_predicted": cut.tokens}
+        end = {**cut.beyond_cap, "content": "", "tokens": [], "tokens_predicted": cut.tokens}
         end |= {"stop": True, "stop_type": "limit", "stopping_word": "", "truncated": False}
         return self.format.encode(orjson.dumps(end))
 

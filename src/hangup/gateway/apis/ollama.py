@@ -53,7 +53,7 @@ class OllamaApi(Api):
         return event.get("done") is True
 
     def closing(self, cut: Cut) -> bytes:
-        end = {**cut.over, "done": True, "done_reason": "length", "eval_count": cut.tokens}
+        end = {**cut.beyond_cap, "done": True, "done_reason": "length", "eval_count": cut.tokens}
         if "message" in end:
             end["message"] = {"role": "assistant", "content": ""}
         else:

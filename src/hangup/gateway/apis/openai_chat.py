@@ -13,7 +13,7 @@ DONE = b"data: [DONE]\n\n"
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _TOOL_CALLS_MAX = 1024
 # How engines report that they were aborted or failed: vLLM and SGLang, hangup's own and others.
-_GIVEN_UP = ("abort", "aborted", "cancelled", "canceled", "error")
+_ABANDONED = ("abort", "aborted", "cancelled", "canceled", "error")
 
 
 class OpenAIStream(Api):
@@ -37,12 +37,12 @@ class OpenAIStream(Api):
     def ended(self, event: Json) -> list[int]:
         return [c.get("index") or 0 for c in event.get("choices") or () if c.get("finish_reason")]
 
-    def given_up(self, event: Json) -> str | None:
+    def abandoned_reason(self, event: Json) -> str | None:
         reasons = [c.get("finish_reason") for c in event.get("choices") or ()]
-        return next((reason for reason in reasons if reason in _GIVEN_UP), None)
+        return next((reason for reason in reasons if reason in _ABANDONED), None)
 
     def closing(self, cut: Cut) -> bytes:
-        frame = {k: v for k, v in cut.over.items() if k not in ("choices", "usage")}
+        frame = {k: v for k, v in cut.beyond_cap.items() if k not in ("choices", "usage")}
         open_choices = [index for index in range(cut.ask.choices) if index not in cut.ended]
         ends = [{**frame, "choices": [self.closing_choice(index)]} for index in open_choices]
         return b"".join(self.format.encode(orjson.dumps(end)) for end in ends) + DONE

@@ -45,7 +45,7 @@ class OpenAIResponses(Api):
         event = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
         return self.format.encode(orjson.dumps(event), b"error")
 
-    def given_up(self, event: Json) -> str | None:
+    def abandoned_reason(self, event: Json) -> str | None:
         whole = event.get("object") == "response" and event.get("status") == "cancelled"
         return "cancelled" if whole or event.get("type") == "response.cancelled" else None
 
@@ -70,7 +70,7 @@ class OpenAIResponses(Api):
         event = {
             "type": "response.incomplete",
             "response": assembler.result(capped=True),
-            "sequence_number": cut.over.get("sequence_number", 0),
+            "sequence_number": cut.beyond_cap.get("sequence_number", 0),
         }
         return self.format.encode(orjson.dumps(event), b"response.incomplete")
 

@@ -35,7 +35,7 @@ class SglangGenerate(Api):
         meta = event.get("meta_info")
         return type(meta) is dict and meta.get("finish_reason") is not None
 
-    def given_up(self, event: Json) -> str | None:
+    def abandoned_reason(self, event: Json) -> str | None:
         reason = (event.get("meta_info") or {}).get("finish_reason")
         if type(reason) is not dict or reason.get("type") != "abort":
             return None

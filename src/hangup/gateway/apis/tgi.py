@@ -50,7 +50,7 @@ class TgiGenerate(Api):
     def closing(self, cut: Cut) -> bytes:
         details = {"finish_reason": "length", "generated_tokens": cut.tokens, "seed": None, "input_length": 0}
         token = {"id": 0, "text": "", "logprob": 0.0, "special": True}  # the last event must have one
-        return self.format.encode(orjson.dumps({**cut.over, "token": token, "generated_text": "", "details": details}))
+        return self.format.encode(orjson.dumps({**cut.beyond_cap, "token": token, "generated_text": "", "details": details}))
 
 
 class TgiAssembler(Assembler):

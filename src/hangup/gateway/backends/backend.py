@@ -205,8 +205,14 @@ class Backend:
             dropped = dropped | {b"traceparent"}
         if upgrade:
             dropped = dropped | {_PROTOCOLS}
-        asked = head.query if query is None else query
-        lines = [f"{head.method} {self._prefix}{path}".encode("ascii"), asked, b" HTTP/1.1\r\nhost: ", self._host, b"\r\n"]
+        query_string = head.query if query is None else query
+        lines = [
+            f"{head.method} {self._prefix}{path}".encode("ascii"),
+            query_string,
+            b" HTTP/1.1\r\nhost: ",
+            self._host,
+            b"\r\n",
+        ]
         lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
         lines.append(b"accept-encoding: identity\r\n")
         if traced:

@@ -42,7 +42,7 @@ class ConnectionOwner(Protocol):
 
     def put_back(self, connection: EngineConnection) -> None: ...
 
-    def gone(self, connection: EngineConnection) -> None: ...
+    def connection_closed(self, connection: EngineConnection) -> None: ...
 
 
 class EngineConnection(asyncio.Protocol):
@@ -53,9 +53,9 @@ class EngineConnection(asyncio.Protocol):
         "_handler",
         "_has_body",
         "_head_bytes_max",
-        "_home",
         "_may_switch",
         "_news",
+        "_owner",
         "_paused",
         "_receive_bytes",
         "_refused",
@@ -67,8 +67,8 @@ class EngineConnection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, home: ConnectionOwner, head_bytes_max: int, receive_bytes: int = 0) -> None:
-        self._home = home
+    def __init__(self, owner: ConnectionOwner, head_bytes_max: int, receive_bytes: int = 0) -> None:
+        self._owner = owner
         self._head_bytes_max = head_bytes_max
         self._receive_bytes = receive_bytes
         self._handler: ResponseHandler | None = None
@@ -155,7 +155,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         handler, self._handler, self._feed = self._handler, None, None
         self._tell_full = None
-        self._home.gone(self)
+        self._owner.connection_closed(self)
         if handler is not None:
             try:
                 handler.engine_lost(self, exc)
@@ -207,7 +207,7 @@ class EngineConnection(asyncio.Protocol):
         unread = self._has_body and self._refused
         if reusable and not unread and not self.transport.is_closing() and not self.transport.get_write_buffer_size():
             self.resume()  # reading may still be paused after the last bytes of the answer
-            self._home.put_back(self)
+            self._owner.put_back(self)
         else:
             self.abort()
 

@@ -115,7 +115,7 @@ class Pool:
         if self._sweep is None:
             self._sweep = self._loop.call_later(self.limits.engine_idle_s, self._drop_aged)
 
-    def gone(self, connection: EngineConnection) -> None:
+    def connection_closed(self, connection: EngineConnection) -> None:
         self.open.discard(connection)
 
     def close(self) -> None:

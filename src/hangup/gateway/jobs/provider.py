@@ -140,7 +140,7 @@ class Provider:
 
     def check_quota(self, tenant: str) -> None:
         most = self._host.limits_of_tenant(tenant).jobs_max
-        count = sum(job.tenant == tenant and not job.state.over for job in self._jobs.values())
+        count = sum(job.tenant == tenant and not job.state.finished for job in self._jobs.values())
         if count >= most:
             raise Refusal(reasons.JOB_QUOTA, f"There are {count} jobs; at most {most} are allowed.")
 
@@ -180,7 +180,7 @@ class Provider:
     def _make_room(self) -> bool:
         if len(self._jobs) < self._host.limits.provider_jobs_max:
             return True
-        done = next((job for job in self._jobs.values() if job.state.over), None)
+        done = next((job for job in self._jobs.values() if job.state.finished), None)
         if done is not None:
             self.forget(done)
         return done is not None
@@ -192,7 +192,7 @@ class Provider:
         self._changed(job)
 
     def gone(self, job: ProviderRecord) -> None:
-        job.state.gone(self._loop.time())
+        job.state.deleted(self._loop.time())
         self._changed(job)
 
     def _missing(self, job: ProviderRecord) -> None:
@@ -201,7 +201,7 @@ class Provider:
 
     def cared_for(self, job: ProviderRecord, owner: ProviderAccount) -> None:
         """Renew the lease of a job that its owner asked for."""
-        if not job.state.over:
+        if not job.state.finished:
             job.headers = owner.headers
         if job.state.lease is not None:
             job.state.lease.renew(self._loop.time())
@@ -223,7 +223,7 @@ class Provider:
             job.state.cancel_taken(self._loop.time())
         else:
             job.state.cancel_failed(self._loop.time())
-        if not job.state.over:
+        if not job.state.finished:
             job.headers = owner.headers
         self._changed(job)
 
@@ -279,7 +279,7 @@ class Provider:
             job.ended = time.time()
             self._say_ended(job)
         job.note()
-        if not state.over and job.task is None and not self._closed:
+        if not state.finished and job.task is None and not self._closed:
             job.task = self._tasks.keep("jobs at providers", partial(self._follow, job))
             job.task.add_done_callback(lambda _: self._followed(job))
 
@@ -298,7 +298,7 @@ class Provider:
 
     async def _follow(self, job: ProviderRecord) -> None:
         state = job.state
-        while not state.over:
+        while not state.finished:
             now = self._loop.time()
             match state.next(now):
                 case ProviderStep.LOOK:
@@ -315,7 +315,7 @@ class Provider:
         job.task = None
         if job.state.status.ended:  # one that we gave up on may be cancelled again, and needs its key
             job.headers = [pair for pair in job.headers if pair[0] not in _KEYS]
-        elif not job.state.over:
+        elif not job.state.finished:
             self._changed(job)
 
     async def _look(self, job: ProviderRecord) -> None:
@@ -374,7 +374,7 @@ class Provider:
 
     async def close(self) -> None:
         self._closed = True
-        left = sum(not job.state.over for job in self._jobs.values())
+        left = sum(not job.state.finished for job in self._jobs.values())
         if left:
             self._host.told("jobs_left_at_provider", count=left)
         await self._tasks.close()

@@ -49,7 +49,7 @@ class ProviderOverview:
             return None
         self._provider.cancel(job, Cause.KILLED)
         until = asyncio.get_running_loop().time() + CANCEL_WAIT_S
-        while not job.state.over and await job.changes(until):
+        while not job.state.finished and await job.changes(until):
             pass
         return self._shown(job)
 
@@ -85,7 +85,7 @@ class ProviderOverview:
 
     def _shown(self, job: ProviderRecord) -> dict[str, Any]:
         state = job.state
-        lease = state.lease if not state.over and state.cancelling_since is None else None
+        lease = state.lease if not state.finished and state.cancelling_since is None else None
         return {
             "id": job.id,
             "kind": job.kind,

@@ -254,4 +254,4 @@ class ResultWriter:
 
 def _in_vain(entry: Entry) -> Entry:
     """Book a refused result as wasted: the result of another claim counts."""
-    return entry._replace(cause="fenced", account=entry.account.in_vain())
+    return entry._replace(cause="fenced", account=entry.account.as_wasted())

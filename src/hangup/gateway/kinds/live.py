@@ -40,24 +40,24 @@ class LiveCall(CallFlow):
         )
 
     def _go_on(self) -> None:
-        if isinstance(self.asked, GenerationRequest):
-            if self._defer_if_asked(self.asked):
+        if isinstance(self.engine_request, GenerationRequest):
+            if self._defer_if_asked(self.engine_request):
                 return
-            self._expect_heartbeat(self.asked)
+            self._expect_heartbeat(self.engine_request)
         self.find_place()
 
-    def _defer_if_asked(self, asked: GenerationRequest) -> bool:
+    def _defer_if_asked(self, engine_request: GenerationRequest) -> bool:
         """Makes a job of a call that its client will not wait for; returns whether it did."""
         head, jobs = self.request.head, self.ports.jobs
-        if b"prefer" not in head.fields and "background" not in asked.value:
+        if b"prefer" not in head.fields and "background" not in engine_request.value:
             return False
-        background = bool(asked.value.get("background")) and head.path == "/v1/responses"
+        background = bool(engine_request.value.get("background")) and head.path == "/v1/responses"
         if jobs.provider is not None and background:
-            ProviderRequest.take_over(self, jobs.provider, asked)
+            ProviderRequest.take_over(self, jobs.provider, engine_request)
             return True
         if jobs.api is None or not (background or wants_async(head.fields)):
             return False
-        LocalRequest.take_over(self, jobs.api, asked)
+        LocalRequest.take_over(self, jobs.api, engine_request)
         return True
 
     def _feed_of(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:
@@ -77,9 +77,9 @@ class LiveCall(CallFlow):
 
     # Heartbeats
 
-    def _expect_heartbeat(self, asked: GenerationRequest) -> None:
+    def _expect_heartbeat(self, engine_request: GenerationRequest) -> None:
         every_s = self.ports.policy.settings.heartbeat_s
-        if every_s and asked.ask.stream and self.api.format.data_prefix:
+        if every_s and engine_request.ask.stream and self.api.format.data_prefix:
             self.heartbeat = self.ports.loop.call_later(every_s, self._beat)
 
     def _beat(self) -> None:

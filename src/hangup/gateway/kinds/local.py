@@ -40,7 +40,7 @@ class ServerOptions(ClientRequest):
 
     def body_arrived(self, body: bytes) -> None:
         self.call.received(time.monotonic())
-        answers.made(self, 200, b"text/plain", [(b"allow", _ALLOWED_SOMEWHERE)], b"")
+        answers.own_answer(self, 200, b"text/plain", [(b"allow", _ALLOWED_SOMEWHERE)], b"")
         self.end(reasons.COMPLETED)
 
 
@@ -178,13 +178,13 @@ class LocalRequest(ClientRequest):
 
     async def _give(self, answer: JobHttpResponse) -> None:
         if answer.pieces is None:
-            answers.made(self, answer.status, answer.content_type, answer.headers, answer.body)
+            answers.own_answer(self, answer.status, answer.content_type, answer.headers, answer.body)
         else:
             self.ends_on_drain = answer.content_type == EVENT_STREAM
             self.call.clock = UNLIMITED if self.ends_on_drain else self.call.clock
             self.reset_timer()
             self.call.stream = self.ends_on_drain
-            answers.begin_made(self, answer.status, answer.content_type, answer.headers)
+            answers.begin_own_answer(self, answer.status, answer.content_type, answer.headers)
             self._connection.flush()
             if not self._head_only:
                 async for piece in answer.pieces:

@@ -113,17 +113,17 @@ class ProviderRequest(ForwardedRequest):
             self._held_bytes = self._provider.hold(min(size, self.body_bytes_max))
 
     @classmethod
-    def take_over(cls, flow: CallFlow, provider: Provider, asked: GenerationRequest) -> None:
+    def take_over(cls, flow: CallFlow, provider: Provider, engine_request: GenerationRequest) -> None:
         """Carries a response on that its client does not wait for."""
         connection, target = flow.client, Target(ProviderRequestKind.CREATE, Kind.RESPONSE)
         assert isinstance(connection, ClientConnection)
         try:
-            request = cls(flow.ports, connection, flow.call, flow.request, provider, target, stream=asked.ask.stream)
+            request = cls(flow.ports, connection, flow.call, flow.request, provider, target, stream=engine_request.ask.stream)
         except Refusal as refusal:
             flow.end(refusal.reason, refusal.detail)
             return
         flow.hand_over(connection, request)
-        request.forward(request._backend, EngineRequest(flow.api, flow.request.head, asked.body))
+        request.forward(request._backend, EngineRequest(flow.api, flow.request.head, engine_request.body))
 
     # From the connection
 
@@ -143,7 +143,7 @@ class ProviderRequest(ForwardedRequest):
             self._events = Splitter(SSE, _KEPT_BYTES_MAX * 2)
             if self._job is not None:
                 self._listen(self._job)
-        return _OverheardRelay(self, self.asked.decoder(head), final)
+        return _OverheardRelay(self, self.engine_request.decoder(head), final)
 
     def overhear(self, payload: bytes) -> None:
         """Looks at the beginning of an answer, which is all of most of them."""

@@ -47,9 +47,9 @@ class ForwardedRequest(CallFlow):
     def body_piece(self, piece: bytes) -> bool:
         return False
 
-    def forward(self, backend: Backend, asked: EngineRequest) -> None:
+    def forward(self, backend: Backend, engine_request: EngineRequest) -> None:
         """Sends the request to a backend."""
-        self.asked = asked
+        self.engine_request = engine_request
         self.placed(backend)
 
     def _next_backend(self, status: int = 0) -> Backend | None:
@@ -80,18 +80,18 @@ class ForwardedRequest(CallFlow):
         return self._make_relay(head, final)
 
     def _make_relay(self, head: ResponseHead, final: Reason) -> PassRelay:
-        return PassRelay(self, self.asked.decoder(head), final, None)
+        return PassRelay(self, self.engine_request.decoder(head), final, None)
 
 
 class EngineQuestion(ForwardedRequest):
     """A question that any backend can answer which has the model."""
 
-    __slots__ = ("_knowing", "_tried")
+    __slots__ = ("_eligible", "_tried")
 
     def __init__(self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest) -> None:
         super().__init__(ports, connection, call, request)
         self._tried: set[str] = set()
-        self._knowing: frozenset[str] | None = None  # the backends that have its model; None: any
+        self._eligible: frozenset[str] | None = None  # the backends that have its model; None: any
 
     def body_arrived(self, body: bytes) -> None:
         self.call.received(time.monotonic())
@@ -110,16 +110,16 @@ class EngineQuestion(ForwardedRequest):
             return
         if models is not None:
             headers = self.ports.origins.headers(request.head)
-            answers.made(self, 200, b"application/json", headers, models)
+            answers.own_answer(self, 200, b"application/json", headers, models)
             self.end(reasons.COMPLETED)
             return
-        asked = EngineRequest(self.api, request.head, body)
-        self._find_knowing(asked)
+        engine_request = EngineRequest(self.api, request.head, body)
+        self._find_eligible(engine_request)
         backend = self._choose()
         if backend is None:
             self.end(reasons.NO_BACKEND)
         else:
-            self.forward(backend, asked)
+            self.forward(backend, engine_request)
 
     def _list_models(self) -> bytes | None:
         routing, head = self.ports.routing, self.request.head
@@ -130,18 +130,18 @@ class EngineQuestion(ForwardedRequest):
             self.api = ANTHROPIC_MODELS
         return routing.list_models(head, self.api.family, anthropic=anthropic)
 
-    def _find_knowing(self, asked: EngineRequest) -> None:
+    def _find_eligible(self, engine_request: EngineRequest) -> None:
         """Finds the backends that have the model; if none is known, it is for them to say."""
         routing = self.ports.routing
         if not routing.reads_bodies:
             return
-        model = asked.model(search=True)
+        model = engine_request.model(search=True)
         if len(model) > self.limits.name_bytes_max:
             return
         found = routing.find(Wanted(self.api.family, model))
         if found.alias:
-            asked.renamed = self.call.model = found.model
-        self._knowing = found.eligible or None
+            engine_request.renamed = self.call.model = found.model
+        self._eligible = found.eligible or None
 
     def _next_backend(self, status: int = 0) -> Backend | None:
         self._tried.add(self.call.backend)
@@ -150,7 +150,7 @@ class EngineQuestion(ForwardedRequest):
     def _choose(self, *, last_resort: bool = True) -> Backend | None:
         """Chooses the least busy of those that are well; as a last resort any other."""
         backends = self.ports.backends.by_name
-        names = [name for name in self._knowing or backends if name in backends and name not in self._tried]
+        names = [name for name in self._eligible or backends if name in backends and name not in self._tried]
         loads = [backends[name].load for name in names]
         if not last_resort:
             loads = [load for load in loads if load.health.up]

@@ -80,7 +80,7 @@ class WebSocketCall(CallFlow):
     def body_arrived(self, body: bytes) -> None:
         limits = self.limits
         self.call.received(time.monotonic())
-        self.asked = EngineRequest(self.api, self.request.head, b"")
+        self.engine_request = EngineRequest(self.api, self.request.head, b"")
         self.call.clock = CallTimeLimits(
             limits.websocket_s, limits.first_token_s, queue_s=limits.queue_s, client_total_s=self.request.client_total_s
         )

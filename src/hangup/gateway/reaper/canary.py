@@ -10,7 +10,7 @@ from hangup.gateway.backends.fetch import fetch
 from hangup.gateway.backends.health import see
 
 
-async def sing(backend: Backend, timeout_s: float) -> str:
+async def send(backend: Backend, timeout_s: float) -> str:
     """Send the canary call. Return what is wrong with the backend; "" if it answered."""
     models = await see(backend, "/v1/models", timeout_s)
     model = next((str(row["id"]) for row in models.rows if "id" in row), "")

@@ -23,7 +23,7 @@ class Zombie:
     tokens_exact: bool  # False: an estimated share, by time, of several calls' tokens
     aborts: int  # sent after the first
     state: StopState
-    gone_at: float | None  # monotonic; None while it runs
+    stopped_at: float | None  # monotonic; None while it runs
 
 
 @dataclass(frozen=True, slots=True)

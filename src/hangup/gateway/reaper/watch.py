@@ -252,7 +252,7 @@ class BackendWatch:
             self._stood_still_until, self._asked_at = time.monotonic(), self._answered_at
             return
         except EngineFault as fault:
-            self._engine_gone(fault)
+            self._engine_unreachable(fault)
             return
         now = time.monotonic()
         seen = Seen(answer.head.status, "", answer.body)
@@ -359,7 +359,7 @@ class BackendWatch:
         if count:
             self._log_event("abandoned", calls=count, reason=why)
 
-    def _engine_gone(self, fault: EngineFault) -> None:
+    def _engine_unreachable(self, fault: EngineFault) -> None:
         """Handle an engine that refuses connections or closed ours: a process that is gone has no work."""
         now = time.monotonic()
         if self.pending_stops.held and now - self._aborted_at < _AFTER_ABORT_S:
@@ -414,7 +414,7 @@ class BackendWatch:
         return ""
 
     async def _canary(self) -> None:
-        why = await canary.sing(self.backend, self.backend.limits.canary_s) if self.backend.settings.canary else ""
+        why = await canary.send(self.backend, self.backend.limits.canary_s) if self.backend.settings.canary else ""
         for step in self.ladder.canary(not why, time.monotonic(), why):
             await self._take(step)
 

@@ -17,10 +17,10 @@ from hangup.gateway.http.sse import Splitter
 from hangup.gateway.relay.base import Relay, RelaySink
 from hangup.gateway.relay.events import (
     ODD,
+    abandoned_reason,
     ended,
     failure_of,
     failure_text,
-    given_up,
     is_all_text,
     is_last,
     moves,
@@ -34,6 +34,7 @@ _NEVER = b"\0never\0"  # what no event begins with
 
 class AssembleRelay(Relay):
     __slots__ = (
+        "_abandoned_reason",
         "_after",
         "_api",
         "_ask",
@@ -41,7 +42,6 @@ class AssembleRelay(Relay):
         "_before",
         "_done",
         "_ended",
-        "_given_up",
         "_head",
         "_kept_bytes",
         "_moved",
@@ -64,7 +64,7 @@ class AssembleRelay(Relay):
         self._kept_bytes = 0  # of what the answer will be made of
         self._done = False  # the engine said [DONE]
         self._ended: set[int] = set()  # choices
-        self._given_up: str | None = None
+        self._abandoned_reason: str | None = None
         self._moved = False
         self._before = _NEVER  # what stands before and behind the text in an event of the run
         self._after = b""
@@ -133,7 +133,7 @@ class AssembleRelay(Relay):
             self._learn(event)
         if last:
             self._ended.update(ended(api, value))
-            self._given_up = self._given_up or given_up(api, value)
+            self._abandoned_reason = self._abandoned_reason or abandoned_reason(api, value)
         self._kept_bytes += len(event)
         self._add(value)
         return True
@@ -184,8 +184,8 @@ class AssembleRelay(Relay):
             self.call.tokens_out, self.call.tokens_exact = self._reported_tokens, True
 
     def finished(self) -> None:
-        if self._given_up is not None:
-            self.sink.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._given_up}.")
+        if self._abandoned_reason is not None:
+            self.sink.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._abandoned_reason}.")
         elif self._done or (self._assembler.finished and len(self._ended) >= self._ask.choices):
             self._answer(reasons.COMPLETED)
         else:

@@ -83,9 +83,9 @@ def ended(api: Api, event: Json) -> list[int]:
         return []
 
 
-def given_up(api: Api, event: Json) -> str | None:
+def abandoned_reason(api: Api, event: Json) -> str | None:
     try:
-        return api.given_up(event)
+        return api.abandoned_reason(event)
     except ODD:
         return None
 

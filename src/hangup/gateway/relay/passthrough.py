@@ -11,7 +11,7 @@ from hangup.core.reasons import Reason
 from hangup.gateway.apis.base import Api, Json
 from hangup.gateway.http.body import BodyDecoder, UntilClose
 from hangup.gateway.relay.base import Relay, RelaySink, Verdict
-from hangup.gateway.relay.events import error_text, failure_of, failure_text, given_up, note_usage, parse, usage_of
+from hangup.gateway.relay.events import abandoned_reason, error_text, failure_of, failure_text, note_usage, parse, usage_of
 
 _ERROR_KEPT_BYTES_MAX = 64 * 1024  # of an error that is told in an event
 _JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, kept to read its usage from
@@ -69,7 +69,7 @@ class PassRelay(Relay):
 
 def _failure_in(api: Api, answer: Json) -> Verdict | None:
     """A whole answer, with 200, that says that it is none."""
-    failure, why = failure_of(api, answer), given_up(api, answer)
+    failure, why = failure_of(api, answer), abandoned_reason(api, answer)
     if failure is not None:
         return Verdict(reasons.ENGINE_ERROR, failure_text(failure))
     return Verdict(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {why}.") if why is not None else None

@@ -52,10 +52,10 @@ from hangup.gateway.apis.base import Api, Ask, Cut, Json, Usage
 from hangup.gateway.http.body import KNOWN_SIZES, BodyDecoder, Chunked, is_whole_chunks
 from hangup.gateway.relay.base import WELL, Relay, RelaySink, Verdict
 from hangup.gateway.relay.events import (
+    abandoned_reason,
     ended,
     failure_of,
     failure_text,
-    given_up,
     is_last,
     moves,
     note_usage,
@@ -72,6 +72,7 @@ class StreamRelay(Relay):
     """A stream of events to a client that asked for one."""
 
     __slots__ = (
+        "_abandoned_reason",
         "_api",
         "_ask",
         "_before",
@@ -85,7 +86,6 @@ class StreamRelay(Relay):
         "_failed",
         "_fast_end",
         "_frame",
-        "_given_up",
         "_history",
         "_history_bytes",
         "_last",
@@ -127,7 +127,7 @@ class StreamRelay(Relay):
         self._done = False  # the answer is complete,
         self._closed = False  # and nothing follows it
         self._failed: Verdict | None = None  # the engine told of an error
-        self._given_up: str | None = None
+        self._abandoned_reason: str | None = None
 
     def feed(self, data: bytes) -> None:
         # Most reads are whole chunks that end in an event with a token: those go on as they are.
@@ -190,14 +190,14 @@ class StreamRelay(Relay):
             if event:
                 last = self._last
                 after = self._look_at(event, total)
-                if after > self._tokens_max and self._is_over(event):
-                    over = parse(self._api.format.data(event)) or {}
+                if after > self._tokens_max and self._exceeds_cap(event):
+                    beyond_cap = parse(self._api.format.data(event)) or {}
                     if at >= sent:
-                        self._close_at_cap(whole[:at], total, last, over)
+                        self._close_at_cap(whole[:at], total, last, beyond_cap)
                     else:  # the client has its beginning
-                        self._close_at_cap(whole[: at + len(event) + len(self._end)], after, over, over)
+                        self._close_at_cap(whole[: at + len(event) + len(self._end)], after, beyond_cap, beyond_cap)
                     return False
-                if self._given_up is not None:
+                if self._abandoned_reason is not None:
                     call.tokens_out = after
                     self._give_up(whole[:at])
                     return False
@@ -254,14 +254,14 @@ class StreamRelay(Relay):
         return total
 
     def _note_end(self, value: Json) -> None:
-        over = ended(self._api, value)
-        self._ended.update(over)
+        ended_choices = ended(self._api, value)
+        self._ended.update(ended_choices)
         # An event without choices, the usage, is about all of them.
-        self._done = self._done or not over or len(self._ended) >= self._ask.choices
+        self._done = self._done or not ended_choices or len(self._ended) >= self._ask.choices
         self._closed = self._closed or self._api.ends_with_last
-        self._given_up = given_up(self._api, value)
+        self._abandoned_reason = abandoned_reason(self._api, value)
 
-    def _is_over(self, event: bytes) -> bool:
+    def _exceeds_cap(self, event: bytes) -> bool:
         """Whether an event is more of the answer, and not just its end."""
         value = parse(self._api.format.data(event))
         return value is not None and weigh(self._api, value) > 0 and not is_last(self._api, value)
@@ -290,11 +290,11 @@ class StreamRelay(Relay):
             if self._history_bytes <= self.sink.limits.event_bytes_max:
                 self._history.append(whole)
 
-    def _close_at_cap(self, passed: bytes, tokens: int, last: Json, over: Json) -> None:
+    def _close_at_cap(self, passed: bytes, tokens: int, last: Json, beyond_cap: Json) -> None:
         """The engine goes on past the cap: the answer is ended as the engine should have."""
         self.call.tokens_out = tokens
         history = self._events(b"".join(self._history) + passed) if self._history is not None else []
-        closing = self._api.closing(Cut(self._ask, last, over, history, tokens, self._ended))
+        closing = self._api.closing(Cut(self._ask, last, beyond_cap, history, tokens, self._ended))
         self.sink.client.send(passed[len(self._carry) :] + closing)
         self.sink.end(reasons.OUTPUT_TOKENS)
 
@@ -305,7 +305,7 @@ class StreamRelay(Relay):
             self.sink.client.send(unsent)
         if len(passed) >= len(self._carry):
             self._carry = b""  # nothing of the event that said so was sent
-        self.sink.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._given_up}.")
+        self.sink.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._abandoned_reason}.")
 
     def _events(self, text: bytes) -> list[Json]:
         parsed = (parse(self._api.format.data(event)) for event in text.split(self._end))
@@ -315,7 +315,7 @@ class StreamRelay(Relay):
         """A stream that merely stops is no answer, however clean its framing."""
         if self._carry:
             self._look_at(self._carry, self.call.tokens_out)  # some engines end without the last line end
-        if self._given_up is not None:
+        if self._abandoned_reason is not None:
             self._give_up(b"")
         elif self._failed is not None:
             self._tell_failure()
