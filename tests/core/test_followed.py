@@ -170,10 +170,10 @@ def test_what_the_provider_does_not_know_yet_is_not_gone() -> None:
     job.cancel(Cause.UNHEARD, 0)
     assert job.next(0) is ProviderStep.CANCEL
     job.missing(0)
-    assert not job.over and job.next(0.5) is None and job.next(job.due_at(0.5)) is ProviderStep.CANCEL
+    assert not job.finished and job.next(0.5) is None and job.next(job.due_at(0.5)) is ProviderStep.CANCEL
     job.saw(JobStatus.RUNNING, 2)
     job.missing(3)
-    assert not job.over, "it was seen in between"
+    assert not job.finished, "it was seen in between"
     job.missing(9)
     assert job.status is JobStatus.CANCELLED
 
@@ -181,9 +181,9 @@ def test_what_the_provider_does_not_know_yet_is_not_gone() -> None:
 def test_one_that_runs_and_is_missing_is_looked_for_soon() -> None:
     job = World().job
     job.missing(60)
-    assert not job.over and job.due_at(60) == 61
+    assert not job.finished and job.due_at(60) == 61
     job.missing(61)
-    assert job.over
+    assert job.finished
 
 
 HEARD = st.one_of(

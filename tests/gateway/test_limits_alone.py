@@ -187,7 +187,7 @@ def test_canary_s() -> None:
     async def main() -> None:
         with deaf() as url:
             made = backend(url, canary_s=0.2)
-            assert "within 0.2 s" in await canary.sing(made, made.limits.canary_s)
+            assert "within 0.2 s" in await canary.send(made, made.limits.canary_s)
             made.pool.close()
 
     asyncio.run(main())

@@ -10,13 +10,11 @@ Read it from top to bottom; each step ends by starting the next, at once or when
     (the relay)      passes the bytes on, counts tokens, keeps caps
     end              exactly once, from anywhere: stops the engine, tells the client, frees the place, writes it down
 
-There is no task per call: nothing is awaited but a new connection, and every step happens in the turn of the
-event that made it possible. `core.Call` decides which step is allowed and who ends the call; this class does
-the rest.
+There is no task per call: nothing is awaited but a new connection, and every step happens in the turn of the event that made
+it possible. `core.Call` decides which step is allowed and who ends the call; this class does the rest.
 
-A flow calls its `FlowPorts`; none of them knows more of a flow than the few methods in its own Protocol. What
-differs between a live client's call, a job's item, a WebSocket and a request that goes past the queue is in
-`kinds/`: subclasses that override the methods under "Differs by kind".
+A flow calls its `FlowPorts`; none of them knows more of a flow than the few methods in its own Protocol. What differs between
+the kinds of calls is in `kinds/`: subclasses that override the methods under "Differs by kind".
 """
 
 from __future__ import annotations
@@ -304,8 +302,7 @@ class CallFlow(ClientRequest):
         self._try_again()
 
     def abandon(self, why: str) -> None:
-        """Leaves an engine that is stuck. A call of which the client has nothing but a stream's head goes to another backend,
-        if there is one; of any other answer a part cannot be taken back, so its client is told."""
+        """Leaves a stuck engine: for another backend if the client has nothing but a stream's head, else with an error."""
         if self.task is not None:  # it was still connecting
             self.task.cancel()
             self.task = None
