@@ -21,6 +21,7 @@ from hangup.gateway import answers
 from hangup.gateway.accounting import Accounting
 from hangup.gateway.backend_set import Backends
 from hangup.gateway.backends import health
+from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.connection import EngineConnection
 from hangup.gateway.backends.pool import Pool
@@ -32,12 +33,14 @@ from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.kinds.job_item import JobItemCall
 from hangup.gateway.kinds.live import LiveCall
 from hangup.gateway.placement import Placement
+from hangup.gateway.reaper import Reaper
 from hangup.gateway.relay.assemble import AssembleRelay
 from hangup.gateway.relay.passthrough import PassRelay
 from hangup.gateway.relay.stream import StreamRelay
 from hangup.gateway.request_policy import CallIds, RequestPolicy
 from hangup.gateway.stopping import Stopping
 from support.house import EMBED, STREAM, WHOLE, House
+from support.waiting import PATIENCE_S, soon
 
 STEPS: list[tuple[Any, str, str, bytes]] = [
     (RequestPolicy, "admit", "/v1/chat/completions", STREAM),
@@ -113,6 +116,40 @@ def test_costs_one_call(where: Any, step: str, path: str, body: bytes, monkeypat
             await house.at_rest()
             for each, asked in (("/v1/embeddings", EMBED), ("/v1/chat/completions", STREAM), ("/v1/chat/completions", WHOLE)):
                 assert (await house.post(each, asked)).startswith(b"HTTP/1.1 200")
+            await house.at_rest()
+
+    uvloop.run(run())
+
+
+HANGUP_STEPS = [
+    (LiveCall, "client_left"),
+    (Stopping, "abort"),
+    (Aborts, "stop"),
+    (Reaper, "add"),
+    (Accounting, "note_savings"),
+]
+
+
+@pytest.mark.parametrize(("where", "step"), HANGUP_STEPS, ids=[f"{w.__name__}.{s}" for w, s in HANGUP_STEPS])
+def test_costs_one_call_whose_client_hung_up(where: Any, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine's connection, its slot and its place are free for the next one all the same."""
+
+    async def run() -> None:
+        async with House() as house:
+            await house.at_rest()
+            asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+            port = house.listener.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            body = STREAM.replace(b'"x"', b'"slow"')
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            await asyncio.wait_for(reader.readuntil(b"data: "), PATIENCE_S)
+            assert house.backend.pinned == 1
+            failures = _fail_once(monkeypatch, where, step)
+            writer.transport.abort()
+            await soon(lambda: bool(failures), "the step that fails")
+            await house.at_rest()
+            assert (await house.post("/v1/chat/completions", STREAM)).startswith(b"HTTP/1.1 200")
             await house.at_rest()
 
     uvloop.run(run())

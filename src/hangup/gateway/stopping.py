@@ -94,7 +94,7 @@ class Stopping:
             self.withdraw(attempt)
             return None
         abort_sent = self.aborts.stop(backend, key, attempt.connection)
-        attempt.connection, attempt.slot = None, None
+        attempt.connection = None
         now = time.monotonic()
         reads_s = None
         if ticket is not None and ticket.awaits_first_token:
@@ -113,10 +113,11 @@ class Stopping:
             cause=(call.outcome or Outcome.ENGINE_FAILED).value,
         )
         call.pending_stops += (stop,)
-        backend.leave_pinned(slot)
         if not self.reaper.add(backend, stop, first_token=call.first_token_at is not None):
-            backend.free_slot(slot)
+            self.withdraw(attempt)
             return None
+        backend.leave_pinned(slot)
+        attempt.slot = None  # it is the stop's from here on
         if keep_place and ticket is not None and ticket.placed_on is not None:
             self._held[stop] = _Held(ticket.kv)
         return stop
