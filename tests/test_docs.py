@@ -78,7 +78,7 @@ def test_the_alerts_are_valid_and_raised_when_they_should_be() -> None:
 
 
 def test_every_command_is_found_in_its_module() -> None:
-    """Only the module of the command at hand is loaded: the list of them must be true."""
+    """Only the module of the requested command is loaded, so the list of modules must be correct."""
     actions = make_parser()._subparsers
     assert actions is not None
     (commands,) = [action for action in actions._group_actions if action.choices]
@@ -119,7 +119,7 @@ def _events_in(tree: ast.AST) -> set[str]:
 
 
 def _told_in(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
-    """Events and the fields that they are told with. One whose name is made up would be missed: there must be none."""
+    """Yield events and their fields. An event whose name is computed would be missed, so there must be none."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
             continue

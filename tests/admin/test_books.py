@@ -30,7 +30,7 @@ def report(gateway: Gateway, by: str = "cause") -> dict[str, Any]:
 
 
 def settled(gateway: Gateway) -> dict[str, Any]:
-    """The report, once the books and the engine agree; else nothing."""
+    """Return the report once the ledger and the engine agree, else None."""
     made = report(gateway)
     return made if [row["difference"] for row in made["engines"].values()] == [0] else {}
 
@@ -120,7 +120,7 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def test_a_deaf_engine_raises_the_alarm_and_is_named() -> None:
-    """Exact signal: the engine computes on for those who left. Log, metric and webhook tell of it, and of its end."""
+    """Exact signal: the engine keeps computing for clients that left. Log, metric and webhook report the alarm and its end."""
     with webhook() as (url, got):
         settings = {
             "counters_interval_s": 0.1,

@@ -38,7 +38,7 @@ def test_an_honest_engine_is_verified_in_the_answer_and_in_the_timeline() -> Non
 
 
 def test_a_deaf_engine_is_not_called_verified() -> None:
-    """The wait has its bound; then the answer says that the engine works on, and so do trace, backends and zombies."""
+    """The wait is bounded; then the answer, trace, backends and zombies all report that the engine is still working."""
     settings = {"kill_wait_s": 1.0, "release_grace_s": 0.3, "abort_again_max": 1}
     with gateway_and_engine(settings, deaf=True) as (gateway, engine):
         recognised(gateway, "standin")
@@ -107,7 +107,7 @@ def test_a_call_has_its_slot_where_the_engine_chooses_it() -> None:
 
 
 def test_a_wedged_engine_that_is_restarted_ends_its_zombies() -> None:
-    """The story of a zombie to its end: how long it lived, how often it was told, and that a restart ended it."""
+    """A zombie's history to its end: how long it lived, how many aborts it got, and that a restart ended it."""
     config = f"""
     [limits]
     release_grace_s = 0.2

@@ -110,7 +110,7 @@ def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Diverge
 
 
 def test_answers_that_would_overtake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report beside the monitor's own look: an older answer must not look like an engine that began anew."""
+    """A report at the same time as the monitor's own poll: an older answer must not look like a restarted engine."""
     told = iter(range(5_000_000, 6_000_000, 10))
     delays = iter([0.0, 0.05, 0.0, 0.04, 0.0, 0.03, 0.0] * 10)
 

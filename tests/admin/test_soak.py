@@ -19,7 +19,7 @@ SECONDS, CLIENTS = 8.0, 12
 
 
 def test_every_token_is_accounted_for_over_crashes_of_the_engine() -> None:
-    """Both sides at rest, the engine's count, what died uncounted with it, and the books are equal to the token."""
+    """When both sides are idle, the engine's count, the tokens that died uncounted and the ledger agree to the token."""
     with reserved_port() as port:
         _soak(f"http://127.0.0.1:{port}")
 

@@ -1,4 +1,4 @@
-"""The cost of zombies, booked once its owner is known; and the alarm, on every engine that reports what it runs."""
+"""The cost of zombies, recorded once its owner is known; and the alarm, on every engine that reports what it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration: precedence, origins, and errors that say where, what was expected and what was probably meant."""
+"""The configuration: precedence, origins, and errors that name the place, the expected value and the nearest valid name."""
 
 from __future__ import annotations
 

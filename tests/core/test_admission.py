@@ -84,7 +84,7 @@ def test_the_newest_goes_first_once_the_line_stands() -> None:
 
 
 def serve(made: Admission[Any], running: Ticket[Any], turns: int, tokens: int = 10) -> list[str]:
-    """Ends whoever runs on the one slot, again and again; tells whose turn it was."""
+    """End the call that runs on the one slot, again and again; return the order in which calls ran."""
     order = []
     for turn in range(turns):
         [action] = made.end(running, 0.001 * turn, tokens, 10, completed=True)

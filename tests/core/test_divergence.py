@@ -18,7 +18,7 @@ STEP_S, STEP_PER_CALL_S = 0.02, 0.0005  # a step of the engine, and what each ca
 
 
 class Traffic:
-    """An engine that answers calls at the pace of its batch, and may go on for clients who left."""
+    """An engine that answers calls at the pace of its batch, and may continue for clients that left."""
 
     def __init__(self, seed: int, *, counts: bool, late_counter: bool = False, blind: float = 0.0) -> None:
         self.random = random.Random(seed)
@@ -121,7 +121,7 @@ def test_a_day_without_a_false_alarm(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_deaf_engine_is_found_within_a_minute_and_forgiven(kind: str, seed: int) -> None:
-    """Clients leave, the engine goes on for them and has few slots left; then it is cured, and the alarm ends."""
+    """Clients leave, and the engine continues for them with few slots free; then it recovers, and the alarm ends."""
     traffic, alarm = KINDS[kind](seed), DivergenceAlarm()
     alarm.restarted(0.0)
     while traffic.now < 4 * 3600:

@@ -109,7 +109,7 @@ def test_a_live_call_is_shown_followed_and_killed_in_the_engine(browser: Any, pa
 
 
 def test_a_deaf_engine_climbs_the_ladder_and_its_zombies_have_their_story(browser: Any) -> None:
-    """From well to quarantined, with the reason; and once the engine hears again: back, by the canary, the story at its end."""
+    """From well to quarantined, with the reason; once the engine obeys again, the canary brings it back."""
     settings = {"release_grace_s": 0.3, "abort_again_max": 1, "abort_backoff_s": 0.05, "counters_interval_s": 0.2}
     with (
         gateway_and_engine(settings, slots=2, token_s=0.01, like="llamacpp") as (gateway, engine),
@@ -298,7 +298,7 @@ def _for_the_picture(first: StandIn, second: StandIn) -> str:
 
 
 def test_a_picture_for_the_readme(browser: Any, tmp_path: Path) -> None:
-    """`make dashboard-picture` takes it anew; here it only has to come out."""
+    """`make dashboard-picture` updates the screenshot; this test only checks that it can be taken."""
     target = Path(os.environ.get("DASHBOARD_PICTURE") or tmp_path / "dashboard.png")
     scheme = os.environ.get("DASHBOARD_SCHEME", "light")
     look = {"viewport": {"width": 1240, "height": 1430}, "color_scheme": scheme}

@@ -80,7 +80,7 @@ def _key(before: int, token: int) -> int:
 
 
 class Heard:
-    """A client that keeps what it is told."""
+    """A client that records its events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []

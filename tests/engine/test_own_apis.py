@@ -180,7 +180,7 @@ class TestEmbeddings:
 
 
 class TestHangUps:
-    """In the midst of each; the engine's own counters say that it was heard, once."""
+    """A hang-up in the middle of each; the engine's own counters show exactly one cancel."""
 
     @pytest.mark.parametrize("streams", [True, False])
     @pytest.mark.parametrize("path", LONG)

@@ -143,7 +143,7 @@ def llamacpp() -> Iterator[tuple[Gateway, StandIn]]:
 
 
 class TestAddedWhereHarmless:
-    """llama-server goes on to the end of its context, and takes any maximum: there the engine itself is told."""
+    """llama-server continues to the end of its context and accepts any maximum, so it gets the cap itself."""
 
     @pytest.mark.parametrize(
         ("path", "body", "field"),
@@ -366,7 +366,7 @@ class TestTime:
 
 
 class TestDeadlines:
-    """The client's own patience: the smallest wins, and the rest of it is passed on."""
+    """The client's own deadline: the smallest wins, and the engine gets the remaining time."""
 
     @pytest.mark.parametrize(
         "headers",

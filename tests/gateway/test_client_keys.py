@@ -1,4 +1,4 @@
-"""A key never reaches a party that it is not meant for."""
+"""A client's key reaches only the party that it belongs to."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def keys_in(request: bytes) -> dict[bytes, bytes]:
 
 
 def test_a_client_key_goes_to_those_it_is_for_alone() -> None:
-    """Two parties, as far as an address on one machine can tell: the one for whom keys are meant, and another."""
+    """Two parties, as far as addresses on one machine can show: the one that may get keys, and another."""
     with raw_engine(answer(ok())) as one, raw_engine(answer(ok())) as other:
         config = f'[[backend]]\nurl = "{one.url}"\nclient_key = "pass"\n[[backend]]\nurl = "{other.url}"\n'
         with Gateway(config=config) as gateway:

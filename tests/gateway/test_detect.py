@@ -131,7 +131,7 @@ def test_half_close_can_be_allowed() -> None:
 
 @pytest.mark.alone
 def test_vanished_while_we_write() -> None:
-    """No FIN, no RST: the kernel's user timeout tells, within the bound."""
+    """No FIN, no RST: the kernel's user timeout detects it, within the bound."""
     with gateway_and_engine({"client_silence_s": 3}) as (gateway, engine), Client(gateway.address) as client:
         client.chat({"X-Request-Id": "gone"}, stream=True, **LONG)
         client.read_until(b'"content":" ')

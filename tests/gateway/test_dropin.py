@@ -173,7 +173,7 @@ class TestQuestions:
             assert not any(value for name, value in gateway.metrics().items() if "zombie" in name or "abort" in name)
 
     def test_they_leave_nothing_for_the_collector(self) -> None:
-        """What points at each other is let go when the call ends: 5000 questions were 10 MB until a collection came round."""
+        """Reference cycles are broken when the call ends: 5000 questions took 10 MB until a garbage collection ran."""
         with gateway_and_engine() as (gateway, _), Client(gateway.address) as client:
 
             def ask_often(count: int) -> int:

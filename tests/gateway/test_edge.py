@@ -341,7 +341,7 @@ class TestServed:
 
     @pytest.fixture(autouse=True)
     def engine_untouched(self) -> None:
-        """Here the engine is meant to see the request."""
+        """Here the engine should see the request."""
 
     def test_chunked_request(self, gateway: Gateway, engine: StandIn) -> None:
         with Client(gateway.address) as client:

@@ -89,7 +89,7 @@ class TestReuse:
                 assert ask(gateway.address, EMBEDDINGS, {"input": "second"}).body == b"{}"
 
     def test_not_when_closed_meanwhile(self) -> None:
-        """A FIN that the kernel has, and the event loop has not told of, costs no attempt."""
+        """A FIN that the kernel has received, and the event loop has not reported yet, costs no attempt."""
 
         def script(sock: socket.socket, request: bytes) -> None:
             sock.sendall(OK)

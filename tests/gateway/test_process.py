@@ -247,7 +247,7 @@ def test_too_many_connections(engine: StandIn) -> None:
 
 
 def test_a_log_reader_that_stops_does_not_stop_the_gateway(engine: StandIn) -> None:
-    """The log's pipe fills up; lines are dropped and counted, calls go on."""
+    """The log's pipe fills up: hangup drops and counts lines, and calls continue."""
     import subprocess
     import sys
 

@@ -219,7 +219,7 @@ class TestHead:
             assert client.closed_within()
 
     def test_an_engine_that_tells_a_length(self) -> None:
-        """A route with HEAD: the engine tells a length and sends no body, so none is waited for."""
+        """A route with HEAD: the engine sends a length and no body, so hangup does not wait for one."""
         told = b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\netag: x\r\n\r\n"
         with raw_engine(answer(told)) as engine:
             config = f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/file"\nmethods = ["HEAD", "GET"]\n'

@@ -279,7 +279,7 @@ def test_extra_routes(engine: StandIn) -> None:
 
 
 def test_abort_is_called(engine: StandIn) -> None:
-    """The adapter's hook for an explicit abort: the stand-in is told by id, besides the cut connection."""
+    """The adapter's explicit abort: the fake engine gets it by id, in addition to the closed connection."""
     with gateway_and_engine() as (gateway, own), Client(gateway.address) as client:
         wait_until(lambda: any(r.get("change") == "recognised as standin" for r in gateway.log()))
         client.chat(stream=True, ignore_eos=True)

@@ -39,7 +39,7 @@ def test_a_form_that_cannot_be_read_leaves_no_call_behind() -> None:
 
 
 def test_a_broken_call_spoils_no_other_ones_end() -> None:
-    """Whatever its client does when it is told."""
+    """Whatever its client does on the Close frame."""
 
     class Broken:
         peer, http11, stalled, will_close = "broken", True, False, False

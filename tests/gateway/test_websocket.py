@@ -245,7 +245,7 @@ class TestLimits:
             assert gateway.call_log("stuck")["outcome"] == "engine_failed"
 
     def test_a_reader_that_stops(self, engine: WebSocketEngine) -> None:
-        """Back-pressure reaches the engine, and a client that does not read at all is given up."""
+        """Back-pressure reaches the engine, and a client that never reads is disconnected."""
         with conversing(engine, "stalled", write_stall_s=1) as (gateway, client, session):
             with client:
                 client.send(frame(b"say 1000000"))

@@ -121,7 +121,7 @@ BIG = "123456789012345678901234567890"
     ],
 )  # fmt: skip
 def test_changed_fields_leave_every_other_byte(body: str, changes: dict[str, Any], wanted: str) -> None:
-    """Where the name can be found; else the whole is written anew."""
+    """In place where the name can be found; otherwise the whole body is written again."""
     value = decode(body.encode(), None, 100)
     assert with_fields(body.encode(), value, changes).decode() == wanted
 

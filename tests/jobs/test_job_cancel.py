@@ -109,7 +109,7 @@ class TestCancel:
             assert engine.wait_idle()["running"] == 0
 
     def test_an_engine_that_does_not_listen(self) -> None:
-        """It is `cancelling` for as long as the engine goes on, whatever anyone asks."""
+        """The job is `cancelling` for as long as the engine continues, whatever clients request."""
         with slow({"job_cancel_wait_s": 0.5, "release_grace_s": 0.5}, deaf=True, like="vllm") as (gateway, engine):
             sdk = client(gateway.url)
             backends = f"{gateway.admin_url}/api/backends"

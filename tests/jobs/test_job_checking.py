@@ -1,4 +1,4 @@
-"""Batches that cannot be checked, and jobs that are refused: neither lasts for ever, and neither counts as a bug of ours."""
+"""Batches that cannot be checked and jobs that are refused end in time, and do not count as bugs of hangup."""
 
 from __future__ import annotations
 

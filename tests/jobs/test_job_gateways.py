@@ -254,7 +254,7 @@ class TestTwo:
         asyncio.run(run())
 
     def test_what_others_change_is_read_and_nothing_else(self, tmp_path: Path) -> None:
-        """However many jobs there are: all of them anew, twice a second, would be a stall each time."""
+        """However many jobs there are: reading all of them twice a second would stall the loop each time."""
 
         async def run() -> None:
             async with one_takes_the_other_runs(tmp_path, FakeGateway()) as (one, two):
@@ -284,7 +284,7 @@ class TestTwo:
         asyncio.run(run())
 
     def test_one_that_has_not_heard_of_a_job_does_not_take_it_for_ended(self, tmp_path: Path) -> None:
-        """Its events are waited for, and whoever asks for it renews its lease everywhere."""
+        """Readers wait for its events, and polling it at any gateway renews its lease."""
 
         async def run() -> None:
             async with one_takes_the_other_runs(tmp_path, FakeGateway()) as (one, two):

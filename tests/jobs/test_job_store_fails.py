@@ -35,7 +35,7 @@ BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "he
 
 
 class FailingStore(JobStore):
-    """Fails all work, or that of which `broken` says so, when it is told to."""
+    """Fails all work, or the work that `broken` selects, on demand."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -100,7 +100,7 @@ class TestCancel:
         asyncio.run(run())
 
     def test_with_a_store_that_is_locked(self, tmp_path: Path) -> None:
-        """Another process holds the file; the engine is stopped, and the operator is told why the answer is an error."""
+        """Another process locks the file: hangup stops the engine, and the error gives the reason."""
         path = tmp_path / "jobs.sqlite"
         with (
             StandIn(slots=8, token_s=0.1, answer_tokens=400) as engine,
@@ -133,7 +133,7 @@ class TestPauses:
         assert pauses.failed(251) == 1
 
     def test_a_store_whose_claims_fail_is_not_asked_without_end(self) -> None:
-        """What can be written says nothing of what cannot: no hot loop between the two."""
+        """One write that succeeds proves nothing about another that fails: there is no hot loop between the two."""
 
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
@@ -247,7 +247,7 @@ class TestLost:
 
 class TestDeleted:
     def test_nothing_is_promised_on_a_file_that_nobody_will_find(self, tmp_path: Path) -> None:
-        """What runs goes on; when the file is back, its result goes there, and new jobs are taken again."""
+        """Running items continue; when the file is back, their results are written and new jobs are accepted."""
         path = tmp_path / "jobs.sqlite"
 
         async def run() -> None:
@@ -474,7 +474,7 @@ class TestLines:
 
 
 def test_an_engine_that_has_no_room_is_asked_again(tmp_path: Path) -> None:
-    """429 says nothing of the item; `retry-after` is heeded."""
+    """A 429 is no failure of the item; hangup respects `retry-after`."""
 
     async def run() -> None:
         host, store = FakeGateway(), JobStore("")

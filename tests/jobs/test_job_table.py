@@ -43,7 +43,7 @@ class ModelJob:
 
 
 class Jobs(RuleBasedStateMachine):
-    """Two workers, of which either may be given up; each remembers claims that may no longer be its own."""
+    """Two workers, either of which may be declared dead; each remembers claims that it may no longer own."""
 
     claims = Bundle("claims")
 

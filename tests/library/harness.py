@@ -76,7 +76,7 @@ class Served:
         return wait_until(lambda: (n := self.work(id)["computed"]) >= at_least and n, what=f"{at_least} tokens of {id}") or 0
 
     def wait_ended(self, id: str, timeout_s: float = 10) -> dict[str, Any]:
-        """The engine's books, once nothing of the call runs any more and its end was told."""
+        """Return the engine's counts once nothing of the call runs any more and its end was reported."""
 
         def look() -> dict[str, Any] | None:
             work = self.work(id)

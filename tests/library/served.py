@@ -122,7 +122,7 @@ async def threaded_whole(request: Any, q: dict[str, str]) -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """What the engine counted, and what is left of ours in the process."""
+    """The engine's counts, and what the library still holds in the process."""
     tasks = [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("hangup")]
     threads = [t.name for t in threading.enumerate() if t.name.startswith("hangup")]
     return {"works": {id: asdict(work) for id, work in ENGINE.works.items()}, "tasks": tasks, "threads": threads}

@@ -97,7 +97,7 @@ def test_a_slot_that_comes_with_a_cancellation_is_passed_on() -> None:
 
 
 def test_a_line_that_moves_too_slowly_is_not_joined() -> None:
-    """Whoever would not get a slot within `max_wait_s`, at the rate at which the line moves, need not wait to be told."""
+    """A call that would not get a slot within `max_wait_s` at the current drain rate is refused at once."""
 
     async def main() -> None:
         gate = hangup.Gate(slots=1, queue=100, max_wait_s=0.5)
@@ -120,7 +120,7 @@ def test_a_line_that_moves_too_slowly_is_not_joined() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_crowd_that_comes_waits_gives_up_and_leaves(seed: int) -> None:
-    """Never more than the slots run nor more than the queue wait; everybody is told one end, and nothing is left."""
+    """At most `slots` calls run and `queue` calls wait; each call ends exactly once, and nothing stays behind."""
     dice = random.Random(seed)
     slots, queue, calls = dice.randint(1, 4), dice.randint(0, 6), 150
     most: Counter[str] = Counter()

@@ -30,7 +30,7 @@ SILENCE_S = 1
 
 
 class Case:
-    """One client that leaves, and what the engine's books say then."""
+    """One client that leaves, and the engine's counts afterwards."""
 
     def __init__(self, served: Served, work: str, leave: str) -> None:
         id = f"{work}-{leave}"

@@ -147,7 +147,7 @@ def accused(gateway: Gateway) -> list[dict[str, Any]]:
 
 
 def read_until_at_work_on(real: Engine, calls: int, client: Client, limit_s: float) -> float:
-    """Seconds until the engine says that it has so many calls, while one of its clients goes on reading."""
+    """Return the seconds until the engine reports this many calls, while one of its clients keeps reading."""
     start = time.monotonic()
     while (now := time.monotonic() - start) < limit_s:
         if real.at_work_on() == calls:

@@ -113,7 +113,7 @@ def test_a_call_that_was_begun_while_the_engine_was_asked_excuses_nobody() -> No
 
 
 def test_what_may_be_the_work_that_still_runs_is_not_let_go_for_want_of_proof() -> None:
-    """Three run and none of ours is left, but the figures may be from when two were: nobody can be convicted yet."""
+    """Three run and we have none, but the figures may be from when we had two: no zombie is proven yet."""
     pending = PendingStops(GRACE, LAG)
     first = left(pending, "a", at=0.0)
     assert pending.observe(EngineStatus(3), 0.5, 0.5, live=2, peak=3) == []
@@ -134,7 +134,7 @@ def test_doubt_has_an_end() -> None:
 
 
 def test_figures_that_come_late_convict_nobody() -> None:
-    """The engine stopped at once; what it tells is LAG seconds old."""
+    """The engine stopped at once; its figures are LAG seconds old."""
     pending = PendingStops(GRACE, LAG)
     left(pending, "a", at=0.0)
     for tenth in range(1, 100):
@@ -297,7 +297,7 @@ def named(*calls: tuple[str, int], waiting: int = 0) -> EngineStatus:
 
 
 def test_an_engine_that_names_its_calls_is_believed_to_the_letter() -> None:
-    """However many others come and go, and whoever else uses it."""
+    """However many other calls come and go, and whoever else uses the engine."""
     pending = PendingStops(GRACE, shared=True)
     stays, goes = left(pending, "stays", at=0.0, tokens=5), left(pending, "goes", at=0.0)
     assert pending.observe(named(("stays", 6), ("goes", 1), ("x", 1)), 0.0, 0.1, 1, 9) == []  # asked before its end
@@ -323,7 +323,7 @@ def test_work_of_others_on_an_engine_that_names_its_calls_is_counted() -> None:
 
 
 def test_a_release_that_later_figures_belie_is_taken_back() -> None:
-    """It was let go on figures that were too good; nothing else can be the work that is still there."""
+    """It was released on figures that were too good; no other call can explain the work that still runs."""
     pending = PendingStops(GRACE, LAG)
     mine = left(pending, "a", at=0.0)
     assert pending.observe(EngineStatus(0), 1.0, 1.0, live=0, peak=0) == [mine]

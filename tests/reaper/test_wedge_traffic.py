@@ -193,7 +193,7 @@ def test_an_engine_full_of_a_former_gateways_work_is_restarted(like: str, tmp_pa
 
 
 def test_another_clients_work_is_left_alone() -> None:
-    """It came while we looked: so somebody else is there, and says nothing."""
+    """The work appeared while we watched, so another client uses the engine without our knowing."""
     with StandIn(slots=4, **SLOW) as engine:
         config = f'[[backend]]\nurl = "{engine.url}"\nrestart_command = "/bin/false"\n'
         with Gateway(config=config, **QUICK) as gateway, Client(("127.0.0.1", engine.port)) as other:

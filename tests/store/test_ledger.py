@@ -125,7 +125,7 @@ def test_a_clock_that_is_set_ahead_forgets_nothing(tmp_path: Path) -> None:
 
 class TestFailing:
     def test_a_file_that_is_locked_costs_nothing_but_time(self, tmp_path: Path) -> None:
-        """While it writes, and while it forgets; the thread lives, it is told, and all is written in the end."""
+        """While it writes, and while it deletes: the thread survives, the failure is logged, and nothing is lost."""
         path, told = tmp_path / "l.db", []
         store = make(path, flush_s=0.05, told=lambda event, **fields: told.append(event))
         store._db.execute("PRAGMA busy_timeout = 50")
@@ -144,7 +144,7 @@ class TestFailing:
         store.close()
 
     def test_numbers_that_no_database_takes(self) -> None:
-        """As an odd engine tells them; they cost neither the thread nor anybody else's entry."""
+        """As an odd engine may report them; they break neither the thread nor other entries."""
         store = make(flush_s=0.05)
         call = Call("id", 0.0)
         call.tokens_in = 2**64 - 1
