@@ -139,7 +139,7 @@ def test_a_stream_that_cannot_be_closed_does_not_keep_its_call(caplog: pytest.Lo
 
     ended = asyncio.run(main())
     assert (ended.outcome.value, ended.zombie, ended.tokens_out) == ("completed", "", 1)
-    assert "could not be closed: OSError('already gone')" in caplog.text
+    assert "closing the stream failed: OSError('already gone')" in caplog.text
 
 
 def test_a_thread_that_does_not_answer_is_named_after_the_grace(caplog: pytest.LogCaptureFixture) -> None:
