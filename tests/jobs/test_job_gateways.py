@@ -322,6 +322,28 @@ class TestTwo:
 
         asyncio.run(run())
 
+    def test_a_short_lease_waits_for_news_of_the_other(self, tmp_path: Path) -> None:
+        """Of a client that polls at the other one, this one hears with the other's next beat: a lease may be shorter."""
+
+        async def run() -> None:
+            path = str(tmp_path / "jobs.sqlite")
+            async with open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as one:
+                alone = await one.submit("job_alone", Kind.CALL, "ann", CALL, items(1), lease_s=2)
+                begun = asyncio.get_running_loop().time()
+                await one._tick(begun + 2.1)
+                assert (await one.find("job_alone", "ann", Kind.CALL)).cause is Cause.LEASE
+                assert one.active_job(alone) is None
+                async with open_registry(JobStore(path), FakeGateway(room=0), ticks=False):
+                    await one._beat(begun)
+                    await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=2)
+                    begun = asyncio.get_running_loop().time()
+                    await one._tick(begun + 5.5)
+                    assert (await one.find("job_a", "ann", Kind.CALL)).status is JobStatus.RUNNING
+                    await one._tick(begun + 60)
+                    assert (await one.find("job_a", "ann", Kind.CALL)).cause is Cause.LEASE
+
+        asyncio.run(run())
+
 
 class TestAbsences:
     def test_another_machine_is_gone_when_its_beat_stands_still(self) -> None:

@@ -31,6 +31,7 @@ from hangup.tasks import Tasks
 R = TypeVar("R")
 _TICK_S = 0.5
 _BEAT_EVERY_S = 2.0
+_HEARD_OF_S = 2 * _BEAT_EVERY_S  # by then a renewal at another process is known here: it is written with a beat, read in a tick
 _PATIENCE_S = 1.0  # how long to wait for the store when this process knows the job, too
 _PRUNE_EVERY_S = 600.0
 _DAY_S = 86_400.0
@@ -69,6 +70,7 @@ class JobRegistry:
         self._watches = Tasks("job watches")
         # Whoever awaits a task reports its refusal; `ResultWriter` reports that the store fails.
         self._tasks = Tasks("job registry", handled=(StoreFailed, Refusal))
+        self._others = False  # other processes use the store
         self._version = -1  # of the file; differs once another process has written
         self._change: int | None = None  # number of the last change of a job that we have read
         self._reading = asyncio.Lock()
@@ -321,7 +323,8 @@ class JobRegistry:
                 continue
 
     async def _tick(self, now: float) -> None:
-        due = [(active.job, cause) for active in self._active.values() if (cause := active.due(now)) is not None]
+        late_s = _HEARD_OF_S if self._others else 0.0
+        due = [(active.job, cause) for active in self._active.values() if (cause := active.due(now, late_s)) is not None]
         cancels = [self.cancel(job, cause) for job, cause in due if self._may_end(job)]
         for failed in await asyncio.gather(*cancels, return_exceptions=True):
             if isinstance(failed, Exception) and not isinstance(failed, StoreFailed | Refusal):
@@ -380,6 +383,7 @@ class JobRegistry:
         """Requeue the items that dead workers had claimed."""
         store = self.store
         workers = await store.do(store.workers.all)
+        self._others = any(worker.id != self._worker for worker in workers)
         given_back = 0
         for gone in self._absences.gone(workers, self._worker, self._loop.time()):
             await store.do(partial(self._give_back, gone))
