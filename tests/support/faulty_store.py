@@ -118,7 +118,7 @@ class SimDatabase(Database):
         self._world, self._process = world, process
         self._turning = False
         self._wake: Any = SimpleNamespace(set=self._turn_soon)
-        self._thread: Any = SimpleNamespace(join=self._last_turn)
+        self._thread: Any = SimpleNamespace(join=self._last_turn, is_alive=lambda: False)
 
     def _turn_soon(self) -> None:
         if not self._turning and not self._closing:
