@@ -275,27 +275,26 @@ START = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n
 START += b'--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
 
 
-def test_an_upload_that_is_left_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
+def test_an_upload_that_is_left_while_it_is_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first part may be on its way to the disk when the client hangs up: the file that it begins has no other owner."""
 
     async def main() -> None:
         store = JobStore(str(tmp_path / "jobs.sqlite"))
         async with open_registry(store, FakeGateway()) as registry:
-            held, go_on = threading.Event(), threading.Event()
+            held, go_on, begin = threading.Event(), threading.Event(), store.files.begin
 
-            def hold() -> None:
+            def slow(*arguments: Any) -> int:
                 held.set()
                 assert go_on.wait(60)
+                return begin(*arguments)
 
-            busy = asyncio.ensure_future(store.do(hold))
-            await asyncio.to_thread(held.wait, 60)
+            monkeypatch.setattr(store.files, "begin", slow)
             upload = Upload(registry, "ann", b"multipart/form-data; boundary=b", lambda on: None)
             upload.feed(START + b"x" * 1_000_000)
-            await soon(lambda: upload._writer is not None)
-            await asyncio.sleep(0)  # the writer is at its first part
+            await asyncio.to_thread(held.wait, 60)
             upload.close()
+            await asyncio.sleep(0)
             go_on.set()
-            await busy
             await soon(lambda: len(registry._tasks) == 0, "the end of what the upload began")
             assert (await store.do(lambda: store.jobs.used("ann"))).bytes == 0
 
