@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import socket
 import time
 from typing import Any, cast
 
@@ -13,7 +15,7 @@ from hangup.config import BackendSettings, LimitSettings
 from hangup.core.call import Call
 from hangup.core.reaper import PendingStop, StopState
 from hangup.errors import OutOfResources
-from hangup.gateway import stuck_calls
+from hangup.gateway import server, stuck_calls
 from hangup.gateway.backends import health
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.call_lines import CallLines
@@ -191,3 +193,20 @@ def test_no_more_lines_wait_than_the_log_may_hold(monkeypatch: pytest.MonkeyPatc
     assert written == ["call-3", "call-4"]
     lines.close()
     assert sorted(written) == [f"call-{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize("told_to", [True, False])
+def test_an_admin_server_that_ends_by_itself_has_failed(told_to: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it is told of, counted and started again: without it, nobody could see anything."""
+
+    class Ending:
+        should_exit = told_to
+
+        def __init__(self, view: object, sock: socket.socket, *_: object) -> None:
+            sock.close()
+
+        async def run_until_stopped(self) -> None: ...
+
+    monkeypatch.setattr(server, "AdminServer", Ending)
+    with socket.socket() as sock, contextlib.nullcontext() if told_to else pytest.raises(RuntimeError, match="by itself"):
+        asyncio.run(object.__new__(server.Server)._serve_admin(cast(Any, None), sock, cast(Any, None), LimitSettings()))

@@ -178,6 +178,8 @@ class Server:
     async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: LimitSettings) -> None:
         self._admin = AdminServer(view, sock.dup(), policy, limits)  # a copy: uvicorn closes what it was given
         await self._admin.run_until_stopped()
+        if not self._admin.should_exit:  # then nobody told it to
+            raise RuntimeError("the admin server ended by itself")
 
     async def _listen_for_clients(self, sock: socket.socket) -> asyncio.Server | TlsListener:
         gateway, loop = self.gateway, self.gateway.loop
