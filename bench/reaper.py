@@ -60,7 +60,7 @@ async def _soak(like: str) -> dict[str, float]:
         await asyncio.sleep(3)
         rows = gateway.log()
         left = sum(row.get("outcome") == "client_gone" for row in rows)
-        bad = sum(row.get("event") in ("zombie", "orphans", "ladder") for row in rows)
+        bad = sum(row.get("event") in ("zombie_found", "orphans_found", "ladder_step_taken") for row in rows)
         verified = sum(v for k, v in gateway.metrics().items() if k.startswith("hangup_releases") and "unverified" not in k)
         name = like or "stand-in"
         print(f"  {name}: {CALLS} calls in {took_s:.0f} s, {left} hang-ups, {verified:.0f} verified, {bad} convictions")
@@ -75,7 +75,7 @@ def _hang_up(gateway: Gateway, id: str) -> None:
 
 
 def _named(gateway: Gateway) -> set[str]:
-    return {row["id"] for row in gateway.log() if row.get("event") == "zombie"}
+    return {row["id"] for row in gateway.log() if row.get("event") == "zombie_found"}
 
 
 def _deaf(like: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ PANELS: list[tuple[str, str, int, dict[str, str]]] = [
         16,
         {
             "computed by {{backend}}": "sum by (backend) (rate(hangup_backend_tokens_computed_total[1m]))",
-            "received from {{backend}}": "sum by (backend) (rate(hangup_tokens_total[1m]))",
+            "received from {{backend}}": "sum by (backend) (rate(hangup_output_tokens_total[1m]))",
         },
     ),
     ("Divergence alarm", "short", 8, {"{{backend}}": "hangup_divergence_alarm"}),
@@ -23,8 +23,8 @@ PANELS: list[tuple[str, str, int, dict[str, str]]] = [
     ("Live calls", "short", 8, {"{{phase}}": "sum by (phase) (hangup_calls_live)", "queue": "sum(hangup_queue_depth)"}),
     ("Calls by outcome", "reqps", 8, {"{{outcome}}": "sum by (outcome) (rate(hangup_calls_total[1m]))"}),
     ("Refusals by cause", "reqps", 8, {"{{cause}}": 'sum by (cause) (rate(hangup_calls_total{outcome=~"shed|refused"}[1m]))'}),
-    ("Tokens by fate", "short", 8, {"{{fate}}": "sum by (fate) (rate(hangup_tokens_total[1m]))"}),
-    ("Tokens by tenant", "short", 8, {"{{tenant}}": "sum by (tenant) (rate(hangup_tokens_total[1m]))"}),
+    ("Output tokens by result", "short", 8, {"{{result}}": "sum by (result) (rate(hangup_output_tokens_total[1m]))"}),
+    ("Output tokens by tenant", "short", 8, {"{{tenant}}": "sum by (tenant) (rate(hangup_output_tokens_total[1m]))"}),
     (
         "Time to first token",
         "s",
@@ -54,10 +54,10 @@ PANELS: list[tuple[str, str, int, dict[str, str]]] = [
         },
     ),
     (
-        "Zombies and unverified stops",
+        "Zombies and pending stops",
         "short",
         8,
-        {"zombies {{backend}}": "hangup_zombies", "unverified {{backend}}": "hangup_unverified"},
+        {"zombies {{backend}}": "hangup_zombies", "pending {{backend}}": "hangup_pending_stops"},
     ),
     (
         "Time from hang-up to confirmed stop",
@@ -67,7 +67,7 @@ PANELS: list[tuple[str, str, int, dict[str, str]]] = [
     ),
     ("Job items", "short", 8, {"{{state}}": "sum by (state) (hangup_job_items)"}),
     ("Job items ended", "reqps", 8, {"{{result}}": "sum by (result) (rate(hangup_job_items_ended_total[1m]))"}),
-    ("Explicit aborts", "reqps", 8, {"{{result}}": "sum by (result) (rate(hangup_aborts_total[1m]))"}),
+    ("Abort requests", "reqps", 8, {"{{result}}": "sum by (result) (rate(hangup_aborts_total[1m]))"}),
     (
         "Event loop lag p99",
         "s",

@@ -127,7 +127,7 @@ def test_a_drained_backend_gets_no_new_calls_and_keeps_those_it_has() -> None:
 
 
 def test_what_must_go_on_is_shown(gateway: Gateway) -> None:
-    for task in ("admin", "health", "job results", "lag", "ledger", "log", "loop watch", "monitor", "reaper", "store"):
+    for task in ("admin", "health", "job results", "loop lag", "ledger", "log", "loop watch", "monitor", "reaper", "store"):
         wait_until(lambda name=task: gateway.metrics()[f'hangup_tasks_running{{task="{name}"}}'] >= 1, what=task)  # type: ignore[misc]
     failures = [value for name, value in gateway.metrics().items() if name.startswith("hangup_task_failures_total")]
     assert failures and not any(failures)
@@ -140,7 +140,7 @@ def test_when_all_are_drained_a_call_is_refused_at_once() -> None:
         name = admin(gateway, "GET", "/api/backends")[1]["backends"][0]["name"]
         admin(gateway, "PUT", f"/api/backends/{name}/drain")
         got = ask(gateway.address, "/v1/chat/completions", {"messages": []})
-        assert (got.status, got.headers["x-hangup-reason"]) == (503, "backends_closed")
+        assert (got.status, got.headers["x-hangup-reason"]) == (503, "backends_unavailable")
         assert 1 <= int(got.headers["retry-after"]) <= 30
         admin(gateway, "DELETE", f"/api/backends/{name}/drain")
         assert ask(gateway.address, "/v1/chat/completions", {"messages": [], "max_tokens": 1}).status == 200

@@ -134,7 +134,7 @@ def test_a_deaf_engine_raises_the_alarm_and_is_named() -> None:
             for at in range(8):
                 with streaming(gateway, f"left-{at}"):
                     pass
-            raised = wait_until(lambda: next((r for r in gateway.log() if r["event"] == "divergence"), None))
+            raised = wait_until(lambda: next((r for r in gateway.log() if r["event"] == "divergence_alarm_changed"), None))
             assert raised is not None
             assert (raised["state"], raised["signal"]) == ("raised", "exact")
             assert raised["suspects"]["tenants"] == ["default"] and raised["suspects"]["calls"][0]["id"].startswith("left-")

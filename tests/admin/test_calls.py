@@ -77,15 +77,15 @@ def test_a_timeline_tells_of_the_end_and_of_what_is_known_of_the_engine() -> Non
     call.pending_stops = (stop,)
     assert [step["what"] for step in timeline(call)][-2:] == [
         "ended: killed (killed), status 200",
-        "the engine is told to stop",
+        "stop requested from the engine",
     ]
     assert (call.stop_state, call.engine_stopped) == (StopState.PENDING, None)
     stop.zombie_since, stop.aborts, stop.tokens_now = 14.0, 2, 40
-    story = "the engine still works on it in slot 3: a zombie and was told again 2 times, 37 tokens computed since"
+    story = "zombie: the engine still computes it in slot 3 after 2 repeated aborts, 37 tokens computed since"
     assert timeline(call)[-1] == {"at_s": 4.0, "what": story} and call.engine_stopped is False
     stop.release(StopState.VERIFIED, 15.5)
     told = timeline(call)
-    assert told[-1] == {"at_s": 5.5, "what": "verified: the engine has let go of it"} and call.engine_stopped
+    assert told[-1] == {"at_s": 5.5, "what": "verified: the engine stopped the work"} and call.engine_stopped
     assert [step["at_s"] for step in told] == sorted(step["at_s"] for step in told)
 
 

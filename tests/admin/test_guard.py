@@ -105,7 +105,7 @@ def test_names_that_are_none_are_refused(gateway: Gateway, headers: dict[str, st
             client.send(f"{method} /api/calls?id=none HTTP/1.1\r\n{lines}Connection: close\r\n\r\n".encode())
             status = client.read_answer().status
         assert status == (421 if "Host" in headers else 200 if method == "GET" else 403)
-    assert not [row for row in gateway.log() if row["event"] == "fault"]
+    assert not [row for row in gateway.log() if row["event"] == "internal_error"]
 
 
 class TestConnections:

@@ -32,9 +32,9 @@ def test_an_honest_engine_is_verified_in_the_answer_and_in_the_timeline() -> Non
             assert engine.stats()["running"] == 0
         told = as_json(gateway, "trace", "one")
         assert told["timeline"][0]["what"] == "first byte of the request"
-        assert told["timeline"][-1]["what"] == "verified: the engine has let go of it"
+        assert told["timeline"][-1]["what"] == "verified: the engine stopped the work"
         assert (told["engine_let_go"], told["release"]) == (True, "verified")
-        assert "verified: the engine has let go of it" in hangup(gateway, "trace", "one").stdout
+        assert "verified: the engine stopped the work" in hangup(gateway, "trace", "one").stdout
 
 
 def test_a_deaf_engine_is_not_called_verified() -> None:

@@ -72,7 +72,7 @@ def test_all_fates_add_up_to_the_engines_own_count_while_it_is_deaf_and_under_tr
             staying = [pool.submit(stay) for _ in range(4)]
             for at in range(4):
                 leave(gateway, f"left-{at}", model="large")
-            wait_until(lambda: len([r for r in gateway.log() if r["event"] == "zombie"]) == 4, what="four zombies")
+            wait_until(lambda: len([r for r in gateway.log() if r["event"] == "zombie_found"]) == 4, what="four zombies")
             for one in staying:
                 one.result(120)
             wait_until(lambda: rows(gateway, "cause")["zombie"]["tokens_wasted"] > 1000, what="what they compute for nobody")
@@ -159,7 +159,7 @@ def test_what_others_do_to_a_shared_engine_is_not_in_our_books_and_raises_no_ala
             assert ask(("127.0.0.1", engine.port), CHAT, SHORT | {"max_tokens": 2000}).status == 200
             assert ask(gateway.address, CHAT, SHORT).status == 200
             assert "zombie" not in rows(gateway, "cause")
-            assert not [row for row in gateway.log() if row["event"] == "divergence"]
+            assert not [row for row in gateway.log() if row["event"] == "divergence_alarm_changed"]
 
 
 ALARM: dict[str, Any] = {"counters_interval_s": 0.2, "divergence_window_s": 2, "divergence_hold_s": 1, "health_interval_s": 1}
@@ -175,7 +175,9 @@ def test_every_engine_that_tells_what_it_runs_can_raise_the_alarm(like: str, fau
     ):
         known(gateway)
         leave(gateway, "left")
-        raised = wait_until(lambda: [row for row in gateway.log() if row["event"] == "divergence"], what="the alarm")
+        raised = wait_until(
+            lambda: [row for row in gateway.log() if row["event"] == "divergence_alarm_changed"], what="the alarm"
+        )
         assert raised[0]["state"] == "raised" and raised[0]["suspects"]["calls"][0]["id"] == "left"
 
 
@@ -190,7 +192,7 @@ def test_no_healthy_engine_raises_it(like: str) -> None:
         while time.monotonic() < until:
             leave(gateway, "left")
             assert ask(gateway.address, CHAT, SHORT).status == 200
-        assert not [row for row in gateway.log() if row["event"] == "divergence"]
+        assert not [row for row in gateway.log() if row["event"] == "divergence_alarm_changed"]
 
 
 class PlainVllm(BaseHTTPRequestHandler):

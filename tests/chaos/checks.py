@@ -164,14 +164,16 @@ def logs(world: World) -> list[str]:
     for gateway in world.gateways:
         wrong += [f"{gateway.name}: a traceback: {line}" for line in gateway.errors() if "Traceback" in line]
         for row in gateway.log():
-            if row["event"] in ("fault", "reaper_fault"):
+            if row["event"] in ("internal_error", "reaper_check_failed"):
                 wrong.append(f"{gateway.name}: {row}")
             # Work that a killed gateway abandoned remains for a moment, or a little longer if the engine's counters lag.
-            expected = row["event"] == "orphans" and gateway.deaths
+            expected = row["event"] == "orphans_found" and gateway.deaths
             blamed = (
-                row["event"] in ("zombie", "ladder", "orphans", "divergence") and row.get("backend") in sound and not expected
+                row["event"] in ("zombie_found", "ladder_step_taken", "orphans_found", "divergence_alarm_changed")
+                and row.get("backend") in sound
+                and not expected
             )
-            if blamed and row.get("step") not in ("well", "wait"):
+            if blamed and row.get("step") not in ("healthy", "wait"):
                 wrong.append(f"{gateway.name} blames {row['backend']}: {row}")
     return wrong
 
@@ -182,7 +184,7 @@ def outcomes(world: World, book: Book) -> list[str]:
     for gateway in world.gateways:
         lines: dict[str, list[str]] = {}
         for row in gateway.log():
-            if row["event"] == "call" and row["id"][:1] in "swx":
+            if row["event"] == "call_ended" and row["id"][:1] in "swx":
                 lines.setdefault(row["id"], []).append(row["outcome"])
         wrong += [f"{id} at {gateway.name} has the outcomes {found}" for id, found in lines.items() if len(found) > 1]
         for id in (id for at, id in book.complete if at is gateway):
@@ -206,7 +208,7 @@ def cuts(book: Book) -> list[str]:
         back = max((at for at in gateway.returns if at <= began), default=0.0)
         if died >= min(back, began - 15):  # the gateway was down, or draining
             continue
-        outcomes = [row["outcome"] for row in gateway.log() if row["event"] == "call" and row["id"] == id]
+        outcomes = [row["outcome"] for row in gateway.log() if row["event"] == "call_ended" and row["id"] == id]
         if outcomes != ["engine_failed"]:
             wrong.append(f"{id} at {gateway.name} was cut off, nobody had killed it, and its line says {outcomes}")
     return wrong

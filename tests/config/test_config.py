@@ -84,12 +84,12 @@ def test_upstreams(tmp_path: Path) -> None:
             "FILE:4: unknown backend setting urll\n  hint: did you mean url?",
         ),
         ("[[backend]]\nurl = 'ftp://a'\n", "FILE:2: url: expected http://host[:port] or https://host[:port], got 'ftp://a'"),
-        ("[[backend]]\nurl = 'http://u:p@a'\n", "a URL must hold no user or password"),
-        ("[[backend]]\nurl = 'http://a:99999'\n", "is no URL"),
-        ("[[backend]]\nurl = 'http://a:1/a b'\n", "FILE:2: url: 'http://a:1/a b' has blanks or control characters"),
-        ('[[backend]]\nurl = "http://a:1/\\r\\nx: y"\n', "has blanks or control characters"),
-        ("[[backend]]\nurl='http://a'\nhealth_path='/he alth'\n", "health_path: expected a path like /health, without blanks"),
-        ("[[backend]]\nurl='http://a'\nhealth_path='health'\n", "health_path: expected a path like /health, without blanks"),
+        ("[[backend]]\nurl = 'http://u:p@a'\n", "a URL must not contain a user or password"),
+        ("[[backend]]\nurl = 'http://a:99999'\n", "is not a valid URL"),
+        ("[[backend]]\nurl = 'http://a:1/a b'\n", "FILE:2: url: 'http://a:1/a b' has spaces or control characters"),
+        ('[[backend]]\nurl = "http://a:1/\\r\\nx: y"\n', "has spaces or control characters"),
+        ("[[backend]]\nurl='http://a'\nhealth_path='/he alth'\n", "health_path: expected a path like /health, without spaces"),
+        ("[[backend]]\nurl='http://a'\nhealth_path='health'\n", "health_path: expected a path like /health, without spaces"),
         ("[[backend]]\nurl='http://a'\n[[backend]]\nurl='http://a/'\n", "http://a is configured twice"),
         (
             "[[backend]]\nurl='http://a:1'\n[[backend]]\nurl='http://a:1/v1'\n",
@@ -248,7 +248,7 @@ class TestCommands:
             done = hangup("serve", "--port", str(taken.getsockname()[1]), "--admin-port", "0")
             assert done.returncode == 1
             assert "cannot listen on 127.0.0.1" in done.stderr
-            assert "hint: another program has it" in done.stderr
+            assert "hint: the port is in use" in done.stderr
 
     def test_help(self) -> None:
         for arguments in (("--help",), ("serve", "--help"), ("config", "--help"), ("standin", "--help"), ("key", "--help")):

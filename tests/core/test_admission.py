@@ -58,8 +58,8 @@ def test_nothing_waits_for_what_is_shut(shut: HealthEvent, opened: HealthEvent) 
     assert refused(made.arrive(Ticket("open"), "a", 0.0)) == []
     two.health.apply(shut)
     made.fleet.refresh()
-    assert refused(made.arrive(Ticket("shut"), "a", 0.0)) == [("shut", "backends_closed")]
-    assert 3.0 < made.retry_after_s("a", reasons.BACKENDS_CLOSED, 0.0) < 10.0
+    assert refused(made.arrive(Ticket("shut"), "a", 0.0)) == [("shut", "backends_unavailable")]
+    assert 3.0 < made.retry_after_s("a", reasons.BACKENDS_UNAVAILABLE, 0.0) < 10.0
     two.health.apply(opened)
     two.health.apply(HealthEvent.FAILED_TOO_OFTEN)
     made.fleet.refresh()
@@ -153,21 +153,21 @@ def test_a_lower_band_makes_room_first() -> None:
     fill(made, "a", 1)
     fill(made, "batch", 2)
     actions = made.arrive(Ticket("new"), "a", 0.0)
-    assert refused(actions) == [("batch0", "pushed_out")]
+    assert refused(actions) == [("batch0", "queue_evicted")]
 
 
 def test_the_longest_line_makes_room_for_others_but_not_for_itself() -> None:
     made = admission(limits=replace(LIMITS, queue_depth_max=3))
     fill(made, "a", 4)
     assert refused(made.arrive(Ticket("more"), "a", 0.0)) == [("more", "queue_full")]
-    assert refused(made.arrive(Ticket("other"), "b", 0.0)) == [("a1", "pushed_out")]
+    assert refused(made.arrive(Ticket("other"), "b", 0.0)) == [("a1", "queue_evicted")]
 
 
 def test_what_counts_as_the_longest_line_goes_by_weight() -> None:
     made = admission(b=TenantTerms(weight=2))
     fill(made, "a", 4)  # one runs
     fill(made, "b", 3)
-    assert refused(made.arrive(Ticket("fourth"), "b", 0.0)) == [("a1", "pushed_out")], "four of weight 2 are less than three"
+    assert refused(made.arrive(Ticket("fourth"), "b", 0.0)) == [("a1", "queue_evicted")], "four of weight 2 are less than three"
     assert refused(made.arrive(Ticket("fifth"), "b", 0.0)) == [("fifth", "queue_full")]
 
 
@@ -296,7 +296,7 @@ def test_a_queue_longer_than_one_may_wait_refuses_at_once() -> None:
         [action] = made.end(running, float(turn), 10, 10, completed=True)
         running = action.ticket
     [action] = made.arrive(Ticket("new", queue_by=10.0 + 10), "a", 10.0)
-    assert action.reason is reasons.QUEUE_SLOW
+    assert action.reason is reasons.QUEUE_TOO_LONG
     assert 10 <= made.retry_after_s("a", action.reason, 10.0) <= 30
     assert made.arrive(Ticket("patient", queue_by=10.0 + 60), "a", 10.0) == []
 

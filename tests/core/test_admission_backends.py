@@ -81,7 +81,7 @@ def test_a_full_queue_is_not_for_one_backend_alone() -> None:
     for eligible in (A, B, A, A, A, A):
         made.arrive(Ticket(object(), eligible=eligible), "t", 0.0)
     actions = made.arrive(Ticket("b1", eligible=B), "t", 0.1)
-    assert [code for _, code in refused(actions)] == ["pushed_out"]
+    assert [code for _, code in refused(actions)] == ["queue_evicted"]
     assert refused(made.arrive(Ticket("a9", eligible=A), "t", 0.2)) == [("a9", "queue_full")]
 
 
@@ -147,7 +147,7 @@ def test_a_place_that_gets_free_elsewhere_helps_nobody() -> None:
     assert started(made.arrive(job, "t", 0.2)) == [("job", "a")]
     made.first_token(job, 0.3)
     made.arrive(Ticket("a0", eligible=A), "t", 100.0)
-    assert refused(made.arrive(Ticket("a1", eligible=A), "t", 100.0)) == [("job", "yielded")]
+    assert refused(made.arrive(Ticket("a1", eligible=A), "t", 100.0)) == [("job", "preempted")]
     assert made.arrive(Ticket("a2", eligible=A), "t", 100.0) == [], "nobody is left who could make way"
 
 

@@ -66,7 +66,7 @@ def test_alone_a_few_are_read_at_a_time_and_all_of_those_make_way(slots: int, re
     _, actions = call(made, "live")
     if slots > 1:
         assert started(actions) == ["live"]
-    assert sorted(ended(actions)) == sorted((item.key, "yielded") for item in items[:read])
+    assert sorted(ended(actions)) == sorted((item.key, "preempted") for item in items[:read])
     for item in items[:read]:
         made.end(item, 0.0)
     assert in_flight(items) == 0, "beside a live call that is read none is"
@@ -138,7 +138,7 @@ def test_jobs_are_not_seen_in_the_first_line() -> None:
     assert made.queue.count == made.queue.bytes == 0 and made.jobs.count == 49
     assert made.tenant("a").in_flight == made.tenant("a").waiting == 0
     _, actions = call(made, "live")
-    assert ended(actions) == [("a-job0", "yielded")]
+    assert ended(actions) == [("a-job0", "preempted")]
     made.leave(items[7], 1.0)
     assert made.jobs_waiting("a") == 48 and made.queue.count == 1
 
@@ -205,7 +205,7 @@ def test_live_calls_go_before_jobs() -> None:
     one, _ = call(made, "one")
     made.first_token(one, 0.0)
     _, actions = call(made, "two")
-    assert ended(actions) == [("vip-job0", "yielded")]
+    assert ended(actions) == [("vip-job0", "preempted")]
     assert started(made.end(running, 0.1)) == ["two"]  # and not the next item, however high its tenant stands
 
 
@@ -213,9 +213,9 @@ def test_the_one_that_started_last_makes_way_and_once_for_each_who_waits() -> No
     made = admission(4)
     items = put_in_line(made, 3)
     call(made, 0)
-    assert ended(call(made, 1)[1]) == [("a-job2", "yielded")]
+    assert ended(call(made, 1)[1]) == [("a-job2", "preempted")]
     assert made.dispatch(0.1) == []  # it has been told
-    assert ended(call(made, 2)[1]) == [("a-job1", "yielded")]
+    assert ended(call(made, 2)[1]) == [("a-job1", "preempted")]
     assert made.jobs_in_flight == 3
     assert started(made.end(items[2], 0.2)) == [1] and started(made.end(items[1], 0.2)) == [2]
     assert made.jobs_in_flight == 1 and made.queue.count == 0
@@ -237,7 +237,7 @@ def test_a_job_whose_prompt_is_being_read_makes_way_for_a_live_call_on_its_backe
     item = Ticket("job", prompt=1000, job=True)
     made.arrive(item, "a", 0.0)
     live, actions = call(made, "live")
-    assert started(actions) == ["live"] and ended(actions) == [("job", "yielded")]
+    assert started(actions) == ["live"] and ended(actions) == [("job", "preempted")]
     made.end(item, 0.1)
     made.first_token(live, 0.1)
     [running] = put_in_line(made, 1, now=0.2)
@@ -262,7 +262,7 @@ def test_no_job_makes_way_where_the_live_call_cannot_go() -> None:
     assert actions == []
     job_load.health.apply(HealthEvent.TAKEN_BACK)
     made.fleet.refresh()
-    assert ended(made.dispatch(0.4)) == [("a-job0", "yielded")]
+    assert ended(made.dispatch(0.4)) == [("a-job0", "preempted")]
 
 
 def test_an_item_that_made_way_often_runs_to_its_end_one_on_each_backend() -> None:
@@ -273,7 +273,7 @@ def test_an_item_that_made_way_often_runs_to_its_end_one_on_each_backend() -> No
         made.first_token(item, 0.0)
     assert all(item.placed_on is not None for item in items)
     told = [pair for at in range(4) for pair in ended(call(made, at, 0.1)[1])]
-    assert told == [("old1", "yielded")]  # the other one stays, whoever comes
+    assert told == [("old1", "preempted")]  # the other one stays, whoever comes
 
 
 def test_an_item_that_fell_back_goes_first_in_its_own_line() -> None:
@@ -290,7 +290,7 @@ def test_an_item_that_fell_back_goes_first_in_its_own_line() -> None:
 
 
 def test_yielded_is_a_reason_of_its_own() -> None:
-    assert reasons.YIELDED.status == 503 and reasons.YIELDED.outcome is reasons.Outcome.KILLED
+    assert reasons.PREEMPTED.status == 503 and reasons.PREEMPTED.outcome is reasons.Outcome.KILLED
 
 
 # Learned slots
@@ -341,7 +341,7 @@ def test_a_live_call_beyond_what_was_seen_sends_a_job_away() -> None:
     items = put_in_line(made, 6)
     assert in_flight(items) == 6 == made.fleet.loads[0].limiter.most_running
     _, actions = call(made, "live", 1.0)
-    assert started(actions) == ["live"] and ended(actions) == [("a-job5", "yielded")]
+    assert started(actions) == ["live"] and ended(actions) == [("a-job5", "preempted")]
 
 
 def test_jobs_teach_nothing_about_first_tokens() -> None:

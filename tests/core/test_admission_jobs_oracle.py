@@ -89,7 +89,7 @@ class JobsMachine(RuleBasedStateMachine):
             if reason is None:
                 continue
             assert ticket.key not in self.over, "an ended call was moved"
-            if reason.code == "yielded":
+            if reason.code == "preempted":
                 assert ticket.job and ticket in self.running and ticket not in self.asked_to_yield, (
                     "only a job that runs can yield"
                 )
@@ -107,7 +107,7 @@ class JobsMachine(RuleBasedStateMachine):
 
     def check_victims(self, before: int, actions: list[Action[Any]]) -> None:
         """Never more than live calls that wait, or that were started where a job was being read."""
-        fresh = sum(action.reason is not None and action.reason.code == "yielded" for action in actions)
+        fresh = sum(action.reason is not None and action.reason.code == "preempted" for action in actions)
         lives = sum(action.load is not None and not action.ticket.job for action in actions)
         assert fresh <= max(len(self.live_line) - before, 0) + lives
 

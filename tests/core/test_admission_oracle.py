@@ -117,7 +117,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         if at_quota:
             assert out == [(ticket.key, "concurrency_max")]
         elif full and size == 1 and not self.room() and not self.odd:
-            pushed = [key for key, code in out if code == "pushed_out"]
+            pushed = [key for key, code in out if code == "queue_evicted"]
             if pushed:
                 assert pushed[0] in [t.key for t in victims]
             else:

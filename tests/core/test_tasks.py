@@ -119,7 +119,7 @@ class TestLoopWatch:
         (event, fields), (end, ended) = told[:2]  # without more beats, it stalls again
         assert event == "loop_stalled"
         assert any("_somebody_blocks_it" in place for place in fields["where"])
-        assert end == "loop_goes_on" and ended["after_s"] > 0.2
+        assert end == "loop_resumed" and ended["after_s"] > 0.2
         assert watch.stalls >= 1 and watch.longest_s > 0.2
 
     def test_a_loop_that_comes_round_is_left_alone(self) -> None:

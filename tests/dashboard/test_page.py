@@ -115,7 +115,7 @@ def test_a_deaf_engine_climbs_the_ladder_and_its_zombies_have_their_story(browse
         gateway_and_engine(settings, slots=2, token_s=0.01, like="llamacpp") as (gateway, engine),
         opened(browser, gateway) as page,
     ):
-        page.locator("#backends td.ladder.well").wait_for()
+        page.locator("#backends td.ladder.healthy").wait_for()
         engine.behave(deaf=True)
         with streaming(gateway, "haunts"):
             page.locator('#calls-body [data-key="haunts"]').wait_for()
@@ -129,7 +129,7 @@ def test_a_deaf_engine_climbs_the_ladder_and_its_zombies_have_their_story(browse
         engine.behave(deaf=False, cut_after=1)  # which ends what runs
         story.filter(has_text="stopped, verified after").wait_for()
         engine.behave(cut_after=0)
-        page.locator("#backends td.ladder.well").wait_for()
+        page.locator("#backends td.ladder.healthy").wait_for()
 
 
 def test_a_wedged_engine_is_quarantined_for_being_wedged(browser: Any) -> None:
@@ -141,7 +141,7 @@ def test_a_wedged_engine_is_quarantined_for_being_wedged(browser: Any) -> None:
         with streaming(gateway, "stuck"):
             page.locator('#calls-body [data-key="stuck"]').wait_for()
         page.locator("#backends td.ladder.quarantined").wait_for()
-        page.locator("#backends td.why", has_text="with nothing done").wait_for()
+        page.locator("#backends td.why", has_text="without progress").wait_for()
 
 
 def test_an_alarm_is_shown_as_long_as_it_lasts(browser: Any) -> None:

@@ -178,7 +178,7 @@ def at_rest(gateway: Gateway, before: tuple[int, int]) -> list[str]:
         found.append(f"{error}; live: {calls}; jobs: {get_json(f'{gateway.admin_url}/api/jobs?active=1')['jobs'][:3]}")
     if (grown := _size(gateway)[1] - before[1]) > RSS_GROWTH_MAX:
         found.append(f"memory grew by {grown // 2**20} MB")
-    found += [f"fault: {row}" for row in gateway.log() if row["event"] in ("fault", "reaper_fault")][:20]
+    found += [f"fault: {row}" for row in gateway.log() if row["event"] in ("internal_error", "reaper_check_failed")][:20]
     found += [f"stderr: {gateway.stderr_lines[1:40]}"] if any("Traceback" in line for line in gateway.stderr_lines) else []
     return found
 

@@ -172,7 +172,7 @@ class TestOddStreams:
 
     def test_no_json(self) -> None:
         got = self.assembled(event("a"), b"data: {oops\n\n", DONE)
-        assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_garbled")
+        assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_invalid_answer")
 
     @pytest.mark.parametrize(
         "odd",
@@ -185,7 +185,7 @@ class TestOddStreams:
     )
     def test_a_shape_that_is_not_known(self, odd: bytes) -> None:
         got = self.assembled(event("a"), b"data: " + odd + b"\n\n", DONE)
-        assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_garbled")
+        assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_invalid_answer")
 
     def test_truncated_with_clean_framing(self) -> None:
         got = self.assembled(event("a"), event("b"))

@@ -217,7 +217,7 @@ def test_a_full_disk_breaks_no_line_but_the_one_it_cut(steps: list[tuple[int, in
 def test_the_log_counts_what_a_full_disk_did_not_take() -> None:
     """/dev/full is a disk that is always full."""
     log = Log("/dev/full", 100)
-    log.event("drain")
+    log.event("drain_started")
     log.close()
     assert log.dropped == 1
 
@@ -236,7 +236,7 @@ def test_draining_closes_connections_of_every_method(engine: StandIn) -> None:
         running.chat(stream=True, max_tokens=20000, ignore_eos=True)
         running.read_until(b"data:")
         gateway.signal(signal.SIGTERM)
-        wait_until(lambda: any(row["event"] == "drain" for row in gateway.log()))
+        wait_until(lambda: any(row["event"] == "drain_started" for row in gateway.log()))
         with Client(gateway.address) as late:
             late.send(b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n")
             got = late.read_answer()
@@ -279,7 +279,7 @@ def test_the_log_takes_any_number() -> None:
     """A line that cannot be written must not keep a call from its end."""
     log = Log("none", 100)
     log._out = cast(Any, _Disk(10**6))
-    log.event("drain", live=2**70, text="\ud800")
+    log.event("drain_started", live=2**70, text="\ud800")
     assert json.loads(log._lines.popleft())["live"] == 2**70
 
 

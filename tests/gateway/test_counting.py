@@ -466,13 +466,13 @@ def test_an_answer_that_the_engine_cancelled_is_not_complete(gateway: Gateway, n
         client.post(CHAT, {"model": name, "messages": [], "stream": stream})
         got = client.read_answer()
     row = gateway.call_log(got.headers["x-request-id"])
-    assert (row["outcome"], row["cause"], row["tokens_out"]) == ("engine_failed", "engine_gave_up", tokens)
+    assert (row["outcome"], row["cause"], row["tokens_out"]) == ("engine_failed", "engine_cancelled", tokens)
     if stream:
         assert not got.complete
-        assert events(got.body)[-1]["error"]["code"] == "engine_gave_up"
+        assert events(got.body)[-1]["error"]["code"] == "engine_cancelled"
         assert b'finish_reason":"' not in got.body and b"[DONE]" not in got.body
     else:
-        assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_gave_up")
+        assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_cancelled")
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -40,7 +40,7 @@ def live(gateway: Gateway) -> float:
 
 
 def calls_logged(gateway: Gateway) -> int:
-    return sum(row.get("event") == "call" for row in gateway.log())
+    return sum(row.get("event") == "call_ended" for row in gateway.log())
 
 
 class TestHealth:
@@ -91,7 +91,7 @@ class TestHealth:
             busy.chat(stream=True, ignore_eos=True)
             busy.read_until(b'"content":" ')
             gateway.signal(signal.SIGTERM)
-            wait_until(lambda: any(row.get("event") == "drain" for row in gateway.log()))
+            wait_until(lambda: any(row.get("event") == "drain_started" for row in gateway.log()))
             answer = get(gateway, "/health")
             assert (answer.status, answer.headers["x-hangup-reason"]) == (503, "draining")
             assert answer.headers["connection"] == "close"
@@ -244,7 +244,7 @@ class TestRefused:
         message = answer.json()["error"]["message"]
         assert (answer.status, answer.headers["x-hangup-reason"]) == (404, "not_found")
         assert f'[[route]] with path = "{path}"' in message
-        assert REFUSED.get(path, "There is no") in message
+        assert REFUSED.get(path, "Unknown path") in message
         assert len(engine.seen()) == before
 
     def test_no_path_is_both(self) -> None:
@@ -324,7 +324,7 @@ class TestFiles:
             ):
                 answer = httpx.post(f"{gateway.url}{path}", content=body, headers={"content-type": kind}, timeout=60)
                 assert answer.status_code == 413
-                assert f"at most {most} bytes" in answer.json()["error"]["message"]
+                assert f"the limit is {most} bytes" in answer.json()["error"]["message"]
                 assert f"({name})" in answer.json()["error"]["message"]
             body, _ = form(b"\0" * 10_000)
             assert (

@@ -166,7 +166,7 @@ class TestFraming:
 
     def test_an_answer_too_deep_to_be_written(self, gateway: Gateway) -> None:
         got, row = post(gateway, "deep")
-        assert (got.status, row["cause"]) == (502, "engine_garbled")
+        assert (got.status, row["cause"]) == (502, "engine_invalid_answer")
 
 
 class TestEncoded:

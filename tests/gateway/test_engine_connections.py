@@ -117,7 +117,7 @@ class TestReuse:
                 sent = sum(b"next" in request for request in engine.requests)
                 assert sum(gateway.call_log(f"next-{n}")["attempts"] for n in range(number + 1)) == sent
             assert sent > 4
-            assert not [row for row in gateway.log() if row["event"] == "backend" and "down" in row["change"]]
+            assert not [row for row in gateway.log() if row["event"] == "backend_changed" and "down" in row["change"]]
 
     def test_late_bytes_do_not_make_a_healthy_engine_ill(self) -> None:
         """The gateway's own questions go over the same connections."""
@@ -136,7 +136,7 @@ class TestReuse:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             with Gateway(url, engine="openai", failures_max=1, health_interval_s=0.1) as gateway:
                 wait_until(lambda: asked[1] >= 5)
-                assert not [row for row in gateway.log() if row["event"] == "backend" and "down" in row["change"]]
+                assert not [row for row in gateway.log() if row["event"] == "backend_changed" and "down" in row["change"]]
 
     @pytest.mark.parametrize("status", [b"400 Bad", b"401 No", b"429 Wait", b"503 Busy"])
     def test_not_after_a_request_with_a_body_was_refused(self, status: bytes) -> None:
@@ -253,7 +253,7 @@ class TestQueueOfTheDeparted:
             assert ask(gateway.address, EMBEDDINGS, {"input": "after"}).status == 200
             for number in range(300):
                 assert gateway.call_log(f"in-line-{number}")["cause"] == "fin"
-            assert not [row for row in gateway.log() if row["event"] == "fault"]
+            assert not [row for row in gateway.log() if row["event"] == "internal_error"]
             assert not [line for line in gateway.stderr_lines if "Error" in line]
 
 
@@ -290,7 +290,7 @@ class TestDeepJson:
             for _ in range(2):
                 got = ask(gateway.address, CHAT, {"messages": []})
                 assert got.status in (200, 502)
-                assert got.headers.get("x-hangup-reason") in (None, "engine_garbled")
+                assert got.headers.get("x-hangup-reason") in (None, "engine_invalid_answer")
             assert not [line for line in gateway.stderr_lines if "Fatal error" in line]
 
 

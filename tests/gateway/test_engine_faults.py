@@ -189,14 +189,14 @@ class TestOddAnswers:
     )
     def test_garbled_head(self, head: bytes) -> None:
         got = self.get(head)
-        assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_garbled")
+        assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_invalid_answer")
         assert "set-cookie" not in got.headers
 
     @pytest.mark.parametrize("size", [b"zz", b"+5", b"0x5", b"", b"fffffffffffffffff"])
     def test_garbled_chunks(self, size: bytes) -> None:
         got = self.get(HEAD + chunk(event("a")) + size + b"\r\nhello\r\n" + LAST, STREAM)
         assert not got.complete
-        assert events(got.body)[-1]["error"]["code"] == "engine_garbled"
+        assert events(got.body)[-1]["error"]["code"] == "engine_invalid_answer"
 
     def test_announcements_before_the_answer(self) -> None:
         data = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"

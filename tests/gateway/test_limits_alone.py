@@ -222,7 +222,7 @@ def test_job_yields_max() -> None:
         made.first_token(item, 0.0)
         assert item.placed_on is load
         told = [action for at in range(3) for action in made.arrive(Ticket(f"live{at}"), "a", 0.1)]
-        yielded = [action.ticket.key for action in told if action.reason is reasons.YIELDED]
+        yielded = [action.ticket.key for action in told if action.reason is reasons.PREEMPTED]
         assert yielded == ([] if stays else ["item"])
 
 

@@ -87,7 +87,7 @@ def test_a_bug_in_one_release_keeps_no_other_place() -> None:
         watch = BackendWatch(backend, cast(Any, None), cast(Any, host), ReaperStats([], 9))
         watch._release([PendingStop(name, 0.0) for name in ("first", "second", "third")], StopState.VERIFIED)
         await watch.close()
-        assert (host.freed, host.told_of) == (["second", "third"], ["reaper_fault"])
+        assert (host.freed, host.told_of) == (["second", "third"], ["reaper_check_failed"])
 
     asyncio.run(main())
 

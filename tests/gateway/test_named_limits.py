@@ -72,7 +72,7 @@ def test_header_count_max(gateway: Gateway) -> None:
 
 def test_engine_header_bytes_max(gateway: Gateway) -> None:
     answer = ask(gateway.address, EMBEDDINGS, {"input": "large head"})
-    assert (answer.status, answer.headers["x-hangup-reason"]) == (502, "engine_garbled")
+    assert (answer.status, answer.headers["x-hangup-reason"]) == (502, "engine_invalid_answer")
 
 
 def test_engine_idle_connections_max(gateway: Gateway, engine: RawEngine) -> None:

@@ -50,7 +50,7 @@ def test_a_flood_of_requests_unread_is_kept_within_bounds() -> None:
         other = ask(gateway.address, EMBEDDINGS, {"input": "other"})
         assert other.status == 200
         gateway.call_log(other.headers["x-request-id"])  # so the lines before it are written
-        answered = [row for row in gateway.log() if row["event"] == "call" and row["cause"] == "not_found"]
+        answered = [row for row in gateway.log() if row["event"] == "call_ended" and row["cause"] == "not_found"]
         assert 0 < len(answered) < 1000
 
 

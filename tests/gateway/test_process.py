@@ -66,7 +66,7 @@ class TestTrace:
         for index in range(20):
             ask(gateway.address, CHAT, {"messages": [], "max_tokens": 1}, {"X-Request-Id": f"once-{index}"})
         gateway.call_log("once-19")
-        ids = [row["id"] for row in gateway.log() if row["event"] == "call"]
+        ids = [row["id"] for row in gateway.log() if row["event"] == "call_ended"]
         assert len(ids) == len(set(ids))
 
 
@@ -115,7 +115,7 @@ class TestDrain:
                 client.fin()
             idle.fin()
             assert gateway.wait() == 0
-            outcomes = [row["outcome"] for row in gateway.log() if row["event"] == "call"]
+            outcomes = [row["outcome"] for row in gateway.log() if row["event"] == "call_ended"]
             assert outcomes.count("completed") == 100
 
     def test_deadline(self) -> None:
@@ -137,7 +137,7 @@ class TestDrain:
             assert gateway.wait() == 0
             assert elapsed(start) > 0.4
             engine.wait_idle()
-            assert {row["outcome"] for row in gateway.log() if row["event"] == "call"} == {"drained"}
+            assert {row["outcome"] for row in gateway.log() if row["event"] == "call_ended"} == {"drained"}
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_second_signal_forces(self, number: signal.Signals) -> None:
@@ -201,12 +201,12 @@ class TestReload:
                 clients[-1].read_until(b'"content":" ')
                 gateway.config_path.write_text(text.format(30 + count, engine.url))
                 gateway.signal(signal.SIGHUP)
-                wait_until(lambda: [row["event"] for row in gateway.log()].count("reloaded") == len(clients))
+                wait_until(lambda: [row["event"] for row in gateway.log()].count("config_reloaded") == len(clients))
             assert series_shown_twice(gateway) == []
             for client in clients:
                 client.fin()
             engine.wait_idle()
-            wait_until(lambda: gateway.metrics()['hangup_unverified{backend="b"}'] == 0)
+            wait_until(lambda: gateway.metrics()['hangup_pending_stops{backend="b"}'] == 0)
             assert gateway.metrics()['hangup_releases_total{backend="b",result="verified"}'] == 3
             assert series_shown_twice(gateway) == []
 

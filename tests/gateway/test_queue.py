@@ -28,8 +28,8 @@ def waiting(gateway: Gateway) -> int:
 
 def calls_logged(gateway: Gateway, count: int) -> list[dict[str, Any]]:
     """The lines of so many calls, once they are there."""
-    wait_until(lambda: sum(row["event"] == "call" for row in gateway.log()) >= count, what="the log")
-    return [row for row in gateway.log() if row["event"] == "call"]
+    wait_until(lambda: sum(row["event"] == "call_ended" for row in gateway.log()) >= count, what="the log")
+    return [row for row in gateway.log() if row["event"] == "call_ended"]
 
 
 async def call(gateway: Gateway, tokens: int) -> int:
@@ -159,7 +159,7 @@ class TestRefusals:
                 )
             assert error.value.status_code == 503
             wait_until(lambda: any(row.get("cause") == "infeasible" for row in gateway.log()))
-            assert [row["cause"] for row in gateway.log() if row["event"] == "call"].count("infeasible") == 1
+            assert [row["cause"] for row in gateway.log() if row["event"] == "call_ended"].count("infeasible") == 1
 
 
 class TestQueue:
@@ -317,5 +317,5 @@ def test_a_flood_is_answered_to_the_last_and_leaves_nothing_behind() -> None:
         wait_until(lambda: waiting(gateway) == 0 and gateway.open_files() <= fds + 10)
         stats = engine.stats()
         assert stats["prefills_for_gone"] == 0 and stats["waiting_peak"] <= 4
-        outcomes = {row["outcome"] for row in gateway.log() if row["event"] == "call"}
+        outcomes = {row["outcome"] for row in gateway.log() if row["event"] == "call_ended"}
         assert outcomes <= {"completed", "shed", "client_gone"}

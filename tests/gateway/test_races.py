@@ -47,12 +47,12 @@ def settled(gateway: Gateway, engine: StandIn, before_fds: int) -> None:
     wait_until(idle, what="the gateway to be idle")
     engine.wait_idle()
     wait_until(lambda: gateway.open_files() <= before_fds + 2, what="file descriptors to be closed")
-    assert not [row for row in gateway.log() if row["event"] == "fault"]
+    assert not [row for row in gateway.log() if row["event"] == "internal_error"]
 
 
 def calls_of(gateway: Gateway, count: int) -> list[dict[str, Any]]:
-    wait_until(lambda: sum(row["event"] == "call" for row in gateway.log()) >= count, what="all log lines")
-    return [row for row in gateway.log() if row["event"] == "call"]
+    wait_until(lambda: sum(row["event"] == "call_ended" for row in gateway.log()) >= count, what="all log lines")
+    return [row for row in gateway.log() if row["event"] == "call_ended"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -161,6 +161,6 @@ def test_soak() -> None:
                 else:  # what is computed while the cut is on its way, only the engine can tell
                     assert row["tokens_out"] <= computed, (row, computed)
             assert stats["prefills_for_gone"] == 0
-            booked = sum(v for k, v in metrics.items() if k.startswith("hangup_tokens_total"))
+            booked = sum(v for k, v in metrics.items() if k.startswith("hangup_output_tokens_total"))
             assert booked == sum(row["tokens_out"] for row in rows)
             assert stats["aborted"] > 100, "of those who left, many were stopped for it"

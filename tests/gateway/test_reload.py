@@ -74,20 +74,20 @@ class TestReload:
         text, problem = BAD[name]
         new = TENANT.format("t", digest_of("new"))
         text = text.replace("{backend}", backend(engine.url)).replace("{new}", new).replace("{url}", engine.url)
-        row = reload(keyed, text, "reload_refused")
+        row = reload(keyed, text, "config_reload_failed")
         assert problem in str(row["problems"])
         assert statuses(keyed) == (200, 401, 401), "the old configuration is in effect, all of it"
         keyed.find_line("the configuration was not reloaded")
 
     def test_taken_as_a_whole(self, engine: StandIn) -> None:
         with Gateway(config=backend(engine.url) + TENANT.format("t", digest_of("old"))) as gateway:
-            row = reload(gateway, backend(engine.url) + TENANT.format("u", digest_of("new")), "reloaded")
+            row = reload(gateway, backend(engine.url) + TENANT.format("u", digest_of("new")), "config_reloaded")
             assert (row["backends"], row["tenants"], row["needs_restart"]) == (["b"], ["u"], [])
             assert statuses(gateway) == (401, 200, 401)
 
     def test_limits_that_need_a_restart_are_named(self, engine: StandIn) -> None:
         with Gateway(config=backend(engine.url)) as gateway:
-            row = reload(gateway, "[limits]\nended_calls_max = 5\n" + backend(engine.url), "reloaded")
+            row = reload(gateway, "[limits]\nended_calls_max = 5\n" + backend(engine.url), "config_reloaded")
             assert row["needs_restart"] == ["ended_calls_max"]
 
 
@@ -119,11 +119,11 @@ class TestTls:
         with Gateway(config=text) as gateway:
             old = self.serial(gateway)
             self.issue(authority, tmp_path)
-            assert reload(gateway, text, "reloaded")["needs_restart"] == []
+            assert reload(gateway, text, "config_reloaded")["needs_restart"] == []
             renewed = self.serial(gateway)
             assert renewed != old
             Path(key).write_text("not a key")
-            assert "tls_cert" in str(reload(gateway, text, "reload_refused")["problems"])
+            assert "tls_cert" in str(reload(gateway, text, "config_reload_failed")["problems"])
             assert self.serial(gateway) == renewed
 
     def test_handshakes_count_and_have_header_s(self, engine: StandIn, authority: trustme.CA, tmp_path: Path) -> None:

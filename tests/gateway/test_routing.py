@@ -288,7 +288,7 @@ class TestAliases:
             assert asked(b) == {"beta": 4} and not asked(a)
 
             def chats() -> list[str]:
-                return [row["model"] for row in gateway.log() if row["event"] == "call" and row["route"] == "openai.chat"]
+                return [row["model"] for row in gateway.log() if row["event"] == "call_ended" and row["route"] == "openai.chat"]
 
             wait_until(lambda: len(chats()) == 2, what="the log")
             assert chats() == ["beta", "beta"]

@@ -132,7 +132,7 @@ def test_secrets_appear_nowhere(engine: StandIn, tmp_path: Path) -> None:
             client.send(b"GET / HTTP/1.1\r\nHost: " + secret_prompt.encode() + b"\r\n\r\n")
             answers.append(client.read_answer())
         assert {a.status for a in answers} == {200, 400, 401}
-        wait_until(lambda: log.exists() and log.read_text().count('"event":"call"') == len(answers))
+        wait_until(lambda: log.exists() and log.read_text().count('"event":"call_ended"') == len(answers))
         metrics = urllib.request.urlopen(f"{gateway.admin_url}/metrics").read().decode()
         places = {
             "log": log.read_text(),

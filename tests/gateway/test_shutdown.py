@@ -80,7 +80,7 @@ def test_whoever_comes_during_the_drain_is_sent_elsewhere(method: str) -> None:
         busy.chat(stream=True, ignore_eos=True)
         busy.read_until(b"data: ")
         gateway.signal(signal.SIGTERM)
-        wait_until(lambda: any(row["event"] == "drain" for row in gateway.log()))
+        wait_until(lambda: any(row["event"] == "drain_started" for row in gateway.log()))
         with Client(gateway.address) as client:
             client.send(f"{method} /v1/models HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode())
             got = client.read_answer()

@@ -136,7 +136,7 @@ class TestStreamed:
     )
     def test_an_answer_that_was_given_up_is_none(self, gateway: Gateway, path: str, name: str) -> None:
         got, how, _ = booked(gateway, path, name, stream=True)
-        assert how == ("engine_failed", "engine_gave_up")
+        assert how == ("engine_failed", "engine_cancelled")
         assert not got.complete
         assert "error" in events(got.body)[-1]
 
@@ -175,8 +175,8 @@ class TestWhole:
         ("path", "name", "cause"),
         [
             (RESPONSES, "whole response.failed", "engine_error"),
-            (RESPONSES, "whole response.cancelled", "engine_gave_up"),
-            (CHAT, "whole chat abort", "engine_gave_up"),
+            (RESPONSES, "whole response.cancelled", "engine_cancelled"),
+            (CHAT, "whole chat abort", "engine_cancelled"),
             (CHAT, "whole chat error", "engine_error"),
         ],
     )

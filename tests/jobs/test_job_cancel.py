@@ -181,7 +181,7 @@ def test_a_client_that_leaves_before_it_hears_the_id(tmp_path: Path) -> None:
 
         found = wait_until(job, what="the job's end")
         assert (found["status"], found["cause"]) == ("cancelled", "client_gone")
-        assert not [row for row in gateway.log() if row["event"] == "fault"]
+        assert not [row for row in gateway.log() if row["event"] == "internal_error"]
         assert engine.wait_idle()["tokens"] <= 1
 
 
@@ -193,14 +193,14 @@ def test_a_live_client_gets_the_place_and_its_id_is_its_own() -> None:
         with Client(gateway.address) as live:
             live.chat({"X-Request-Id": f"{id}.0-2"}, stream=True, max_tokens=100)
             live.read_until(b"data:")
-            assert gateway.call_log(f"{id}.0")["cause"] == "yielded"
+            assert gateway.call_log(f"{id}.0")["cause"] == "preempted"
             live.read_until(b"[DONE]")
         job = wait_job(gateway.url, id)
         assert job["status"] == "completed" and job["result"]["status"] == 200
         wait_until(
             lambda: not httpx.get(f"{gateway.admin_url}/api/calls", timeout=60).json()["calls"], what="no call to be live"
         )
-        assert not [row for row in gateway.log() if row["event"] == "fault"]
+        assert not [row for row in gateway.log() if row["event"] == "internal_error"]
 
 
 def test_an_item_that_made_way_as_often_as_it_must_runs_to_its_end() -> None:
@@ -219,14 +219,14 @@ def test_an_item_that_made_way_as_often_as_it_must_runs_to_its_end() -> None:
         decoding(engine)
         first = burst()
         first[1].read_until(b"data:")
-        assert gateway.call_log(f"{id}.0")["cause"] == "yielded"
+        assert gateway.call_log(f"{id}.0")["cause"] == "preempted"
         for one in first:
             one.fin()
         wait_until(lambda: engine.stats()["started"] == 4, what="the second try")
         burst()
         assert wait_job(gateway.url, id)["status"] == "completed"
         causes = [row["cause"] for row in gateway.log() if row.get("client") == "job"]
-        assert causes == ["yielded", "completed"]
+        assert causes == ["preempted", "completed"]
 
 
 class TestLease:

@@ -48,7 +48,7 @@ class TestSubmit:
         file = tmp_path / "bad.jsonl"
         file.write_text(line("a") + "\n" + line("a"))
         done = hangup(gateway, "submit", str(file))
-        assert done.returncode == 1 and "line 2: The custom_id 'a' was used before." in done.stdout
+        assert done.returncode == 1 and "line 2: Duplicate custom_id 'a'." in done.stdout
 
     def test_leaving_at_once(self, gateway: Gateway, tmp_path: Path) -> None:
         file = tmp_path / "in.jsonl"

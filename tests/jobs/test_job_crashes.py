@@ -197,7 +197,7 @@ class TestTwoOnOneStore:
                 assert batch.status == "completed" and batch.request_counts.completed == 6
                 kept = results(other, batch.output_file_id)
                 one.signal(signal.SIGCONT)
-                told = ("job_result_refused", "job_worker_was_given_up")
+                told = ("job_result_refused", "job_claims_expired")
                 wait_until(lambda: {row["event"] for row in one.log()} & set(told), what="the late one to be told")
                 assert results(other, batch.output_file_id) == kept, "what was there is there"
                 again = start_batch(sdk, [line("after")])
@@ -217,7 +217,7 @@ class TestFullDisk:
             refused = httpx.post(
                 f"{gateway.url}/v1/chat/completions", json=asked, headers={"prefer": "respond-async"}, timeout=20
             )
-            assert refused.status_code == 503 and refused.json()["error"]["code"] == "no_jobs"
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "jobs_unavailable"
             live = httpx.post(f"{gateway.url}/v1/chat/completions", json={"messages": [], "max_tokens": 2}, timeout=60)
             assert live.status_code == 200, "live calls need no disk"
             wait_until(lambda: any(row["event"] == "job_store_failed" for row in gateway.log()), what="the failure to be told")

@@ -148,7 +148,7 @@ class TestTakenForDead:
             batch = wait_batch(sdk, id)
             assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", count, 0)
             assert [row["custom_id"] for row in results(sdk, batch.output_file_id)] == [f"r{n}" for n in range(count)]
-            wait_until(lambda: any(row["event"] == "job_worker_was_given_up" for row in gateway.log()), what="it to be told")
+            wait_until(lambda: any(row["event"] == "job_claims_expired" for row in gateway.log()), what="it to be told")
 
     def test_it_claims_nothing_until_it_has_a_new_name(self) -> None:
         async def run() -> None:

@@ -169,7 +169,7 @@ class TestCancel:
             id = sdk.batches.create(**BATCH).id
             assert sdk.batches.cancel(id).status == "cancelling", "the provider's own answer"
             assert job(gateway, id)["status"] == "cancelling"
-            ended = wait_event(gateway, "job", id=id)
+            ended = wait_event(gateway, "job_status_changed", id=id)
             assert (ended["status"], ended["cause"]) == ("cancelled", "cancelled") and ended["cancel_s"] >= 3.0
             looks = [seen.at for seen in hosted.asked("GET", f"/v1/batches/{id}")]
             pauses = [later - earlier for earlier, later in pairwise(looks)]
@@ -208,11 +208,11 @@ class TestCancel:
             sdk = client(gateway.url)
             id = sdk.batches.create(**BATCH).id
             sdk.batches.cancel(id)
-            told = wait_event(gateway, "job_not_stopped", id=id)
+            told = wait_event(gateway, "job_cancel_timed_out", id=id)
             assert told["cancel_s"] >= 0.5
             shown = job(gateway, id)
             assert shown["status"] == "cancelling" and shown["given_up"] and shown["ended_at"] is None
-            assert gateway.metrics()["hangup_jobs_not_stopped_total"] == 1
+            assert gateway.metrics()["hangup_job_cancel_timeouts_total"] == 1
             assert gateway.metrics()['hangup_jobs{kind="batch",status="cancelling"}'] == 1
             hosted.cancel_takes_s = 0.0
             assert sdk.batches.retrieve(id).status == "cancelled"
@@ -245,7 +245,7 @@ class TestCancel:
             id = client(gateway.url).batches.create(**BATCH).id
             hosted.cancel_failures = 100
             assert command(gateway, "cancel", id).stdout.startswith(f"{id} cancelling")
-            wait_event(gateway, "job_not_stopped", id=id)
+            wait_event(gateway, "job_cancel_timed_out", id=id)
             assert len(hosted.asked("POST", f"/v1/batches/{id}/cancel")) == 3
 
     def test_by_an_operator(self) -> None:
@@ -280,7 +280,7 @@ class TestCancel:
                     wait_until(lambda: job(gateway, id)["lease_left_s"] == 1, what="a lease that is held")
             else:
                 client(gateway.url).responses.retrieve(id)
-            assert wait_event(gateway, "job", id=id)["cause"] == "lease_expired"
+            assert wait_event(gateway, "job_status_changed", id=id)["cause"] == "lease_expired"
 
 
 class TestLease:
@@ -290,7 +290,7 @@ class TestLease:
             sdk = client(gateway.url)
             id = sdk.responses.create(model="m", input="x", background=True, extra_headers={"x-hangup-lease": "1"}).id
             assert job(gateway, id)["lease_s"] == 1
-            ended = wait_event(gateway, "job", id=id)
+            ended = wait_event(gateway, "job_status_changed", id=id)
             assert (ended["status"], ended["cause"]) == ("cancelled", "lease_expired")
             assert hosted.works[id].cancelled is not None
             assert hosted.asked("POST", f"/v1/responses/{id}/cancel")[0].headers["authorization"] == "Bearer any"
@@ -322,7 +322,7 @@ class TestLease:
                     break
             assert hosted.works[id].cancelled is None and job(gateway, id)["lease_left_s"] == 2
             stream.close()
-            ended = wait_event(gateway, "job", id=id)
+            ended = wait_event(gateway, "job_status_changed", id=id)
             assert ended["cause"] == "lease_expired" and (hosted.works[id].cancelled or 0) > began + 3
 
     def test_the_end_is_heard_of(self) -> None:
@@ -355,7 +355,7 @@ class TestLease:
             wait_until(lambda: any(row.get("outcome") == "client_gone" for row in gateway.log()), what="the hang-up")
             hosted.may_answer.set()
             (id,) = hosted.works
-            assert wait_event(gateway, "job", id=id)["cause"] == "client_gone"
+            assert wait_event(gateway, "job_status_changed", id=id)["cause"] == "client_gone"
             assert hosted.works[id].cancelled is not None
 
 
@@ -369,10 +369,10 @@ class TestKeys:
             hosted.cancel_failures = 1
             assert delete(gateway, f"/api/jobs/{second}").json()["status"] == "cancelled"
             third = sdk.batches.create(**BATCH).id
-            wait_event(gateway, "job", id=first)
+            wait_event(gateway, "job_status_changed", id=first)
             hosted.cancel_takes_s = None
             sdk.batches.cancel(third)
-            wait_event(gateway, "job_not_stopped", id=third)
+            wait_event(gateway, "job_cancel_timed_out", id=third)
             again = len(hosted.asked("POST", f"/v1/batches/{third}/cancel")) + 1
             delete(gateway, f"/api/jobs/{third}")  # once more, though it was given up
             hosted.wait_asked("POST", f"/v1/batches/{third}/cancel", again)
@@ -478,7 +478,7 @@ class TestBounds:
             left.post("/v1/batches", BATCH)
             hosted.wait_asked("POST", "/v1/batches")
             left.fin()
-            assert "within 0.3 s" in wait_event(gateway, "job_unheard")["error"]
+            assert "within 0.3 s" in wait_event(gateway, "job_answer_invalid")["error"]
 
     def test_so_many_answers_are_waited_for_and_no_more(self) -> None:
         """provider_jobs_max: each of them holds a connection, and no client's connection counts for it any more."""
@@ -490,7 +490,7 @@ class TestBounds:
                     hosted.wait_asked("POST", "/v1/batches", number)
                     left.fin()
                     wait_until(lambda: gateway.metrics()["hangup_connections"] == 0)
-            assert "too many" in wait_event(gateway, "job_unheard")["error"]
+            assert "too many" in wait_event(gateway, "job_answer_invalid")["error"]
 
     def test_a_drain_ends_what_is_followed(self) -> None:
         with at_provider() as (gateway, hosted):
@@ -503,5 +503,5 @@ class TestBounds:
             assert gateway.wait() == 0
             with pytest.raises(openai.APIConnectionError):
                 list(stream)
-            left = [json.loads(row) for row in gateway.stdout_lines if "jobs_left_at_provider" in row]
+            left = [json.loads(row) for row in gateway.stdout_lines if "provider_jobs_unfinished" in row]
             assert [row["count"] for row in left] == [2]

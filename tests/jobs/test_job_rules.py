@@ -53,7 +53,7 @@ def test_every_end_of_a_call_means_something_for_its_item(code: str, status: int
     if what is AfterEffects.AGAIN:
         assert not stopping, "a job that is being cancelled starts nothing anew"
         no_room = reason.outcome is Outcome.COMPLETED and status == 429
-        assert no_room or reason.outcome in (Outcome.SHED, Outcome.ENGINE_FAILED) or reason is reasons.YIELDED
+        assert no_room or reason.outcome in (Outcome.SHED, Outcome.ENGINE_FAILED) or reason is reasons.PREEMPTED
     if what is AfterEffects.SUCCEEDED:
         assert 200 <= status < 300 or reason is reasons.OUTPUT_TOKENS
     if reason.outcome is Outcome.CLIENT_GONE:
@@ -75,8 +75,8 @@ AFTER: list[tuple[reasons.Reason, int, bool, int, AfterEffects]] = [
     (reasons.CLIENT_FIN, 499, False, 0, AfterEffects.CANCELLED),
     (reasons.KILLED, 0, False, 0, AfterEffects.CANCELLED),
     (reasons.INTERNAL, 500, False, 0, AfterEffects.ERRORED),
-    (reasons.YIELDED, 0, False, 0, AfterEffects.AGAIN),
-    (reasons.YIELDED, 0, True, 0, AfterEffects.CANCELLED),
+    (reasons.PREEMPTED, 0, False, 0, AfterEffects.AGAIN),
+    (reasons.PREEMPTED, 0, True, 0, AfterEffects.CANCELLED),
     (reasons.TAKEN_OVER, 0, True, 0, AfterEffects.GIVEN_BACK),
     (reasons.DRAINED, 0, False, 0, AfterEffects.GIVEN_BACK),
     (reasons.QUEUE_FULL, 503, False, 0, AfterEffects.AGAIN),

@@ -129,7 +129,7 @@ class TestBatches:
             ({"input_file_id": other}, "purpose"),
             ({"endpoint": "/v1/models"}, "endpoint"),
             ({"completion_window": "soon"}, "completion_window"),
-            ({"completion_window": "9d"}, "at most 168 hours"),
+            ({"completion_window": "9d"}, "at most 168h"),
             ({"metadata": {"a": 1}}, "metadata"),
         ):
             good = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}

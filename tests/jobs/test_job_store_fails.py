@@ -122,7 +122,7 @@ class TestCancel:
             other.execute("ROLLBACK")
             assert wait_job(gateway.url, one)["cause"] == "cancelled"
             assert wait_job(gateway.url, two)["cause"] == "killed"
-            assert not [row for row in gateway.log() if row["event"] == "fault"]
+            assert not [row for row in gateway.log() if row["event"] == "internal_error"]
 
 
 class TestPauses:
@@ -235,7 +235,7 @@ class TestLost:
             async with open_registry(store, host) as registry:
                 job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=60)
                 await soon(lambda: len(host.items) == 3)
-                assert not store.loses and "job_items_lost" in host.events
+                assert not store.loses and "job_items_requeued" in host.events
                 for item in host.items:
                     answered(item)
                 await soon(lambda: registry.active_job(job) is None)

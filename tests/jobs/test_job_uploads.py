@@ -126,9 +126,9 @@ class TestStart:
                 *(["--jobs", str(path)] if named else []),
             ]
             with Process("serve", *flags, env=env) as gateway:
-                wait_until(lambda: any('"no_jobs"' in row for row in gateway.stdout_lines), what="it to start without")
+                wait_until(lambda: any('"jobs_disabled"' in row for row in gateway.stdout_lines), what="it to start without")
                 other.execute("ROLLBACK")
-                wait_until(lambda: any('"jobs_opened"' in row for row in gateway.stdout_lines), what="it to be opened")
+                wait_until(lambda: any('"job_store_opened"' in row for row in gateway.stdout_lines), what="it to be opened")
                 wait_until(lambda: engine.stats()["started"] == 1, what="what was promised to run")
 
     def test_none_is_opened_during_a_drain(self, tmp_path: Path) -> None:
@@ -138,16 +138,16 @@ class TestStart:
         with StandIn() as engine, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with Gateway(engine.url, jobs=path, drain_s=600) as gateway, Client(gateway.address) as client:
-                wait_until(lambda: any(row["event"] == "no_jobs" for row in gateway.log()))
+                wait_until(lambda: any(row["event"] == "jobs_disabled" for row in gateway.log()))
                 client.chat(stream=True, max_tokens=20000, ignore_eos=True)
                 client.read_until(b"data:")
                 gateway.signal(signal.SIGTERM)
-                wait_until(lambda: any(row["event"] == "drain" for row in gateway.log()))
+                wait_until(lambda: any(row["event"] == "drain_started" for row in gateway.log()))
                 wait_until(lambda: 'hangup_tasks_running{task="jobs"}' not in gateway.metrics(), what="no more tries")
                 other.execute("ROLLBACK")
                 client.fin()
                 assert gateway.popen.wait(60) == 0
-                assert not any(row["event"] == "jobs_opened" for row in gateway.log())
+                assert not any(row["event"] == "job_store_opened" for row in gateway.log())
 
     def test_a_damaged_one(self, tmp_path: Path) -> None:
         path = tmp_path / "jobs.sqlite"

@@ -113,7 +113,7 @@ def test_a_line_that_moves_too_slowly_is_not_joined() -> None:
         counts = Counter[str]()
         for _ in range(5):
             counts.update(await asyncio.gather(*(call() for _ in range(20))))
-        assert counts["ran"] >= 45 and counts["queue_slow"] >= 5, counts
+        assert counts["ran"] >= 45 and counts["queue_too_long"] >= 5, counts
 
     run_virtually(main())
 

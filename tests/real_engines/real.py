@@ -143,7 +143,7 @@ def released(gateway: Gateway) -> float:
 
 
 def accused(gateway: Gateway) -> list[dict[str, Any]]:
-    return [row for row in gateway.log() if row.get("event") in ("zombie", "orphans", "ladder")]
+    return [row for row in gateway.log() if row.get("event") in ("zombie_found", "orphans_found", "ladder_step_taken")]
 
 
 def read_until_at_work_on(real: Engine, calls: int, client: Client, limit_s: float) -> float:

@@ -30,7 +30,7 @@ def events(gateway: Gateway, name: str) -> list[dict[str, Any]]:
 
 
 def steps(gateway: Gateway) -> list[str]:
-    return [row["step"] for row in events(gateway, "ladder")]
+    return [row["step"] for row in events(gateway, "ladder_step_taken")]
 
 
 def hang_up_mid_stream(gateway: Gateway, id: str = "left-behind") -> None:
@@ -50,8 +50,8 @@ def test_a_deaf_engine_is_named_told_again_a_few_times_and_quarantined() -> None
         known(gateway)
         hang_up_mid_stream(gateway)
         wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
-        assert steps(gateway) == ["doubted", "abort", "abort", "quarantined"]
-        (zombie,) = events(gateway, "zombie")
+        assert steps(gateway) == ["degraded", "abort", "abort", "quarantined"]
+        (zombie,) = events(gateway, "zombie_found")
         assert zombie["id"] == "left-behind" and zombie["since_s"] >= 0.5
         assert gateway.ready() == 503
         before = engine.stats()["abort_requests"]
@@ -83,8 +83,8 @@ def test_trouble_that_ends_leads_back_by_the_canary_without_a_restart() -> None:
         known(gateway)
         hang_up_mid_stream(gateway)
         wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
-        wait_until(lambda: steps(gateway)[-1] == "well", what="the way back")
-        assert steps(gateway)[-2:] == ["canary", "well"]
+        wait_until(lambda: steps(gateway)[-1] == "healthy", what="the way back")
+        assert steps(gateway)[-2:] == ["canary", "healthy"]
         assert events(gateway, "zombie_gone")[0]["id"] == "left-behind"
         assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 1}).status == 200
 
@@ -146,10 +146,10 @@ def test_a_wedged_engine_of_our_own_is_restarted_and_serves_again(tmp_path: Path
     with reserved_port() as port, Gateway(config=config.replace("PORT", str(port)), **QUICK) as gateway:
         known(gateway)
         hang_up_mid_stream(gateway)
-        wait_until(lambda: steps(gateway)[-1:] == ["well"], what="the way back")
+        wait_until(lambda: steps(gateway)[-1:] == ["healthy"], what="the way back")
         assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}).status == 200
-        assert steps(gateway) == ["doubted", *["wait"] * 3, "quarantined", "restarting", "canary", "well"]
-        pids = [row["pid"] for row in events(gateway, "spawned")]
+        assert steps(gateway) == ["degraded", *["wait"] * 3, "quarantined", "restarting", "canary", "healthy"]
+        pids = [row["pid"] for row in events(gateway, "engine_spawned")]
         assert len(set(pids)) == 2 and not Path(f"/proc/{pids[0]}").exists()
         gateway.signal(signal.SIGTERM)
         gateway.wait()
@@ -160,13 +160,13 @@ def test_a_wedged_engine_of_our_own_is_restarted_and_serves_again(tmp_path: Path
 def test_a_spawned_engine_that_dies_is_started_again_and_one_that_cannot_live_is_not_spun_on() -> None:
     with Gateway(spawn=f"{HANGUP} standin --port {{port}}", **QUICK) as gateway:
         known(gateway)
-        (first,) = events(gateway, "spawned")
+        (first,) = events(gateway, "engine_spawned")
         _kill(first["pid"])
-        wait_until(lambda: len(events(gateway, "spawned")) == 2, what="another one")
+        wait_until(lambda: len(events(gateway, "engine_spawned")) == 2, what="another one")
         wait_until(lambda: _answers(gateway), what="an answer")
     with Gateway(spawn="/bin/false", **QUICK) as gateway:
-        wait_until(lambda: len(events(gateway, "spawn_died")) == 2, what="two deaths")
-        assert [row["again_in_s"] for row in events(gateway, "spawn_died")] == [1.0, 2.0]
+        wait_until(lambda: len(events(gateway, "engine_exited")) == 2, what="two deaths")
+        assert [row["again_in_s"] for row in events(gateway, "engine_exited")] == [1.0, 2.0]
 
 
 def test_a_spawned_engine_that_ignores_sigterm_is_killed_with_all_its_children(tmp_path: Path) -> None:
@@ -202,22 +202,22 @@ def test_a_reload_that_changes_limits_leaves_a_spawned_engine_alone_and_one_that
         client.chat(stream=True)
         client.read_until(b"data:")
         _reload(gateway, text.format(1, 1))
-        assert client.read_some() and len(events(gateway, "spawned")) == 1
+        assert client.read_some() and len(events(gateway, "engine_spawned")) == 1
         hang_up_mid_stream(gateway)
         wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
-        assert steps(gateway) == ["doubted", "abort", "quarantined"]  # by the new limits
+        assert steps(gateway) == ["degraded", "abort", "quarantined"]  # by the new limits
         client.fin()
-        wait_until(lambda: steps(gateway)[-1:] == ["well"], what="the way back")
+        wait_until(lambda: steps(gateway)[-1:] == ["healthy"], what="the way back")
         _reload(gateway, text.format(1, 2))
-        wait_until(lambda: len(events(gateway, "spawned")) == 3, what="another process")
+        wait_until(lambda: len(events(gateway, "engine_spawned")) == 3, what="another process")
 
 
 def _reload(gateway: Gateway, config: str) -> None:
     assert gateway.config_path is not None
-    before = len(events(gateway, "reloaded"))
+    before = len(events(gateway, "config_reloaded"))
     gateway.config_path.write_text(config)
     gateway.signal(signal.SIGHUP)
-    wait_until(lambda: len(events(gateway, "reloaded")) > before, what="the reload")
+    wait_until(lambda: len(events(gateway, "config_reloaded")) > before, what="the reload")
 
 
 def test_a_restart_command_is_run_with_what_it_needs_to_know(tmp_path: Path) -> None:
@@ -246,9 +246,9 @@ def test_each_rung_can_be_turned_off() -> None:
         with Gateway(config=config, **QUICK) as gateway:
             known(gateway)
             hang_up_mid_stream(gateway)
-            wait_until(lambda: events(gateway, "zombie"), what="the zombie")
+            wait_until(lambda: events(gateway, "zombie_found"), what="the zombie")
             assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 1}).status == 200
-            assert steps(gateway) == ["doubted"] and engine.stats()["abort_requests"] == 1
+            assert steps(gateway) == ["degraded"] and engine.stats()["abort_requests"] == 1
 
 
 def test_a_stopped_engine_is_left_alone_and_taken_back_when_it_wakes() -> None:
@@ -259,9 +259,9 @@ def test_a_stopped_engine_is_left_alone_and_taken_back_when_it_wakes() -> None:
             known(gateway)
             engine.signal(signal.SIGSTOP)
             wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
-            assert "has not said" in events(gateway, "ladder")[-1]["reason"]
+            assert "no status report" in events(gateway, "ladder_step_taken")[-1]["reason"]
             engine.signal(signal.SIGCONT)
-            wait_until(lambda: steps(gateway)[-1] == "well", what="the way back")
+            wait_until(lambda: steps(gateway)[-1] == "healthy", what="the way back")
             assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 1}).status == 200
 
 
@@ -279,7 +279,7 @@ def test_an_engine_that_gets_nothing_done_is_found_without_any_hang_up() -> None
         client.chat(stream=True)
         client.read_until(b"data:")
         wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
-        assert "nothing done" in events(gateway, "ladder")[-1]["reason"]
+        assert "without progress" in events(gateway, "ladder_step_taken")[-1]["reason"]
         client.fin()
 
 
@@ -287,9 +287,9 @@ def test_an_engine_killed_or_dying_of_an_abort_holds_no_place() -> None:
     with StandIn(crash_on_abort=True, **SLOW) as engine, Gateway(engine.url, **QUICK, slots=1) as gateway:
         known(gateway)
         hang_up_mid_stream(gateway)
-        wait_until(lambda: events(gateway, "died_on_abort"), what="the death")
+        wait_until(lambda: events(gateway, "engine_died_after_abort"), what="the death")
         wait_until(lambda: sum(v for k, v in gateway.metrics().items() if k.startswith("hangup_backend_in_flight")) == 0)
-        assert not events(gateway, "zombie")
+        assert not events(gateway, "zombie_found")
 
 
 def test_a_zombie_ends_with_its_engine_and_what_comes_in_its_place_is_taken_back() -> None:
@@ -305,7 +305,7 @@ def test_a_zombie_ends_with_its_engine_and_what_comes_in_its_place_is_taken_back
         engine.signal(signal.SIGKILL)
         engine.wait()
         with StandIn(port, **SLOW):
-            wait_until(lambda: steps(gateway)[-1] == "well", what="the way back")
+            wait_until(lambda: steps(gateway)[-1] == "healthy", what="the way back")
             assert [row["id"] for row in events(gateway, "zombie_gone")] == ["left-behind"]
             assert _answers(gateway)
 
@@ -321,7 +321,7 @@ def test_figures_that_lag_six_seconds_convict_nobody() -> None:
         until = time.monotonic() + 8
         while time.monotonic() < until:
             assert stays.read_some()
-        assert not events(gateway, "zombie") and not events(gateway, "orphans") and not steps(gateway)
+        assert not events(gateway, "zombie_found") and not events(gateway, "orphans_found") and not steps(gateway)
         stays.fin()
 
 
@@ -337,10 +337,10 @@ def test_two_gateways_on_one_engine_do_not_convict_each_others_work(shared: bool
             theirs.chat(stream=True)
             theirs.read_until(b"data:")
             until = time.monotonic() + 2.5
-            while time.monotonic() < until or not (shared or events(one, "orphans")):
+            while time.monotonic() < until or not (shared or events(one, "orphans_found")):
                 assert theirs.read_some()
-            assert not (shared and events(one, "orphans"))
-            assert not events(one, "zombie") and not steps(one)
+            assert not (shared and events(one, "orphans_found"))
+            assert not events(one, "zombie_found") and not steps(one)
             theirs.fin()
             engine.wait_idle()
 
@@ -378,5 +378,5 @@ def test_an_engine_is_not_blamed_for_time_in_which_the_gateway_itself_was_stoppe
         time.sleep(4)
         gateway.signal(signal.SIGCONT)
         wait_until(lambda: any(value for _, value in released(gateway)), 30, "the engine's word")
-        assert steps(gateway) == [] and not events(gateway, "zombie")
+        assert steps(gateway) == [] and not events(gateway, "zombie_found")
         live.fin()

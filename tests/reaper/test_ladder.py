@@ -29,9 +29,9 @@ def climb(ladder: Ladder, zombies: list[PendingStop], seconds: float, live: int 
 
 def test_the_whole_way_up_and_back() -> None:
     ladder = Ladder(TERMS)
-    assert climb(ladder, [zombie()], 10) == ["doubted", "abort", "abort", "abort", "quarantined", "restarting"]
+    assert climb(ladder, [zombie()], 10) == ["degraded", "abort", "abort", "abort", "quarantined", "restarting"]
     assert [step.what for step in ladder.restarted(True, 10.0)] == ["canary"]
-    assert [step.what for step in ladder.canary(True, 11.0)] == ["well"]
+    assert [step.what for step in ladder.canary(True, 11.0)] == ["healthy"]
 
 
 def test_the_oldest_zombie_is_named_and_the_others_are_counted() -> None:
@@ -52,7 +52,7 @@ def test_aborts_are_few_and_far_between_however_often_it_is_looked_at() -> None:
 def test_a_zombie_that_goes_by_itself_ends_the_matter() -> None:
     ladder = Ladder(TERMS)
     climb(ladder, [zombie()], 1)
-    assert [step.what for step in ladder.advance(1.0, [], "", 0)] == ["well"]
+    assert [step.what for step in ladder.advance(1.0, [], "", 0)] == ["healthy"]
 
 
 def test_no_live_client_is_harmed_unless_told_so() -> None:
@@ -85,12 +85,12 @@ def test_a_failed_canary_backs_off_then_leads_to_a_restart() -> None:
 def test_an_engine_without_abort_gets_the_same_time() -> None:
     ladder = Ladder(TERMS)
     ladder.can_abort = False
-    assert climb(ladder, [zombie()], 10) == ["doubted", "wait", "wait", "wait", "quarantined", "restarting"]
+    assert climb(ladder, [zombie()], 10) == ["degraded", "wait", "wait", "wait", "quarantined", "restarting"]
 
 
 def test_a_wedge_needs_no_aborts() -> None:
     ladder = Ladder(TERMS)
-    assert [step.what for step in ladder.advance(0.0, [], "frozen", 1)] == ["doubted", "quarantined"]
+    assert [step.what for step in ladder.advance(0.0, [], "frozen", 1)] == ["degraded", "quarantined"]
 
 
 class Climb(RuleBasedStateMachine):
@@ -150,15 +150,15 @@ def test_each_step_says_why() -> None:
     ladder, stuck = Ladder(dataclasses.replace(TERMS, aborts_max=1)), zombie()
     assert ladder.since == -math.inf and ladder.reason == ""
     told = ladder.advance(1.0, [stuck], "", 0)
-    assert told == [("doubted", "z in slot 0 still runs", None), ("abort", "abort 1 of 1", stuck)]
-    assert (ladder.rung, ladder.since, ladder.reason) == (Rung.DOUBTED, 1.0, "z in slot 0 still runs")
+    assert told == [("degraded", "z in slot 0 still runs", None), ("abort", "abort 1 of 1", stuck)]
+    assert (ladder.rung, ladder.since, ladder.reason) == (Rung.DEGRADED, 1.0, "z in slot 0 still runs")
     assert ladder.advance(3.0, [stuck], "", 1) == [("quarantined", "z in slot 0 still runs", None)]
     assert (ladder.since, ladder.advance(3.5, [stuck], "frozen", 1)) == (3.0, [])
     assert ladder.advance(4.0, [stuck], "frozen", 0) == [("restarting", "frozen", None)]
     assert ladder.restarted(True, 5.0) == [("canary", "restarted", None)]
-    assert ladder.canary(True, 6.0) == [("well", "the canary was answered", None)] and ladder.since == 6.0
+    assert ladder.canary(True, 6.0) == [("healthy", "the canary succeeded", None)] and ladder.since == 6.0
     ladder.advance(7.0, [zombie("another")], "", 0)
-    assert ladder.advance(8.0, [], "", 0) == [("well", "the engine has let go", None)]
+    assert ladder.advance(8.0, [], "", 0) == [("healthy", "the engine has recovered", None)]
 
 
 def test_what_failed_says_so_and_is_tried_again_after_longer_and_longer() -> None:
@@ -168,7 +168,7 @@ def test_what_failed_says_so_and_is_tried_again_after_longer_and_longer() -> Non
     times = []
     for half in range(400):
         for step in ladder.advance(half / 2, [], "", 0):
-            assert step == ("canary", "the engine has let go", None)
+            assert step == ("canary", "the engine has recovered", None)
             times.append(half / 2)
             assert ladder.canary(False, half / 2, "no answer") == [("quarantined", "the canary failed: no answer", None)]
     assert [later - earlier for earlier, later in pairwise(times)] == [2, 4, 8, 16, 32, 60, 60]
@@ -191,4 +191,4 @@ def test_taken_back_without_a_canary_where_it_is_off() -> None:
     ladder = Ladder(dataclasses.replace(TERMS, canary=False))
     ladder.advance(0.0, [], "wedged", 1)
     ladder.advance(1.0, [], "", 0)
-    assert ladder.canary(True, 1.0) == [("well", "taken back", None)]
+    assert ladder.canary(True, 1.0) == [("healthy", "recovered; the canary is off", None)]

@@ -38,7 +38,7 @@ def test_the_gentlest_means_is_taken(count: int, named: bool, restart: bool, clo
 def test_an_engine_that_names_its_calls_is_told_to_stop_those_that_are_not_ours() -> None:
     with EngineProcess(slots=4) as engine, Gateway(engine.url, **QUICK | {"orphans_s": 0}) as gateway:
         known(gateway)
-        (name,) = [row["backend"] for row in events(gateway, "backend") if "recognised" in row["change"]]
+        (name,) = [row["backend"] for row in events(gateway, "backend_changed") if "recognised" in row["change"]]
         assert "no orphans found" in hangup(gateway, "kill", "--orphans", name).stdout
         asked = {"prompt": "ROMEO:", "stream": True, "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
         with Client(engine.address, receive_buffer=2048) as former, Client(gateway.address, receive_buffer=2048) as mine:
@@ -53,7 +53,7 @@ def test_an_engine_that_names_its_calls_is_told_to_stop_those_that_are_not_ours(
             wait_until(lambda: engine.counters()["running"] == 1, what="the end of what was nobody's")
             mine.read_until(b"[DONE]")
         assert gateway.call_log("mine")["outcome"] == "completed"
-        assert events(gateway, "orphans_killed")[-1]["means"] == "abort" and steps(gateway) == []
+        assert events(gateway, "orphans_kill_requested")[-1]["means"] == "abort" and steps(gateway) == []
 
 
 def test_any_other_engine_is_restarted_when_our_calls_have_finished(tmp_path: Path) -> None:
@@ -72,7 +72,9 @@ def test_any_other_engine_is_restarted_when_our_calls_have_finished(tmp_path: Pa
             assert not note.exists(), "a live call was in it"
             mine.fin()
             wait_until(note.exists, what="the restart")
-            assert "operator" in next(row["reason"] for row in events(gateway, "ladder") if row["step"] == "quarantined")
+            assert "operator" in next(
+                row["reason"] for row in events(gateway, "ladder_step_taken") if row["step"] == "quarantined"
+            )
 
 
 def test_where_nothing_can_be_done_the_command_says_so() -> None:

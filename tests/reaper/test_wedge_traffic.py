@@ -32,7 +32,7 @@ def events(gateway: Gateway, name: str) -> list[dict[str, Any]]:
 
 
 def steps(gateway: Gateway) -> list[str]:
-    return [row["step"] for row in events(gateway, "ladder")]
+    return [row["step"] for row in events(gateway, "ladder_step_taken")]
 
 
 def known(gateway: Gateway) -> None:
@@ -88,7 +88,7 @@ def test_the_only_backend_is_back_within_seconds_though_calls_keep_coming(like: 
             time.sleep(1)
         answers = [future.result(120)[1] for future in asked]
         assert any(answer.status == 200 for answer in answers), [answer.status for answer in answers]
-        assert steps(gateway)[-3:] == ["restarting", "canary", "well"]
+        assert steps(gateway)[-3:] == ["restarting", "canary", "healthy"]
         told = [answer for answer in answers if answer.status != 200]
         assert told and all(answer.status == 503 for answer in told), [(a.status, a.body) for a in told]
         assert any(answer.headers.get("x-hangup-reason") == "engine_wedged" for answer in told)
@@ -170,7 +170,7 @@ def test_slots_at_work_for_a_former_gateway_get_no_calls_and_are_dealt_with() ->
             assert time.monotonic() - began < 15, "it came with the next look, and not from the start"
             assert ask(gateway.address, CHAT, SHORT).status == 503, "in a slot that is taken, 504 after first_token_s"
             wait_until(lambda: "quarantined" in steps(gateway), what="the quarantine")
-            assert "before this gateway" in events(gateway, "ladder")[-1]["reason"]
+            assert "before this gateway started" in events(gateway, "ladder_step_taken")[-1]["reason"]
         for client in clients:
             client.fin()
 
@@ -201,7 +201,7 @@ def test_another_clients_work_is_left_alone() -> None:
             time.sleep(1.5)  # no call of ours before: it could be taken for one that was released too early
             other.chat(stream=True, **LONG)
             other.read_until(b"data:")
-            wait_until(lambda: events(gateway, "orphans"), what="orphans in the log")
+            wait_until(lambda: events(gateway, "orphans_found"), what="orphans in the log")
             until = time.monotonic() + 3
             while time.monotonic() < until:
                 assert other.read_some()
@@ -280,6 +280,6 @@ def test_embeddings_convict_no_healthy_engine() -> None:
             leaves.post("/v1/embeddings", {"input": ["a"] * 4})
             time.sleep(0.1)
         assert [one.result(120) for one in busy] == [{200}, {200}]
-        assert not steps(gateway) and not events(gateway, "zombie") and not events(gateway, "orphans")
+        assert not steps(gateway) and not events(gateway, "zombie_found") and not events(gateway, "orphans_found")
     server.shutdown()
     server.server_close()

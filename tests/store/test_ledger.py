@@ -137,10 +137,10 @@ class TestFailing:
             book(store)
             time.sleep(0.3)
             other.execute("ROLLBACK")
-        wait_until(lambda: "ledger_works" in told, what="it to work")
+        wait_until(lambda: "ledger_recovered" in told, what="it to work")
         assert store._thread.is_alive() and store.dropped == 0
         assert store.report(3600, "tenant")["total"]["calls"] == 2
-        assert told == ["ledger_failed", "ledger_works"]
+        assert told == ["ledger_failed", "ledger_recovered"]
         store.close()
 
     def test_numbers_that_no_database_takes(self) -> None:
@@ -241,7 +241,7 @@ def test_a_file_that_was_deleted_is_begun_anew(tmp_path: Path) -> None:
         file.unlink()
     book(store, "after")
     assert [row["tenant"] for row in store.report(3600, "tenant")["rows"]] == ["after"]
-    assert told == ["ledger_begun_anew"]
+    assert told == ["ledger_reopened"]
     store.close()
     with contextlib.closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT tenant, calls FROM spent").fetchall() == [("after", 1)]

@@ -72,7 +72,7 @@ class SimItemCall:
             self.call.status = 200
             self.end(reasons.COMPLETED)
         else:
-            self.end(reasons.YIELDED if fate < 0.9 else reasons.ENGINE_DIED)
+            self.end(reasons.PREEMPTED if fate < 0.9 else reasons.ENGINE_DIED)
 
     def end(self, reason: Reason, detail: str = "") -> None:
         if self.call.reason is not None:

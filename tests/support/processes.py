@@ -196,7 +196,7 @@ class Gateway(Process):
         """Return the log line of one call, once it is written."""
 
         def look() -> dict[str, Any] | None:
-            return next((row for row in self.log() if row.get("event") == "call" and row["id"] == id), None)
+            return next((row for row in self.log() if row.get("event") == "call_ended" and row["id"] == id), None)
 
         row = wait_until(look, what=f"the log line of call {id}")
         assert row is not None

@@ -39,7 +39,7 @@ def backend_problems(backend: BackendSettings) -> list[str]:
     if not _BUSY_FROM.fullmatch(backend.busy_from):
         found.append(f"busy_from: expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}")
     if backend.health_path and not _TARGET.fullmatch(backend.health_path):
-        found.append(f"health_path: expected a path like /health, without blanks, got {backend.health_path!r}")
+        found.append(f"health_path: expected a path like /health, without spaces, got {backend.health_path!r}")
     for name in ("spawn", "restart_command"):
         command = getattr(backend, name)
         try:

@@ -49,7 +49,7 @@ def warning(settings: Settings) -> str:
         return ""
     parties = ", ".join(sorted({party(b.url) for b in open_}))
     return (
-        f"clients' API keys are passed to no backend, since the backends belong to several parties ({parties})\n"
+        f"clients' API keys are forwarded to no backend, because the backends belong to several parties ({parties})\n"
         '  hint: set api_key_env for each, or client_key = "pass" for those that the keys are for, "drop" for the others'
     )
 
@@ -69,6 +69,6 @@ def key_problem(variable: str, env: Mapping[str, str]) -> str:
     if not key:
         return f"api_key_env names {variable}, which is not set in the environment"
     if not all("!" <= letter <= "~" for letter in key):
-        kind = "a line break" if "\n" in key or "\r" in key else "a blank or a letter that is not ASCII"
-        return f"api_key_env names {variable}, whose value has {kind} in it"
+        kind = "a line break" if "\n" in key or "\r" in key else "a space or a character that is not ASCII"
+        return f"api_key_env names {variable}, whose value contains {kind}"
     return ""

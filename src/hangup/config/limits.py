@@ -27,9 +27,9 @@ def cap(default: float, doc: str, *, least: float = 1, most: float | None = None
 class CallLimits:
     """Limits on one call. A route or a tenant may override them."""
 
-    output_tokens_default: int = cap(32768, "Most output tokens per choice when the client names no maximum.")
-    output_tokens_max: int = cap(32768, "Most output tokens per choice; hangup ends a longer answer there.")
-    choices_max: int = cap(32, "Most answers in one call: n or best_of, times the number of prompts.")
+    output_tokens_default: int = cap(32768, "Maximum output tokens per choice when the client names no maximum.")
+    output_tokens_max: int = cap(32768, "Maximum output tokens per choice; hangup ends a longer answer there.")
+    choices_max: int = cap(32, "Maximum answers in one call: n or best_of, times the number of prompts.")
     total_s: float = cap(600.0, "Timeout for a whole call, from its first byte to its end.", least=0.01)
     first_token_s: float = cap(120.0, "Timeout for the first token, from sending the call to the engine.", least=0.01)
     gap_s: float = cap(60.0, "Timeout between two tokens; comments, pings and empty events do not count.", least=0.01)
@@ -58,12 +58,12 @@ class RequestLimits:
         1024, "Longest name of a model in a request; names are kept in the log, the ledger and the list of calls.", least=16
     )
     json_elements_max: int = limit(
-        100_000, "Most values in a JSON body, so that parsing one cannot delay other calls.", least=100
+        100_000, "Maximum values in a JSON body, so that parsing one cannot delay other calls.", least=100
     )
-    json_depth_max: int = limit(200, "Most levels of nesting in a JSON body; a deeper one is refused.", least=8, most=250)
+    json_depth_max: int = limit(200, "Maximum levels of nesting in a JSON body; a deeper one is refused.", least=8, most=250)
     media_held_bytes_max: int = limit(
         1024**3,
-        "Most bytes of bodies with audio or image files in memory; one more call with a file is refused.",
+        "Maximum bytes of bodies with audio or image files in memory; one more call with a file is refused.",
         least=1024,
     )
 
@@ -73,19 +73,20 @@ class ClientLimits:
     """Limits on a client's connection."""
 
     connections_max: int = limit(
-        20_000, "Most client connections at a time, including TLS handshakes; one more gets 503.", least=1
+        20_000, "Maximum client connections at a time, including TLS handshakes; one more gets 503.", least=1
     )
     header_s: float = limit(10.0, "Timeout for a request's headers to arrive.", least=0.1)
     header_bytes_max: int = limit(32 * 1024, "Largest request head, request line included.", least=1024)
-    header_count_max: int = limit(128, "Most header lines in a request.", least=8)
+    header_count_max: int = limit(128, "Maximum header lines in a request.", least=8)
     url_bytes_max: int = limit(8 * 1024, "Longest request target.", least=64)
     bodies_bytes_max: int = limit(
-        512 * 1024 * 1024, "Most bytes of incomplete request bodies, of all clients together.", least=1024
+        512 * 1024 * 1024, "Maximum bytes of incomplete request bodies, of all clients together.", least=1024
     )
     body_idle_s: float = limit(30.0, "Timeout between two reads of a request body.", least=0.1)
     idle_s: float = limit(75.0, "Keep-alive timeout: how long a client's connection may be idle between two calls.", least=0.1)
     pipelined_bytes_max: int = limit(
-        64 * 1024, "Bytes kept of a request pipelined behind a running call; beyond it the connection closes after that call."
+        64 * 1024,
+        "Maximum bytes kept of requests pipelined behind a running call; with more, the connection closes after the call.",
     )
     client_silence_s: float = limit(
         15.0, "Timeout after which a client whose host no longer answers TCP counts as gone.", least=1
@@ -95,11 +96,11 @@ class ClientLimits:
     websocket_close_s: float = limit(5.0, "Timeout for the answer to a WebSocket's Close frame.", least=0.01)
     websocket_buffer_bytes_max: int = limit(
         256 * 1024,
-        "Most bytes held that a client sent over a WebSocket and its engine has not read; then hangup stops reading.",
+        "Maximum bytes from a WebSocket client that its engine has not read yet; then hangup stops reading from the client.",
         least=1,
     )
     admin_connections_max: int = limit(
-        64, "Most connections to the admin port at a time; one more is closed at once. Silent ones are closed.", least=4
+        64, "Maximum connections to the admin port at a time; one more is closed at once. Idle ones are closed.", least=4
     )
 
 
@@ -115,17 +116,17 @@ class EngineLimits:
     engine_idle_s: float = limit(
         4.0, "How long an unused backend connection is kept; below the 5 s after which uvicorn-based engines close theirs."
     )
-    engine_idle_connections_max: int = limit(512, "Most unused connections kept per backend.")
+    engine_idle_connections_max: int = limit(512, "Maximum unused connections kept per backend.")
     engine_header_bytes_max: int = limit(64 * 1024, "Largest response head taken from an engine.", least=1024)
     engine_receive_bytes_max: int = limit(
         128 * 1024,
-        "Kernel buffer for what an engine sends: how far it can run ahead of a client that does not read.",
+        "Receive buffer per engine connection: how far an engine can run ahead of a client that does not read.",
         least=4096,
     )
     step_slo_s: float = limit(
         0.1,
-        "Time per token that a backend with learned slots should keep; it gets fewer calls when it is slower than this "
-        "and than twice its best.",
+        "Target time per token of a backend with learned slots; it gets fewer calls when it is slower than this and than twice"
+        " its best time.",
         least=0.001,
     )
 
@@ -135,11 +136,11 @@ class FailoverLimits:
     """Limits on retries of a call at other backends."""
 
     engine_responses_max: int = limit(
-        10_000, "Most stored responses (/v1/responses/{id}) for which hangup remembers the backend.", least=0
+        10_000, "Maximum stored responses (/v1/responses/{id}) for which hangup remembers the backend.", least=0
     )
-    failover_max: int = limit(2, "Most retries at other backends when one fails before its first byte.")
+    failover_max: int = limit(2, "Maximum retries at other backends when one fails before its first byte.")
     refusals_max: int = limit(
-        8, "Most attempts of a call that engines refuse (429, 529, or 503 with Retry-After) before its client gets the refusal."
+        8, "Maximum attempts of a call that engines refuse (429, 529, 503 with Retry-After) before its client gets the refusal."
     )
     refusal_pause_s_max: float = limit(60, "Longest pause for a backend that refuses calls, whatever Retry-After it sends.")
     model_refused_s: float = limit(
@@ -151,36 +152,40 @@ class FailoverLimits:
 class AdmissionLimits(CallLimits):
     """Limits on the queue, and its order."""
 
-    queue_depth_max: int = limit(1024, "Most calls that wait for a free backend; beyond that, one is refused.")
+    queue_depth_max: int = limit(1024, "Maximum calls in the queue; when it is full, one call is refused.")
     queue_bytes_max: int = limit(
-        256 * 1024 * 1024, "Most bytes of request bodies held by waiting calls; parsed they take about as much again."
+        256 * 1024 * 1024, "Maximum bytes of request bodies in the queue; their parsed form takes about as much again."
     )
     lifo_after_s: float = limit(
-        2.0, "A tenant's calls go first come first served until its oldest has waited this long, then the newest goes first."
+        2.0,
+        "A tenant's queue is first come, first served until its oldest call has waited this long; then the newest goes first.",
     )
     hold_back_share: float = limit(
         0.1,
-        "Share of the capacity kept free for each higher priority that some tenant has, and by jobs for live calls.",
+        "Share of the capacity that calls leave free for each higher priority in use, and that jobs leave free for live calls.",
         most=0.5,
     )
     jobs_calm_s: float = limit(
         5.0,
-        "Jobs leave room for as many live calls as there were at a time within the last so many seconds (up to twice that).",
+        "Jobs leave room for the peak number of concurrent live calls in this time window (at most twice as long).",
     )
     job_yields_max: int = limit(
-        3, "How often an item of a job makes way for live calls; after that, one such item on each backend runs to its end."
+        3, "How often live calls may preempt a job item; after that, one such item per backend runs to its end."
     )
     jobs_hold_back_share: float = limit(
         0.3,
-        "Share of the capacity that jobs leave free while live calls come, since a full batch makes every call slower; "
-        "when none has come for jobs_calm_s it is hold_back_share.",
+        "Share of the capacity that jobs leave free while live calls arrive, because a full batch slows every call down; "
+        "after jobs_calm_s without a live call, hold_back_share applies.",
         most=0.9,
     )
     backfill_s: float = limit(
-        1.0, "How long smaller calls may overtake one that fits into no backend's cache; then what gets free is kept for it."
+        1.0,
+        "How long smaller calls may overtake one that fits into no backend's free cache; then freed cache is reserved for it.",
     )
     retry_share_max: float = limit(
-        0.1, "Retries (x-stainless-retry-count) as a share of all attempts; beyond it they are the first to be refused.", most=1
+        0.1,
+        "Retry budget: retries (x-stainless-retry-count) as a share of all attempts; beyond it, retries are refused.",
+        most=1,
     )
 
 
@@ -188,14 +193,14 @@ class AdmissionLimits(CallLimits):
 class JobLimits(RequestLimits, CallLimits):
     """Limits on jobs that run here."""
 
-    jobs_max: int = cap(1000, "Most unfinished jobs of a tenant.", least=0)
-    job_items_max: int = cap(1_000_000, "Most unfinished items of a tenant's jobs.", least=0)
+    jobs_max: int = cap(1000, "Maximum unfinished jobs of a tenant.", least=0)
+    job_items_max: int = cap(1_000_000, "Maximum unfinished items of a tenant's jobs.", least=0)
     job_bytes_max: int = cap(
         4 * 1024**3,
-        "Most bytes of a tenant's jobs, results and files; beyond it no more are accepted, but accepted items still run.",
+        "Maximum bytes of a tenant's jobs, results and files; beyond it no more are accepted, but accepted items still run.",
         least=0,
     )
-    batch_items_max: int = cap(100_000, "Most requests in a batch.")
+    batch_items_max: int = cap(100_000, "Maximum requests in a batch.")
     batch_window_max_s: float = cap(7 * 86_400.0, "Longest completion window of a batch.")
     file_bytes_max: int = cap(512 * 1024 * 1024, "Largest file that may be uploaded.", least=1024)
     job_lease_s: float = cap(
@@ -204,7 +209,7 @@ class JobLimits(RequestLimits, CallLimits):
     job_lease_max_s: float = cap(86_400.0, "Longest lease that a client may ask for (x-hangup-lease).")
     job_cancel_wait_s: float = cap(5.0, "How long a cancel waits for the engine to stop before hangup answers it.", least=0)
     job_events_bytes_max: int = limit(
-        4 * 1024 * 1024, "Newest events of a job that are kept, to be read again or later.", least=1024
+        4 * 1024 * 1024, "Maximum bytes of events kept per job, the newest ones, for clients that reconnect.", least=1024
     )
     job_results_held_bytes_max: int = limit(
         256 * 1024 * 1024,
@@ -222,25 +227,27 @@ class ProviderLimits(CallLimits):
     """Limits on jobs at a hosted provider (`jobs = "provider"`)."""
 
     provider_jobs_max: int = limit(
-        1000, "Most jobs at a provider that hangup follows; it passes one more without following it.", least=1
+        1000, "Maximum jobs that hangup follows at a provider; it forwards one more without following it.", least=1
     )
     provider_uploads_bytes_max: int = limit(
         1024**3,
-        "Most bytes of files and message batches in transit to a provider; hangup holds them in memory.",
+        "Maximum bytes of files and message batches in transit to a provider; hangup holds them in memory.",
         least=1024,
     )
     provider_look_s: float = limit(60.0, "Pause between two polls of a job that runs at a provider.", least=0.05)
     provider_poll_s: float = limit(
         0.5, "Pause between a cancel and the next poll of the provider; it doubles each time.", least=0.01
     )
-    provider_poll_max_s: float = limit(15.0, "Longest such pause.", least=0.01)
+    provider_poll_max_s: float = limit(15.0, "Longest pause between two such polls.", least=0.01)
     provider_cancel_s: float = limit(
-        900.0, "Timeout for a provider to stop a cancelled job; then hangup gives up and shows it as cancelling.", least=0.1
+        900.0,
+        "Timeout for a provider to stop a cancelled job; then hangup stops polling and shows it as cancelling.",
+        least=0.1,
     )
-    provider_cancel_attempts_max: int = limit(5, "Most attempts to send a cancel that fails at the provider.", least=1)
+    provider_cancel_attempts_max: int = limit(5, "Maximum attempts to send a cancel that fails at the provider.", least=1)
     provider_answer_s: float = limit(30.0, "Timeout for a provider to answer hangup's own requests.", least=0.05)
     provider_follow_s: float = limit(
-        2 * 86_400.0, "How long hangup follows a job at a provider; hosted batches have a day to end.", least=1
+        2 * 86_400.0, "How long hangup follows a job at a provider; hosted batches expire after a day.", least=1
     )
 
 
@@ -267,13 +274,13 @@ class ReaperLimits:
     """How to deal with engines that do not stop: aborts, quarantine, restart."""
 
     release_grace_s: float = limit(
-        0.0, "How long an engine may work after a call's end before that counts as a zombie; 0: the engine's usual time."
+        0.0, "How long an engine may work on after a call's end before the call counts as a zombie; 0: the engine's usual time."
     )
     prefill_grace_s: float = limit(
-        10.0, "Added to that for a call without a first token: prefills run on; and for an engine too busy to answer."
+        10.0, "Added to release_grace_s for a call without a first token (its prefill runs on) or an engine too busy to report."
     )
-    abort_again_max: int = limit(3, "Most repeated aborts for a zombie.")
-    abort_backoff_s: float = limit(0.5, "Pause after the first of these; it doubles each time.", least=0.01)
+    abort_again_max: int = limit(3, "Maximum repeated aborts for a zombie.")
+    abort_backoff_s: float = limit(0.5, "Pause after the first repeated abort; it doubles each time.", least=0.01)
     wedge_s: float = limit(
         120.0,
         "How long an engine may be busy without progress, or not report what it runs, before it counts as wedged.",
@@ -281,21 +288,21 @@ class ReaperLimits:
     )
     still_s: float = limit(
         5.0,
-        "An engine that does not let go of ended calls, and has given nothing to any live one for so long (beyond the time that"
-        " their prompts take), stands still: its calls go elsewhere or get 503, and a restart does not wait for them.",
+        "How long an engine that does not stop ended calls may make no progress on any live call (beyond the time for their"
+        " prompts); then its calls move to another backend or get 503, and a restart does not wait for them.",
         least=0.1,
     )
     orphans_s: float = limit(
         30.0,
-        "Work that was in an engine before this gateway came, and that no sign of another client explains, is treated like a"
-        " zombie after so long; 0: it is only logged.",
+        "How long orphans (work from before this gateway started, with no sign of another client) may run before hangup treats"
+        " them like zombies; 0: it only logs them.",
     )
     restart_wait_s: float = limit(30.0, "With restart_force: how long calls in a quarantined backend may take to finish.")
-    restarts_per_hour_max: int = limit(4, "Most restarts of a backend in an hour.")
-    restart_s: float = limit(180.0, "Timeout from a restart to a healthy engine.", least=0.1)
+    restarts_per_hour_max: int = limit(4, "Maximum restarts of a backend per hour.")
+    restart_s: float = limit(180.0, "Timeout for a restarted engine to become healthy.", least=0.1)
     stop_s: float = limit(10.0, "How long a spawned engine may take to stop after SIGTERM; then hangup kills it.", least=0)
     canary_s: float = limit(30.0, "Timeout for the canary, a test call of one token after a quarantine.", least=0.1)
-    zombie_stories_max: int = limit(100, "Most zombies remembered with their history, including those that are gone.", least=1)
+    zombie_stories_max: int = limit(100, "Maximum zombies kept with their history, including those that are gone.", least=1)
     kill_wait_s: float = limit(5.0, "How long a kill waits for the engine to confirm; a kill may ask for less.")
 
 
@@ -308,30 +315,36 @@ class ReportLimits:
     """Limits on the ledger, the traces, and the divergence alarm."""
 
     ledger_flush_s: float = limit(
-        1.0, "How often hangup writes the ledger; a killed process loses at most this much.", least=0.05
+        1.0, "Pause between two writes of the ledger; a killed process loses at most this much.", least=0.05
     )
     ledger_accounts_max: int = limit(
         100_000,
-        "Accounts (tenant, model, backend, cause) that may wait to be written into the ledger; more are dropped and counted.",
+        "Maximum ledger accounts (tenant, model, backend, cause) that wait to be written; more are dropped and counted.",
     )
     ledger_bytes_max: int = limit(
         1024**3,
-        "Size of the ledger, looked at once an hour; beyond it the oldest entries are deleted, however young they are.",
+        "Maximum size of the ledger, checked once an hour; beyond it, hangup deletes the oldest entries, whatever their age.",
         least=64 * 1024,
     )
-    traced_calls_max: int = limit(10_000, "Ended calls that may wait to be sent as traces; more are dropped and counted.")
+    traced_calls_max: int = limit(10_000, "Maximum ended calls that wait to be sent as traces; more are dropped and counted.")
     trace_release_s: float = limit(
-        10.0, "How long the trace of a call that ended early waits for the engine's word that it let go."
+        10.0, "How long the trace of a call that ended early waits for the engine to confirm the stop."
     )
-    trace_send_s: float = limit(5.0, "Longest time for the collector to take a batch of traces.", least=0.1)
-    counters_interval_s: float = limit(5.0, "Pause between two looks at an engine's own counters.", least=0.1)
-    history_looks_max: int = limit(360, "Such looks that are remembered, for the dashboard's picture.", least=2)
-    webhook_s: float = limit(5.0, "Longest time for alarm_webhook to take an alarm; it is sent once.", least=0.1)
-    divergence_window_s: float = limit(20.0, "What the divergence alarm looks at.", least=1)
-    divergence_hold_s: float = limit(20.0, "How long a divergence must last before the alarm, and be gone before its end.")
-    divergence_share_max: float = limit(0.25, "Tokens for nobody, as a share of those that an engine computed.", most=1)
+    trace_send_s: float = limit(5.0, "Timeout for sending a batch of traces to the collector.", least=0.1)
+    counters_interval_s: float = limit(5.0, "Pause between two polls of an engine's own counters.", least=0.1)
+    history_looks_max: int = limit(360, "Maximum polls of these counters kept for the dashboard's graph.", least=2)
+    webhook_s: float = limit(5.0, "Timeout for the POST to alarm_webhook; it is not retried.", least=0.1)
+    divergence_window_s: float = limit(20.0, "Time window that the divergence alarm compares.", least=1)
+    divergence_hold_s: float = limit(
+        20.0, "How long a divergence must last before the alarm is raised, and be over before it ends."
+    )
+    divergence_share_max: float = limit(
+        0.25, "Maximum share of an engine's computed tokens that nobody receives; above it, the alarm is raised.", most=1
+    )
     divergence_yield_min: float = limit(
-        0.4, "Tokens per busy second, as a share of what an engine has shown to give, where it does not count them.", most=1
+        0.4,
+        "For engines that do not count tokens: minimum of tokens received per busy second, as a share of the engine's best.",
+        most=1,
     )
 
 
@@ -339,17 +352,18 @@ class ReportLimits:
 class ProcessLimits:
     """Limits on the process itself."""
 
-    drain_s: float = limit(30.0, "After SIGTERM: how long running calls may take before they are ended.")
-    ended_calls_max: int = limit(1000, "Ended calls remembered for `hangup trace`.", least=1)
+    drain_s: float = limit(30.0, "Shutdown timeout after SIGTERM: how long running calls may take before hangup ends them.")
+    ended_calls_max: int = limit(1000, "Maximum ended calls kept for `hangup trace`.", least=1)
     log_wait_s: float = limit(
         1.0,
-        "How long the log line of a call that was stopped in its engine waits for the engine's word on it; 0: it is written"
-        " at once.",
+        "How long the log line of a stopped call waits for the engine to confirm the stop; 0: it is written at once.",
     )
-    log_lines_max: int = limit(10_000, "Log lines held while the log's reader is slow; more are dropped and counted.", least=1)
+    log_lines_max: int = limit(
+        10_000, "Maximum log lines held while the log's reader is slow; more are dropped and counted.", least=1
+    )
     wal_bytes_max: int = limit(
         64 * 1024 * 1024,
-        "Size to which the write-ahead log of the job store, and that of the ledger, is cut after a checkpoint.",
+        "Maximum size of the write-ahead logs of the job store and the ledger after a checkpoint.",
         least=4096,
     )
     loop_stall_s: float = limit(1.0, "How long the event loop may be blocked before hangup logs its stack.", least=0.1)

@@ -406,15 +406,15 @@ def url_problem(url: str) -> str:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        return f"{url!r} is no URL: {error}"
+        return f"{url!r} is not a valid URL: {error}"
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"expected http://host[:port] or https://host[:port], got {url!r}"
     if parts.username or parts.password:
-        return "a URL must hold no user or password; use api_key_env"
+        return "a URL must not contain a user or password; use api_key_env"
     if not url.isascii():
-        return f"{url!r} has letters that a URL cannot have; write the host name in its xn-- form"
+        return f"{url!r} has characters that a URL cannot have; write the host name in its xn-- form"
     if not all("!" <= letter <= "~" for letter in url):  # it would break the first line of every request
-        return f"{url!r} has blanks or control characters; write them as %20 and the like"
+        return f"{url!r} has spaces or control characters; percent-encode them, such as %20"
     if parts.query or parts.fragment or port == 0:
         return f"expected no query, no fragment and a port above 0, got {url!r}"
     return ""

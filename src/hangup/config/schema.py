@@ -20,15 +20,15 @@ class BackendSettings:
     """One address of an engine."""
 
     url: str = setting("", "http:// or https:// address; a trailing /v1 is ignored.")
-    name: str = setting("", "Short name in logs and metrics; host:port when empty.")
-    engine: str = setting("auto", "Which engine it is: `hangup engines` lists them; auto asks the backend.")
-    slots: int = setting(0, "Most calls sent to it at a time; 0 takes the general setting.", least=0)
-    kv_tokens: int = setting(0, "Tokens that its cache holds, which calls share; 0 when not known.", least=0)
-    weight: float = setting(1.0, "Share of the load against the other backends.", least=0.01)
+    name: str = setting("", "Short name in logs and metrics; empty: host:port.")
+    engine: str = setting("auto", "Kind of engine; `hangup engines` lists them. auto: hangup detects it.")
+    slots: int = setting(0, "Maximum calls sent to it at a time; 0: the top-level slots applies.", least=0)
+    kv_tokens: int = setting(0, "Size in tokens of its KV cache, which calls share; 0: unknown.", least=0)
+    weight: float = setting(1.0, "Share of the load, relative to the other backends.", least=0.01)
     models: tuple[str, ...] = setting(
-        (), "Models it serves, these and no others; * is any text. Empty: it is asked for its list."
+        (), "Models that it serves, and no others; * matches any text. Empty: hangup asks it for its list."
     )
-    apis: tuple[str, ...] = setting((), "APIs it speaks, these and no others; empty takes what is usual for the engine.")
+    apis: tuple[str, ...] = setting((), "APIs that it speaks, and no others; empty: those that are usual for its engine.")
     api_key_env: str = setting("", "Environment variable with the key to send to it instead of the client's.")
     client_key: str = setting(
         "auto",
@@ -36,21 +36,21 @@ class BackendSettings:
         choices=("auto", "pass", "drop"),
     )
     health_path: str = setting("/health", "Path of the active health check; empty turns it off.")
-    price_per_hour: float = setting(0.0, "What an hour of it costs, GPUs and all; for the ledger.", least=0)
-    price_per_million_tokens: float = setting(0.0, "What a million output tokens cost; for the ledger.", least=0)
+    price_per_hour: float = setting(0.0, "Cost per hour, GPUs included; for the ledger.", least=0)
+    price_per_million_tokens: float = setting(0.0, "Cost per million output tokens; for the ledger.", least=0)
     busy_from: str = setting(
         "engine",
-        "How busy it is, for the divergence alarm: engine (its own metrics), nvml or nvml:0,1 (GPUs of this machine, "
+        "Source of its utilisation for the divergence alarm: engine (its own metrics), nvml or nvml:0,1 (GPUs of this machine, "
         "hangup[nvidia]), or the URL of a DCGM exporter's metrics, with #0,1 for some of its GPUs.",
     )
-    ca_file: str = setting("", "PEM file with the authorities to trust for https; the system's when empty.")
-    tls_verify: bool = setting(True, "Check the certificate of an https backend.")
-    shared: bool = setting(False, "Others use this engine, too: hangup then detects no zombies by its counts.")
+    ca_file: str = setting("", "PEM file with the certificate authorities to trust for https; empty: the system's.")
+    tls_verify: bool = setting(True, "Verify the certificate of an https backend.")
+    shared: bool = setting(False, "Other clients use this engine, too: hangup then detects no zombies by its counts.")
     pin_slots: bool = setting(True, "Give each call its own slot where the engine allows it, so that verification is exact.")
     abort_again: bool = setting(True, "Repeat the abort for a zombie.")
-    quarantine: bool = setting(True, "Send no new calls to it while it runs a zombie that aborts did not stop.")
+    quarantine: bool = setting(True, "Quarantine it: send it no new calls while it runs a zombie that aborts did not stop.")
     restart_command: str = setting(
-        "", "How to restart it, from quarantine. No shell; {name}, {url}, {host} and {port} are filled in. Empty: never."
+        "", "Command that restarts it from quarantine. No shell; {name}, {url}, {host} and {port} are filled in. Empty: never."
     )
     restart_force: bool = setting(
         False, "Restart it despite live calls, after restart_wait_s; otherwise when the last one is done."
@@ -59,7 +59,7 @@ class BackendSettings:
     spawn: str = setting(
         "", "Command that runs the engine as a child process of hangup, which restarts it. {port} is the url's."
     )
-    spawn_log: str = setting("", "File for the output of that process, appended to; hangup's stderr when empty.")
+    spawn_log: str = setting("", "File to which the output of that process is appended; empty: hangup's stderr.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +68,10 @@ class TenantSettings:
 
     name: str = setting("", "Its name in logs and metrics.")
     key_sha256: list[str] = setting([], "SHA-256 digests (hex) of its API keys; `hangup key new` makes a pair.")
-    weight: float = setting(1.0, "Its share of the engines' tokens against the other tenants.", least=0.01)
-    priority: str = setting("normal", "Higher ones go first.", choices=("high", "normal", "low"))
-    concurrency_max: int = setting(0, "Most calls it may have in progress, including waiting ones; 0 means no limit.", least=0)
-    tokens_per_minute: int = setting(0, "Tokens it may use, prompts and answers together; 0 means no limit.", least=0)
+    weight: float = setting(1.0, "Share of the engines' tokens, relative to the other tenants.", least=0.01)
+    priority: str = setting("normal", "Calls of tenants with a higher priority go first.", choices=("high", "normal", "low"))
+    concurrency_max: int = setting(0, "Maximum calls in progress, including waiting ones; 0: no limit.", least=0)
+    tokens_per_minute: int = setting(0, "Maximum tokens per minute, prompts and answers together; 0: no limit.", least=0)
     limits: dict[str, Any] = setting({}, "Per-call limits of this tenant.")
 
 
@@ -79,7 +79,7 @@ class TenantSettings:
 class RouteSettings:
     """Limits of a built-in path, or permission to pass another path through."""
 
-    path: str = setting("", "The path, exactly; one that hangup does not know is passed through. A final * matches any rest.")
+    path: str = setting("", "Exact path; a path that hangup does not know is passed through. A final * matches any rest.")
     methods: list[str] = setting(["GET", "POST"], "Methods allowed on a passed-through path.")
     websocket: bool = setting(False, "Whether WebSockets may be opened on a passed-through path.")
     limits: dict[str, Any] = setting({}, "Per-call limits of this route.")
@@ -89,8 +89,8 @@ class RouteSettings:
 class AliasSettings:
     """Another name for a model."""
 
-    name: str = setting("", "What clients call it.")
-    model: str = setting("", "The model's own name, which the backend is asked for.")
+    name: str = setting("", "Name that clients use.")
+    model: str = setting("", "Name of the model at the backend.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +98,9 @@ class Settings:
     """The whole configuration."""
 
     host: str = setting("127.0.0.1", "Address of the data port.")
-    port: int = setting(8080, "The data port; 0 takes a free one.", least=0, most=65535)
+    port: int = setting(8080, "The data port; 0: any free port.", least=0, most=65535)
     admin_host: str = setting("127.0.0.1", "Address of the admin port.")
-    admin_port: int = setting(8081, "The admin port; 0 takes a free one.", least=0, most=65535)
+    admin_port: int = setting(8081, "The admin port; 0: any free port.", least=0, most=65535)
     admin_token_env: str = setting(
         "", "Environment variable with the token that the admin port requires; mandatory if admin_host is not loopback."
     )
@@ -109,16 +109,18 @@ class Settings:
     )
     allowed_hosts: str = setting(
         "",
-        "Host names, separated by commas, that the data port answers to while no tenant is configured; * is any. Empty: on "
-        "loopback without TLS, names that no web site can have (against DNS rebinding); elsewhere any.",
+        "Host names, separated by commas, that the data port answers to while no tenant is configured; * matches all. Empty: "
+        "on loopback without TLS, names that no web site can have (against DNS rebinding); elsewhere any.",
     )
     tls_cert: str = setting("", "PEM certificate chain for the data port; empty means plain HTTP.")
     tls_key: str = setting("", "PEM private key for tls_cert.")
     slots: int = setting(
-        0, "Most calls sent to a backend at a time; 0: hangup learns it from the time to the first token.", least=0
+        0, "Maximum calls sent to a backend at a time; 0: hangup learns it from the time to first token.", least=0
     )
     half_close: str = setting(
-        "hangup", "What a client's half-close (FIN after its request) means.", choices=("hangup", "allow")
+        "hangup",
+        "A client's half-close (FIN after its request): hangup ends the call, allow answers it.",
+        choices=("hangup", "allow"),
     )
     websocket_origins: str = setting(
         "",
@@ -127,7 +129,7 @@ class Settings:
     )
     cors: str = setting(
         "engine",
-        "Who decides whether pages of other sites may call (CORS): engine passes their preflights on to it; none refuses them.",
+        "Who decides whether pages of other sites may call (CORS): engine forwards their preflights to it; none refuses them.",
         choices=("engine", "none"),
     )
     assemble: bool = setting(
@@ -137,13 +139,13 @@ class Settings:
     heartbeat_s: float = setting(
         0.0, "Send an SSE comment this often before the first token; 0 is off, since it fixes the status to 200.", least=0
     )
-    log: str = setting("-", "Where the log goes: - for stdout, a file path, or none.")
+    log: str = setting("-", "Target of the log: - for stdout, a file path, or none.")
     ledger: str = setting("", "SQLite file for the ledger, which `hangup report` reads; empty keeps it in memory.")
     ledger_days: float = setting(90.0, "How long the ledger is kept.", least=0.01)
     jobs: str = setting(
         "auto",
         "SQLite file for jobs and their files. auto: jobs-PORT.sqlite in the user's state folder; none turns jobs off; "
-        "provider passes them on to a hosted API, and follows them there.",
+        "provider forwards them to a hosted API and follows them there.",
     )
     jobs_days: float = setting(30.0, "How long ended jobs and files are kept.", least=0.01)
     currency: str = setting("USD", "Currency of the backends' prices.")
@@ -162,7 +164,7 @@ class Settings:
     alarm_webhook: str = setting("", "URL that gets a POST with JSON when a divergence alarm starts and when it ends.")
     limits: LimitSettings = field(default_factory=LimitSettings, metadata={"doc": "Hard limits."})
     backend: tuple[BackendSettings, ...] = field(default=(), metadata={"doc": "The backends."})
-    tenant: tuple[TenantSettings, ...] = field(default=(), metadata={"doc": "The tenants; with none, no key is asked for."})
+    tenant: tuple[TenantSettings, ...] = field(default=(), metadata={"doc": "The tenants; without any, clients need no key."})
     route: tuple[RouteSettings, ...] = field(default=(), metadata={"doc": "Limits and permissions by path."})
     alias: tuple[AliasSettings, ...] = field(default=(), metadata={"doc": "Other names for models."})
 

@@ -132,7 +132,7 @@ def after(reason: Reason, status: int, *, stopping: bool, failures: int, failure
     """
     if reason is reasons.TAKEN_OVER:
         return AfterEffects.GIVEN_BACK
-    if reason is reasons.YIELDED:
+    if reason is reasons.PREEMPTED:
         return AfterEffects.CANCELLED if stopping else AfterEffects.AGAIN
     match reason.outcome:
         case Outcome.COMPLETED if status == TOO_MANY:  # the engine has no room now, which says nothing about the item

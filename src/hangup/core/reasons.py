@@ -53,53 +53,66 @@ CLIENT_STALLED = _reason("write_stall", Outcome.CLIENT_GONE, 499, "The client st
 
 # A job's client is its owner.
 JOB_CANCELLED = _reason("job_cancelled", Outcome.CLIENT_GONE, 499, "The job was cancelled.")
-LEASE_EXPIRED = _reason("lease_expired", Outcome.CLIENT_GONE, 499, "The job's lease expired: nobody asked for it any more.")
-WINDOW_PASSED = _reason("window_passed", Outcome.CLIENT_GONE, 499, "The batch's completion window passed.")
+LEASE_EXPIRED = _reason("lease_expired", Outcome.CLIENT_GONE, 499, "The job's lease expired: no client polled it in time.")
+WINDOW_PASSED = _reason("window_passed", Outcome.CLIENT_GONE, 499, "The batch's completion window expired.")
 
-CLIENT_DEADLINE = _reason("client_deadline", Outcome.DEADLINE, 504, "The client's own deadline passed.", False)
+CLIENT_DEADLINE = _reason("client_deadline", Outcome.DEADLINE, 504, "The client's deadline passed.", False)
 
-OUTPUT_TOKENS = _reason("output_tokens_max", Outcome.CAP, 200, "The answer reached the limit on output tokens.")
+OUTPUT_TOKENS = _reason("output_tokens_max", Outcome.CAP, 200, "The answer reached the maximum of output tokens.")
 EVENT_BYTES = _reason("event_bytes_max", Outcome.CAP, 502, "The engine sent an event larger than event_bytes_max.", False)
 ANSWER_BYTES = _reason(
     "answer_bytes_max", Outcome.CAP, 502, "The answer is larger than answer_bytes_max; request a stream instead.", False
 )
-TOTAL_TIME = _reason("total_s", Outcome.CAP, 504, "The call exceeded its total time limit.")
-WEBSOCKET_TIME = _reason("websocket_s", Outcome.CAP, 504, "The WebSocket exceeded its time limit.")
-WEBSOCKET_IDLE = _reason("websocket_idle_s", Outcome.CAP, 504, "The WebSocket was idle for too long.")
+TOTAL_TIME = _reason("total_s", Outcome.CAP, 504, "The call timed out: it exceeded its total time limit.")
+WEBSOCKET_TIME = _reason("websocket_s", Outcome.CAP, 504, "The WebSocket timed out: it exceeded its total time limit.")
+WEBSOCKET_IDLE = _reason("websocket_idle_s", Outcome.CAP, 504, "The WebSocket timed out: it was idle for too long.")
 FIRST_TOKEN_TIME = _reason("first_token_s", Outcome.CAP, 504, "Timed out waiting for the engine's first token.")
 GAP_TIME = _reason("gap_s", Outcome.CAP, 504, "Timed out waiting for the engine's next token.")
 
 QUEUE_FULL = _reason("queue_full", Outcome.SHED, 503, "The queue is full; retry later.")
-PUSHED_OUT = _reason(
-    "pushed_out", Outcome.SHED, 503, "The queue is full, and tenants with fewer waiting calls go first; retry later."
+QUEUE_EVICTED = _reason(
+    "queue_evicted",
+    Outcome.SHED,
+    503,
+    "The queue is full, and a tenant with fewer waiting calls took this call's place; retry later.",
 )
-QUEUE_SLOW = _reason("queue_slow", Outcome.SHED, 503, "The queue is longer than this call may wait; retry later.")
+QUEUE_TOO_LONG = _reason(
+    "queue_too_long", Outcome.SHED, 503, "The wait in the queue would exceed this call's timeout; retry later."
+)
 DEADLINE_NEAR = _reason("deadline_near", Outcome.SHED, 503, "The call cannot finish before its deadline.")
 INFEASIBLE = _reason(
-    "infeasible", Outcome.SHED, 503, "The call takes longer than its client will wait, even without a queue.", False
+    "infeasible", Outcome.SHED, 503, "The call cannot finish before its client's timeout, even without a queue.", False
 )
-RETRY_BUDGET = _reason("retry_budget", Outcome.SHED, 503, "The retry budget is spent.", False)
+RETRY_BUDGET = _reason(
+    "retry_budget", Outcome.SHED, 503, "Tenant retry budget exhausted: too many of its calls are retries.", False
+)
 TENANT_CONCURRENCY = _reason("concurrency_max", Outcome.SHED, 429, "Tenant concurrency limit reached.")
 TENANT_TOKENS = _reason("tokens_per_minute", Outcome.SHED, 429, "Tenant token rate limit reached.")
 BACKEND_PAUSED = _reason(
-    "backend_paused", Outcome.SHED, 503, "The backend refuses calls for longer than this one may wait; retry later."
+    "backend_paused", Outcome.SHED, 503, "The backend refuses calls for longer than this call may wait; retry later."
 )
-QUEUE_TIME = _reason("queue_s", Outcome.SHED, 503, "Timed out in the queue: no backend became free.")
-DRAINING = _reason("draining", Outcome.SHED, 503, "The gateway is shutting down.")
+QUEUE_TIME = _reason("queue_s", Outcome.SHED, 503, "Timed out in the queue: no backend became free; retry later.")
+DRAINING = _reason("draining", Outcome.SHED, 503, "The gateway is shutting down; retry later.")
 NO_BACKEND = _reason("no_backend", Outcome.SHED, 503, "No backend is configured for this call.")
-BACKENDS_CLOSED = _reason(
-    "backends_closed", Outcome.SHED, 503, "Every backend for this call is drained or quarantined; retry later."
+BACKENDS_UNAVAILABLE = _reason(
+    "backends_unavailable", Outcome.SHED, 503, "Every backend for this call is drained or quarantined; retry later."
 )
-MEDIA_HELD = _reason("media_held_bytes_max", Outcome.SHED, 503, "Too many audio and image files are in memory; retry later.")
-CONNECTIONS = _reason("connections_max", Outcome.SHED, 503, "Too many connections.")
-BODIES_FULL = _reason("bodies_bytes_max", Outcome.SHED, 503, "Too many request bodies are in transit; retry later.")
+MEDIA_HELD = _reason(
+    "media_held_bytes_max", Outcome.SHED, 503, "The gateway holds too many audio and image files in memory; retry later."
+)
+CONNECTIONS = _reason("connections_max", Outcome.SHED, 503, "Too many client connections; retry later.")
+BODIES_FULL = _reason("bodies_bytes_max", Outcome.SHED, 503, "The gateway is receiving too many request bodies; retry later.")
 
 ENGINE_UNREACHABLE = _reason("engine_unreachable", Outcome.ENGINE_FAILED, 502, "The engine cannot be reached.")
-ENGINE_DIED = _reason("engine_died", Outcome.ENGINE_FAILED, 502, "The engine closed the connection before the end.")
-ENGINE_GARBLED = _reason("engine_garbled", Outcome.ENGINE_FAILED, 502, "The engine sent invalid HTTP.")
-ENGINE_TRUNCATED = _reason("engine_truncated", Outcome.ENGINE_FAILED, 502, "The engine's answer ended too early.")
+ENGINE_DIED = _reason(
+    "engine_died", Outcome.ENGINE_FAILED, 502, "The engine closed the connection before its answer was complete."
+)
+ENGINE_INVALID_ANSWER = _reason(
+    "engine_invalid_answer", Outcome.ENGINE_FAILED, 502, "The engine's answer is not valid HTTP or JSON."
+)
+ENGINE_TRUNCATED = _reason("engine_truncated", Outcome.ENGINE_FAILED, 502, "The engine's answer ended before it was complete.")
 ENGINE_REDIRECT = _reason("engine_redirect", Outcome.ENGINE_FAILED, 502, "The engine answered with a redirect.", False)
-ENGINE_GAVE_UP = _reason("engine_gave_up", Outcome.ENGINE_FAILED, 502, "The engine cancelled the answer before its end.")
+ENGINE_CANCELLED = _reason("engine_cancelled", Outcome.ENGINE_FAILED, 502, "The engine cancelled the answer before its end.")
 ENGINE_WEDGED = _reason("engine_wedged", Outcome.ENGINE_FAILED, 503, "The engine is stuck: none of its calls makes progress.")
 ENGINE_ERROR = _reason("engine_error", Outcome.ENGINE_FAILED, 502, "The engine failed.")
 
@@ -110,28 +123,38 @@ BAD_HOST = _reason(
 )
 HEADERS_TOO_LARGE = _reason("header_bytes_max", Outcome.REFUSED, 431, "The request's headers are too large.", False)
 URL_TOO_LONG = _reason("url_bytes_max", Outcome.REFUSED, 414, "The request's URL is too long.", False)
-HEADER_TIME = _reason("header_s", Outcome.REFUSED, 408, "The request's headers did not arrive in time.")
-BODY_TIME = _reason("body_s", Outcome.REFUSED, 408, "The request's body did not arrive in time.")
+HEADER_TIME = _reason("header_s", Outcome.REFUSED, 408, "Timed out waiting for the request's headers.")
+BODY_TIME = _reason("body_s", Outcome.REFUSED, 408, "Timed out waiting for the request's body.")
 BODY_TOO_LARGE = _reason("body_bytes_max", Outcome.REFUSED, 413, "The request's body is too large.", False)
 NOT_FOUND = _reason("not_found", Outcome.REFUSED, 404, "Unknown path.", False)
 MODEL_NOT_FOUND = _reason("model_not_found", Outcome.REFUSED, 404, "No backend has this model.", False)
-METHOD = _reason("method", Outcome.REFUSED, 405, "The path does not allow this method.", False)
-UNSUPPORTED = _reason("unsupported", Outcome.REFUSED, 501, "The gateway does not support this HTTP feature.", False)
-HTTP_VERSION = _reason("http_version", Outcome.REFUSED, 505, "The gateway supports only HTTP/1.1 and HTTP/1.0.", False)
-EXPECTATION = _reason("expectation", Outcome.REFUSED, 417, "The gateway supports only Expect: 100-continue.", False)
-UNAUTHORIZED = _reason("unauthorized", Outcome.REFUSED, 401, "Missing or invalid API key.", False)
-ORIGIN = _reason(
-    "origin", Outcome.REFUSED, 403, "Pages of other sites may not open WebSockets; add the origin to websocket_origins.", False
+METHOD_NOT_ALLOWED = _reason(
+    "method_not_allowed", Outcome.REFUSED, 405, "This path does not allow the request's method.", False
 )
-MEDIA_TYPE = _reason("media_type", Outcome.REFUSED, 415, "A page of another site must send application/json.", False)
+NOT_IMPLEMENTED = _reason("not_implemented", Outcome.REFUSED, 501, "The gateway does not support this HTTP feature.", False)
+HTTP_VERSION_NOT_SUPPORTED = _reason(
+    "http_version_not_supported", Outcome.REFUSED, 505, "The gateway supports only HTTP/1.1 and HTTP/1.0.", False
+)
+EXPECTATION_FAILED = _reason(
+    "expectation_failed", Outcome.REFUSED, 417, "The gateway supports only Expect: 100-continue.", False
+)
+UNAUTHORIZED = _reason("unauthorized", Outcome.REFUSED, 401, "Missing or invalid API key.", False)
+ORIGIN_NOT_ALLOWED = _reason(
+    "origin_not_allowed", Outcome.REFUSED, 403, "This origin may not open WebSockets; add it to websocket_origins.", False
+)
+UNSUPPORTED_MEDIA_TYPE = _reason(
+    "unsupported_media_type", Outcome.REFUSED, 415, "Requests from other sites must be sent as application/json.", False
+)
 BAD_JSON = _reason("bad_json", Outcome.REFUSED, 400, "The request's body is not valid JSON.", False)
 BAD_FIELD = _reason("bad_field", Outcome.REFUSED, 400, "A field of the request has an invalid value.", False)
-JOB_QUOTA = _reason("job_quota", Outcome.REFUSED, 429, "Tenant quota for jobs, items or stored bytes reached.")
-NO_JOBS = _reason("no_jobs", Outcome.REFUSED, 503, "Jobs are unavailable: their store is off, full or unreachable.")
+JOB_QUOTA = _reason("job_quota", Outcome.REFUSED, 429, "Tenant quota for jobs, items or stored bytes exceeded.")
+JOBS_UNAVAILABLE = _reason(
+    "jobs_unavailable", Outcome.REFUSED, 503, "Jobs are unavailable: their store is off, full or unreachable."
+)
 BAD_DEADLINE = _reason("bad_deadline", Outcome.REFUSED, 400, "X-Request-Timeout must be a number of seconds.", False)
 
-KILLED = _reason("killed", Outcome.KILLED, 503, "An operator ended the call.", False)
-YIELDED = _reason("yielded", Outcome.KILLED, 503, "The job item made way for a live call; it will run again.")
-TAKEN_OVER = _reason("taken_over", Outcome.KILLED, 503, "Another gateway took over this job item; it will run again.")
+KILLED = _reason("killed", Outcome.KILLED, 503, "An operator killed the call.", False)
+PREEMPTED = _reason("preempted", Outcome.KILLED, 503, "A live call preempted this job item; hangup will retry it.")
+TAKEN_OVER = _reason("taken_over", Outcome.KILLED, 503, "Another gateway took over this job item and will retry it.")
 INTERNAL = _reason("internal_error", Outcome.KILLED, 500, "Internal gateway error; see the gateway log.", False)
 DRAINED = _reason("drain_s", Outcome.DRAINED, 503, "The gateway shut down before the answer was complete.")

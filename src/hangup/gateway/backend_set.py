@@ -66,7 +66,7 @@ class Backends:
             if backend.name not in self._watches:
                 checks = partial(watch, backend, self.changed, events.models_reported)
                 self._watches[backend.name] = TASKS.keep("health", checks)
-                self._figures[backend.name] = TASKS.keep("figures", partial(follow, backend, events.queue_reported))
+                self._figures[backend.name] = TASKS.keep("engine queue", partial(follow, backend, events.queue_reported))
             events.configured(backend)
 
     def _retire(self, backend: Backend) -> None:
@@ -93,7 +93,7 @@ class Backends:
 
     def _remove(self, backend: Backend) -> None:
         if self._events is not None:
-            task = TASKS.start("goodbye", self._events.removed(backend))
+            task = TASKS.start("backend close", self._events.removed(backend))
             self._removals.add(task)
             task.add_done_callback(self._removals.discard)
 
@@ -101,7 +101,7 @@ class Backends:
 
     def changed(self, backend: Backend, what: str) -> None:
         """Logs what happened to a backend; those who wait may have more to choose from."""
-        self._log.event("backend", backend=backend.name, change=what)
+        self._log.event("backend_changed", backend=backend.name, change=what)
         if self._events is not None:
             self._events.changed(backend)
 
@@ -121,7 +121,7 @@ class Backends:
         if backend is None:
             return False
         if backend.load.health.apply(HealthEvent.DRAINED if on else HealthEvent.UNDRAINED):
-            self.changed(backend, "drained by an operator" if on else "taken back by an operator")
+            self.changed(backend, "drained by an operator" if on else "undrained by an operator")
         return True
 
     def any_ready(self) -> bool:

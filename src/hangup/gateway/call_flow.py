@@ -271,12 +271,12 @@ class CallFlow(ClientRequest):
                 return True
             return False
         if 300 <= status < 400 and status != 304:
-            self.attempt_failed(EngineFault(reasons.ENGINE_REDIRECT, f"The engine answered {status}."), blame=False)
+            self.attempt_failed(EngineFault(reasons.ENGINE_REDIRECT, f"The engine returned status {status}."), blame=False)
             return True
         if is_refusal(status, head.fields) and self._wait_for_room(head):
             return True
         if status in FAILED_STATUSES and self._may_fail_over():
-            self.attempt_failed(EngineFault(reasons.ENGINE_ERROR, f"The engine answered {status}."))
+            self.attempt_failed(EngineFault(reasons.ENGINE_ERROR, f"The engine returned status {status}."))
             return True
         return status == 404 and self._skip_backend()
 
@@ -344,9 +344,9 @@ class CallFlow(ClientRequest):
             self.attempt = Attempt(backend)
             self._ask_again(self.attempt)
         elif self._relay is None:
-            self.attempt_failed(EngineFault(reasons.ENGINE_GARBLED, f"The engine's answer is not valid HTTP: {error}."))
+            self.attempt_failed(EngineFault(reasons.ENGINE_INVALID_ANSWER, f"The engine's answer is invalid: {error}."))
         else:
-            self._engine_failed(reasons.ENGINE_GARBLED, str(error))
+            self._engine_failed(reasons.ENGINE_INVALID_ANSWER, f"The engine's answer is invalid: {error}.")
 
     def _ask_again(self, attempt: Attempt) -> None:
         """Sends the same again, on a new connection: it was the kept one that failed, not the engine."""
@@ -408,7 +408,7 @@ class CallFlow(ClientRequest):
         try:
             body = orjson.dumps(answer)
         except TypeError as error:  # what can be read can be too deep to be written
-            raise WireError(f"an answer that cannot be written: {error}") from None
+            raise WireError(f"cannot encode it as JSON: {error}") from None
         answers.whole(self, status, body, head)
 
     # 6. The end is `ClientRequest.end`, for all kinds of requests

@@ -146,7 +146,7 @@ class ClientRequest:
         """Ends the call: what its client sends is not taken."""
         if reason is reasons.BODY_TOO_LARGE and not detail:
             limit = "media_bytes_max" if self.api.media else reason.code
-            detail = f"The request's body is too large: at most {self.body_bytes_max} bytes are taken here ({limit})."
+            detail = f"The request's body is too large: the limit is {self.body_bytes_max} bytes ({limit})."
         self.end(reason, detail)
 
     def pause_engine(self) -> None:

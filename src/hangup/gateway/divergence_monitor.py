@@ -191,10 +191,10 @@ class DivergenceMonitor:
         if finding is not None:
             self.alarms_raised += 1
             fields |= {"signal": finding.signal, "excess": round(finding.excess, 3), "suspects": self.suspects(backend)}
-        self.log.event("divergence", **fields)
+        self.log.event("divergence_alarm_changed", **fields)
         url = self.policy.settings.alarm_webhook
         if url:
-            task = TASKS.start("webhook", self._send(url, {"event": "divergence", **fields}))
+            task = TASKS.start("webhook", self._send(url, {"event": "divergence_alarm_changed", **fields}))
             self._webhooks.add(task)
             task.add_done_callback(self._webhooks.discard)
 

@@ -124,7 +124,7 @@ class Intake(ClientConnections):
         if jobs.api is None and request.api.engine_may_have:
             return ResponseQuestion(ports, connection, call, request)
         if jobs.api is None:
-            raise Refusal(reasons.NO_JOBS)
+            raise Refusal(reasons.JOBS_UNAVAILABLE)
         local = LocalRequest(ports, connection, call, request, jobs.api)
         local.start()
         return local

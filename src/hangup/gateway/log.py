@@ -56,7 +56,7 @@ class Log:
         """A bug of ours: where it is, but not the values, which may hold what a client sent."""
         frames = traceback.extract_tb(error.__traceback__)
         where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
-        self.event("fault", id=call_id or None, type=type(error).__name__, where=where)
+        self.event("internal_error", id=call_id or None, type=type(error).__name__, where=where)
 
     def task_failed(self, name: str, error: Exception) -> None:
         """A task or thread that must go on has failed; it is started again."""
@@ -151,7 +151,7 @@ def call_record(call: Call) -> dict[str, Any]:
     assert reason is not None and call.ended_at is not None
     return {
         "time": _wall_time(),
-        "event": "call",
+        "event": "call_ended",
         "id": call.id,
         "trace_id": call.trace_id or None,
         "client": call.peer,

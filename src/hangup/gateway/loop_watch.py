@@ -42,7 +42,7 @@ class LoopWatch:
             wall, cpu = now, used
             if stalled_at and beat != stalled_at:
                 self.longest_s = max(self.longest_s, beat - stalled_at)
-                self._log_event("loop_goes_on", after_s=round(beat - stalled_at, 3))
+                self._log_event("loop_resumed", after_s=round(beat - stalled_at, 3))
                 stalled_at = 0.0
             if slept > self.stall_s and worked < slept / 2:
                 continue  # all of the process stood still, this thread too: the loop has not had its turn yet

@@ -49,7 +49,7 @@ def _protobuf() -> Encode:
     try:
         service = importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     except ImportError:
-        raise HangupError("otlp_protocol http/protobuf needs an extra\n  hint: pip install 'hangup[otel]'") from None
+        raise HangupError("otlp_protocol http/protobuf needs an extra package\n  hint: pip install 'hangup[otel]'") from None
 
     def encode(spans: list[dict[str, Any]]) -> bytes:
         request = service.ExportTraceServiceRequest()

@@ -174,7 +174,7 @@ class Placement:
         self.admission.pause(backend.load, until)
         if is_new:
             seconds = until - time.monotonic()
-            self._backends.changed(backend, f"paused for {seconds:.1f} s: it refuses calls")
+            self._backends.changed(backend, f"paused for {seconds:.1f} s: the engine refuses calls")
 
     def _resume(self, backend: Backend) -> None:
         self._act(self.admission.resume(backend.load, time.monotonic()))

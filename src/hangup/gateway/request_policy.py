@@ -205,14 +205,14 @@ def check_route(route: Route | None, head: RequestHead) -> Route:
     """The route that takes such a request."""
     allowed = route is not None and (head.method in route.methods or head.method in allowed_methods(route))
     if not allowed and head.method not in _METHODS:
-        raise Refusal(reasons.UNSUPPORTED, f"The method {head.method} is not known here.")
+        raise Refusal(reasons.NOT_IMPLEMENTED, f"Unknown method {head.method}.")
     if route is None:
         raise Refusal(reasons.NOT_FOUND, why_not(head.path))
     if not allowed:
-        raise Refusal(reasons.METHOD)
+        raise Refusal(reasons.METHOD_NOT_ALLOWED)
     if b"origin" in head.fields and head.method == "POST" and not _is_json(head) and is_of_other_site(head):
         # Browsers send such a request to any address, ours included, without asking first.
-        raise Refusal(reasons.MEDIA_TYPE)
+        raise Refusal(reasons.UNSUPPORTED_MEDIA_TYPE)
     return route
 
 
@@ -266,7 +266,7 @@ def refusal_headers(request: IncomingRequest, reason: Reason) -> Headers:
     """Tells a client that was refused what would have been right."""
     if reason is reasons.UNAUTHORIZED:
         return [(b"www-authenticate", b"Bearer")]
-    if reason is reasons.METHOD and request.route is not None:
+    if reason is reasons.METHOD_NOT_ALLOWED and request.route is not None:
         return [(b"allow", ", ".join(allowed_methods(request.route)).encode("ascii"))]
     return []
 

@@ -82,7 +82,7 @@ class Routing:
         self.catalog.expire(time.monotonic())
         if self._backends.by_name.get(backend.name) is backend and self.catalog.learn(backend.name, backend.offer()):
             names = [row["id"] for row in backend.model_rows or ()]
-            self._log.event("models", backend=backend.name, models=names[:_LOGGED_MAX], count=len(names))
+            self._log.event("models_changed", backend=backend.name, models=names[:_LOGGED_MAX], count=len(names))
             self._regroup()
 
     def stale_backends(self) -> list[Backend]:

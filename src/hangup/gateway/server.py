@@ -127,7 +127,7 @@ class Server:
         self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store, tracer)
         gateway.intake.connections_allowed = _connections_allowed(settings.limits)
         if gateway.intake.connections_allowed < settings.limits.connections_max:
-            self._log.event("few_file_descriptors", connections_max=gateway.intake.connections_allowed)
+            self._log.event("connections_max_lowered", connections_max=gateway.intake.connections_allowed)
         gateway.jobs.api = await self._open_jobs(settings, data_sock.getsockname()[1])
         gateway.intake.tls = tls
         listener = await self._listen_for_clients(data_sock)
@@ -143,7 +143,7 @@ class Server:
         monitor_task = TASKS.keep("monitor", monitor.run)
         view = AdminView(gateway.ports, gateway.intake, self._lag, monitor, store, self._stalls)
         admin_task = TASKS.keep("admin", partial(self._serve_admin, view, admin_sock, policy, settings.limits))
-        lag_task = TASKS.keep("lag", self._watch_lag)
+        lag_task = TASKS.keep("loop lag", self._watch_lag)
         self._catch_signals(loop)
         _tune_collector()
         announce(_url(data_sock.getsockname(), tls is not None), _url(admin_sock.getsockname(), False))
@@ -197,7 +197,7 @@ class Server:
             if settings.jobs != "auto" and not isinstance(error, StoreFailed):
                 raise
             # Whoever has no use for jobs need not have a place for them. A full disk, or a lock, keeps no live call waiting.
-            self._log.event("no_jobs", error=str(error))
+            self._log.event("jobs_disabled", error=str(error))
             self._jobs_task = TASKS.keep("jobs", partial(self._open_jobs_later, path, settings))
             return None
 
@@ -231,7 +231,7 @@ class Server:
             await asyncio.sleep(pauses.failed(self.gateway.loop.time()))
             with contextlib.suppress(HangupError):
                 self.gateway.jobs.api = await self._open_store(path, settings)
-                self._log.event("jobs_opened")
+                self._log.event("job_store_opened")
 
     def stop(self) -> None:
         """The first time: drain. The second time: now."""
@@ -246,7 +246,7 @@ class Server:
         gateway, limits = self.gateway, self.gateway.limits
         if self._jobs_task is not None:
             self._jobs_task.cancel()  # a store that opens now would start items, and the drain would wait for them
-        self._log.event("drain", live=len(gateway.registry.live), drain_s=limits.drain_s)
+        self._log.event("drain_started", live=len(gateway.registry.live), drain_s=limits.drain_s)
         gateway.start_drain()
         waits = [TASKS.start("drain", gateway.registry.idle.wait()), TASKS.start("drain", self._force.wait())]
         try:
@@ -255,7 +255,7 @@ class Server:
             for wait in waits:
                 wait.cancel()
         if gateway.registry.live:
-            self._log.event("drain_deadline", ended=len(gateway.registry.live), forced=self._force.is_set())
+            self._log.event("drain_cut_short", ended=len(gateway.registry.live), forced=self._force.is_set())
 
     async def _let_clients_read(self) -> None:
         """What was written last is on its way; wait for it no longer than for any refused client."""
@@ -286,11 +286,11 @@ class Server:
             tls = _server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
             self.gateway.configure(new.settings)
         except HangupError as error:
-            self._log.event("reload_refused", problems=str(error).splitlines())
+            self._log.event("config_reload_failed", problems=str(error).splitlines())
             print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
             return
         except Exception as error:  # a bug of ours must not look like a success
-            self._log.event("reload_refused", problems=[f"{type(error).__name__}: {error}"])
+            self._log.event("config_reload_failed", problems=[f"{type(error).__name__}: {error}"])
             self._log.fault(error)
             print(f"hangup: the configuration was not reloaded: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             return
@@ -301,7 +301,7 @@ class Server:
         self.gateway.intake.tls = tls  # from the files as they are now: a renewed certificate is taken by a reload
         self.gateway.intake.connections_allowed = _connections_allowed(new.settings.limits)
         tenants = [tenant.name for tenant in new.settings.tenant]
-        self._log.event("reloaded", backends=list(self.gateway.backends.by_name), tenants=tenants, needs_restart=kept)
+        self._log.event("config_reloaded", backends=list(self.gateway.backends.by_name), tenants=tenants, needs_restart=kept)
         note = f" (a restart is needed for: {', '.join(kept)})" if kept else ""
         print(f"hangup: configuration reloaded{note}", file=sys.stderr, flush=True)
 
@@ -325,9 +325,9 @@ def _tell_of_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any])
 def _check_reload(old: Settings, new: Settings) -> None:
     """What a file that was cut short, or is empty for a moment, would do to a running gateway."""
     if old.backend and not new.backend:
-        raise HangupError("there is no backend in it; to serve with the embedded engine, restart")
+        raise HangupError("the new configuration has no backend; restart hangup to serve with the embedded engine")
     if old.tenant and not new.tenant:
-        raise HangupError("there is no tenant in it, so that nobody would need a key any more; if that is meant, restart")
+        raise HangupError("the new configuration has no tenant, so clients would need no key; restart hangup to allow that")
 
 
 def _open_log(settings: Settings) -> Log:
@@ -353,7 +353,7 @@ def _listen(what: str, host: str, port: int, settings: Settings) -> socket.socke
     try:
         return sockets.listen(host, port, settings.limits.client_silence_s)
     except OSError as error:
-        hint = f"\n  hint: another program has it; choose one with --{what.replace('_', '-')}" if error.errno == 98 else ""
+        hint = f"\n  hint: the port is in use; choose another with --{what.replace('_', '-')}" if error.errno == 98 else ""
         raise HangupError(f"cannot listen on {host}:{port}: {error.strerror or error}{hint}") from None
 
 
@@ -365,7 +365,7 @@ def _admin_policy(settings: Settings) -> Policy:
         raise HangupError(f"admin_token_env names {variable}, which is not set in the environment")
     if not token and not is_loopback(settings.admin_host):
         raise HangupError(
-            f"the admin port on {settings.admin_host} can be reached from elsewhere, so it needs a token\n"
+            f"the admin port on {settings.admin_host} is reachable from other hosts, so it needs a token\n"
             "  hint: set admin_token_env to the name of an environment variable that holds one"
         )
     return Policy.of(token, settings.admin_names, settings.admin_host)

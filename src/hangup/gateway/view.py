@@ -88,7 +88,7 @@ class AdminView:
         before = len(call.pending_stops)
         flow.end(reasons.KILLED)
         aborts = any(stop.abort_sent for stop in call.pending_stops[before:])
-        self._ports.log.event("killed", id=id, tenant=call.tenant, backend=call.backend)
+        self._ports.log.event("call_killed", id=id, tenant=call.tenant, backend=call.backend)
         return Killed(call, cut, aborts)
 
     async def wait_for_stops(self, ended: list[Call], within_s: float | None) -> None:
@@ -242,6 +242,8 @@ def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView 
         "name": backend.name,
         "engine": backend.adapter.name,
         "state": _state(load),
+        "drained": load.health.drained,
+        "quarantined": load.health.quarantined,
         "models": _models(backend),
         "apis": sorted(offer.apis) if offer.apis is not None else None,
         "client_key": "own" if backend.settings.api_key_env else "pass" if backend.shown_client_key else "drop",

@@ -35,7 +35,7 @@ from hangup.core.reasons import Reason
 _OUTPUT_WEIGHT = 2.0  # the cost of an output token, in prompt tokens
 _RETRY_AFTER_S = (1.0, 30.0)
 _CLOSED_S = 5.0  # about how long a successful quarantine takes, and how often a backend that is down is checked
-_NOT_SERVING = frozenset([reasons.BACKENDS_CLOSED, reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])
+_NOT_SERVING = frozenset([reasons.BACKENDS_UNAVAILABLE, reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])
 _CALM_S = 1.0  # an engine counts as open again when no call has waited for this long
 _CACHE_SHARE_MAX = 0.5  # of an engine's cache for one call; the engine itself decides about larger ones
 _BYTES_PER_TOKEN = 4.0  # of a request body, until engines have reported token counts
@@ -49,8 +49,8 @@ class Action(NamedTuple, Generic[K]):
     reason: Reason | None
 
 
-def _yielded(jobs: list[Ticket[K]]) -> list[Action[K]]:
-    return [Action(job, None, reasons.YIELDED) for job in jobs]
+def _preempted(jobs: list[Ticket[K]]) -> list[Action[K]]:
+    return [Action(job, None, reasons.PREEMPTED) for job in jobs]
 
 
 class Admission(Generic[K]):
@@ -128,7 +128,7 @@ class Admission(Generic[K]):
                 self.queue.lift(tenant)
                 self._foresight.watch(ticket, tenant)
                 actions = [self._start(ticket, load, now)]
-                return actions + _yielded(self.jobs.make_way_on(load)) if load.jobs else actions
+                return actions + _preempted(self.jobs.make_way_on(load)) if load.jobs else actions
         return self._wait(ticket, tenant, now)
 
     def _arrive_job(self, ticket: Ticket[K], tenant_name: str, now: float) -> list[Action[K]]:
@@ -147,7 +147,7 @@ class Admission(Generic[K]):
         if not self.fleet.loads:
             return [Action(ticket, None, reasons.NO_BACKEND)]
         if not self.fleet.usable(ticket.tried, ticket.eligible):
-            return [Action(ticket, None, reasons.BACKENDS_CLOSED)]  # no backend is certain to become usable
+            return [Action(ticket, None, reasons.BACKENDS_UNAVAILABLE)]  # no backend is certain to become usable
         if self.fleet.paused_until(ticket.eligible) > min(ticket.queue_by, ticket.first_by, ticket.all_by):
             return [Action(ticket, None, reasons.BACKEND_PAUSED)]
         self._pass_time(now)
@@ -171,7 +171,7 @@ class Admission(Generic[K]):
                 return actions
             queue.remove(victim)
             self._foresight.stop_watching(victim, now, False)
-            actions.append(Action(victim, None, reasons.PUSHED_OUT))
+            actions.append(Action(victim, None, reasons.QUEUE_EVICTED))
         self._foresight.watch(ticket, tenant)
         queue.push(ticket, now)
         actions += self.dispatch(now)
@@ -194,7 +194,7 @@ class Admission(Generic[K]):
             return reasons.RETRY_BUDGET
         per_s = self._drain_rates.per_s(ticket.eligible)
         if per_s and self.queue.ahead_of(ticket, tenant) / per_s > min(ticket.queue_by - now, patience_s):
-            return reasons.QUEUE_SLOW
+            return reasons.QUEUE_TOO_LONG
         wait_s = self.queue.starts_before(ticket, tenant, now) / per_s if per_s else 0.0
         if self._foresight.too_late(ticket, None, wait_s, now):
             return reasons.DEADLINE_NEAR if wait_s else reasons.INFEASIBLE
@@ -315,7 +315,7 @@ class Admission(Generic[K]):
         if queue.count and (self.fleet.best() is not None or ANYWHERE not in queue.groups):
             actions = self._dispatch_live(now)
         if queue.count and jobs.running:
-            actions = actions + _yielded(jobs.make_way(queue))
+            actions = actions + _preempted(jobs.make_way(queue))
         wanted = (queue.wanted_backends() if queue.count else NOBODY) if jobs.count else None
         return actions + self._dispatch_jobs(now, wanted) if wanted is not None else actions
 
@@ -407,7 +407,7 @@ class Admission(Generic[K]):
             self._drain_rates.add(ticket.eligible)
             actions.append(self._start(ticket, load, now))
             if load.jobs:
-                actions += _yielded(self.jobs.make_way_on(load))
+                actions += _preempted(self.jobs.make_way_on(load))
 
     def _start(self, ticket: Ticket[K], load: BackendLoad, now: float) -> Action[K]:
         tenant = ticket.tenant

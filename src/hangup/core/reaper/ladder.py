@@ -1,10 +1,10 @@
 """Decides what to do about an engine that does not stop abandoned work: in which order, and how often.
 
-    WELL ──▶ DOUBTED ──▶ QUARANTINED ──▶ RESTARTING ──▶ CANARY ──▶ WELL
+    HEALTHY ──▶ DEGRADED ──▶ QUARANTINED ──▶ RESTARTING ──▶ CANARY ──▶ HEALTHY
               │  ▲ abort again, with backoff, a few times; new calls go to other backends if there are any. An engine
               │  │ that has no abort gets the same time
               ▼
-             WELL        the trouble went away by itself
+             HEALTHY     the trouble went away by itself
 
 Every step has a reason and a limit. A quarantined backend gets no new calls, and its running calls may finish. A restart waits
 for them, unless `force` is set. Trouble that ends in quarantine leads to the canary without a restart. Each rung can be turned
@@ -28,8 +28,8 @@ _CANARIES_MAX = 2  # failed canaries in a row before a restart
 class Rung(StrEnum):
     """How far the ladder has gone on a backend."""
 
-    WELL = "well"
-    DOUBTED = "doubted"
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
     QUARANTINED = "quarantined"
     RESTARTING = "restarting"
     CANARY = "canary"
@@ -68,7 +68,7 @@ class Ladder:
     def __init__(self, terms: LadderTerms) -> None:
         self.terms = terms
         self.can_abort = True
-        self.rung = Rung.WELL
+        self.rung = Rung.HEALTHY
         self.since = -math.inf
         self.reason = ""
         self._restarts: list[float] = []  # when, within the last hour
@@ -82,22 +82,22 @@ class Ladder:
     def advance(self, now: float, zombies: Sequence[PendingStop], trouble: str, live: int) -> list[LadderStep]:
         """Return the steps to take now. `trouble` names anything wrong besides zombies, or is ""."""
         match self.rung:
-            case Rung.WELL:
+            case Rung.HEALTHY:
                 if not zombies and not trouble:
                     return []
-                steps = [self._go(Rung.DOUBTED, now, trouble or _named(zombies))]
-                return steps + self._doubted(now, zombies, trouble)
-            case Rung.DOUBTED:
-                return self._doubted(now, zombies, trouble)
+                steps = [self._go(Rung.DEGRADED, now, trouble or _named(zombies))]
+                return steps + self._degraded(now, zombies, trouble)
+            case Rung.DEGRADED:
+                return self._degraded(now, zombies, trouble)
             case Rung.QUARANTINED:
                 return self._quarantined(now, zombies, trouble, live)
             case _:
                 return []
 
-    def _doubted(self, now: float, zombies: Sequence[PendingStop], trouble: str) -> list[LadderStep]:
+    def _degraded(self, now: float, zombies: Sequence[PendingStop], trouble: str) -> list[LadderStep]:
         if not zombies and not trouble:
             self._next.clear()
-            return [self._go(Rung.WELL, now, "the engine has let go")]
+            return [self._go(Rung.HEALTHY, now, "the engine has recovered")]
         terms, steps, used_up = self.terms, list[LadderStep](), bool(trouble)
         self._next = {z.key: self._next.get(z.key, now) for z in zombies}
         for zombie in zombies:
@@ -120,7 +120,7 @@ class Ladder:
         if not trouble and self._tries >= _CANARIES_MAX and self._may_restart(now):
             trouble = self.reason  # the engine reports no trouble, yet answers no canary
         if not zombies and not trouble:
-            return [self._to_canary(now, "the engine has let go")]
+            return [self._to_canary(now, "the engine has recovered")]
         waited = now - self.since >= self.terms.restart_wait_s
         if not self._may_restart(now) or (live and not (self.terms.force and waited)):
             return []
@@ -144,7 +144,7 @@ class Ladder:
         if not ok:
             return [self._back_off(now, f"the canary failed: {why}")]
         self._tries = 0
-        return [self._go(Rung.WELL, now, "the canary was answered" if self.terms.canary else "taken back")]
+        return [self._go(Rung.HEALTHY, now, "the canary succeeded" if self.terms.canary else "recovered; the canary is off")]
 
     def _to_canary(self, now: float, reason: str) -> LadderStep:
         self._next.clear()

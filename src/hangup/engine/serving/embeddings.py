@@ -92,7 +92,7 @@ class EmbeddingsCall(EngineCall):
         self._in_engine -= 1
         if event.reason != "stop":
             failed = event.reason == "failed"
-            self._give_up(reasons.ENGINE_ERROR if failed else reasons.ENGINE_GAVE_UP, 500 if failed else 0)
+            self._give_up(reasons.ENGINE_ERROR if failed else reasons.ENGINE_CANCELLED, 500 if failed else 0)
             return
         try:
             self._submit()

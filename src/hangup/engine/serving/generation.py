@@ -75,7 +75,7 @@ class GenerationCall(EngineCall):
             self._give_up(reasons.ENGINE_ERROR, 500)
             return
         if event.reason == "cancelled" and not self.shape.tells_cancelled:
-            self._give_up(reasons.ENGINE_GAVE_UP)
+            self._give_up(reasons.ENGINE_CANCELLED)
             return
         if self._streaming:
             self._client.send(self._answer.closing(index, event))

@@ -112,7 +112,7 @@ class EngineServer:
                 call.cancel()
             return (200 if calls else 404), b"application/json", orjson.dumps({"cancelled": len(calls)})
         made = self._pages.get(path)
-        reason = reasons.METHOD if made or path in _CALLS or path.startswith(_CANCEL) else reasons.NOT_FOUND
+        reason = reasons.METHOD_NOT_ALLOWED if made or path in _CALLS or path.startswith(_CANCEL) else reasons.NOT_FOUND
         if made is None or method not in ("GET", "HEAD"):
             return reason.status, b"application/json", orjson.dumps(_error(path, reason))
         return made()

@@ -84,7 +84,7 @@ async def kill_chosen(view: GatewayView, request: Request) -> Answer:
         raise BadQuery(f"unknown filter: {', '.join(unknown)}")
     filter = Filter.read(query)
     if not filter:
-        raise BadQuery("which calls? Give a filter, such as id, tenant, model, backend or older_than_s")
+        raise BadQuery("no filter given: name the calls by id, tenant, model, backend or older_than_s")
     now = view.now()
     chosen = [call for call in view.calls() if filter.chooses(call, now)]
     if dry_run:

@@ -95,7 +95,7 @@ class Page:
         sort = query.get("sort", "age")
         name = sort.removeprefix("-")
         if name not in SORTS:
-            raise BadQuery(f"sort: expected one of {', '.join(SORTS)}, with - before it to turn it round, got {sort!r}")
+            raise BadQuery(f"sort: expected one of {', '.join(SORTS)}, with a leading - to reverse the order, got {sort!r}")
         offset, limit = int(number(query, "offset", 0)), int(number(query, "limit", PAGE_DEFAULT))
         return cls(name, sort.startswith("-"), offset, min(limit, PAGE_MAX))
 
@@ -189,7 +189,7 @@ def timeline(call: Call) -> list[dict[str, Any]]:
         (call.first_token_at, "first token"),
     ]
     if call.first_token_at is not None and call.tokens_out > 1:
-        steps.append((call.progress_at, f"last token so far: number {call.tokens_out}"))
+        steps.append((call.progress_at, f"token {call.tokens_out}, the last one so far"))
     if call.ended_at is not None and call.reason is not None:
         steps.append((call.ended_at, f"ended: {call.reason.outcome.value} ({call.reason.code}), status {call.status}"))
     for stop in call.pending_stops:
@@ -202,10 +202,10 @@ def _release_steps(stop: PendingStop) -> list[tuple[float | None, str]]:
     """Return the events from the engine's order to stop until its confirmation."""
     about = "" if stop.tokens_exact else "about "
     since = f", {about}{stop.tokens_after} tokens computed since" if stop.tokens_after is not None else ""
-    again = f" and was told again {stop.aborts} times" if stop.aborts else ""
+    again = f" after {stop.aborts} repeated abort{'s' * (stop.aborts > 1)}" if stop.aborts else ""
     steps: list[tuple[float | None, str]] = [
-        (stop.at, "the engine is told to stop"),
-        (stop.zombie_since, f"the engine still works on it{_place(stop.slot)}: a zombie{again}{since}"),
+        (stop.at, "stop requested from the engine"),
+        (stop.zombie_since, f"zombie: the engine still computes it{_place(stop.slot)}{again}{since}"),
     ]
     if stop.released is not None:
         steps.append((stop.released_at, _RELEASED[stop.released]))
@@ -213,9 +213,9 @@ def _release_steps(stop: PendingStop) -> list[tuple[float | None, str]]:
 
 
 _RELEASED = {
-    StopState.VERIFIED: "verified: the engine has let go of it",
-    StopState.RESTARTED: "gone: the engine was restarted",
-    StopState.UNVERIFIED: "not verified: the engine did not tell whether it let go",
+    StopState.VERIFIED: "verified: the engine stopped the work",
+    StopState.RESTARTED: "restarted: the work is gone with the old engine process",
+    StopState.UNVERIFIED: "unverified: the engine did not report whether it stopped",
 }
 
 

@@ -50,14 +50,14 @@ class Policy:
     def refuses(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
         """Return status and reason if the request must be refused, else None."""
         if not self._is_ours(headers.get("host", "")):
-            return 421, "this host name is not one of the admin port's; see admin_names"
+            return 421, "the admin port does not serve this host name; add it to admin_names"
         if method not in _SAFE_METHODS:
             if self._is_foreign(headers):
-                return 403, "requests from other sites are refused"
+                return 403, "cross-site requests are refused"
             if CSRF_HEADER not in headers:
-                return 403, f"the header {CSRF_HEADER}: 1 is needed"
+                return 403, f"missing header {CSRF_HEADER}: 1"
         if self.token_sha256 and path not in _OPEN_PATHS and not self._knows_token(headers):
-            return 401, "the admin token is needed: Authorization: Bearer …"
+            return 401, "missing or invalid admin token; send it as Authorization: Bearer TOKEN"
         return None
 
     def _is_ours(self, host: str) -> bool:

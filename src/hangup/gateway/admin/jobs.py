@@ -33,7 +33,7 @@ def routes(view: GatewayView) -> list[Route]:
 async def _answer(view: GatewayView, handler: Callable[[JobsView, Request], Awaitable[Answer]], request: Request) -> Response:
     jobs = view.jobs()
     if jobs is None:
-        status, value = 503, {"error": "jobs are turned off here, or their store could not be opened (see the log)"}
+        status, value = 503, {"error": "jobs are off, or their store could not be opened; see the gateway log"}
     else:
         try:
             status, value = await handler(jobs, request)
@@ -69,7 +69,7 @@ async def prune(jobs: JobsView, request: Request) -> Answer:
     except ValueError:
         seconds = math.nan
     if not math.isfinite(seconds):
-        return 400, {"error": "ended_before_s: a number of seconds is needed"}
+        return 400, {"error": "ended_before_s: expected a number of seconds"}
     return 200, {"pruned": await jobs.prune(max(seconds, 0.0), request.query_params.get("tenant"))}
 
 

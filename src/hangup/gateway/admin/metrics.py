@@ -28,6 +28,7 @@ class GatewayCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._calls()
         yield from self._backends()
+        yield from self._engines()
         yield from self._reaper()
         yield from self._jobs()
         yield from self._process()
@@ -41,10 +42,12 @@ class GatewayCollector(Collector):
             calls.add_metric([route, outcome, cause], count)
         yield calls
         tokens = CounterMetricFamily(
-            "hangup_tokens", "Output tokens, by where they went.", labels=["tenant", "backend", "fate"]
+            "hangup_output_tokens",
+            "Output tokens by result: delivered, wasted or zombie.",
+            labels=["tenant", "backend", "result"],
         )
-        for (tenant, backend, fate), count in ledger.tokens.items():
-            tokens.add_metric([tenant, backend, fate], count)
+        for (tenant, backend, result), count in ledger.tokens.items():
+            tokens.add_metric([tenant, backend, result], count)
         yield tokens
         live = GaugeMetricFamily("hangup_calls_live", "Calls in progress, by phase.", labels=["phase"])
         phases = Counter(self._view.phases())
@@ -52,24 +55,34 @@ class GatewayCollector(Collector):
             if phase is not Phase.ENDED:
                 live.add_metric([phase.value], phases[phase])
         yield live
-        yield GaugeMetricFamily("hangup_queue_depth", "Calls waiting for a backend.", self._view.queue_depth())
-        yield _histogram("hangup_first_token_seconds", "From a call's first byte to its first token.", ledger.first_token_s)
-        yield _histogram("hangup_queue_seconds", "From a call's last byte to its dispatch.", ledger.queue_s)
-        yield _histogram("hangup_call_seconds", "From a call's first byte to its end.", ledger.total_s)
-        yield _histogram("hangup_call_output_tokens", "Output tokens of a call.", ledger.tokens_out)
-        yield _histogram("hangup_call_prompt_tokens", "Prompt tokens of a call, where the engine told.", ledger.tokens_in)
+        yield GaugeMetricFamily("hangup_queue_depth", "Calls waiting in the queue for a backend.", self._view.queue_depth())
+        yield _histogram(
+            "hangup_first_token_seconds",
+            "Time to first token: from a call's first byte to its first token.",
+            ledger.first_token_s,
+        )
+        yield _histogram(
+            "hangup_queue_seconds", "Time in the queue: from a complete request to its dispatch to a backend.", ledger.queue_s
+        )
+        yield _histogram("hangup_call_seconds", "Duration of a call, from its first byte to its end.", ledger.total_s)
+        yield _histogram("hangup_call_output_tokens", "Output tokens per call, of calls that had any.", ledger.tokens_out)
+        yield _histogram("hangup_call_prompt_tokens", "Prompt tokens per call, as the engine reported them.", ledger.tokens_in)
 
     def _backends(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("hangup_backend_up", "Whether a backend is up.", labels=["backend"])
-        in_flight = GaugeMetricFamily("hangup_backend_in_flight", "Calls sent to a backend and not ended.", labels=["backend"])
+        up = GaugeMetricFamily("hangup_backend_up", "1 while the backend is up.", labels=["backend"])
+        in_flight = GaugeMetricFamily(
+            "hangup_backend_in_flight",
+            "Calls that hold a place at the backend: running, or ended and not yet released by the engine.",
+            labels=["backend"],
+        )
         limit = GaugeMetricFamily(
             "hangup_backend_limit",
-            "Calls that a backend may have at a time, as set or as learned just now; +Inf while nothing shows that it queues.",
+            "Most calls at the backend at a time, configured or learned; +Inf while nothing shows that it queues.",
             labels=["backend"],
         )
         limited = GaugeMetricFamily(
             "hangup_backend_limited_by",
-            "1 for what limits a backend: slots, late_first_tokens, engine_reports_waiting, engine_refused, slow_steps, none.",
+            "1 by evidence for the limit: slots, late_first_tokens, engine_reports_waiting, engine_refused, slow_steps, none.",
             labels=["backend", "by"],
         )
         for load in self._view.loads():
@@ -77,22 +90,37 @@ class GatewayCollector(Collector):
             in_flight.add_metric([load.name], load.in_flight)
             limit.add_metric([load.name], math.inf if load.is_open and load.limit else load.limit)
             limited.add_metric([load.name, load.limited_by], 1)
+        yield from (up, in_flight, limit, limited)
+
+    def _engines(self) -> Iterator[Metric]:
         computed = CounterMetricFamily(
             "hangup_backend_tokens_computed",
-            "Tokens that an engine says it computed since the gateway knows it.",
+            "Tokens that the engine reports as computed, counted since this gateway started.",
             labels=["backend"],
         )
-        busy = GaugeMetricFamily("hangup_backend_busy_ratio", "How busy an engine is, where anybody knows.", labels=["backend"])
+        busy = GaugeMetricFamily(
+            "hangup_backend_busy_ratio",
+            "How busy the engine is, from 0 to 1, where busy_from or the engine reports it.",
+            labels=["backend"],
+        )
         used = CounterMetricFamily(
-            "hangup_backend_used_seconds", "Seconds in which a backend had a call of ours.", labels=["backend"]
+            "hangup_backend_used_seconds",
+            "Time during which the backend ran at least one of this gateway's calls.",
+            labels=["backend"],
         )
         alarm = GaugeMetricFamily(
-            "hangup_divergence_alarm", "1 while an engine is busy and too little comes of it.", labels=["backend"]
+            "hangup_divergence_alarm", "1 while the engine computes tokens that nobody receives.", labels=["backend"]
         )
         quarantined = GaugeMetricFamily(
-            "hangup_backend_quarantined", "1 while the ladder keeps new calls away.", labels=["backend"]
+            "hangup_backend_quarantined",
+            "1 while the backend is quarantined: it gets no new calls until a canary call succeeds.",
+            labels=["backend"],
         )
-        drained = GaugeMetricFamily("hangup_backend_drained", "1 while an operator keeps new calls away.", labels=["backend"])
+        drained = GaugeMetricFamily(
+            "hangup_backend_drained",
+            "1 while the backend is drained: an operator keeps new calls away from it.",
+            labels=["backend"],
+        )
         for row in self._view.backends():
             name = [row["name"]]
             if row["tokens_computed"] is not None:
@@ -101,14 +129,14 @@ class GatewayCollector(Collector):
                 busy.add_metric(name, row["busy"])
             used.add_metric(name, row["busy_s"])
             alarm.add_metric(name, row["alarm"] is not None)
-            drained.add_metric(name, row["state"].startswith("drain"))
-            quarantined.add_metric(name, row["state"].endswith("quarantined"))
+            drained.add_metric(name, row["drained"])
+            quarantined.add_metric(name, row["quarantined"])
         yield from (computed, busy, used, alarm, drained, quarantined)
-        yield up
-        yield in_flight
-        yield limit
-        yield limited
-        aborts = CounterMetricFamily("hangup_aborts", "Explicit aborts, by what became of them.", labels=["result"])
+        aborts = CounterMetricFamily(
+            "hangup_aborts",
+            "Abort requests to engines: sent, failed, or skipped because too many were in progress.",
+            labels=["result"],
+        )
         for result, count in self._view.aborts().items():
             aborts.add_metric([result], count)
         yield aborts
@@ -116,9 +144,9 @@ class GatewayCollector(Collector):
     def _reaper(self) -> Iterator[Metric]:
         reaper = self._view.reaper()
         standing = {
-            "hangup_zombies": "Ended calls that a backend is known to run on with.",
-            "hangup_orphans": "Work in a backend that no call of ours has caused.",
-            "hangup_unverified": "Ended calls whose work is not known to be gone.",
+            "hangup_zombies": "Ended calls that the engine is known to still compute.",
+            "hangup_orphans": "Calls in the engine that this gateway did not send.",
+            "hangup_pending_stops": "Ended calls whose stop the engine has not confirmed yet.",
         }
         families = [GaugeMetricFamily(name, doc, labels=["backend"]) for name, doc in standing.items()]
         for backend, *counts in reaper.standing():
@@ -126,81 +154,117 @@ class GatewayCollector(Collector):
                 family.add_metric([backend], count)
         yield from families
         releases = CounterMetricFamily(
-            "hangup_releases", "Ended calls that were let go, by what is known of them.", labels=["backend", "result"]
+            "hangup_releases",
+            "Stopped calls by how their release became known: verified, restarted or unverified.",
+            labels=["backend", "result"],
         )
         for backend, *_ in reaper.standing():
             for result in ("verified", "restarted", "unverified"):
                 releases.add_metric([backend, result], reaper.releases[backend, result])
         yield releases
-        steps = CounterMetricFamily("hangup_ladder_steps", "Steps taken about zombies and wedges.", labels=["backend", "step"])
+        steps = CounterMetricFamily(
+            "hangup_ladder_steps", "Steps of the ladder against zombies and wedged engines.", labels=["backend", "step"]
+        )
         for backend, *_ in reaper.standing():
             for step in STEPS:
                 steps.add_metric([backend, step], reaper.steps[backend, step])
         yield steps
-        yield _histogram("hangup_release_seconds", "From a call's end to the engine's word that it is gone.", reaper.release_s)
+        yield _histogram(
+            "hangup_release_seconds", "From a call's end until the engine confirmed that the work is gone.", reaper.release_s
+        )
 
     def _jobs(self) -> Iterator[Metric]:
         view = self._view.jobs()
         if view is None:
             return
         counts = view.counts()
-        jobs = GaugeMetricFamily("hangup_jobs", "Jobs that have not ended.", labels=["kind", "status"])
+        jobs = GaugeMetricFamily("hangup_jobs", "Unfinished jobs, by kind and status.", labels=["kind", "status"])
         for kind in Kind:
             for status in JobStatus:
                 if not status.ended:
                     jobs.add_metric([kind, status], counts["jobs"][kind, status])
         yield jobs
-        items = GaugeMetricFamily("hangup_job_items", "Items of jobs that have not ended.", labels=["state"])
+        items = GaugeMetricFamily("hangup_job_items", "Unfinished items of jobs, by state.", labels=["state"])
         items.add_metric(["queued"], counts["queued"])
         items.add_metric(["running"], counts["running"])
         yield items
-        ended = CounterMetricFamily("hangup_job_items_ended", "Items that ended here, by how.", labels=["result"])
+        ended = CounterMetricFamily(
+            "hangup_job_items_ended", "Job items that ended in this gateway, by result.", labels=["result"]
+        )
         for state in ItemState:
             if state.ended:
                 ended.add_metric([state.name.lower()], counts["ended"][state])
         yield ended
         yield CounterMetricFamily(
-            "hangup_job_results_refused", "Results that came after their item was given to another worker.", counts["refused"]
+            "hangup_job_results_refused", "Stale results refused: another worker had claimed the item.", counts["refused"]
         )
-        yield GaugeMetricFamily("hangup_job_store_failing", "1 while the store of jobs cannot be written.", counts["failing"])
+        yield GaugeMetricFamily(
+            "hangup_job_store_failing",
+            "1 while the job store cannot be written, for example because the disk is full.",
+            counts["failing"],
+        )
         held = counts["held_bytes"]
-        yield GaugeMetricFamily("hangup_job_results_held_bytes", "Results of jobs that wait to be written.", held)
+        yield GaugeMetricFamily("hangup_job_results_held_bytes", "Results of jobs in memory that wait to be written.", held)
         yield CounterMetricFamily(
-            "hangup_jobs_not_stopped", "Cancelled jobs that a provider did not stop in time.", counts["not_stopped"]
+            "hangup_job_cancel_timeouts",
+            "Cancelled jobs that a provider did not stop within provider_cancel_s.",
+            counts["not_stopped"],
         )
         yield CounterMetricFamily(
-            "hangup_jobs_not_followed", "Jobs passed to a provider beyond provider_jobs_max.", counts["not_followed"]
+            "hangup_jobs_not_followed",
+            "Jobs passed to a provider without following them, because of provider_jobs_max.",
+            counts["not_followed"],
         )
 
     def _process(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("hangup_connections", "Client connections open.", self._view.connections())
+        yield GaugeMetricFamily("hangup_connections", "Open client connections.", self._view.connections())
         held = self._view.media_held_bytes()
-        yield GaugeMetricFamily("hangup_media_held_bytes", "Bytes of audio and image calls' bodies held.", held)
-        yield GaugeMetricFamily("hangup_body_bytes", "Bytes of request bodies on their way in.", self._view.body_bytes())
+        yield GaugeMetricFamily(
+            "hangup_media_held_bytes",
+            "Request bodies with audio or image files in memory; media_held_bytes_max is the limit.",
+            held,
+        )
+        yield GaugeMetricFamily(
+            "hangup_body_bytes", "Incomplete request bodies in memory; bodies_bytes_max is the limit.", self._view.body_bytes()
+        )
         counts = self._view.counts()
         yield CounterMetricFamily(
-            "hangup_connections_refused", "Connections refused, over connections_max.", counts["connections_refused"]
+            "hangup_connections_refused", "Connections refused because of connections_max.", counts["connections_refused"]
         )
         yield CounterMetricFamily(
-            "hangup_log_lines_dropped", "Log lines that its reader was too slow for.", counts["log_lines_dropped"]
+            "hangup_log_lines_dropped", "Log lines dropped because the log's reader was too slow.", counts["log_lines_dropped"]
         )
         yield CounterMetricFamily(
-            "hangup_ledger_entries_dropped", "Calls that the ledger could not take.", counts["ledger_entries_dropped"]
+            "hangup_ledger_entries_dropped",
+            "Calls missing from the ledger because it could not be written.",
+            counts["ledger_entries_dropped"],
         )
-        yield CounterMetricFamily("hangup_traces_dropped", "Traces that the collector did not take.", counts["traces_dropped"])
-        yield CounterMetricFamily("hangup_divergence_alarms", "Divergence alarms so far.", counts["divergence_alarms"])
+        yield CounterMetricFamily(
+            "hangup_traces_dropped",
+            "Traces dropped because the collector did not accept them in time.",
+            counts["traces_dropped"],
+        )
+        yield CounterMetricFamily("hangup_divergence_alarms", "Divergence alarms raised.", counts["divergence_alarms"])
         yield from self._tasks()
-        yield GaugeMetricFamily("hangup_loop_tasks", "Tasks of the event loop that have not ended.", self._view.loop_tasks())
-        yield CounterMetricFamily("hangup_loop_stalls", "Times that the event loop was held up.", counts["loop_stalls"])
-        yield GaugeMetricFamily("hangup_loop_stall_max_seconds", "The longest of these.", self._view.longest_stall_s())
-        yield _histogram("hangup_loop_lag_seconds", "How late the event loop's timers were.", self._view.loop_lag())
-        build = GaugeMetricFamily("hangup_build_info", "The version that runs.", labels=["version"])
+        yield GaugeMetricFamily("hangup_loop_tasks", "Unfinished asyncio tasks.", self._view.loop_tasks())
+        yield CounterMetricFamily(
+            "hangup_loop_stalls", "Times that the event loop was blocked for longer than loop_stall_s.", counts["loop_stalls"]
+        )
+        yield GaugeMetricFamily(
+            "hangup_loop_stall_max_seconds", "Longest time that the event loop was blocked.", self._view.longest_stall_s()
+        )
+        yield _histogram("hangup_loop_lag_seconds", "Event loop lag: how late its timers fired.", self._view.loop_lag())
+        build = GaugeMetricFamily("hangup_build_info", "Always 1; the label has the running version.", labels=["version"])
         build.add_metric([__version__], 1)
         yield build
 
     def _tasks(self) -> Iterator[Metric]:
-        running = GaugeMetricFamily("hangup_tasks_running", "Tasks and threads of the gateway's own that run.", labels=["task"])
-        failures = CounterMetricFamily("hangup_task_failures", "Failures of them; each is started again.", labels=["task"])
+        running = GaugeMetricFamily(
+            "hangup_tasks_running", "Running background tasks and threads of the gateway.", labels=["task"]
+        )
+        failures = CounterMetricFamily(
+            "hangup_task_failures", "Failures of background tasks and threads; each is restarted.", labels=["task"]
+        )
         for task in self._view.tasks():
             if task.expected or task.running:  # otherwise it is a temporary task, of which none runs now
                 running.add_metric([task.name], task.running)

@@ -121,7 +121,7 @@ class Watchers:
 
     async def events(self, request: Request) -> Response:
         if self._count >= WATCHERS_MAX:
-            return Response(b'{"error":"too many watch already"}', 503, media_type="application/json")
+            return Response(b'{"error":"too many event streams are open"}', 503, media_type="application/json")
         return StreamingResponse(self._stream(), media_type="text/event-stream")
 
     async def overview(self, request: Request) -> Response:

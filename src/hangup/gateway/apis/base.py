@@ -283,7 +283,7 @@ def count_answers(table: Json, names: tuple[str, ...], prompts: int, limits: Cal
                 raise Refusal(reasons.BAD_FIELD, f"'{name}' must be at least 1.")
             each = max(each, given)
     if each * prompts > limits.choices_max:
-        raise Refusal(reasons.BAD_FIELD, f"{each * prompts} answers were asked for; at most {limits.choices_max} are allowed.")
+        raise Refusal(reasons.BAD_FIELD, f"The call asks for {each * prompts} answers; choices_max is {limits.choices_max}.")
     return each * prompts
 
 

@@ -94,10 +94,10 @@ PASSED: dict[str, tuple[tuple[str, ...], Api]] = {
     "/api/show": (_POST, _OLLAMA_INFO),
 }
 
-_CHANGES = "it changes the engine for everybody, or stops the work of others"
-_SECRETS = "it shows how the engine was started, its keys among that"
-_FIGURES = "it shows what the engine does for everybody, and hangup's own figures are on its admin port"
-_UNCAPPED = "hangup does not know this API, and could neither cap nor count its tokens"
+_CHANGES = "it changes the engine for all clients, or stops other clients' work"
+_SECRETS = "it shows the engine's start options, which may contain keys"
+_FIGURES = "it shows other clients' activity; hangup's own metrics are on the admin port"
+_UNCAPPED = "hangup does not know this API, so it cannot limit or count its tokens"
 
 _WHY: dict[str, tuple[str, ...]] = {
     _CHANGES: (
@@ -187,8 +187,8 @@ REFUSED = {path: why for why, paths in _WHY.items() for path in paths}
 def why_not(path: str) -> str:
     """Return the error text for a path that is not passed on."""
     shown = path[:200]
-    allow = f'a [[route]] with path = "{shown}" in hangup\'s configuration allows it.'
+    allow = f'add a [[route]] with path = "{shown}" to hangup\'s configuration.'
     why = REFUSED.get(path)
     if why is None:
-        return f"There is no {shown} here. hangup passes on only the paths it knows; if the engine has this one, {allow}"
-    return f"{shown} is a path of the engine's that hangup does not pass on: {why}. If clients shall have it, {allow}"
+        return f"Unknown path {shown}: hangup forwards only paths that it knows. If the engine has this one, {allow}"
+    return f"hangup does not forward {shown} to the engine: {why}. If clients need it, {allow}"

@@ -30,7 +30,7 @@ class OllamaApi(Api):
         for key in value:
             if key not in self.fields and _folded(key) in self.fields:
                 # Go matches keys in any case: the engine would read this one beside ours.
-                raise Refusal(reasons.BAD_FIELD, f"'{_folded(key)}' must be written in small letters.")
+                raise Refusal(reasons.BAD_FIELD, f"'{_folded(key)}' must be lowercase.")
         return super().read(path, value, limits, assemble)
 
     def wants_stream(self, path: str, value: Json) -> bool:

@@ -46,7 +46,7 @@ async def fetch(
                     return await _ask(kept, request, bytes_max)
             return await _ask(await backend.pool.connect(), request, bytes_max)
     except TimeoutError:
-        raise EngineSilent(reasons.ENGINE_UNREACHABLE, f"no answer to {method} {path} within {timeout_s:g} s") from None
+        raise EngineSilent(reasons.ENGINE_UNREACHABLE, f"{method} {path} timed out after {timeout_s:g} s") from None
 
 
 async def _ask(connection: EngineConnection, request: tuple[bytes, bytes], bytes_max: int) -> Fetched:
@@ -89,7 +89,7 @@ class FetchCall:
                 self.engine_garbled(connection, error)
                 return
             if len(self._body) > self._bytes_max:
-                self._fail("the answer is too large")
+                self._fail(f"the answer is larger than {self._bytes_max} bytes")
             elif decoder.done:
                 self._done(head, reusable=head.keep_alive and not decoder.rest)
             elif self._until and self._until in self._body:
@@ -116,7 +116,7 @@ class FetchCall:
 
     def fault(self, error: Exception) -> None:
         self.connection = None
-        self._fail(f"the answer could not be taken: {error!r}")
+        self._fail(f"cannot read the answer: {error!r}")
 
     def _done(self, head: ResponseHead, reusable: bool) -> None:
         if not self.answer.done():
@@ -142,7 +142,7 @@ class FetchCall:
             async with asyncio.timeout(timeout_s):
                 return await self.answer
         except TimeoutError:
-            raise EngineSilent(reasons.ENGINE_UNREACHABLE, f"no answer within {timeout_s:g} s") from None
+            raise EngineSilent(reasons.ENGINE_UNREACHABLE, f"timed out after {timeout_s:g} s") from None
         finally:
             self.close()
 

@@ -51,7 +51,7 @@ async def check(backend: Backend) -> str | None:
         raise
     except EngineFault as fault:
         return fault.detail
-    return f"health check answered {answer.head.status}" if answer.head.status >= 500 else None
+    return f"health check returned status {answer.head.status}" if answer.head.status >= 500 else None
 
 
 async def learn(backend: Backend, timeout_s: float) -> None:

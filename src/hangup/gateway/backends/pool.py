@@ -99,7 +99,7 @@ class Pool:
                     server_hostname=address.host if address.tls else None,
                 )
         except TimeoutError:
-            raise EngineFault(reasons.ENGINE_UNREACHABLE, f"no connection within {within_s:g} s") from None
+            raise EngineFault(reasons.ENGINE_UNREACHABLE, f"connect timed out after {within_s:g} s") from None
         except (OSError, ssl.SSLError, UnicodeError) as error:  # an invalid host name raises UnicodeError
             kind = OutOfResources if getattr(error, "errno", None) in _OUR_OWN_LACK else EngineFault
             raise kind(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None

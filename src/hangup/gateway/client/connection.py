@@ -223,7 +223,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             head = read_request_head(head_bytes, count_max=limits.header_count_max, url_bytes_max=limits.url_bytes_max)
         except WireError as error:
-            self._refuse_unreadable(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
+            self._refuse_unreadable(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), f"Invalid request: {error}.")
             return
         self.http11 = head.http11
         self._bodyless = head.method == "HEAD"
@@ -238,7 +238,7 @@ class ClientConnection(asyncio.Protocol):
     def _wait_for_head(self, limits: ClientLimits) -> None:
         scanned, self._scanned = self._scanned, len(self._buffer)
         if has_bare_lf(self._buffer, scanned):
-            self._refuse_unreadable(reasons.MALFORMED, "a line ends in a bare LF")
+            self._refuse_unreadable(reasons.MALFORMED, "Invalid request: a line ends in a bare LF.")
         elif len(self._buffer) >= limits.header_bytes_max:
             in_url = b"\r\n" not in self._buffer[: limits.url_bytes_max + 32]
             self._refuse_unreadable(reasons.URL_TOO_LONG if in_url else reasons.HEADERS_TOO_LARGE)
@@ -260,7 +260,7 @@ class ClientConnection(asyncio.Protocol):
             return
         expect = head.fields.get(b"expect")
         if expect is not None and self.http11 and expect.lower() != b"100-continue":
-            self._refuse_body(reasons.EXPECTATION)
+            self._refuse_body(reasons.EXPECTATION_FAILED)
             return
         if self.state is ConnectionState.BUSY:
             self._body_complete(b"")
@@ -285,7 +285,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             payload = self._decoder.feed(data)
         except WireError as error:
-            self._refuse_body(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), str(error))
+            self._refuse_body(_REASON_BY_STATUS.get(error.status, reasons.MALFORMED), f"Invalid request: {error}.")
             return
         self._body_bytes += len(payload)
         if self._body_bytes > self.handler.body_bytes_max:
@@ -487,8 +487,8 @@ class ClientConnection(asyncio.Protocol):
 _REASON_BY_STATUS = {
     414: reasons.URL_TOO_LONG,
     431: reasons.HEADERS_TOO_LARGE,
-    501: reasons.UNSUPPORTED,
-    505: reasons.HTTP_VERSION,
+    501: reasons.NOT_IMPLEMENTED,
+    505: reasons.HTTP_VERSION_NOT_SUPPORTED,
 }
 
 

@@ -44,7 +44,7 @@ def chunk_size(line: bytes) -> int:
     if size is None:
         digits = _SIZE.match(line)
         if digits is None or (digits.end() != len(line) and not _EXTENSION.fullmatch(line, digits.end())):
-            raise WireError("bad chunk size")
+            raise WireError("invalid chunk size")
         size = int(digits[0], 16)
     return size
 
@@ -129,7 +129,7 @@ class Chunked:
         if end < 0:
             kept = data[at:]
             if len(kept) > LINE_BYTES_MAX or b"\n" in kept or b"\r" in kept[:-1]:
-                raise WireError("bad or overlong line in a chunked body")
+                raise WireError("invalid or too long line in a chunked body")
             self._kept = kept
             return None, len(data)
         return data[at:end], end + 2
@@ -137,7 +137,7 @@ class Chunked:
     def _take_line(self, line: bytes) -> None:
         if self._state == "after":
             if line:
-                raise WireError("a chunk is longer than its size says")
+                raise WireError("a chunk is longer than its declared size")
             self._state = "size"
         elif self._state == "size":
             self._remaining = chunk_size(line)
@@ -147,7 +147,7 @@ class Chunked:
             if self._trailer_bytes > TRAILER_BYTES_MAX:
                 raise WireError("too many trailers", 431)
             if not _TRAILER.fullmatch(line):
-                raise WireError("bad trailer")
+                raise WireError("invalid trailer")
         else:
             self.done = True
 

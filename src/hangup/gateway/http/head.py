@@ -98,17 +98,17 @@ class _Head:
         if not self._complete:
             raise WireError("incomplete head")
         if self._twice:
-            raise WireError(f"two {self._twice.decode('ascii')} headers")
+            raise WireError(f"duplicate {self._twice.decode('ascii')} header")
         # The framing of the body; llhttp has checked most of it already.
         length = self.fields.pop(b"content-length", None)  # from here on there is one place for it
         if length is not None:
             if not (length.isdigit() and len(length) < 19):
-                raise WireError("bad Content-Length")
+                raise WireError("invalid Content-Length")
             self.content_length = int(length)
         coding = self.fields.get(b"transfer-encoding")
         if coding is not None:
             if length is not None:
-                raise WireError("Transfer-Encoding and Content-Length")
+                raise WireError("both Transfer-Encoding and Content-Length")
             _check_codings(coding)
             self.chunked = True
 
@@ -146,9 +146,9 @@ class RequestHead(_Head):
         host = self.fields.get(b"host")
         if host is None:
             if self.http11:
-                raise WireError("no Host header")
+                raise WireError("missing Host header")
         elif not _is_host(host):
-            raise WireError("bad Host header")
+            raise WireError("invalid Host header")
         self.method = method.decode("ascii")
         options = self.connection_options()
         self.keep_alive = b"close" not in options and (self.http11 or b"keep-alive" in options)
@@ -205,8 +205,8 @@ def _check_codings(value: bytes) -> None:
     if codings == [b"chunked"]:
         return
     if codings[-1] == b"chunked" and codings.count(b"chunked") == 1 and all(codings):
-        raise WireError("the only Transfer-Encoding is chunked", 501)
-    raise WireError("the body's length cannot be told: chunked must come last, and once")
+        raise WireError("chunked is the only supported Transfer-Encoding", 501)
+    raise WireError("unknown body length: chunked must be the last Transfer-Encoding and appear once")
 
 
 @lru_cache(1024)
@@ -228,7 +228,7 @@ def _split_target(method: str, target: bytes) -> tuple[str, bytes, bytes]:
         elif target != b"*" or method != "OPTIONS":
             raise WireError("the request target must be a path")
     if b"#" in target:
-        raise WireError("a request target has no fragment")
+        raise WireError("the request target must not have a fragment")
     path, mark, query = target.partition(b"?")
     if b"%" in path:
         path = _ENCODED.sub(_decoded, path)

@@ -146,7 +146,7 @@ def decode(body: bytes, structure: Structure | None, elements_max: int, depth_ma
         return value
     structure = structure or counted(body, elements_max)
     if structure.keys != _count_keys(value, depth_max):
-        raise Refusal(reasons.BAD_JSON, "The body has an object with the same key twice.")
+        raise Refusal(reasons.BAD_JSON, "The body has an object with a duplicate key.")
     return value
 
 

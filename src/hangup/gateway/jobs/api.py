@@ -67,7 +67,9 @@ class JobApi:
                 found = True
                 if method == asked.method:
                     return await handler(asked, *match.groups())
-        raise Refusal(reasons.METHOD) if found else Refusal(reasons.NOT_FOUND, f"There is no {asked.path[:200]} here.")
+        raise (
+            Refusal(reasons.METHOD_NOT_ALLOWED) if found else Refusal(reasons.NOT_FOUND, f"Unknown path {asked.path[:200]}.")
+        )
 
     async def defer(self, asked: JobHttpRequest, ask: Ask, value: Json) -> JobHttpResponse:
         """Turn a generation request whose client does not wait for the answer into a job."""

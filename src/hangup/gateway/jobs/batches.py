@@ -208,7 +208,7 @@ def _told(job: Job, row: Result) -> bytes:
         return row.body
     if row.state is ItemState.CANCELLED and job.status is JobStatus.COMPLETED:
         return _line(job, row.n, row.custom_id, None, {"code": "killed", "message": reasons.KILLED.message})
-    code, message = _ENDED_FOR.get(row.state, ("unanswered", "This request has no answer."))
+    code, message = _ENDED_FOR.get(row.state, ("unanswered", "This request was not answered."))
     return _line(job, row.n, row.custom_id, None, {"code": code, "message": message})
 
 
@@ -256,7 +256,7 @@ def _window(given: Any, most_s: float) -> float:
     match = _WINDOW.fullmatch(given) if type(given) is str else None
     seconds = int(match[1]) * _SECONDS[match[2]] if match else 0
     if not 0 < seconds <= most_s:
-        raise Refusal(reasons.BAD_FIELD, f"'completion_window' must be a time such as 24h, of at most {most_s / 3600:g} hours.")
+        raise Refusal(reasons.BAD_FIELD, f"'completion_window' must be a duration such as 24h, at most {most_s / 3600:g}h.")
     return float(seconds)
 
 

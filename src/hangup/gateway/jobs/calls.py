@@ -91,7 +91,7 @@ class Calls:
         try:
             seen = int(last)
         except ValueError:
-            raise Refusal(reasons.BAD_FIELD, "Last-Event-ID must be a number that an event had.") from None
+            raise Refusal(reasons.BAD_FIELD, "Last-Event-ID must be the id of an earlier event.") from None
         return JobHttpResponse(content_type=EVENT_STREAM, pieces=self._events(job, seen))
 
     async def _events(self, job: Job, seen: int) -> AsyncIterator[bytes]:

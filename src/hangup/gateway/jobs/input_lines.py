@@ -92,15 +92,17 @@ class InputLines:
         if type(body) is not dict:
             raise LineProblem("missing_required_parameter", "'body' must be an object.", "body")
         if hash(custom_id) in self._seen:
-            raise LineProblem("duplicate_custom_id", f"The custom_id {custom_id[:80]!r} was used before.", "custom_id")
+            raise LineProblem("duplicate_custom_id", f"Duplicate custom_id {custom_id[:80]!r}.", "custom_id")
         self._seen.add(hash(custom_id))
         return NewItem(custom_id, self._endpoint, self._checked(line, body))
 
     def _checked(self, line: bytes, body: Json) -> bytes:
         if body.get("stream"):
-            raise LineProblem("invalid_request", "A batch's answers do not stream.", "body.stream")
+            raise LineProblem("invalid_request", "A batch cannot stream: remove 'stream'.", "body.stream")
         if body.get("background"):
-            raise LineProblem("invalid_request", "A batch's requests are in the background anyhow.", "body.background")
+            raise LineProblem(
+                "invalid_request", "Batches always run in the background: remove 'background'.", "body.background"
+            )
         try:
             jsonbody.check_depth(line, body, self._limits.json_depth_max)
             written = orjson.dumps(body)
@@ -122,7 +124,7 @@ class StopReading(Exception):
 def check(api: Api | None, path: str, written: bytes, value: Json, limits: JobLimits) -> None:
     """Raise if the gateway would refuse the request when the item runs."""
     if api is None:
-        raise Refusal(reasons.BAD_FIELD, f"There is no {path}.")
+        raise Refusal(reasons.BAD_FIELD, f"Unknown path {path}.")
     if len(written) > limits.body_bytes_max:
         raise Refusal(reasons.BODY_TOO_LARGE)
     if len(written) > limits.json_elements_max:

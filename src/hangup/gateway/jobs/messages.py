@@ -51,7 +51,7 @@ class MessageBatches:
 
     def _items(self, requests: Any, asked: JobHttpRequest) -> list[NewItem]:
         if type(requests) is not list or not requests:
-            raise Refusal(reasons.BAD_FIELD, "requests: a list of at least one request is needed.")
+            raise Refusal(reasons.BAD_FIELD, "requests: expected a list with at least one request.")
         limits = asked.limits
         if len(requests) > limits.batch_items_max:
             raise Refusal(reasons.BAD_FIELD, f"requests: a batch has at most {limits.batch_items_max} requests.")
@@ -61,15 +61,15 @@ class MessageBatches:
         for n, request in enumerate(requests):
             custom_id = request.get("custom_id") if type(request) is dict else None
             if type(custom_id) is not str or not 0 < len(custom_id) <= _ID_CHARS_MAX:
-                raise _bad(n, f"custom_id: a string of 1 to {_ID_CHARS_MAX} characters is needed.")
+                raise _bad(n, f"custom_id: expected a string of 1 to {_ID_CHARS_MAX} characters.")
             if custom_id in seen:
-                raise _bad(n, f"custom_id: {custom_id[:80]!r} was used before.")
+                raise _bad(n, f"custom_id: duplicate {custom_id[:80]!r}.")
             seen.add(custom_id)
             params = request.get("params")
             if type(params) is not dict:
-                raise _bad(n, "params: an object is needed.")
+                raise _bad(n, "params: expected an object.")
             if params.get("stream"):
-                raise _bad(n, "params.stream: a batch's answers do not stream.")
+                raise _bad(n, "params.stream: a batch cannot stream.")
             written = orjson.dumps(params)
             try:
                 check(route.api if route is not None else None, _PATH, written, params, limits)
@@ -101,14 +101,14 @@ class MessageBatches:
     async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
         store, job = self._registry.store, await self._registry.find(id, asked.tenant, Kind.MESSAGES)
         if not job.status.ended:
-            raise Refusal(reasons.BAD_FIELD, f"{id} is in progress: cancel it, and delete it when it has ended.")
+            raise Refusal(reasons.BAD_FIELD, f"{id} is in progress: cancel it first, and delete it when it has ended.")
         await store.do(lambda: store.jobs.delete(job.key))
         return JobHttpResponse.json({"id": id, "type": "message_batch_deleted"})
 
     async def results(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
         job = await self._registry.find(id, asked.tenant, Kind.MESSAGES)
         if not job.status.ended:
-            raise Refusal(reasons.BAD_FIELD, f"{id} is in progress: its results are there when it has ended.")
+            raise Refusal(reasons.BAD_FIELD, f"{id} is in progress: its results are available when it has ended.")
         return JobHttpResponse(content_type=b"application/x-jsonl", pieces=self._lines(job))
 
     async def _lines(self, job: Job) -> AsyncIterator[bytes]:

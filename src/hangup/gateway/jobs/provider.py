@@ -107,7 +107,7 @@ class Provider:
         self._loop = loop
         self._jobs: dict[str, ProviderRecord] = {}  # the oldest first
         self._asking = asyncio.Semaphore(_ASKS_MAX)
-        self._tasks = Tasks("jobs left at providers")
+        self._tasks = Tasks("provider jobs")
         self._closed = False
         self._unheard = 0  # answers that are waited for after their client has gone
         self.held_bytes = 0  # of uploads in progress
@@ -142,12 +142,12 @@ class Provider:
         most = self._host.limits_of_tenant(tenant).jobs_max
         count = sum(job.tenant == tenant and not job.state.finished for job in self._jobs.values())
         if count >= most:
-            raise Refusal(reasons.JOB_QUOTA, f"There are {count} jobs; at most {most} are allowed.")
+            raise Refusal(reasons.JOB_QUOTA, f"Tenant quota exceeded: {count} unfinished jobs; at most {most} are allowed.")
 
     def hold(self, size: int) -> int:
         """Reserve `size` bytes for an upload, or refuse; the caller subtracts them from `held_bytes` afterwards."""
         if self.held_bytes + size > self._host.limits.provider_uploads_bytes_max:
-            raise Refusal(reasons.QUEUE_FULL, "Too many files are on their way to the provider; try again later.")
+            raise Refusal(reasons.QUEUE_FULL, "Too many uploads to the provider are in progress; retry later.")
         self.held_bytes += size
         return size
 
@@ -269,7 +269,7 @@ class Provider:
 
     def unheard(self, kind: Kind, backend: Backend, owner: ProviderAccount, why: str) -> None:
         """Log that the provider may run a job that nobody follows."""
-        self._host.told("job_unheard", kind=kind, tenant=owner.tenant, backend=backend.name, error=why)
+        self._host.told("job_answer_invalid", kind=kind, tenant=owner.tenant, backend=backend.name, error=why)
 
     # Following
 
@@ -280,13 +280,13 @@ class Provider:
             self._say_ended(job)
         job.note()
         if not state.finished and job.task is None and not self._closed:
-            job.task = self._tasks.keep("jobs at providers", partial(self._follow, job))
+            job.task = self._tasks.keep("provider jobs", partial(self._follow, job))
             job.task.add_done_callback(lambda _: self._followed(job))
 
     def _say_ended(self, job: ProviderRecord) -> None:
         took = job.state.stopped_after_s
         self._host.told(
-            "job",
+            "job_status_changed",
             id=job.id,
             kind=job.kind,
             tenant=job.tenant,
@@ -364,11 +364,11 @@ class Provider:
     def _give_up(self, job: ProviderRecord) -> None:
         since = job.state.cancelling_since
         if since is None:
-            self._host.told("job_followed_no_longer", id=job.id, backend=job.backend)
+            self._host.told("job_follow_timed_out", id=job.id, backend=job.backend)
             return
         self.not_stopped += 1
         after = round(self._loop.time() - since, 3)
-        self._host.told("job_not_stopped", id=job.id, tenant=job.tenant, backend=job.backend, cancel_s=after)
+        self._host.told("job_cancel_timed_out", id=job.id, tenant=job.tenant, backend=job.backend, cancel_s=after)
 
     # Shutdown
 
@@ -376,7 +376,7 @@ class Provider:
         self._closed = True
         left = sum(not job.state.finished for job in self._jobs.values())
         if left:
-            self._host.told("jobs_left_at_provider", count=left)
+            self._host.told("provider_jobs_unfinished", count=left)
         await self._tasks.close()
 
 

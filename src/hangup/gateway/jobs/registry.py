@@ -92,7 +92,7 @@ class JobRegistry:
             raise
         # Two tasks, so that a slow tick cannot delay the heartbeat and make us look dead.
         self._watches.keep("job leases", partial(self._every, _TICK_S, self._tick))
-        self._watches.keep("job beat", partial(self._every, _BEAT_EVERY_S, self._beat))
+        self._watches.keep("job heartbeat", partial(self._every, _BEAT_EVERY_S, self._beat))
 
     @property
     def worker(self) -> int:
@@ -164,11 +164,11 @@ class JobRegistry:
             ("bytes", used.bytes + size, limits.job_bytes_max),
         ):
             if count > most:
-                raise Refusal(reasons.JOB_QUOTA, f"That would make {count} {what} of jobs; at most {most} are allowed.")
+                raise Refusal(reasons.JOB_QUOTA, f"Tenant quota exceeded: {count} {what} of jobs; at most {most} are allowed.")
 
     def _may_write(self) -> None:
         if self._runner.writer.failing or self._draining:
-            raise Refusal(reasons.NO_JOBS)
+            raise Refusal(reasons.JOBS_UNAVAILABLE)
 
     async def find(self, id: str, tenant: str | None, kind: Kind | None) -> Job:
         """Return a job and renew its lease: an owner who asks still wants the result. Operators (no tenant) do not renew it."""
@@ -206,7 +206,7 @@ class JobRegistry:
             try:
                 await self._runner.writer.cancel(job.key, cause)
             except StoreFailed as failure:
-                raise StoreFailed(f"{failure}; the job is stopped, and its cancel is written when the store works") from None
+                raise StoreFailed(f"{failure}; the job is stopped; its cancel is stored when the store works again") from None
         return await self.ended_within(job, wait_s)
 
     def unwanted(self, key: int) -> Reason | None:
@@ -294,7 +294,9 @@ class JobRegistry:
         active.note(job)
         if job.status.ended:
             self._forget(job.key)
-            self._host.told("job", id=job.id, kind=job.kind, tenant=job.tenant, status=job.status, cause=job.cause or None)
+            self._host.told(
+                "job_status_changed", id=job.id, kind=job.kind, tenant=job.tenant, status=job.status, cause=job.cause or None
+            )
 
     def _forget(self, key: int) -> None:
         """Drop a job that has ended, and close its event log."""
@@ -360,7 +362,7 @@ class JobRegistry:
             raise
         if not lives:
             self._worker = await store.do(lambda: store.workers.enter(workers.this_host(), workers.this_process()))
-            self._host.told("job_worker_was_given_up")
+            self._host.told("job_claims_expired")
             self._runner.drop_all(self._worker)
         await self._find_lost()
         await self._bury()
@@ -376,7 +378,7 @@ class JobRegistry:
         again, self._lost = lost & self._lost, lost - self._lost
         if again:
             await store.do(lambda: store.jobs.give_back_lost(again, time.time()))
-            self._host.told("job_items_lost", items=len(again))
+            self._host.told("job_items_requeued", items=len(again))
             await self._refresh()
 
     async def _bury(self) -> None:

@@ -88,7 +88,9 @@ class BackgroundResponses:
         if not job.status.ended:
             job = await registry.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s)
         if not job.status.ended:
-            raise Refusal(reasons.BAD_FIELD, f"{id} is being cancelled, and its engine has not let go of it yet: try again.")
+            raise Refusal(
+                reasons.BAD_FIELD, f"{id} is being cancelled; its engine has not confirmed the stop yet. Retry later."
+            )
         await store.do(lambda: store.jobs.delete(job.key))
         return JobHttpResponse.json({"id": id, "object": "response", "deleted": True})
 

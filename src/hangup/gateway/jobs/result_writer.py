@@ -158,7 +158,7 @@ class ResultWriter:
                 self._writing = False
             if self.failing:
                 self.failing, held_up = False, True
-                self._host.told("job_store_works")
+                self._host.told("job_store_recovered")
             if held_up:
                 try:
                     self._works()

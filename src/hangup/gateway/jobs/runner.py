@@ -242,7 +242,7 @@ class ItemRunner:
         """Do with an item what follows from the end of its call: keep a result, run it again, or give it back."""
         assert call.reason is not None
         item.failures += call.reason.outcome is Outcome.ENGINE_FAILED
-        item.yields += call.reason is reasons.YIELDED
+        item.yields += call.reason is reasons.PREEMPTED
         stopping = item.stopping is not None
         what = after(
             call.reason,

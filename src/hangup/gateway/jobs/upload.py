@@ -35,7 +35,7 @@ class Upload:
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
         if kind != b"multipart/form-data" or not boundary:
-            raise Refusal(reasons.BAD_FIELD, "A file is uploaded as multipart/form-data.")
+            raise Refusal(reasons.BAD_FIELD, "Upload files as multipart/form-data.")
         self._registry = registry
         self._tenant = tenant
         self._pause = pause

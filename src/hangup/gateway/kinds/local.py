@@ -195,8 +195,8 @@ class LocalRequest(ClientRequest):
         self.end(reasons.COMPLETED)
 
     def waits_for(self) -> str:
-        return "the store of jobs" if self.call.phase is Phase.WAITING else super().waits_for()
+        return "the job store" if self.call.phase is Phase.WAITING else super().waits_for()
 
 
 def _reason(error: Refusal | StoreFailed) -> tuple[Reason, str]:
-    return (error.reason, error.detail) if isinstance(error, Refusal) else (reasons.NO_JOBS, str(error))
+    return (error.reason, error.detail) if isinstance(error, Refusal) else (reasons.JOBS_UNAVAILABLE, str(error))

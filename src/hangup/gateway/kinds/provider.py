@@ -197,7 +197,7 @@ class ProviderRequest(ForwardedRequest):
                 answer = self._read_answer()
                 self._note(answer)
                 if answer is None and self._target.what is ProviderRequestKind.CREATE and self._target.kind is not None:
-                    provider.unheard(self._target.kind, self._backend, self._owner, "its answer was not understood")
+                    provider.unheard(self._target.kind, self._backend, self._owner, "its answer has an unknown format")
 
     def _learn_of_cancel(self) -> None:
         job, answer = self._job, self._read_answer() if self._accepted else None

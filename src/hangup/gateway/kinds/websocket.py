@@ -42,7 +42,9 @@ def check_origin(head: RequestHead, allowed: str) -> None:
     names = {name.strip().lower() for name in allowed.split(",")}
     if "*" in names or origin in names:
         return
-    raise Refusal(reasons.ORIGIN, f"Pages of {origin[:100]} may not open WebSockets here; websocket_origins allows it.")
+    raise Refusal(
+        reasons.ORIGIN_NOT_ALLOWED, f"The origin {origin[:100]} may not open WebSockets; add it to websocket_origins."
+    )
 
 
 class WebSocketCall(CallFlow):
@@ -199,7 +201,7 @@ class WebSocketCall(CallFlow):
         elif self._engine_stalls(now):
             engine = self._engine
             engine.abort()
-            self.engine_lost(engine, TimeoutError("The engine stopped reading what its client sends."))
+            self.engine_lost(engine, TimeoutError("The engine stopped reading from the WebSocket."))
         else:
             self._set_due()
 

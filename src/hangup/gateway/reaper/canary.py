@@ -20,4 +20,4 @@ async def send(backend: Backend, timeout_s: float) -> str:
     except EngineFault as fault:
         return fault.detail
     # An engine that rejects our request is alive.
-    return f"it answered {answer.head.status}" if answer.head.status >= 500 else ""
+    return f"the engine returned status {answer.head.status}" if answer.head.status >= 500 else ""

@@ -35,7 +35,7 @@ class Spawned:
         self._up.clear()
         self._wanted.set()
         await self._up.wait()
-        return "" if self.process is not None else f"{self._words[0]} cannot be started"
+        return "" if self.process is not None else f"cannot start {self._words[0]}"
 
     async def close(self) -> None:
         self._task.cancel()
@@ -51,7 +51,7 @@ class Spawned:
             self.deaths = 1 if lived_s > _STEADY_S else self.deaths + 1
             least, most = _BACKOFF_S
             pause = min(least * 2 ** min(self.deaths - 1, 10), most)
-            self._log_event("spawn_died", after_s=round(lived_s, 3), deaths=self.deaths, again_in_s=pause)
+            self._log_event("engine_exited", after_s=round(lived_s, 3), deaths=self.deaths, again_in_s=pause)
             await _either(self._wanted.wait(), asyncio.sleep(pause))
 
     def _open_log(self) -> BinaryIO | None:
@@ -68,11 +68,11 @@ class Spawned:
         except OSError as error:
             self.process = None
             self._up.set()
-            self._log_event("spawn_failed", error=str(error))
+            self._log_event("engine_spawn_failed", error=str(error))
             return 0.0
         if output is not None:
             output.close()  # the process has its own copy
-        self._log_event("spawned", pid=process.pid)
+        self._log_event("engine_spawned", pid=process.pid)
         self._up.set()
         try:
             await _either(process.wait(), self._wanted.wait())

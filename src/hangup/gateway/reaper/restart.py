@@ -74,8 +74,8 @@ async def run(words: list[str], timeout_s: float) -> str:
         async with asyncio.timeout(timeout_s):
             code = await process.wait()
     except TimeoutError:
-        return f"{words[0]} did not end within {timeout_s:g} s"
+        return f"{words[0]} timed out after {timeout_s:g} s"
     finally:
         if process.returncode is None:
             await end(process, 0.0)
-    return f"{words[0]} ended with {code}" if code else ""
+    return f"{words[0]} exited with status {code}" if code else ""

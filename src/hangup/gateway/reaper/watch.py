@@ -165,7 +165,7 @@ class BackendWatch:
             for key in self.status.calls.keys() - ours:
                 self._aborts.send(self.backend, key)
         self._orphans_to_end = found.means in (Means.RESTART, Means.QUARANTINE)
-        self._log_event("orphans_killed", count=found.calls, means=found.means.value)
+        self._log_event("orphans_kill_requested", count=found.calls, means=found.means.value)
         self._wake.set()
         return found
 
@@ -188,7 +188,7 @@ class BackendWatch:
 
     async def _pause(self) -> None:
         """Wait until there is something to check and the engine may be queried again."""
-        if not self.pending_stops.held and self.ladder.rung is Rung.WELL and not self.backend.slots.in_doubt:
+        if not self.pending_stops.held and self.ladder.rung is Rung.HEALTHY and not self.backend.slots.in_doubt:
             self._wake.clear()
             try:
                 async with asyncio.timeout(max(self.backend.limits.health_interval_s, self.backend.adapter.poll_s)):
@@ -225,7 +225,7 @@ class BackendWatch:
         for step in self.ladder.advance(now, self.pending_stops.zombies, trouble, live):
             await self._take(step)
         if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
-            self._abandon(f"Nothing came of any call for {still_s:.0f} s, and the engine did not let go of those that ended.")
+            self._abandon(f"No call made progress for {still_s:.0f} s, and the engine did not stop ended calls.")
         self._note(self._found(time.monotonic()))
         self._look_again_at(self.pending_stops.next_due(time.monotonic()))
 
@@ -271,7 +271,7 @@ class BackendWatch:
         self._name_zombies()
         self._look_at_slots(status, taken)
         if pending.orphans and not orphans:
-            self._log_event("orphans", count=pending.orphans, running=status.running, waiting=status.waiting)
+            self._log_event("orphans_found", count=pending.orphans, running=status.running, waiting=status.waiting)
 
     def _look_at_slots(self, status: EngineStatus, taken: frozenset[int]) -> None:
         """Subtract foreign work from the backend's room, and follow a restarted engine that has more slots than before, or
@@ -305,22 +305,22 @@ class BackendWatch:
         limits, pending = self.backend.limits, self.pending_stops
         silent_s = now - max(self._answered_at, self._stood_still_until)
         if silent_s >= limits.wedge_s and self.backend.load.health.up:
-            return f"it has not said what it runs for {silent_s:.0f} s"
+            return f"no status report from the engine for {silent_s:.0f} s"
         if pending.zombies and still_s >= limits.still_s:
-            return f"nothing has come of any call for {still_s:.0f} s, and {pending.zombies[0].call_id} still runs"
+            return f"no call made progress for {still_s:.0f} s, and {pending.zombies[0].call_id} still runs"
         # Calls that were moved away from a quarantined engine are pending with a new grace period; that does not make the
         # engine any livelier.
         late = pending.all_late(now) or (self.ladder.rung is Rung.QUARANTINED and bool(pending.held))
         if self._unanswered and still_s >= limits.still_s and late:
-            return f"nothing has come of any call for {still_s:.0f} s, and it has not said what it runs for {silent_s:.0f} s"
+            return f"no call made progress for {still_s:.0f} s, and no status report from the engine for {silent_s:.0f} s"
         frozen_s = min(pending.frozen_s(now), still_s if self._waiting else now - self._last_output_at)
         if frozen_s >= limits.wedge_s:
-            return f"busy for {frozen_s:.0f} s with nothing done"
+            return f"busy for {frozen_s:.0f} s without progress"
         if still_s >= limits.wedge_s:
-            return f"busy for {still_s:.0f} s with nothing done for any of its calls"
+            return f"busy for {still_s:.0f} s without progress on any call"
         slot = pending.frozen_slot(now)
         if slot is not None and slot[1] >= limits.wedge_s:
-            return f"slot {slot[0]} has been busy for {slot[1]:.0f} s with nothing done"
+            return f"slot {slot[0]} busy for {slot[1]:.0f} s without progress"
         return self._orphaned(now)
 
     def _orphaned(self, now: float) -> str:
@@ -330,12 +330,12 @@ class BackendWatch:
         if self._orphans_to_end:
             self._orphans_to_end = pending.unexplained > 0
         if self._orphans_to_end:
-            return "it runs calls that nobody waits for, as an operator said"
+            return "an operator requested a kill of its orphans"
         if not limits.orphans_s or pending.orphaned_s(now) < limits.orphans_s:
             return ""
         if not self.ladder.terms.restart and not self._full_of_orphans():
             return ""
-        return f"{pending.orphans} calls that nobody waits for were there before this gateway, and no other client was seen"
+        return f"{pending.orphans} orphans ran before this gateway started, and no other client seems to use the engine"
 
     def _full_of_orphans(self) -> bool:
         return 0 < self.backend.load.slots <= self.pending_stops.orphans
@@ -357,13 +357,13 @@ class BackendWatch:
     def _abandon(self, why: str) -> None:
         count = self._host.abandon(self.backend, why)
         if count:
-            self._log_event("abandoned", calls=count, reason=why)
+            self._log_event("calls_evicted", calls=count, reason=why)
 
     def _engine_unreachable(self, fault: EngineFault) -> None:
         """Handle an engine that refuses connections or closed ours: a process that is gone has no work."""
         now = time.monotonic()
         if self.pending_stops.held and now - self._aborted_at < _AFTER_ABORT_S:
-            self._log_event("died_on_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
+            self._log_event("engine_died_after_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
         self._answered_at = now  # the health check handles a backend that is down
         self.pending_stops.unexplained = 0
         self._release(self.pending_stops.passed(now), StopState.UNVERIFIED)
@@ -373,7 +373,7 @@ class BackendWatch:
     async def _take(self, step: LadderStep) -> None:
         self._stats.steps[self.backend.name, step.what] += 1
         stop = step.stop
-        self._log_event("ladder", step=step.what, reason=step.reason, id=stop.call_id if stop is not None else None)
+        self._log_event("ladder_step_taken", step=step.what, reason=step.reason, id=stop.call_id if stop is not None else None)
         if step.what == "abort" and stop is not None:
             self._aborted_at = time.monotonic()
             self._aborts.send(self.backend, stop.key)
@@ -383,11 +383,11 @@ class BackendWatch:
             await self._restart()
         elif step.what == Rung.CANARY:
             await self._canary()
-        elif step.what == Rung.WELL:
+        elif step.what == Rung.HEALTHY:
             self._note(HealthEvent.TAKEN_BACK)
 
     async def _restart(self) -> None:
-        self._abandon("The engine is restarted.")
+        self._abandon("hangup is restarting the engine.")
         why = await self._start_anew()
         if not why:
             self._stillness.reset()
@@ -410,7 +410,7 @@ class BackendWatch:
                 while fault := await _checked(self.backend):  # noqa: ASYNC110 (nobody will tell)
                     await asyncio.sleep(_HEALTH_PAUSE_S)
         except TimeoutError:
-            return f"not healthy within {limits.restart_s:g} s: {fault}"
+            return f"still unhealthy after {limits.restart_s:g} s: {fault}"
         return ""
 
     async def _canary(self) -> None:
@@ -441,7 +441,7 @@ class BackendWatch:
             if stop.key not in known:
                 self._stats.remember(self.backend.name, stop)
                 since_s = round(time.monotonic() - stop.at, 3)
-                self._log_event("zombie", id=stop.call_id, slot=stop.slot, since_s=since_s, tokens=stop.tokens_since)
+                self._log_event("zombie_found", id=stop.call_id, slot=stop.slot, since_s=since_s, tokens=stop.tokens_since)
 
     _named: frozenset[str] | set[str] = frozenset()
 
@@ -451,7 +451,7 @@ class BackendWatch:
 
     def _found(self, now: float) -> HealthEvent:
         """Return what this look means for the backend's health."""
-        if self.ladder.rung is not Rung.WELL or (self._unanswered and self.pending_stops.overdue(now)):
+        if self.ladder.rung is not Rung.HEALTHY or (self._unanswered and self.pending_stops.overdue(now)):
             return HealthEvent.FOUND_ZOMBIE
         return HealthEvent.FOUND_LATE if self._may_be_late(now) else HealthEvent.FOUND_CLEAN
 
@@ -476,7 +476,7 @@ class BackendWatch:
             self._due_timer = asyncio.get_running_loop().call_later(delay_s, self._grace_over)
 
     def _log_fault(self, error: Exception) -> None:
-        self._log_event("reaper_fault", type=type(error).__name__, text=str(error)[:200])
+        self._log_event("reaper_check_failed", type=type(error).__name__, text=str(error)[:200])
 
     def _log_event(self, event: str, **fields: object) -> None:
         self._host.log_event(event, backend=self.backend.name, **fields)

@@ -104,7 +104,7 @@ class AssembleRelay(Relay):
         if value is None:
             if data == b"null":  # llama.cpp begins some streams with it
                 return True
-            raise WireError("an event that is not JSON")
+            raise WireError("an event is not valid JSON")
         failure = failure_of(api, value)
         if failure is not None:
             self._fail(failure)
@@ -153,14 +153,14 @@ class AssembleRelay(Relay):
         self._run.clear()
         value = parse(self._api.format.data(event))
         if value is None:
-            raise WireError("an event that is not JSON")
+            raise WireError("an event is not valid JSON")
         self._add(value)
 
     def _add(self, value: Json) -> None:
         try:
             self._assembler.add(value)
         except ODD as error:
-            raise WireError(f"an event of a shape that is not known: {error!r}") from None
+            raise WireError(f"an event has an unknown format: {error!r}") from None
 
     def _note_usage(self, value: Json) -> None:
         usage = usage_of(self._api, value)
@@ -185,7 +185,7 @@ class AssembleRelay(Relay):
 
     def finished(self) -> None:
         if self._abandoned_reason is not None:
-            self.sink.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._abandoned_reason}.")
+            self.sink.end(reasons.ENGINE_CANCELLED, f"The engine cancelled the answer: {self._abandoned_reason}.")
         elif self._done or (self._assembler.finished and len(self._ended) >= self._ask.choices):
             self._answer(reasons.COMPLETED)
         else:
@@ -197,6 +197,6 @@ class AssembleRelay(Relay):
         try:
             answer = self._assembler.result(capped=reason is reasons.OUTPUT_TOKENS)
         except ODD as error:
-            raise WireError(f"events that make no answer: {error!r}") from None
+            raise WireError(f"cannot assemble its events: {error!r}") from None
         self.sink.answer_whole(200, answer, self._head)
         self.sink.end(reason)

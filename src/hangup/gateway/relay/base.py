@@ -71,8 +71,10 @@ class Relay:
             self._stumble(error)
 
     def _stumble(self, error: Exception) -> None:
-        if isinstance(error, WireError):
-            self.sink.end(reasons.EVENT_BYTES if isinstance(error, EventTooLarge) else reasons.ENGINE_GARBLED, str(error))
+        if isinstance(error, EventTooLarge):
+            self.sink.end(reasons.EVENT_BYTES)
+        elif isinstance(error, WireError):
+            self.sink.end(reasons.ENGINE_INVALID_ANSWER, f"The engine's answer is invalid: {error}.")
         else:
             self.sink.fault(error)
 

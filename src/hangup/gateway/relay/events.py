@@ -101,7 +101,7 @@ def failure_text(failure: Failure) -> str:
     """The failure in the engine's own words, for the log."""
     error = error_in(failure.body)
     words = f"{error.code}: {error.message}" if error.code and error.message else error.code or error.message
-    return f"The engine told of an error: {words[:_FAILURE_CHARS_MAX]}" if words else "The engine told of an error."
+    return f"The engine reported an error: {words[:_FAILURE_CHARS_MAX]}" if words else "The engine reported an error."
 
 
 class EngineErrorText(NamedTuple):

@@ -72,7 +72,7 @@ def _failure_in(api: Api, answer: Json) -> Verdict | None:
     failure, why = failure_of(api, answer), abandoned_reason(api, answer)
     if failure is not None:
         return Verdict(reasons.ENGINE_ERROR, failure_text(failure))
-    return Verdict(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {why}.") if why is not None else None
+    return Verdict(reasons.ENGINE_CANCELLED, f"The engine cancelled the answer: {why}.") if why is not None else None
 
 
 class ErrorRelay(Relay):

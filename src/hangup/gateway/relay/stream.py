@@ -305,7 +305,7 @@ class StreamRelay(Relay):
             self.sink.client.send(unsent)
         if len(passed) >= len(self._carry):
             self._carry = b""  # nothing of the event that said so was sent
-        self.sink.end(reasons.ENGINE_GAVE_UP, f"The engine cancelled the answer: {self._abandoned_reason}.")
+        self.sink.end(reasons.ENGINE_CANCELLED, f"The engine cancelled the answer: {self._abandoned_reason}.")
 
     def _events(self, text: bytes) -> list[Json]:
         parsed = (parse(self._api.format.data(event)) for event in text.split(self._end))

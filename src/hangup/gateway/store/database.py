@@ -165,7 +165,7 @@ def _migrate(db: sqlite3.Connection, path: str, migrations: tuple[str, ...]) -> 
     db.execute("BEGIN IMMEDIATE")
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version > len(migrations):
-        raise HangupError(f"{path} was written by a newer version of hangup ({version}; this one knows {len(migrations)})")
+        raise HangupError(f"{path} was written by a newer version of hangup (schema {version}, here {len(migrations)})")
     for migration in migrations[version:]:
         statement = ""
         for line in migration.splitlines(keepends=True):  # `executescript` would commit between statements

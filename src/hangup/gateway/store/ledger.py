@@ -241,7 +241,7 @@ class LedgerStore:
         else:
             if self.failing:
                 self.failing = False
-                self._told("ledger_works")
+                self._told("ledger_recovered")
 
     def _prepare(self) -> None:
         """Roll back an open transaction and reopen a deleted file.
@@ -253,7 +253,7 @@ class LedgerStore:
             opened = _open(self._path, self._wal_bytes_max)
             self._db.close()
             self._db, self._identity = opened, file_identity(self._path)
-            self._told("ledger_begun_anew", path=self._path)
+            self._told("ledger_reopened", path=self._path)
 
     def _roll_back(self) -> None:
         """Drop a transaction that an earlier failure left open: a commit of other work would write it as well."""

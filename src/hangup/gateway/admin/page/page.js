@@ -198,7 +198,7 @@ function backends(rows) {
   }));
   for (const row of rows) {
     const button = $("backends").querySelector(`[data-key="${CSS.escape(row.name)}"] button`);
-    const word = row.state.startsWith("drain") ? "Undrain" : "Drain";
+    const word = row.drained ? "Undrain" : "Drain";
     put(button, word);
     button.setAttribute("aria-label", `${word} ${row.name}`);
   }

@@ -13,7 +13,7 @@ class _HostedAdapter(EngineAdapter):
     order = 80
 
     async def inspect(self, get: Get) -> Facts:
-        return Facts(hints=("a hosted API: what still runs after a hang-up is not told, and is billed",))
+        return Facts(hints=("a hosted API: it does not report what still runs after a hang-up, and bills it",))
 
 
 class OpenAIHostedAdapter(_HostedAdapter):

@@ -43,7 +43,7 @@ class LlamaCppAdapter(EngineAdapter):
             context=context,
             can_tell=can_tell,
             at_work=status.slots or () if status is not None else (),
-            hints=() if can_tell else ("start llama-server without --no-slots: its slots are how a hang-up is verified",),
+            hints=() if can_tell else ("start llama-server without --no-slots: hangup needs its slots to verify hang-ups",),
         )
 
     def fields(self, key: str, slot: int | None) -> Json:

@@ -28,9 +28,9 @@ class LmDeployAdapter(EngineAdapter):
     async def inspect(self, get: Get) -> Facts:
         metrics = await get("/metrics")
         can_tell = self.read_status(metrics) is not None
-        hints = ["start lmdeploy with --enable-abort-handling, or aborts by id are ignored"]
+        hints = ["start lmdeploy with --enable-abort-handling; without it, lmdeploy ignores aborts by id"]
         if not can_tell:
-            hints.append("start lmdeploy with --enable-metrics, so that it tells what it runs")
+            hints.append("start lmdeploy with --enable-metrics, so that it reports what it runs")
         return Facts(can_abort=True, can_tell=can_tell, hints=tuple(hints))
 
     def fields(self, key: str, slot: int | None) -> Json:

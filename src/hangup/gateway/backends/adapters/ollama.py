@@ -19,7 +19,7 @@ class OllamaAdapter(EngineAdapter):
         version = (await get("/api/version")).table
         if "version" not in version or (await get("/api/ps")).status != 200:
             return None
-        hint = "Ollama does not tell what it runs: for verified hang-ups run llama-server itself"
+        hint = "Ollama does not report what it runs: to verify hang-ups, run llama-server instead"
         return Facts(version=str(version["version"]), hints=(hint,))
 
     def model_names(self, row: Json) -> tuple[str, ...]:

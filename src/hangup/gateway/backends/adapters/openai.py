@@ -11,4 +11,4 @@ class OpenAICompatibleAdapter(EngineAdapter):
     title = "any OpenAI-compatible engine"
 
     async def inspect(self, get: Get) -> Facts:
-        return Facts(hints=("it does not say what it runs, so a hang-up cannot be verified: name the engine with --engine",))
+        return Facts(hints=("it does not report what it runs, so hangup cannot verify hang-ups; name the engine: --engine",))

@@ -49,7 +49,7 @@ class SglangAdapter(EngineAdapter):
             can_abort=True,
             can_tell=can_tell,
             texts_in_pieces=_texts_in_pieces(table),
-            hints=() if can_tell else ("this SGLang has no /v1/loads: hang-ups cannot be verified; a newer one has it",),
+            hints=() if can_tell else ("this SGLang has no /v1/loads, so hangup cannot verify hang-ups; upgrade SGLang",),
         )
 
     def fields(self, key: str, slot: int | None) -> Json:

@@ -20,7 +20,7 @@ class TensorRtLlmAdapter(EngineAdapter):
     async def inspect(self, get: Get) -> Facts | None:
         version, metrics = await get("/version"), await get(self.status_path)
         can_tell = self.read_status(metrics) is not None
-        hint = "start trtllm-serve with return_perf_metrics, so that it tells how many calls it runs"
+        hint = "start trtllm-serve with return_perf_metrics, so that it reports how many calls it runs"
         return Facts(version=str(version.table.get("version", "")), can_tell=can_tell, hints=() if can_tell else (hint,))
 
     def read_status(self, answer: Seen) -> EngineStatus | None:

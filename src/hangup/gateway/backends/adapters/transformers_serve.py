@@ -17,4 +17,4 @@ class TransformersServeAdapter(EngineAdapter):
         paths = (await get("/openapi.json")).table.get("paths")
         if not isinstance(paths, dict) or "/load_model" not in paths or "/v1/chat/completions" not in paths:
             return None
-        return Facts(hints=("transformers serve does not tell what it runs: a hang-up cannot be verified",))
+        return Facts(hints=("transformers serve does not report what it runs, so hangup cannot verify a hang-up",))
