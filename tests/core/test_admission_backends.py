@@ -245,7 +245,7 @@ def test_no_backend_with_room_is_left_idle_for_somebody_who_waits_for_another(
                 assert load.name not in allowed, f"{ticket} waits though {load} has room"
         by_group: dict[object, list[Ticket[Any]]] = {}
         for ticket in made.queue:
-            by_group.setdefault((ticket.tenant, ticket.where), []).append(ticket)
+            by_group.setdefault((ticket.tenant, ticket.queue_group), []).append(ticket)
         for group in by_group.values():
             assert group == sorted(group, key=lambda t: t.order)
 

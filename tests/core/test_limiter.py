@@ -58,7 +58,7 @@ class TestUnknown:
         limit.forget(by_tokens=False)
         assert limit.unlimited and limit.unstarted_max == INF
         see(limit, 1.0)
-        assert limit.late_after_s(PROMPT, True) == INF and limit.usual_s(PROMPT, True) == pytest.approx(0.1)
+        assert limit.overdue_after_s(PROMPT, True) == INF and limit.usual_s(PROMPT, True) == pytest.approx(0.1)
 
     def test_it_forgets_with_the_engine(self) -> None:
         limit = queueing(known())
@@ -72,10 +72,10 @@ class TestUnknown:
 class TestLate:
     def test_late_is_two_and_a_half_times_the_usual_and_a_little(self) -> None:
         limit = LearnedLimit()
-        assert limit.late_after_s(PROMPT, True) == INF and limit.usual_s(PROMPT, True) is None
+        assert limit.overdue_after_s(PROMPT, True) == INF and limit.usual_s(PROMPT, True) is None
         see(limit, 0.0, 0.2)
-        assert limit.late_after_s(PROMPT, True) == pytest.approx(0.55) and limit.usual_s(PROMPT, True) == 0.2
-        assert limit.late_after_s(PROMPT, False) == INF, "whole answers are compared with whole answers"
+        assert limit.overdue_after_s(PROMPT, True) == pytest.approx(0.55) and limit.usual_s(PROMPT, True) == 0.2
+        assert limit.overdue_after_s(PROMPT, False) == INF, "whole answers are compared with whole answers"
 
     def test_one_late_token_is_no_evidence_and_many_are(self) -> None:
         limit = known()
@@ -497,7 +497,7 @@ class TestFleet:
         [load] = made.fleet.loads
         late = [self.send(made, 20.0) for _ in range(2)]
         self.send(made, 25.0)
-        assert all(ticket.late for ticket in late) and why(load.limiter) is Evidence.LATE
+        assert all(ticket.overdue for ticket in late) and why(load.limiter) is Evidence.LATE
         was = load.limiter._late
         made.first_token(late[0], 25.1)
         assert load.limiter._late == was
@@ -505,12 +505,12 @@ class TestFleet:
     def test_what_is_known_later_counts_for_those_sent_before(self) -> None:
         made = self.made()
         early = [self.send(made, 0.0) for _ in range(6)]
-        assert early[1].late_at == INF
+        assert early[1].overdue_at == INF
         made.first_token(early[0], 0.1)
         self.send(made, 0.2)
-        assert not early[1].late and early[1].late_at == pytest.approx(0.3)
+        assert not early[1].overdue and early[1].overdue_at == pytest.approx(0.3)
         self.send(made, 0.31)
-        assert early[1].late
+        assert early[1].overdue
 
     def test_a_refused_call_goes_elsewhere_and_the_refusal_counts_those_beside_it(self) -> None:
         made = self.made("ab")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hangup.config import BackendSettings, Settings
-from hangup.config.keys import PRIVATE, party, shown_clients_keys, warning
+from hangup.config.keys import PRIVATE, backends_with_client_key, party, warning
 from hangup.config.load import load
 from hangup.errors import ConfigError
 from hangup.gateway.backends.adapters import ADAPTERS
@@ -53,14 +53,14 @@ OPENAI, ANTHROPIC = backend("https://api.openai.com"), backend("https://api.anth
 
 
 def test_clients_keys_are_shown_to_one_party_at_most() -> None:
-    assert shown_clients_keys((OPENAI,)) == {OPENAI}
-    assert shown_clients_keys((OWN, OWN_TOO)) == {OWN, OWN_TOO}
-    assert shown_clients_keys((OPENAI, ANTHROPIC)) == shown_clients_keys((OWN, OPENAI)) == frozenset()
+    assert backends_with_client_key((OPENAI,)) == {OPENAI}
+    assert backends_with_client_key((OWN, OWN_TOO)) == {OWN, OWN_TOO}
+    assert backends_with_client_key((OPENAI, ANTHROPIC)) == backends_with_client_key((OWN, OPENAI)) == frozenset()
     keyed = backend("https://api.openai.com", api_key_env="K")
-    assert shown_clients_keys((OWN, keyed)) == {OWN}, "which has a key of its own sees no other"
+    assert backends_with_client_key((OWN, keyed)) == {OWN}, "which has a key of its own sees no other"
     told = backend("https://api.anthropic.com", client_key="pass")
-    assert shown_clients_keys((OWN, told)) == {told}, "they are for whom the operator says"
-    assert shown_clients_keys((backend("http://10.0.0.1", client_key="drop"), OPENAI)) == {OPENAI}
+    assert backends_with_client_key((OWN, told)) == {told}, "they are for whom the operator says"
+    assert backends_with_client_key((backend("http://10.0.0.1", client_key="drop"), OPENAI)) == {OPENAI}
     assert "openai.com, this network" in warning(Settings(backend=(OWN, OPENAI)))
     assert warning(Settings(backend=(OWN, OWN_TOO))) == warning(Settings(backend=(OWN, told))) == ""
 

@@ -55,7 +55,7 @@ STEPS: list[tuple[Any, str, str, bytes]] = [
     (Stopping, "finish", "/v1/chat/completions", STREAM),
     (LiveCall, "body_arrived", "/v1/chat/completions", STREAM),
     (LiveCall, "_read", "/v1/chat/completions", STREAM),
-    (LiveCall, "_go_on", "/v1/chat/completions", STREAM),
+    (LiveCall, "_continue", "/v1/chat/completions", STREAM),
     (LiveCall, "find_place", "/v1/chat/completions", STREAM),
     (LiveCall, "placed", "/v1/chat/completions", STREAM),
     (LiveCall, "_send", "/v1/chat/completions", STREAM),
@@ -192,7 +192,7 @@ def test_a_watch_that_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     uvloop.run(run())
 
 
-@pytest.mark.parametrize("step", ["_read", "find_place", "_look_at_limits"])
+@pytest.mark.parametrize("step", ["_read", "find_place", "_check_limits"])
 def test_costs_one_item_of_a_job(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An item has no connection that would notice."""
     over: list[str] = []

@@ -307,5 +307,5 @@ def test_the_task_of_a_refused_upload_may_never_begin() -> None:
     request = object.__new__(LocalRequest)
     request._relay = None
     request._asked = cast(Any, SimpleNamespace(upload=SimpleNamespace(close=lambda: closed.append("closed"))))
-    request._forget()
+    request._drop_references()
     assert closed == ["closed"]

@@ -154,7 +154,7 @@ def test_hosted_apis_are_known_by_their_names_and_anything_else_is_generic(host:
         return Seen(404, "", b"")
 
     adapter, facts = asyncio.run(recognise(host, get))
-    assert adapter.name == name and not facts.can_tell
+    assert adapter.name == name and not facts.reports_status
     assert bool(asked) is (name == "openai")
 
 

@@ -119,7 +119,7 @@ def test_what_may_be_the_work_that_still_runs_is_not_let_go_for_want_of_proof() 
     assert pending.observe(EngineStatus(3), 0.5, 0.5, live=2, peak=3) == []
     second, third = left(pending, "b", at=1.0), left(pending, "c", at=2.0)
     pending.observe(EngineStatus(3), GRACE + LAG + 0.1, GRACE + LAG + 0.1, live=0, peak=2)
-    assert not pending.zombies and pending.passed(GRACE + LAG + 0.1) == [], "in doubt it is held"
+    assert not pending.zombies and pending.take_expired(GRACE + LAG + 0.1) == [], "in doubt it is held"
     pending.observe(EngineStatus(3), 12.0, 12.0, live=0, peak=0)
     assert pending.zombies == [first, second, third]
     assert pending.observe(EngineStatus(0), 13.0, 13.0, live=0, peak=0) == [first, second, third]
@@ -129,8 +129,8 @@ def test_doubt_has_an_end() -> None:
     pending = PendingStops(GRACE, LAG)
     mine = left(pending, "a", at=0.0)
     pending.observe(EngineStatus(1), 9.0, 9.0, live=0, peak=1)
-    assert pending.passed(9.0) == []
-    assert pending.passed(GRACE + 2 * (GRACE + LAG) + 0.1) == [mine]
+    assert pending.take_expired(9.0) == []
+    assert pending.take_expired(GRACE + 2 * (GRACE + LAG) + 0.1) == [mine]
 
 
 def test_figures_that_come_late_convict_nobody() -> None:
@@ -151,7 +151,7 @@ def test_work_of_others_is_an_orphan_and_with_shared_it_is_nothing() -> None:
     left(shared, "a", at=0.0)
     shared.observe(EngineStatus(5), 9.0, 9.0, live=0, peak=0)
     assert not shared.orphans and not shared.zombies
-    assert [gone.call_id for gone in shared.passed(9.0)] == ["a"]
+    assert [gone.call_id for gone in shared.take_expired(9.0)] == ["a"]
 
 
 def test_several_answers_of_one_call_count_as_such() -> None:
@@ -242,7 +242,7 @@ class HealthyEngine(RuleBasedStateMachine):
         shown = [count for at, count in self.history if at <= self.now - age][-1]
         peak, self.peak = self.peak, len(self.live)
         self.book.observe(EngineStatus(shown), self.now, self.now, len(self.live), peak)
-        self.book.passed(self.now)
+        self.book.take_expired(self.now)
 
     @invariant()
     def nobody_is_convicted(self) -> None:

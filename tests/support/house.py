@@ -70,7 +70,7 @@ class House:
         self.listener = await loop.create_server(lambda: ClientConnection(self.gateway.intake, loop), "127.0.0.1", 0)
         self.backend = next(iter(self.gateway.backends.by_name.values()))
         assert b"200" in await self.post("/v1/embeddings", EMBED)
-        await soon(lambda: self.backend.learned, "an engine that was asked what it can do")
+        await soon(lambda: self.backend.facts_known, "an engine that was asked what it can do")
         self.backend.slots.resize(4)  # as if calls could be pinned to its slots: none may stay taken
         return self
 

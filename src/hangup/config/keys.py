@@ -32,7 +32,7 @@ def party(url: str) -> str:
     return ".".join(labels[-3 if of_country else -2 :])
 
 
-def shown_clients_keys(backends: tuple[BackendSettings, ...]) -> frozenset[BackendSettings]:
+def backends_with_client_key(backends: tuple[BackendSettings, ...]) -> frozenset[BackendSettings]:
     """Return the backends that get the key that a client sends."""
     keyless = [b for b in backends if not b.api_key_env]
     explicit = frozenset(b for b in keyless if b.client_key == "pass")
@@ -45,7 +45,7 @@ def shown_clients_keys(backends: tuple[BackendSettings, ...]) -> frozenset[Backe
 def warning(settings: Settings) -> str:
     """Return what an operator should know about clients' keys, or ""."""
     open_ = [b for b in settings.backend if not b.api_key_env and b.client_key == "auto"]
-    if not open_ or settings.tenant or shown_clients_keys(settings.backend):
+    if not open_ or settings.tenant or backends_with_client_key(settings.backend):
         return ""
     parties = ", ".join(sorted({party(b.url) for b in open_}))
     return (

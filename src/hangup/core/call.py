@@ -294,7 +294,7 @@ class Call:
         engine = EngineAction.NONE
         if self.phase in (Phase.SENT, Phase.ANSWERING):
             engine = EngineAction.KEEP if self.engine_finished else EngineAction.ABORT
-        tell = self._tell(reason)
+        tell = self._what_to_tell(reason)
         if tell is Tell.STATUS or (not self.status and tell is Tell.NOTHING):
             self.status = reason.status
         self.phase = Phase.ENDED
@@ -303,7 +303,7 @@ class Call:
         self.ended_at = now
         return Ending(reason, detail, tell, engine)
 
-    def _tell(self, reason: Reason) -> Tell:
+    def _what_to_tell(self, reason: Reason) -> Tell:
         if reason.outcome is Outcome.CLIENT_GONE:
             return Tell.NOTHING
         if reason.outcome is Outcome.COMPLETED or reason is reasons.OUTPUT_TOKENS or self.client_has_all:

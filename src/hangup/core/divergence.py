@@ -100,10 +100,10 @@ class DivergenceAlarm:
             self.restarted(now)
         self._take(sample, now)
         found = self._exact(sample) if sample.computed is not None else None
-        found = found or self._haunted() or (self._statistical(now) if sample.computed is None else None)
+        found = found or self._zombie_finding() or (self._statistical(now) if sample.computed is None else None)
         return self._settle(found, now)
 
-    def _haunted(self) -> DivergenceFinding | None:
+    def _zombie_finding(self) -> DivergenceFinding | None:
         """Look for zombies, or work without a call of ours, in every sample of a whole window."""
         first, last = self._ticks[0], self._ticks[-1]
         span_s = last.at - first.at

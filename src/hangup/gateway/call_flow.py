@@ -103,7 +103,7 @@ class CallFlow(ClientRequest):
             self.fault(error)
         else:
             self.call.received(time.monotonic())
-            self._go_on()
+            self._continue()
 
     def _read(self, body: bytes) -> None:
         """Reads what is asked for, and how much of it is allowed; what cannot be is refused."""
@@ -242,7 +242,7 @@ class CallFlow(ClientRequest):
         backend = attempt.backend
         if head.status not in FAILED_STATUSES:
             ports.backends.succeeded(backend)
-        if backend.adapter.hosted and not backend.shown_client_key:
+        if backend.adapter.hosted and not backend.gets_client_key:
             ports.placement.pauses.answered(backend, head, self.limits.refusal_pause_s_max)
         relay = self._relay = self._choose_relay(head)
         if not relay.can_move():
@@ -250,7 +250,7 @@ class CallFlow(ClientRequest):
         relay.keep_alive = head.keep_alive and not (rest and relay.decoder.done)
         if head.status == 200 and isinstance(relay, PassRelay):
             self._first_token_seen()  # nothing more will be seen of it than that it comes
-        feed = self._feed_of(relay, head)
+        feed = self._body_receiver(relay, head)
         if relay.decoder.done:
             relay.engine_finished()
         elif rest:
@@ -331,7 +331,7 @@ class CallFlow(ClientRequest):
         if self._relay is not None:
             if (error is not None and not self._relay.verdict()) or not self._relay.engine_closed():
                 self._engine_failed(reasons.ENGINE_DIED, str(error or ""))
-        elif connection.closed_before() and self._repeatable():
+        elif connection.was_closed_while_idle() and self._repeatable():
             self._ask_again(attempt)  # the engine closed it as it lay idle, which says nothing about the engine
         else:
             self.attempt_failed(EngineFault(reasons.ENGINE_DIED, "The engine closed the connection without an answer."))
@@ -413,12 +413,12 @@ class CallFlow(ClientRequest):
 
     # 6. The end is `ClientRequest.end`, for all kinds of requests
 
-    def _free(self, ticket: Ticket[Placed]) -> None:
+    def _release_place(self, ticket: Ticket[Placed]) -> None:
         if self.engine_request.files and ticket.placed_on is not None:  # one that waits still counts with its size in the queue
             ticket.size = 0  # so that nobody learns from it how many bytes of text make a token
-        super()._free(ticket)
+        super()._release_place(ticket)
 
-    def _forget(self) -> None:
+    def _drop_references(self) -> None:
         self._relay = self._refusal = None
         self.engine_request.forget_body()
 
@@ -434,7 +434,7 @@ class CallFlow(ClientRequest):
         """Makes the time limits, once it is known where the answer streams."""
         raise NotImplementedError
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Goes on once the request is read."""
         self.find_place()
 
@@ -444,7 +444,7 @@ class CallFlow(ClientRequest):
         if ticket is None or attempt is None or self.call.attempts > self.limits.refusals_max:
             return False
         backend = attempt.backend
-        if backend.adapter.hosted and backend.shown_client_key:
+        if backend.adapter.hosted and backend.gets_client_key:
             return False  # it is about the client's own key
         if not placement.note_refusal(ticket, backend, head, self.limits.refusal_pause_s_max):
             return False
@@ -488,7 +488,7 @@ class CallFlow(ClientRequest):
         """Begins the client's answer, and chooses who passes on the rest of it."""
         return self.engine_request.relay(self, head)
 
-    def _feed_of(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:
+    def _body_receiver(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:
         """Says where the engine's bytes go."""
         return relay.feed
 

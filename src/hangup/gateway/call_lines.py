@@ -27,7 +27,7 @@ class CallLines:
         if record is None:
             return
         wait_s = self._wait_s()
-        if not wait_s or call.engine_finished or not _is_open(call) or len(self._waiting) >= self._log.lines_max:
+        if not wait_s or call.engine_finished or not _is_unconfirmed(call) or len(self._waiting) >= self._log.lines_max:
             self._log.write(record)
             return
         self._waiting[call] = (record, self._loop.time() + wait_s)
@@ -38,7 +38,7 @@ class CallLines:
     def stop_confirmed(self, stop: PendingStop) -> None:
         """What an engine did with something that it was told to stop is known now."""
         call = self._owners.get(stop)
-        if call is not None and not _is_open(call):
+        if call is not None and not _is_unconfirmed(call):
             self._write(call)
 
     def close(self) -> None:
@@ -65,5 +65,5 @@ class CallLines:
         self._log.write(record | after_the_end(call))
 
 
-def _is_open(call: Call) -> bool:
+def _is_unconfirmed(call: Call) -> bool:
     return any(stop.state is StopState.PENDING for stop in call.pending_stops)

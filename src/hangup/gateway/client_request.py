@@ -171,11 +171,11 @@ class ClientRequest:
 
     def on_due(self) -> None:
         try:
-            self._look_at_limits()
+            self._check_limits()
         except Exception as error:
             self.fault(error)  # the client of a job's item has nobody else who would
 
-    def _look_at_limits(self) -> None:
+    def _check_limits(self) -> None:
         reason = self.call.overdue(time.monotonic())
         if reason is None:
             self.reset_timer()
@@ -195,13 +195,13 @@ class ClientRequest:
             return
         guard, id = self.ports.log.guard, self.call.id
         if not guard(id, self._stop_work, ending):
-            guard(id, self._cut)
+            guard(id, self._cut_connection)
         if self._relay is not None:
             guard(id, self._relay.settle)  # a last look at what the engine told about its tokens
         if not guard(id, self._tell_client, ending):
             guard(id, self.client.drop)
-        self._write_down(guard)
-        self._forget()
+        self._record_end(guard)
+        self._drop_references()
 
     def fault(self, error: Exception) -> None:
         """Ends the call after a bug of ours: it costs this call and no other."""
@@ -228,7 +228,7 @@ class ClientRequest:
             self.ports.stopping.finish(attempt, reusable=reusable)
         self.attempt = None
 
-    def _cut(self) -> None:
+    def _cut_connection(self) -> None:
         """Stops the engine the hard way, after a bug of ours: its connection is cut, and its slot is free."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
@@ -240,7 +240,7 @@ class ClientRequest:
         self.ports.stopping.withdraw(attempt)
         return None
 
-    def _forget(self) -> None:
+    def _drop_references(self) -> None:
         """Breaks cycles between objects, so that they are freed here, and not when the collector comes round."""
         self._relay = None
 
@@ -270,7 +270,7 @@ class ClientRequest:
             headers = ports.placement.retry_headers(self.ticket, self.call.tenant, reason)
         return headers + ports.origins.headers(self.request.head)
 
-    def _write_down(self, guard: Callable[..., bool]) -> None:
+    def _record_end(self, guard: Callable[..., bool]) -> None:
         """Writes the call down, and gives what it held to the next one."""
         ports, call, ticket = self.ports, self.call, self.ticket
         self.ticket = None  # they point at each other
@@ -280,12 +280,12 @@ class ClientRequest:
         ports.registry.remove(call)
         guard(call.id, ports.accounting.record_end, call)
         if ticket is not None:
-            guard(call.id, self._free, ticket)
+            guard(call.id, self._release_place, ticket)
         if self.pending_stop is not None:
             guard(call.id, ports.accounting.note_savings, call, ticket, self.pending_stop)
         guard(call.id, self._record_cost, ticket)
 
-    def _free(self, ticket: Ticket[Placed]) -> None:
+    def _release_place(self, ticket: Ticket[Placed]) -> None:
         """Frees the call's place, but not one in an engine that may still be at work on it: that is the reaper's to free."""
         self.ports.placement.end(ticket, self.call, steady=not self.stalls, hold=self.pending_stop is not None)
 

@@ -58,7 +58,7 @@ class Placement:
 
     def use(self, backends: Iterable[Backend]) -> None:
         """Takes these backends into use; one that is retired still gets its calls' places back."""
-        self.admission.fleet.set(backend.load for backend in backends)
+        self.admission.fleet.set_loads(backend.load for backend in backends)
 
     # A call on its way
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import orjson
 
 from hangup.config import Settings
-from hangup.config.keys import shown_clients_keys
+from hangup.config.keys import backends_with_client_key
 from hangup.core import reasons
 from hangup.core.catalog import Catalog, Found
 from hangup.errors import Refusal
@@ -60,7 +60,7 @@ class Routing:
     def configure(self, settings: Settings) -> None:
         """Takes the configured backends and aliases into use."""
         backends = self._backends.by_name.values()
-        shown = shown_clients_keys(settings.backend)
+        shown = backends_with_client_key(settings.backend)
         for backend in backends:
             backend.passes_client_key = backend.settings in shown
         self.catalog.configure({b.name: b.offer() for b in backends}, {a.name: a.model for a in settings.alias})

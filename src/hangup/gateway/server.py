@@ -111,7 +111,7 @@ class Server:
         tls = _server_tls(settings)
         self._log = _open_log(settings)
         TASKS.on_failure = self._log.task_failed
-        loop.set_exception_handler(_tell_of_exception)
+        loop.set_exception_handler(_report_loop_exception)
         self._stalls = LoopWatch(self._log.event, settings.limits.loop_stall_s)
         TASKS.thread("loop watch", self._stalls.run)
         store = LedgerStore(
@@ -314,7 +314,7 @@ class Server:
             self._lag.observe(max(0.0, loop.time() - before - _LAG_PERIOD_S))
 
 
-def _tell_of_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _report_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What a callback let through, or a task that nobody waited for: counted, and told as before."""
     error = context.get("exception")
     if isinstance(error, Exception):

@@ -98,7 +98,7 @@ class Stopping:
         now = time.monotonic()
         reads_s = None
         if ticket is not None and ticket.awaits_first_token:
-            reads_s = backend.load.estimates.first_token.predict(ticket.work, now)
+            reads_s = backend.load.estimates.first_token.predict(ticket.tokens_to_read, now)
         stop = PendingStop(
             call.id,
             now,

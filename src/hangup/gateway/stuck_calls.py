@@ -55,7 +55,7 @@ def waiting(flows: Iterable[InEngine], backend: Backend) -> tuple[list[Waiting],
             last_output_at = max(last_output_at, call.progress_at)
             waits.append(Waiting(call.progress_at, 0.0))
         elif call.sent_at is not None and ticket is not None:
-            expected = reading_s(ticket.prompt, estimate.predict(ticket.work, now))
+            expected = reading_s(ticket.prompt, estimate.predict(ticket.tokens_to_read, now))
             waits.append(Waiting(call.sent_at, expected + (_WHOLE_S if ticket.blind else 0.0)))
     return waits, last_output_at
 

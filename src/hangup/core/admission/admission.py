@@ -27,7 +27,7 @@ from hangup.core.admission.foresight import Foresight
 from hangup.core.admission.health import HealthEvent
 from hangup.core.admission.job_queue import JobQueue
 from hangup.core.admission.queue import Queue
-from hangup.core.admission.tenant_queue import ANYWHERE, NOBODY, Where
+from hangup.core.admission.tenant_queue import ANYWHERE, NOBODY, QueueGroup
 from hangup.core.admission.tenants import Band, Tenant, TenantTerms
 from hangup.core.admission.ticket import K, Ticket
 from hangup.core.reasons import Reason
@@ -220,7 +220,7 @@ class Admission(Generic[K]):
         self._foresight.first_token(ticket, now)
         actions = self.dispatch(now) if self.queue.count or self.jobs.count else self._nothing
         if load is not None and not self.queue.count and now - self._waited_at > _CALM_S:
-            self.fleet.nobody_waits(load)
+            self.fleet.open_if_on_time(load)
         return actions
 
     def step(self, load: BackendLoad, seconds: float, now: float) -> list[Action[K]]:
@@ -268,7 +268,7 @@ class Admission(Generic[K]):
         self.fleet.engine_reported(load, waiting)
         actions = self.dispatch(now) if self.queue.count else self._nothing
         if not self.queue.count and now - self._waited_at > _CALM_S:
-            self.fleet.nobody_waits(load)
+            self.fleet.open_if_on_time(load)
         return actions
 
     def refused(self, ticket: Ticket[K], now: float) -> list[Action[K]]:
@@ -323,7 +323,7 @@ class Admission(Generic[K]):
         queue, fleet = self.queue, self.fleet
         self._pass_time(now)
         actions: list[Action[K]] = []
-        full: set[Where] = set()
+        full: set[QueueGroup] = set()
         while queue.count:
             kept = NOBODY
             aside = queue.aside
@@ -348,17 +348,17 @@ class Admission(Generic[K]):
                 self._start_or_refuse(ticket, load, now, actions)
             elif aside is None and ticket.kv and not held and fleet.best(0, ticket.tried, ticket.eligible) is not None:
                 queue.set_aside(ticket, now)
-            elif ticket.where is ANYWHERE:
+            elif ticket.queue_group is ANYWHERE:
                 break
             else:
-                full.add(ticket.where)  # other calls may wait for other backends
+                full.add(ticket.queue_group)  # other calls may wait for other backends
         return actions
 
     def _dispatch_jobs(self, now: float, wanted: frozenset[str]) -> list[Action[K]]:
         """Start as many items of jobs as may start, on none of the backends in `wanted`, which live calls wait for."""
         jobs = self.jobs
         actions: list[Action[K]] = []
-        full: set[Where] = set()
+        full: set[QueueGroup] = set()
         while jobs.count:
             kept = wanted
             aside = jobs.aside
@@ -383,10 +383,10 @@ class Admission(Generic[K]):
                 and jobs.idle_backend(self.live, now, 0, ticket.tried | kept, ticket.eligible) is not None
             ):
                 jobs.set_aside(ticket, now)
-            elif ticket.where is ANYWHERE:
+            elif ticket.queue_group is ANYWHERE:
                 break
             else:
-                full.add(ticket.where)
+                full.add(ticket.queue_group)
         return actions
 
     def _start_or_refuse_job(self, ticket: Ticket[K], load: BackendLoad, now: float, actions: list[Action[K]]) -> None:

@@ -22,8 +22,8 @@ class UnstartedCall(Protocol):
     whole: bool
     awaits_first_token: bool
     sent_at: float
-    late_at: float
-    late: bool
+    overdue_at: float
+    overdue: bool
     unqueued: bool
 
 

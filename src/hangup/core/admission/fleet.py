@@ -47,9 +47,9 @@ class Fleet:
         self.smallest_cache = 0  # and the least of those
         self._capacity: int | None = None  # of all backends together
         self._capacity_at = -math.inf
-        self.set(loads)
+        self.set_loads(loads)
 
-    def set(self, loads: Iterable[BackendLoad]) -> None:
+    def set_loads(self, loads: Iterable[BackendLoad]) -> None:
         """Set the configured backends; a retired one still releases its calls."""
         self.loads = list(loads)
         self._by_name = {load.name: load for load in self.loads}
@@ -69,9 +69,9 @@ class Fleet:
         self.limit = 0
         for load in self.loads:
             load.limit_counted = 0
-            self.changed(load)
+            self.load_changed(load)
 
-    def changed(self, load: BackendLoad) -> None:
+    def load_changed(self, load: BackendLoad) -> None:
         """Update the fleet after the load or the limit of a backend has changed."""
         # Backends that are down are used only when there is no other, so that a wrong verdict costs a failed attempt
         # and never an outage.
@@ -233,21 +233,21 @@ class Fleet:
         ticket.engine_mark = load.time.enter(now)
         if not ticket.blind:
             self._await_first_token(load, ticket, now)
-        self.changed(load)
+        self.load_changed(load)
 
     def _await_first_token(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         """Start to wait for the call's first token."""
         limiter, ahead = load.limiter, load.unstarted
         ticket.awaits_first_token = True
-        ticket.late = False
-        ticket.behind = ahead
-        ticket.free = limiter.has_free_slot(load.in_flight - load.held)
-        ticket.unqueued = ticket.free and (not ahead or (ahead < SPARE and limiter.queues is not Evidence.NONE))
+        ticket.overdue = False
+        ticket.calls_ahead = ahead
+        ticket.had_free_slot = limiter.has_free_slot(load.in_flight - load.held)
+        ticket.unqueued = ticket.had_free_slot and (not ahead or (ahead < SPARE and limiter.queues is not Evidence.NONE))
         load.unstarted += 1
-        load.unread_tokens += ticket.ahead
-        ticket.work = load.unread_tokens
+        load.unread_tokens += ticket.blocking_tokens
+        ticket.tokens_to_read = load.unread_tokens
         if not load.slots and not ticket.job:
-            ticket.late_at = now + limiter.late_after_s(ticket.prompt, not ticket.whole)
+            ticket.overdue_at = now + limiter.overdue_after_s(ticket.prompt, not ticket.whole)
             load.awaiting_first_token[ticket] = None
 
     def look_for_overdue(self, load: BackendLoad) -> bool:
@@ -256,17 +256,17 @@ class Fleet:
         waits, limiter, found = load.awaiting_first_token, load.limiter, False
         while waits:
             ticket = next(iter(waits))
-            if ticket.late_at == math.inf:  # nothing was known yet when it was sent
-                ticket.late_at = ticket.sent_at + limiter.late_after_s(ticket.prompt, not ticket.whole)
-            if ticket.late_at > self.now:
+            if ticket.overdue_at == math.inf:  # nothing was known yet when it was sent
+                ticket.overdue_at = ticket.sent_at + limiter.overdue_after_s(ticket.prompt, not ticket.whole)
+            if ticket.overdue_at > self.now:
                 break
             del waits[ticket]
-            ticket.late = True
+            ticket.overdue = True
             if not ticket.unqueued:
                 limiter.overdue(ticket.sent_at, load.unstarted)
                 found = True
         if found:
-            self.changed(load)
+            self.load_changed(load)
         return found
 
     def first_token(self, ticket: Ticket[K], now: float) -> None:
@@ -276,34 +276,34 @@ class Fleet:
         ticket.awaits_first_token = False
         ticket.first_token_at = now
         load.unstarted -= 1
-        load.unread_tokens -= ticket.ahead
+        load.unread_tokens -= ticket.blocking_tokens
         if not load.slots:
             self._learn_from(load, ticket, now)
         if not ticket.job and not ticket.whole:  # an item may have waited in the engine's queue, which no live call should
             waited = now - ticket.sent_at
-            load.estimates.first_token.observe(ticket.work, waited, now)
+            load.estimates.first_token.observe(ticket.tokens_to_read, waited, now)
             if self._only is None:
-                self._overall.first_token.observe(ticket.work, waited, now)
+                self._overall.first_token.observe(ticket.tokens_to_read, waited, now)
         load.limiter.accepted(load.in_flight, now)
-        self.changed(load)
+        self.load_changed(load)
 
     def _learn_from(self, load: BackendLoad, ticket: Ticket[K], now: float) -> None:
         limiter, waited = load.limiter, now - ticket.sent_at
         load.awaiting_first_token.pop(ticket, None)
-        late = ticket.late or now > ticket.late_at
+        late = ticket.overdue or now > ticket.overdue_at
         if not ticket.whole:
             limiter.note_running(load.in_flight - load.held - load.unstarted, now)
         elif not late:  # the engine was working on all calls that it had
             limiter.note_running(load.in_flight - load.held, now)
         if ticket.job:
             return
-        was_late = None if ticket.late or ticket.unqueued else late
+        was_late = None if ticket.overdue or ticket.unqueued else late
         limiter.first_token(
             ticket.prompt,
             waited,
             now,
-            ahead=ticket.behind,
-            free=ticket.free,
+            ahead=ticket.calls_ahead,
+            free=ticket.had_free_slot,
             late=was_late,
             unqueued=ticket.unqueued,
             visible=not ticket.whole,
@@ -313,13 +313,13 @@ class Fleet:
         """Note how many calls wait in the engine, by its own figures."""
         if not load.slots:
             load.limiter.engine_reported(waiting, load.in_flight)
-            self.changed(load)
+            self.load_changed(load)
 
-    def nobody_waits(self, load: BackendLoad) -> None:
+    def open_if_on_time(self, load: BackendLoad) -> None:
         """Drop the learned limit of a backend if it holds nobody back and calls are on time."""
         if load.limiter.queues is not Evidence.NONE:
             load.limiter.open_if_on_time()
-            self.changed(load)
+            self.load_changed(load)
 
     def has_other(self, tried: frozenset[str], eligible: frozenset[str] | None) -> bool:
         """Return whether a refused call could go to another backend now."""
@@ -328,7 +328,7 @@ class Fleet:
     def refused(self, load: BackendLoad, now: float) -> None:
         """Note that a backend refused a call, which still counts as in flight."""
         load.limiter.refused(load.in_flight - 1, now)
-        self.changed(load)
+        self.load_changed(load)
 
     def step(self, load: BackendLoad, seconds: float, now: float) -> bool:
         """Note the current time per token on this backend; return whether that changes its limit."""
@@ -341,7 +341,7 @@ class Fleet:
         load.limiter.step(load.estimates.step.mean, load.in_flight)
         if load.limiter.slow_max == before:
             return False
-        self.changed(load)
+        self.load_changed(load)
         return True
 
     def release(self, ticket: Ticket[K], now: float, hold: bool = False) -> BackendLoad:
@@ -361,9 +361,9 @@ class Fleet:
             ticket.awaits_first_token = False
             load.awaiting_first_token.pop(ticket, None)
             load.unstarted -= 1
-            load.unread_tokens -= ticket.ahead
+            load.unread_tokens -= ticket.blocking_tokens
         ticket.first_token_at = 0.0
-        self.changed(load)
+        self.load_changed(load)
         return load
 
     def release_held(self, load: BackendLoad, kv: int) -> None:
@@ -373,7 +373,7 @@ class Fleet:
         load.in_flight -= 1
         self.in_flight -= 1
         load.kv_used -= kv
-        self.changed(load)
+        self.load_changed(load)
 
 
 def _order(load: BackendLoad) -> float:

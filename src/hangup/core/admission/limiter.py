@@ -158,7 +158,7 @@ class LearnedLimit:
 
     # Observations of calls
 
-    def late_after_s(self, prompt: int, visible: bool) -> float:
+    def overdue_after_s(self, prompt: int, visible: bool) -> float:
         """Return how long after being sent a call's first token is overdue; infinite before anything is known."""
         usual = self._usual[visible].get(prompt) if self.by_tokens else None
         return math.inf if usual is None else LATE_BY * usual + LATE_S

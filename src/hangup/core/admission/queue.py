@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Generic
 
 from hangup.core.admission.drain_rate import overlap
-from hangup.core.admission.tenant_queue import ANYWHERE, NOBODY, Where
+from hangup.core.admission.tenant_queue import ANYWHERE, NOBODY, QueueGroup
 from hangup.core.admission.tenants import Band, Tenant, TenantTerms
 from hangup.core.admission.ticket import K, Ticket
 
@@ -45,7 +45,7 @@ class Queue(Generic[K]):
         self.lifo_after_s = lifo_after_s
         self.count = 0
         self.bytes = 0
-        self.groups: dict[Where, int] = {}  # how many calls wait for which backends, without the one set aside
+        self.groups: dict[QueueGroup, int] = {}  # how many calls wait for which backends, without the one set aside
         self.aside: Ticket[K] | None = None  # a call that no backend can take at the moment, although there is room for others
         self.aside_at = 0.0
         self._lanes: list[_Lane[K]] = [_Lane() for _ in Band]
@@ -61,7 +61,7 @@ class Queue(Generic[K]):
         assert tenant is not None and not ticket.queued
         self._order += 1
         ticket.order = -self._order if first else self._order
-        ticket.where = ANYWHERE if ticket.eligible is None and not ticket.tried else (ticket.eligible, ticket.tried)
+        ticket.queue_group = ANYWHERE if ticket.eligible is None and not ticket.tried else (ticket.eligible, ticket.tried)
         self._link(ticket, tenant)
         tenant.waiting += 1
         ticket.queued = True
@@ -77,7 +77,7 @@ class Queue(Generic[K]):
             lane.weight += tenant.terms.weight
             self._enter(lane, tenant)
         tenant.line.push(ticket)
-        self.groups[ticket.where] = self.groups.get(ticket.where, 0) + 1
+        self.groups[ticket.queue_group] = self.groups.get(ticket.queue_group, 0) + 1
         lane.count += 1
         self._entries += 1
         heapq.heappush(lane.by_length, (-len(tenant.line) / tenant.terms.weight, self._entries, tenant))
@@ -109,9 +109,9 @@ class Queue(Generic[K]):
         assert tenant is not None
         lane = self._lanes[tenant.terms.band]
         tenant.line.remove(ticket)
-        remaining = self.groups[ticket.where] = self.groups[ticket.where] - 1
+        remaining = self.groups[ticket.queue_group] = self.groups[ticket.queue_group] - 1
         if not remaining:
-            del self.groups[ticket.where]
+            del self.groups[ticket.queue_group]
         lane.count -= 1
         if not tenant.line:
             tenant.version += 1  # invalidates its entry in the heap
@@ -123,7 +123,7 @@ class Queue(Generic[K]):
         waiting = sorted(tenant.line, key=lambda ticket: ticket.order)
         for ticket in waiting:
             self._unlink(ticket)
-        tenant.set(terms)
+        tenant.set_terms(terms)
         for ticket in waiting:
             self._link(ticket, tenant)
 
@@ -136,7 +136,7 @@ class Queue(Generic[K]):
             assert ticket.tenant is not None
             self._unlink(ticket)
             ticket.eligible = eligible_for(ticket)
-            ticket.where = ANYWHERE if ticket.eligible is None and not ticket.tried else (ticket.eligible, ticket.tried)
+            ticket.queue_group = ANYWHERE if ticket.eligible is None and not ticket.tried else (ticket.eligible, ticket.tried)
         for ticket in waiting:
             assert ticket.tenant is not None
             self._link(ticket, ticket.tenant)
@@ -152,7 +152,7 @@ class Queue(Generic[K]):
 
     # The next call
 
-    def next(self, now: float, full: Collection[Where] = ()) -> Ticket[K] | None:
+    def next(self, now: float, full: Collection[QueueGroup] = ()) -> Ticket[K] | None:
         """Return the next call to start, of those that wait for something other than `full`."""
         if full and len(full) == len(self.groups):
             return None
@@ -181,7 +181,7 @@ class Queue(Generic[K]):
         """Return whether the queue moves too slowly for the newest call to wait until all before it have started."""
         return now - oldest.queued_at > min(self.lifo_after_s, _PATIENCE_SHARE * newest.patience_s)
 
-    def _least_served(self, lane: _Lane[K], full: Collection[Where]) -> tuple[Ticket[K], Ticket[K]] | None:
+    def _least_served(self, lane: _Lane[K], full: Collection[QueueGroup]) -> tuple[Ticket[K], Ticket[K]] | None:
         """Return the oldest and the newest call of the tenant that is next."""
         heap = lane.by_service
         passed: list[tuple[float, int, int, Tenant[Ticket[K]]]] = []
@@ -272,7 +272,7 @@ class Queue(Generic[K]):
             return None
         lanes = self._lanes[tenant.terms.band :]
         candidates = (t for lane in lanes for _, _, version, of in lane.by_service if version == of.version for t in of.line)
-        return min((t for t in candidates if others.get(t.where) == most), key=lambda t: t.order, default=None)
+        return min((t for t in candidates if others.get(t.queue_group) == most), key=lambda t: t.order, default=None)
 
     def _longest(self, lane: _Lane[K]) -> Tenant[Ticket[K]]:
         heap = lane.by_length

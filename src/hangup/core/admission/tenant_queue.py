@@ -11,15 +11,15 @@ from collections.abc import Container, Iterator
 from typing import Generic, Protocol, TypeVar
 
 NOBODY: frozenset[str] = frozenset()
-Where = tuple[frozenset[str] | None, frozenset[str]]  # (only these backends (None: any), none of those)
-ANYWHERE: Where = (None, NOBODY)
-_NONE: tuple[Where, ...] = ()
+QueueGroup = tuple[frozenset[str] | None, frozenset[str]]  # (only these backends (None: any), none of those)
+ANYWHERE: QueueGroup = (None, NOBODY)
+_NONE: tuple[QueueGroup, ...] = ()
 
 
 class QueuedCall(Protocol):
     """A call as its tenant's queue sees it."""
 
-    where: Where  # the backends that it waits for
+    queue_group: QueueGroup  # the backends that it waits for
     order: int  # its number in the queue
 
 
@@ -32,7 +32,7 @@ class TenantQueue(Generic[Q]):
     __slots__ = ("_count", "_groups")
 
     def __init__(self) -> None:
-        self._groups: dict[Where, OrderedDict[Q, None]] = {}  # each in order; none is empty
+        self._groups: dict[QueueGroup, OrderedDict[Q, None]] = {}  # each in order; none is empty
         self._count = 0
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class TenantQueue(Generic[Q]):
 
     def push(self, ticket: Q) -> None:
         """Add a call at the end, or at the front if its `order` says so."""
-        group = self._groups.setdefault(ticket.where, OrderedDict())
+        group = self._groups.setdefault(ticket.queue_group, OrderedDict())
         first = group and ticket.order < next(iter(group)).order
         group[ticket] = None
         if first:
@@ -53,18 +53,18 @@ class TenantQueue(Generic[Q]):
         self._count += 1
 
     def remove(self, ticket: Q) -> None:
-        group = self._groups[ticket.where]
+        group = self._groups[ticket.queue_group]
         del group[ticket]
         if not group:
-            del self._groups[ticket.where]
+            del self._groups[ticket.queue_group]
         self._count -= 1
 
     def oldest(self) -> Q:
         return min((next(iter(group)) for group in self._groups.values()), key=_order)
 
-    def ends(self, full: Container[Where] = _NONE) -> tuple[Q, Q] | None:
+    def ends(self, full: Container[QueueGroup] = _NONE) -> tuple[Q, Q] | None:
         """Return the oldest and the newest call, of those that wait for something other than `full`."""
-        groups = [group for where, group in self._groups.items() if where not in full]
+        groups = [calls for group, calls in self._groups.items() if group not in full]
         if len(groups) == 1:  # the usual case
             return next(iter(groups[0])), next(reversed(groups[0]))
         if not groups:

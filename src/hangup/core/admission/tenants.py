@@ -91,9 +91,9 @@ class Tenant(Generic[Q]):
         self.patience_s: float | None = None  # how long its clients would wait in the queue, on average
         self.retries = RetryBudget()
         self._lengths: dict[int, Lengths] = {}
-        self.set(terms)
+        self.set_terms(terms)
 
-    def set(self, terms: TenantTerms) -> None:
+    def set_terms(self, terms: TenantTerms) -> None:
         self.terms = terms
         self.allowance = Allowance(terms.tokens_per_minute) if terms.tokens_per_minute else None
 

@@ -20,12 +20,12 @@ class Ticket(Generic[K]):
     """
 
     __slots__ = (
-        "ahead",
         "all_by",
         "arrived_at",
         "awaits_first_token",
-        "behind",
         "blind",
+        "blocking_tokens",
+        "calls_ahead",
         "charge",
         "choices",
         "client",
@@ -35,18 +35,19 @@ class Ticket(Generic[K]):
         "engine_s",
         "first_by",
         "first_token_at",
-        "free",
+        "had_free_slot",
         "job",
         "key",
         "kv",
-        "late",
-        "late_at",
         "order",
         "output_max",
+        "overdue",
+        "overdue_at",
         "patience_s",
         "placed_on",
         "prompt",
         "queue_by",
+        "queue_group",
         "queued",
         "queued_at",
         "retry",
@@ -54,11 +55,10 @@ class Ticket(Generic[K]):
         "size",
         "stream",
         "tenant",
+        "tokens_to_read",
         "tried",
         "unqueued",
-        "where",
         "whole",
-        "work",
         "yields",
     )
 
@@ -100,11 +100,11 @@ class Ticket(Generic[K]):
         self.yields = yields  # how often this item of a job has yielded
         self.arrived_at = 0.0
         self.curves: tuple[Patience, Patience] | None = None  # the patience curves that learn from it while its client waits
-        self.ahead = 0 if job else prompt  # prompt tokens that other calls have to wait for
+        self.blocking_tokens = 0 if job else prompt  # prompt tokens that other calls have to wait for
         self.tenant: Tenant[Ticket[K]] | None = None
         self.eligible = eligible  # names of the backends that can answer it; None: any
         self.tried = NOBODY  # names of the backends that failed it
-        self.where = ANYWHERE  # both of these, as of when it was queued
+        self.queue_group = ANYWHERE  # both of these, as of when it was queued
         self.order = 0  # its number in the queue
         self.queued = False
         self.queued_at = 0.0
@@ -114,11 +114,11 @@ class Ticket(Generic[K]):
         self.engine_s = 0.0  # its share so far, on all backends it was on
         self.awaits_first_token = False  # sent, and without a first token
         self.first_token_at = 0.0  # 0 before that
-        self.work = 0  # prompt tokens to be read before its first token: its own and those ahead of it
-        self.behind = 0  # calls without a first token that were sent to the same backend before it
-        self.free = False  # there was a slot for it when it was sent, as far as had been seen
-        self.late_at = math.inf  # when its first token becomes overdue,
-        self.late = False  # and whether it has
+        self.tokens_to_read = 0  # prompt tokens to be read before its first token: its own and those ahead of it
+        self.calls_ahead = 0  # calls without a first token that were sent to the same backend before it
+        self.had_free_slot = False  # there was a slot for it when it was sent, as far as had been seen
+        self.overdue_at = math.inf  # when its first token becomes overdue,
+        self.overdue = False  # and whether it has
         self.unqueued = False  # no call was ahead of it: its first-token time is the engine's own
         self.charge = 0.0  # weighted tokens charged to its tenant
         self.kv = 0  # tokens of the engine's cache reserved for it

@@ -247,7 +247,7 @@ class PendingStops:
         self._forget(released)
         return released
 
-    def passed(self, now: float) -> list[PendingStop]:
+    def take_expired(self, now: float) -> list[PendingStop]:
         """Stop tracking, and return, the calls about which nothing was learned within their grace period: they are released
         unverified. A call stays while it may be part of the engine's unexplained work and could still be convicted."""
         in_doubt = self.unexplained - sum(stop.choices for stop in self.zombies)

@@ -60,7 +60,7 @@ def overview(view: GatewayView) -> dict[str, Any]:
         "alarms": view.alarms(),
         "zombies": view.zombies()[:_ZOMBIES_SHOWN],
         "jobs": _jobs(view),
-        "left": [_story(view, call) for call in _left(view)],
+        "left": [_story(view, call) for call in _hung_up(view)],
         "history": _rates(view.history()),
     }
 
@@ -71,7 +71,7 @@ def _jobs(view: GatewayView) -> dict[str, Any]:
     return {"total": total, "rows": rows}
 
 
-def _left(view: GatewayView) -> list[Call]:
+def _hung_up(view: GatewayView) -> list[Call]:
     """Return the latest calls that ended while an engine worked on them, whether or not they became zombies."""
     ended = [call for call in view.ended(_LOOKED_THROUGH) if call.sent_at is not None and not call.engine_finished]
     return ended[:_ENDED_SHOWN]

@@ -59,7 +59,7 @@ class AnthropicMessages(AnthropicErrors):
     def is_all_text(self, event: Json) -> bool:
         return set(event["delta"]) <= {"type", "text"}
 
-    def moves(self, event: Json) -> bool:
+    def shows_progress(self, event: Json) -> bool:
         """A tool that the engine runs itself shows only at the start and the end of its block."""
         if event.get("type") == "content_block_delta":
             return bool((event.get("delta") or {}).get("signature"))

@@ -77,7 +77,7 @@ class Ask:
     stream: bool  # the client wants a stream
     choices: int
     cap: Cap
-    spare: int = 0  # tokens allowed beyond the cap, for echoed prompts or an engine that stops a little late
+    spare_tokens: int = 0  # tokens allowed beyond the cap, for echoed prompts or an engine that stops a little late
     assembler: Assembler | None = None  # set if the engine streams and the client gets a whole answer
     to_stream: Json = field(default_factory=dict)  # fields that make the engine stream
 
@@ -90,11 +90,11 @@ class Ask:
     @property
     def tokens_max(self) -> int:
         """The number of tokens, of all choices together, at which the call is ended."""
-        return self.cap.tokens * self.choices + self.spare
+        return self.cap.tokens * self.choices + self.spare_tokens
 
     def ends_late(self, tokens: int) -> None:
         """Allow for an engine that got a maximum and is known to exceed it by so many tokens."""
-        self.spare = max(self.spare, tokens * self.choices)
+        self.spare_tokens = max(self.spare_tokens, tokens * self.choices)
 
     @property
     def streams(self) -> bool:
@@ -214,7 +214,7 @@ class Api:
         """Return exact counts, if an event or a whole answer reports them."""
         return None
 
-    def moves(self, event: Json) -> bool:
+    def shows_progress(self, event: Json) -> bool:
         """Return True if an event without a token shows progress of the answer; pings, roles and the like do not."""
         return False
 

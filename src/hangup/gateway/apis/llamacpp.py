@@ -50,7 +50,7 @@ class LlamaCppCompletion(Api):
     def is_last(self, event: Json) -> bool:
         return event.get("stop") is True
 
-    def moves(self, event: Json) -> bool:
+    def shows_progress(self, event: Json) -> bool:
         return event.get("stop") is True
 
     def closing(self, cut: Cut) -> bytes:

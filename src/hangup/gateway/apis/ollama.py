@@ -49,7 +49,7 @@ class OllamaApi(Api):
     def is_last(self, event: Json) -> bool:
         return event.get("done") is True
 
-    def moves(self, event: Json) -> bool:
+    def shows_progress(self, event: Json) -> bool:
         return event.get("done") is True
 
     def closing(self, cut: Cut) -> bytes:

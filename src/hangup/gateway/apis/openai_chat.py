@@ -75,7 +75,7 @@ class OpenAIChat(OpenAIStream):
             key in ("content", "role") or value is None for key, value in event["choices"][0]["delta"].items()
         )
 
-    def moves(self, event: Json) -> bool:
+    def shows_progress(self, event: Json) -> bool:
         """An unknown field, such as audio, is part of the answer, too."""
         deltas = [c.get("delta") or {} for c in event.get("choices") or ()]
         return any(value for delta in deltas for key, value in delta.items() if key != "role") or self.is_last(event)

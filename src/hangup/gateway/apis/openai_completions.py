@@ -23,7 +23,7 @@ class OpenAICompletions(OpenAIStream):
 
     def read(self, path: str, value: Json, limits: CallLimits, assemble: bool) -> Ask:
         ask = super().read(path, value, limits, assemble)
-        ask.spare = ask.choices if value.get("echo") else 0
+        ask.spare_tokens = ask.choices if value.get("echo") else 0
         return ask
 
     def set_assembly(self, ask: Ask, value: Json) -> None:
@@ -35,7 +35,7 @@ class OpenAICompletions(OpenAIStream):
     def is_all_text(self, event: Json) -> bool:
         return adds_only_text(event, "text")
 
-    def moves(self, event: Json) -> bool:
+    def shows_progress(self, event: Json) -> bool:
         return self.is_last(event)
 
     def closing_choice(self, index: int) -> Json:

@@ -30,7 +30,7 @@ class OpenAIResponses(Api):
     def weigh(self, event: Json) -> int:
         return 1 if event.get("delta") and str(event.get("type", "")).endswith(".delta") else 0
 
-    def moves(self, event: Json) -> bool:
+    def shows_progress(self, event: Json) -> bool:
         """Tools that the engine runs itself, and the start and end of parts, may be the only signs of progress for a while."""
         return event.get("type") not in _NO_WORK
 

@@ -56,7 +56,7 @@ class Backend:
         )
         # A backend counts as the least capable kind until it was recognised.
         self._slots_given = bool(self.load.slots)
-        self.learned = False  # its facts were queried
+        self.facts_known = False  # its facts were queried
         self.slots = SlotPool()
         self.last_output_at = -math.inf  # when it last sent anything for a call that has ended
         self.pinned = 0  # live calls that are pinned to a slot
@@ -67,7 +67,7 @@ class Backend:
         self.models_asked_at: float | None = None
         adapter = (hosted(self.pool.address.host) or GENERIC) if settings.engine == AUTO else ADAPTERS[settings.engine]
         named = settings.engine != AUTO
-        self.use(adapter, Facts(can_abort=named and adapter.abort("probe") is not None))
+        self.use_adapter(adapter, Facts(can_abort=named and adapter.abort("probe") is not None))
         self._host = self.pool.address.authority.encode("ascii")
         self._prefix = self.pool.address.prefix
 
@@ -77,7 +77,7 @@ class Backend:
         self.load.health.failures_max = limits.failures_max
         self.load.limiter.step_slo_s = limits.step_slo_s
 
-    def use(self, adapter: EngineAdapter, facts: Facts) -> None:
+    def use_adapter(self, adapter: EngineAdapter, facts: Facts) -> None:
         """Set the kind of engine and what it can do."""
         self._uses = object()  # marks what was derived for this kind of engine
         self.adapter = adapter
@@ -85,7 +85,7 @@ class Backend:
         if facts.slots and not self._slots_given:
             self.load.slots = facts.slots
         self.load.limiter.forget(by_tokens=not adapter.hosted)
-        may_pin = adapter.pins_slots and facts.can_tell and self.settings.pin_slots and not self.settings.shared
+        may_pin = adapter.pins_slots and facts.reports_status and self.settings.pin_slots and not self.settings.shared
         self.slots.resize(facts.slots if may_pin else 0)
         if may_pin:  # slots that are busy already get no call, not even before the first status query
             self.load.occupied = self.slots.occupied(facts.at_work, self.slots.taken)
@@ -97,9 +97,9 @@ class Backend:
         return f"<backend {self.name} {self.adapter.name} {state} in_flight={self.load.in_flight}>"
 
     @property
-    def can_tell(self) -> bool:
+    def reports_status(self) -> bool:
         """True if the backend reports what it runs."""
-        return self.facts.can_tell and bool(self.adapter.status_path)
+        return self.facts.reports_status and bool(self.adapter.status_path)
 
     def pin(self, choices: int) -> int | None:
         """Assign the most recently used free slot to a call; None if the engine must choose one."""
@@ -124,7 +124,7 @@ class Backend:
             self.slots.give(slot)
 
     @property
-    def shown_client_key(self) -> bool:
+    def gets_client_key(self) -> bool:
         """True if the backend gets the client's key; otherwise it gets one of ours, or none."""
         return self.passes_client_key and not self._key
 
@@ -153,7 +153,7 @@ class Backend:
     def request_id(self, call_id: str, key: str) -> str:
         """Return the X-Request-Id to send: the call's own id, unless this header carries the key for aborts, or may turn out
         to."""
-        return key if not self.learned or (self.adapter.keyed_by == "header" and self.facts.can_abort) else call_id
+        return key if not self.facts_known or (self.adapter.keyed_by == "header" and self.facts.can_abort) else call_id
 
     def abort(self, key: str) -> Abort | None:
         """Return the request that aborts a call by the engine's id of it, or None if this backend has no abort."""

@@ -55,11 +55,11 @@ class EngineConnection(asyncio.Protocol):
         "_head_bytes_max",
         "_may_switch",
         "_news",
+        "_on_full",
         "_owner",
         "_paused",
         "_receive_bytes",
         "_refused",
-        "_tell_full",
         "idle_since",
         "reused",
         "transport",
@@ -80,7 +80,7 @@ class EngineConnection(asyncio.Protocol):
         self._refused = False  # the answer's status refused the request
         self._may_switch = False
         self._news: select.poll | None = None  # for `is_quiet`, before each request
-        self._tell_full: Callable[[bool], None] | None = None
+        self._on_full: Callable[[bool], None] | None = None
         self.idle_since = 0.0
         self.reused = False
 
@@ -154,7 +154,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         handler, self._handler, self._feed = self._handler, None, None
-        self._tell_full = None
+        self._on_full = None
         self._owner.connection_closed(self)
         if handler is not None:
             try:
@@ -162,19 +162,19 @@ class EngineConnection(asyncio.Protocol):
             except Exception as error:
                 handler.fault(error)
 
-    def when_full(self, tell: Callable[[bool], None], bytes_max: int) -> None:
-        """Call `tell(True)` when more than `bytes_max` bytes wait for the engine to read them, and `tell(False)` when it
+    def when_full(self, on_full: Callable[[bool], None], bytes_max: int) -> None:
+        """Call `on_full(True)` when more than `bytes_max` bytes wait for the engine to read them, and `on_full(False)` when it
         has."""
-        self._tell_full = tell
+        self._on_full = on_full
         self.transport.set_write_buffer_limits(high=bytes_max)
 
     def pause_writing(self) -> None:
-        if self._tell_full is not None:
-            self._tell_full(True)
+        if self._on_full is not None:
+            self._on_full(True)
 
     def resume_writing(self) -> None:
-        if self._tell_full is not None:
-            self._tell_full(False)
+        if self._on_full is not None:
+            self._on_full(False)
 
     def pause(self) -> None:
         """Stop reading: the receiver of the answer cannot take more at the moment."""
@@ -188,7 +188,7 @@ class EngineConnection(asyncio.Protocol):
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
-    def closed_before(self) -> bool:
+    def was_closed_while_idle(self) -> bool:
         """After the connection was lost: return True if the engine closed it while it was idle, so that it never read the
         request."""
         return self.reused and not self._buffer and time.monotonic() - self._asked_at < _AT_ONCE_S
@@ -223,7 +223,7 @@ class EngineConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Cut the connection now; on most engines this stops the work."""
-        self._tell_full = None
+        self._on_full = None
         self._handler, self._feed = None, None
         self.transport.abort()
 

@@ -36,4 +36,4 @@ def _matters(backend: Backend) -> bool:
     polled."""
     load = backend.load
     waits = load.unstarted > 0 or load.limiter.queues is not Evidence.NONE
-    return waits and not load.slots and backend.can_tell and not backend.adapter.disturbed and not backend.settings.shared
+    return waits and not load.slots and backend.reports_status and not backend.adapter.disturbed and not backend.settings.shared

@@ -27,7 +27,7 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], model
         if fault is None:
             if backend.load.health.apply(HealthEvent.ANSWERED):
                 changed(backend, "up")
-            if not backend.learned:
+            if not backend.facts_known:
                 await learn(backend, backend.limits.health_timeout_s)
                 if backend.settings.engine == AUTO:
                     changed(backend, f"recognised as {backend.adapter.name}")
@@ -35,7 +35,7 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], model
             await ask_models(backend)
             models_answered(backend)
         elif backend.load.health.apply(HealthEvent.FAILED):
-            backend.learned = False  # another engine may come up at the same address
+            backend.facts_known = False  # another engine may come up at the same address
             changed(backend, f"down: {fault}")
         await asyncio.sleep(backend.limits.health_interval_s)
 
@@ -61,12 +61,12 @@ async def learn(backend: Backend, timeout_s: float) -> None:
         return await see(backend, path, timeout_s)
 
     if backend.settings.engine == AUTO:
-        backend.use(*await recognise(backend.pool.address.host, get))
+        backend.use_adapter(*await recognise(backend.pool.address.host, get))
     else:
         facts = await backend.adapter.inspect(get)
         if facts is not None:
-            backend.use(backend.adapter, facts)
-    backend.learned = True
+            backend.use_adapter(backend.adapter, facts)
+    backend.facts_known = True
 
 
 async def ask_models(backend: Backend, *, at_once: bool = False) -> None:

@@ -95,7 +95,7 @@ class ProviderAccount:
     @classmethod
     def of(cls, tenant: str, head: RequestHead, backend: Backend, *, keyed: bool) -> ProviderAccount:
         """Pick the headers to forward. `keyed`: the client's key is for the gateway, and no provider may see it."""
-        names = (*_FORWARDED, *_KEYS) if backend.shown_client_key and not keyed else _FORWARDED
+        names = (*_FORWARDED, *_KEYS) if backend.gets_client_key and not keyed else _FORWARDED
         return cls(tenant, [(name, head.fields[name]) for name in names if name in head.fields])
 
 

@@ -39,7 +39,7 @@ class LiveCall(CallFlow):
             request.client_read_s if to_client else math.inf,
         )
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if isinstance(self.engine_request, GenerationRequest):
             if self._defer_if_asked(self.engine_request):
                 return
@@ -60,7 +60,7 @@ class LiveCall(CallFlow):
         LocalRequest.take_over(self, jobs.api, engine_request)
         return True
 
-    def _feed_of(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:
+    def _body_receiver(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:
         """Looks at the beginning of an answer that the engine may keep, for its name."""
         if head.status != 200 or not self.api.kept_by_engine:
             return relay.feed

@@ -149,8 +149,8 @@ class LocalRequest(ClientRequest):
             self.task = None
             self.fault(error)
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _drop_references(self) -> None:
+        super()._drop_references()
         if self._asked.upload is not None:  # here, and not in the task: that may be cancelled before it has begun
             self._asked.upload.close()
 

@@ -186,10 +186,10 @@ class WebSocketCall(CallFlow):
 
     # Time
 
-    def _look_at_limits(self) -> None:
+    def _check_limits(self) -> None:
         limits, now = self.limits, time.monotonic()
         if self._engine is None:
-            super()._look_at_limits()
+            super()._check_limits()
         elif (reason := self.call.overdue(now)) is not None:
             self.end(reasons.WEBSOCKET_TIME if reason is reasons.TOTAL_TIME else reason)
         elif now >= self._closing_at + limits.websocket_close_s:

@@ -123,7 +123,7 @@ def _view(watch: BackendWatch) -> BackendView:
     return BackendView(
         backend.name,
         backend.adapter.name,
-        backend.can_tell,
+        backend.reports_status,
         ladder.rung.value,
         ladder.since,
         ladder.reason,

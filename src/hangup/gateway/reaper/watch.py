@@ -84,8 +84,7 @@ class ReaperStats:
             self.zombies.append((backend, stop))
 
     def standing(self) -> Iterable[tuple[str, int, int, int]]:
-        """Return for each backend its name and its number of zombies, of orphans, and of other ended calls not known to have
-        stopped."""
+        """Return for each backend its name and its numbers of zombies, orphans and other calls not known to have stopped."""
         zombies: Counter[str] = Counter()
         orphans: Counter[str] = Counter()
         held: Counter[str] = Counter()
@@ -107,7 +106,7 @@ class BackendWatch:
         self._host = host
         self._stats = stats
         self._adapter: EngineAdapter | None = None
-        self._can_tell = False
+        self._reports_status = False
         self._judged = False  # pending calls are judged by the engine's own status
         self._orphans_to_end = False  # an operator declared that nobody waits for the orphans
         self._stillness = Stillness()
@@ -129,7 +128,7 @@ class BackendWatch:
     def add(self, stop: PendingStop, *, first_token: bool) -> None:
         """Take a call that ended while the engine worked on it."""
         self._learn()
-        self.pending_stops.add(stop, first_token=first_token or not self._can_tell)
+        self.pending_stops.add(stop, first_token=first_token or not self._reports_status)
         self._aborted_at = stop.at
         self._wake.set()
         if stop.due < self._due:
@@ -204,7 +203,7 @@ class BackendWatch:
 
     def _pace_s(self) -> float:
         adapter, now = self.backend.adapter, time.monotonic()
-        if not self._can_tell:
+        if not self._reports_status:
             return _BLIND_PACE_S
         fresh = all(not stop.silent and now - stop.at < _FRESH_S for stop in self.pending_stops.held)
         return adapter.quick_poll_s if adapter.quick_poll_s is not None and fresh else adapter.poll_s
@@ -212,21 +211,21 @@ class BackendWatch:
     async def _look(self) -> None:
         self._learn()
         self._asked_at = asked_at = time.monotonic()
-        if self._can_tell and self.ladder.rung is not Rung.RESTARTING:
+        if self._reports_status and self.ladder.rung is not Rung.RESTARTING:
             await self._ask(asked_at)
         else:
             self._answered_at = asked_at
-            self._release(self.pending_stops.passed(asked_at), StopState.UNVERIFIED)
+            self._release(self.pending_stops.take_expired(asked_at), StopState.UNVERIFIED)
         now = time.monotonic()
         load = self.backend.load
         still_s = self._still_s(now)
         trouble = self._trouble(now, still_s)
         live = load.in_flight - load.held
         for step in self.ladder.advance(now, self.pending_stops.zombies, trouble, live):
-            await self._take(step)
+            await self._carry_out(step)
         if self.ladder.rung is Rung.QUARANTINED and still_s >= self.backend.limits.still_s and live:
             self._abandon(f"No call made progress for {still_s:.0f} s, and the engine did not stop ended calls.")
-        self._note(self._found(time.monotonic()))
+        self._apply_health_event(self._health_event(time.monotonic()))
         self._look_again_at(self.pending_stops.next_due(time.monotonic()))
 
     @property
@@ -259,7 +258,7 @@ class BackendWatch:
         self.status = status = backend.adapter.read_status(seen)
         self._answered_at = now
         if status is None:
-            self._release(pending.passed(now), StopState.UNVERIFIED)
+            self._release(pending.take_expired(now), StopState.UNVERIFIED)
             return
         load = backend.load
         pinned = backend.pinned == load.in_flight - load.held
@@ -267,22 +266,21 @@ class BackendWatch:
         unseen = max(load.placed - placed, load.unstarted if backend.adapter.counts_steps else 0)
         stopped = pending.observe(status, asked_at, now, load.choices, load.take_peak(), unseen=unseen, pinned=pinned)
         self._release(stopped, StopState.VERIFIED)
-        self._release(pending.passed(now), StopState.UNVERIFIED)
+        self._release(pending.take_expired(now), StopState.UNVERIFIED)
         self._name_zombies()
         self._look_at_slots(status, taken)
         if pending.orphans and not orphans:
             self._log_event("orphans_found", count=pending.orphans, running=status.running, waiting=status.waiting)
 
     def _look_at_slots(self, status: EngineStatus, taken: frozenset[int]) -> None:
-        """Subtract foreign work from the backend's room, and follow a restarted engine that has more slots than before, or
-        fewer."""
+        """Subtract foreign work from the backend's room, and follow a restarted engine that has another number of slots."""
         backend = self.backend
         load, pool = backend.load, backend.slots
         occupied = self.pending_stops.orphans if self._judged else 0
         if status.slots is not None and pool.count:
             if len(status.slots) != pool.count:
                 pool.resize(len(status.slots))
-                backend.learned = False
+                backend.facts_known = False
             occupied = pool.occupied(status.slots, taken)
         if load.occupied != occupied:
             load.occupied = occupied
@@ -292,10 +290,10 @@ class BackendWatch:
         """Update what depends on the adapter: the backend may have been recognised since."""
         backend = self.backend
         self.ladder.can_abort = backend.facts.can_abort
-        if backend.adapter is self._adapter and backend.can_tell == self._can_tell:
+        if backend.adapter is self._adapter and backend.reports_status == self._reports_status:
             return
-        self._adapter, self._can_tell = backend.adapter, backend.can_tell
-        self._judged = judged = self._can_tell and (backend.adapter.names_calls or not backend.settings.shared)
+        self._adapter, self._reports_status = backend.adapter, backend.reports_status
+        self._judged = judged = self._reports_status and (backend.adapter.names_calls or not backend.settings.shared)
         usual = self.backend.limits.release_grace_s or backend.adapter.grace_s
         self.pending_stops.grace_s = usual if judged else backend.adapter.blind_hold_s
         self.pending_stops.lag_s = backend.adapter.lag_s if judged else 0.0
@@ -324,8 +322,7 @@ class BackendWatch:
         return self._orphaned(now)
 
     def _orphaned(self, now: float) -> str:
-        """Return why orphans need action, or "". They are worth a restart, or a quarantine if they leave no room for anything
-        else."""
+        """Return why orphans need action, or "": they are worth a restart, or a quarantine if they leave no room."""
         limits, pending = self.backend.limits, self.pending_stops
         if self._orphans_to_end:
             self._orphans_to_end = pending.unexplained > 0
@@ -341,8 +338,7 @@ class BackendWatch:
         return 0 < self.backend.load.slots <= self.pending_stops.orphans
 
     def _still_s(self, now: float) -> float:
-        """Return for how long the engine has sent nothing to any live call. The calls are examined only if its status shows no
-        progress."""
+        """Return for how long the engine has sent nothing to any live call; look at calls only if its status is frozen."""
         status, pending = None if self._unanswered else self.status, self.pending_stops
         self._waiting = ()
         if status is not None and not status.work:
@@ -366,11 +362,11 @@ class BackendWatch:
             self._log_event("engine_died_after_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
         self._answered_at = now  # the health check handles a backend that is down
         self.pending_stops.unexplained = 0
-        self._release(self.pending_stops.passed(now), StopState.UNVERIFIED)
+        self._release(self.pending_stops.take_expired(now), StopState.UNVERIFIED)
 
     # Actions
 
-    async def _take(self, step: LadderStep) -> None:
+    async def _carry_out(self, step: LadderStep) -> None:
         self._stats.steps[self.backend.name, step.what] += 1
         stop = step.stop
         self._log_event("ladder_step_taken", step=step.what, reason=step.reason, id=stop.call_id if stop is not None else None)
@@ -378,13 +374,13 @@ class BackendWatch:
             self._aborted_at = time.monotonic()
             self._aborts.send(self.backend, stop.key)
         elif step.what == Rung.QUARANTINED:
-            self._note(HealthEvent.QUARANTINED)
+            self._apply_health_event(HealthEvent.QUARANTINED)
         elif step.what == Rung.RESTARTING:
             await self._restart()
         elif step.what == Rung.CANARY:
             await self._canary()
         elif step.what == Rung.HEALTHY:
-            self._note(HealthEvent.TAKEN_BACK)
+            self._apply_health_event(HealthEvent.TAKEN_BACK)
 
     async def _restart(self) -> None:
         self._abandon("hangup is restarting the engine.")
@@ -392,9 +388,9 @@ class BackendWatch:
         if not why:
             self._stillness.reset()
             self._release(self.pending_stops.reset(), StopState.RESTARTED)
-            self.backend.learned = False
+            self.backend.facts_known = False
         for step in self.ladder.restarted(not why, time.monotonic(), why):
-            await self._take(step)
+            await self._carry_out(step)
 
     async def _start_anew(self) -> str:
         settings, limits = self.backend.settings, self.backend.limits
@@ -416,7 +412,7 @@ class BackendWatch:
     async def _canary(self) -> None:
         why = await canary.send(self.backend, self.backend.limits.canary_s) if self.backend.settings.canary else ""
         for step in self.ladder.canary(not why, time.monotonic(), why):
-            await self._take(step)
+            await self._carry_out(step)
 
     def _release(self, stops: Iterable[PendingStop], how: StopState) -> None:
         for stop in stops:
@@ -445,11 +441,11 @@ class BackendWatch:
 
     _named: frozenset[str] | set[str] = frozenset()
 
-    def _note(self, event: HealthEvent) -> None:
+    def _apply_health_event(self, event: HealthEvent) -> None:
         if self.backend.load.health.apply(event):
             self._host.load_changed(self.backend)
 
-    def _found(self, now: float) -> HealthEvent:
+    def _health_event(self, now: float) -> HealthEvent:
         """Return what this look means for the backend's health."""
         if self.ladder.rung is not Rung.HEALTHY or (self._unanswered and self.pending_stops.overdue(now)):
             return HealthEvent.FOUND_ZOMBIE
@@ -465,7 +461,7 @@ class BackendWatch:
         now = time.monotonic()
         self._look_again_at(self.pending_stops.next_due(now))
         if self._may_be_late(now):
-            self._note(HealthEvent.GRACE_OVER)
+            self._apply_health_event(HealthEvent.GRACE_OVER)
 
     def _look_again_at(self, due: float) -> None:
         if self._due_timer is not None:

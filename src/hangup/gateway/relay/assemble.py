@@ -23,8 +23,8 @@ from hangup.gateway.relay.events import (
     failure_text,
     is_all_text,
     is_last,
-    moves,
     parse,
+    shows_progress,
     usage_of,
     weigh,
 )
@@ -128,7 +128,7 @@ class AssembleRelay(Relay):
             self.sink.first_token()
         else:
             call.tokens_out = total
-        self._moved = self._moved or tokens > 0 or moves(api, value)
+        self._moved = self._moved or tokens > 0 or shows_progress(api, value)
         if tokens and is_all_text(api, value):
             self._learn(event)
         if last:

@@ -68,9 +68,9 @@ class Relay:
             if self.decoder.done and not self.call.ended:
                 self.engine_finished()
         except Exception as error:
-            self._stumble(error)
+            self._end_with_error(error)
 
-    def _stumble(self, error: Exception) -> None:
+    def _end_with_error(self, error: Exception) -> None:
         if isinstance(error, EventTooLarge):
             self.sink.end(reasons.EVENT_BYTES)
         elif isinstance(error, WireError):
@@ -92,7 +92,7 @@ class Relay:
         try:
             self.engine_finished()
         except Exception as error:
-            self._stumble(error)
+            self._end_with_error(error)
         return True
 
     def finished(self) -> None:

@@ -62,9 +62,9 @@ def note_usage(call: Call, usage: Usage) -> None:
         call.tokens_exact = True
 
 
-def moves(api: Api, event: Json) -> bool:
+def shows_progress(api: Api, event: Json) -> bool:
     try:
-        return api.moves(event)
+        return api.shows_progress(event)
     except ODD:
         return False
 

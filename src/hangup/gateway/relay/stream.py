@@ -57,9 +57,9 @@ from hangup.gateway.relay.events import (
     failure_of,
     failure_text,
     is_last,
-    moves,
     note_usage,
     parse,
+    shows_progress,
     usage_of,
     weigh,
 )
@@ -234,7 +234,7 @@ class StreamRelay(Relay):
                 self._done = self._closed = True
             return total
         self._last = value
-        self._moved = self._moved or moves(api, value)
+        self._moved = self._moved or shows_progress(api, value)
         weight = weigh(api, value)
         if weight:
             self._learn(event)
@@ -318,11 +318,11 @@ class StreamRelay(Relay):
         if self._abandoned_reason is not None:
             self._give_up(b"")
         elif self._failed is not None:
-            self._tell_failure()
+            self._send_failure()
         else:
             self.sink.end(reasons.COMPLETED if self._done else reasons.ENGINE_TRUNCATED)
 
-    def _tell_failure(self) -> None:
+    def _send_failure(self) -> None:
         assert self._failed is not None
         self.call.client_has_all = True  # it was told, in the engine's own words
         self.sink.end(*self._failed)
@@ -335,7 +335,7 @@ class StreamRelay(Relay):
     def engine_closed(self) -> bool:
         if self._failed is None:
             return super().engine_closed()
-        self._tell_failure()  # the client knows already: that the connection ended, too, is no news
+        self._send_failure()  # the client knows already: that the connection ended, too, is no news
         return True
 
     def at_event_boundary(self) -> bool:

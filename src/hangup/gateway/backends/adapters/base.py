@@ -66,7 +66,7 @@ class Facts:
     context: int = 0  # tokens
     kv_tokens: int = 0
     can_abort: bool = False
-    can_tell: bool = False  # it reports what it runs
+    reports_status: bool = False  # it reports what it runs
     at_work: tuple[Slot, ...] = ()  # state of its slots at inspection time, where calls are pinned to slots
     texts_in_pieces: bool | None = None  # in its own streaming API: events have deltas, not all the text. None: unknown
     hints: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class EngineAdapter:
 
     async def inspect(self, get: Get) -> Facts | None:
         """Find out what this backend can do, with GET requests alone; return None if it is of another kind after all."""
-        return Facts(can_abort=self.abort("probe") is not None, can_tell=bool(self.status_path))
+        return Facts(can_abort=self.abort("probe") is not None, reports_status=bool(self.status_path))
 
     def fields(self, key: str, slot: int | None) -> Json:
         """Return the fields to set in a generation's body, so that the engine knows the call by our key or runs it in our

@@ -27,7 +27,7 @@ class HangupEngineAdapter(EngineAdapter):
     async def inspect(self, get: Get) -> Facts:
         models, slots = await get("/v1/models"), await get("/slots")
         context = max((number(row.get("max_model_len")) for row in models.rows), default=0)
-        return Facts(slots=len(slots.rows), context=context, can_abort=True, can_tell=True)
+        return Facts(slots=len(slots.rows), context=context, can_abort=True, reports_status=True)
 
     def abort(self, key: str) -> Abort:
         return Abort(f"/v1/cancel/{key}")

@@ -35,15 +35,15 @@ class LlamaCppAdapter(EngineAdapter):
     async def inspect(self, get: Get) -> Facts:
         props, slots = (await get("/props")).table, await get("/slots")
         status = self.read_status(slots)
-        can_tell = status is not None
+        reports_status = status is not None
         context = max((number(row.get("n_ctx")) for row in slots.rows), default=0)
         return Facts(
             version=str(props.get("build_info", "")),
-            slots=len(slots.rows) if can_tell else number(props.get("total_slots")),
+            slots=len(slots.rows) if reports_status else number(props.get("total_slots")),
             context=context,
-            can_tell=can_tell,
+            reports_status=reports_status,
             at_work=status.slots or () if status is not None else (),
-            hints=() if can_tell else ("start llama-server without --no-slots: hangup needs its slots to verify hang-ups",),
+            hints=() if reports_status else ("start llama-server without --no-slots: hangup needs its slots to verify hang-ups",),
         )
 
     def fields(self, key: str, slot: int | None) -> Json:

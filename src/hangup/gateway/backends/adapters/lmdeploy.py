@@ -27,11 +27,11 @@ class LmDeployAdapter(EngineAdapter):
 
     async def inspect(self, get: Get) -> Facts:
         metrics = await get("/metrics")
-        can_tell = self.read_status(metrics) is not None
+        reports_status = self.read_status(metrics) is not None
         hints = ["start lmdeploy with --enable-abort-handling; without it, lmdeploy ignores aborts by id"]
-        if not can_tell:
+        if not reports_status:
             hints.append("start lmdeploy with --enable-metrics, so that it reports what it runs")
-        return Facts(can_abort=True, can_tell=can_tell, hints=tuple(hints))
+        return Facts(can_abort=True, reports_status=reports_status, hints=tuple(hints))
 
     def fields(self, key: str, slot: int | None) -> Json:
         return {"session_id": _session(key)}

@@ -40,16 +40,16 @@ class SglangAdapter(EngineAdapter):
     async def inspect(self, get: Get) -> Facts:
         info, loads = await get("/server_info"), await get(self.status_path)
         table = info.table
-        can_tell = self.read_status(loads) is not None
+        reports_status = self.read_status(loads) is not None
         return Facts(
             version=str(table.get("version", "")),
             slots=number(table.get("max_running_requests")),
             context=number(table.get("context_length")),
             kv_tokens=number(table.get("max_total_num_tokens")),
             can_abort=True,
-            can_tell=can_tell,
+            reports_status=reports_status,
             texts_in_pieces=_texts_in_pieces(table),
-            hints=() if can_tell else ("this SGLang has no /v1/loads, so hangup cannot verify hang-ups; upgrade SGLang",),
+            hints=() if reports_status else ("this SGLang has no /v1/loads, so hangup cannot verify hang-ups; upgrade SGLang",),
         )
 
     def fields(self, key: str, slot: int | None) -> Json:

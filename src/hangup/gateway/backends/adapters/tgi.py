@@ -24,7 +24,7 @@ class TgiAdapter(EngineAdapter):
             slots=number(table.get("max_batch_size")),
             context=number(table.get("max_total_tokens")),
             kv_tokens=number(table.get("max_batch_total_tokens")),
-            can_tell=self.read_status(metrics) is not None,
+            reports_status=self.read_status(metrics) is not None,
         )
 
     def read_status(self, answer: Seen) -> EngineStatus | None:

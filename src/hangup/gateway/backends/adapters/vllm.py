@@ -52,7 +52,7 @@ class VllmAdapter(EngineAdapter):
             context=max((number(row.get("max_model_len")) for row in models.rows), default=0),
             kv_tokens=blocks * size,
             can_abort=can_abort,
-            can_tell=self.read_status(metrics) is not None,
+            reports_status=self.read_status(metrics) is not None,
             hints=() if can_abort else ("start vLLM with VLLM_SERVER_DEV_MODE=1, on a private address, to allow abort by id",),
         )
 
