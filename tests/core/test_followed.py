@@ -189,7 +189,7 @@ def test_one_that_runs_and_is_missing_is_looked_for_soon() -> None:
 HEARD = st.one_of(
     st.sampled_from([*JobStatus]).map(lambda status: ("saw", status)),
     st.sampled_from([*Cause]).map(lambda cause: ("cancel", cause)),
-    st.sampled_from(["gone", "missing", "look_failed", "look_soon", "cancel_taken", "cancel_failed", "do"]).map(
+    st.sampled_from(["deleted", "missing", "look_failed", "look_soon", "cancel_taken", "cancel_failed", "do"]).map(
         lambda name: (name, None)
     ),
 )

@@ -39,7 +39,7 @@ class TestChecking:
 
     def test_a_quota_that_is_used_up_is_no_fault_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
         told: list[str] = []
-        monkeypatch.setattr(TASKS, "told", lambda name, error: told.append(name))
+        monkeypatch.setattr(TASKS, "on_failure", lambda name, error: told.append(name))
 
         async def run() -> None:
             host = FakeGateway(limits=LimitSettings(jobs_max=1))

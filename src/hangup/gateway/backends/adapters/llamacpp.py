@@ -43,7 +43,9 @@ class LlamaCppAdapter(EngineAdapter):
             context=context,
             reports_status=reports_status,
             at_work=status.slots or () if status is not None else (),
-            hints=() if reports_status else ("start llama-server without --no-slots: hangup needs its slots to verify hang-ups",),
+            hints=()
+            if reports_status
+            else ("start llama-server without --no-slots: hangup needs its slots to verify hang-ups",),
         )
 
     def fields(self, key: str, slot: int | None) -> Json:

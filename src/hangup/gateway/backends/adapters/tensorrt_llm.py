@@ -21,7 +21,11 @@ class TensorRtLlmAdapter(EngineAdapter):
         version, metrics = await get("/version"), await get(self.status_path)
         reports_status = self.read_status(metrics) is not None
         hint = "start trtllm-serve with return_perf_metrics, so that it reports how many calls it runs"
-        return Facts(version=str(version.table.get("version", "")), reports_status=reports_status, hints=() if reports_status else (hint,))
+        return Facts(
+            version=str(version.table.get("version", "")),
+            reports_status=reports_status,
+            hints=() if reports_status else (hint,),
+        )
 
     def read_status(self, answer: Seen) -> EngineStatus | None:
         return counted(answer, "trtllm_num_requests_running", "trtllm_num_requests_waiting")
