@@ -325,6 +325,23 @@ class TestEncodedPaths:
             got = client.read_answer()
             assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_field")
 
+    @pytest.mark.parametrize("path", [b"/v1/chat%2Fcompletions", b"/v1/chat%2fcompletions", b"/v1/files%2F1"])
+    def test_no_way_past_the_guards_by_a_slash(self, engine: StandIn, path: bytes) -> None:
+        """Engines that decode the path would answer it as another one; where both are the same route, it means no harm."""
+        config = f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/v1/*"\n'
+
+        def status(asked: bytes) -> int:
+            with Client(gateway.address) as client:
+                client.send(post(asked, fields=HOST + b"Content-Length: 2\r\n", body=b"{}"))
+                return client.read_answer().status
+
+        with Gateway(config=config) as gateway:
+            before = len(engine.seen())
+            assert status(path) == 404
+            assert len(engine.seen()) == before
+            status(b"/v1/some%2Fthing")
+            assert engine.seen()[-1]["path"] == "/v1/some%2Fthing"
+
     @pytest.mark.parametrize("path", [b"/v1/models/%2e%2e/x", b"/v1/models/a%2f%2e%2e%2fb", b"/v1/%2e%2e/metrics"])
     def test_dots(self, gateway: Gateway, path: bytes) -> None:
         with Client(gateway.address) as client:

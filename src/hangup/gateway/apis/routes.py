@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pkgutil import iter_modules
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from hangup.config import RouteSettings
 from hangup.config.schema import APIS
@@ -109,6 +109,11 @@ class Router:
         return [path for path, route in self._exact.items() if route.api.generates or isinstance(route.api, EmbeddingsApi)]
 
     def find(self, path: str) -> Route | None:
+        """Return the route of a path. Many engines decode paths: one that would lead elsewhere then has no route."""
+        route = self._find(path)
+        return route if route is None or "%" not in path or self._find(unquote(path)) is route else None
+
+    def _find(self, path: str) -> Route | None:
         route = self._exact.get(path)
         if route is not None:
             return route
