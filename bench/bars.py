@@ -35,8 +35,8 @@ class Row:
 
     def show(self) -> None:
         print(f"  {self.name:<44} " + "   ".join(map(str, self.bars)), flush=True)
-        told = [f"{name} {_short(value)}" for name, value in self.figures.items() if _finite(value) is not None]
-        print(" " * 6 + ", ".join(told), flush=True)
+        parts = [f"{name} {_short(value)}" for name, value in self.figures.items() if _finite(value) is not None]
+        print(" " * 6 + ", ".join(parts), flush=True)
 
     def as_json(self) -> dict[str, Any]:
         bars = {bar.name: {"value": _finite(bar.value), "bound": bar.bound, "met": bar.met} for bar in self.bars}

@@ -68,12 +68,12 @@ class Call(asyncio.Protocol):
             self._head(self.buffer[:end].lower(), end + 4)
         if self.length >= 0:
             if len(self.buffer) >= self.length:
-                self._over(self.outcome.status == 200)
+                self._end(self.outcome.status == 200)
             return
         if self.outcome.first_s != self.outcome.first_s and b'"delta"' in self.buffer:
             self.outcome.first_s = time.monotonic() - self.sent
         if b"data: [DONE]" in self.buffer:
-            self._over(True)
+            self._end(True)
         self.buffer = self.buffer[-400:]  # an event may arrive in parts
 
     def _head(self, head: bytes, end: int) -> None:
@@ -85,7 +85,7 @@ class Call(asyncio.Protocol):
             self.length = 0
         self.buffer = self.buffer[end:]
 
-    def _over(self, whole: bool) -> None:
+    def _end(self, whole: bool) -> None:
         self.outcome.whole = whole
         self.outcome.total_s = time.monotonic() - self.sent
         if self.length >= 0:
@@ -99,15 +99,15 @@ class Call(asyncio.Protocol):
 
 async def call(port: int, data: bytes, *, began: float, stream: bool = True, patience_s: float = PATIENCE_S) -> Outcome:
     loop = asyncio.get_running_loop()
-    made = Call(data, stream, began)
+    call = Call(data, stream, began)
     try:
         async with asyncio.timeout(patience_s):
-            await loop.create_connection(lambda: made, "127.0.0.1", port)
-            await made.done
+            await loop.create_connection(lambda: call, "127.0.0.1", port)
+            await call.done
     except (OSError, TimeoutError):
-        if hasattr(made, "transport"):
-            made.transport.abort()
-    return made.outcome
+        if hasattr(call, "transport"):
+            call.transport.abort()
+    return call.outcome
 
 
 async def steady(port: int, data: bytes, *, rate: float, seconds: float) -> list[Outcome]:

@@ -169,9 +169,9 @@ def run(rounds: int) -> dict[str, Any]:
         print(f"  1 stream, {spec:<6} {row['tokens_per_s']:8.0f} tokens/s   {row['acceptance']:.0%} of the guesses right")
     for spec in SPECS:
         engine = make(EngineOptions(slots=8, spec=spec))
-        results["cancel"][spec] = _told(spec, cancels(engine, 1000, prompt=16, tokens=900, wait_s=0.004))
+        results["cancel"][spec] = _summary(spec, cancels(engine, 1000, prompt=16, tokens=900, wait_s=0.004))
     engine = make(EngineOptions(slots=2, prefill_tokens_max=64))
-    results["cancel"]["prefill"] = _told("prefill", cancels(engine, 1000, prompt=1000, tokens=20, wait_s=0.02))
+    results["cancel"]["prefill"] = _summary("prefill", cancels(engine, 1000, prompt=1000, tokens=20, wait_s=0.02))
     engine = make(EngineOptions(slots=2, spec="mtp", draft_tokens_max=2))
     results["next in line"] = next_in_line(engine, 1000)
     print(
@@ -196,7 +196,7 @@ def _slots(rounds: int) -> dict[str, float]:
     return {str(slots): rate for slots, rate in best.items()}
 
 
-def _told(name: str, row: dict[str, Any]) -> dict[str, Any]:
+def _summary(name: str, row: dict[str, Any]) -> dict[str, Any]:
     print(
         "  cancel, {0:<8} forwards begun after it: at most {forwards_max}   p50 {ms_p50:.2f} ms   p99 {ms_p99:.2f} ms"
         "   {dropped_per_cancel:.2f} tokens dropped".format(name, **row)

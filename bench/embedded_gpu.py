@@ -148,14 +148,14 @@ def transformers_rate(streams: int, tokens: int) -> dict[str, float]:
             began = time.perf_counter()
             found = model.generate_batch(prompts, generation_config=settings)
             seconds = time.perf_counter() - began
-            made = sum(len(output.generated_tokens) for output in found.values())
-            rates[attention] = made / seconds
+            generated = sum(len(output.generated_tokens) for output in found.values())
+            rates[attention] = generated / seconds
         except Exception as error:  # what works there differs by version; measure whatever works
             print(f"transformers, {attention}: {type(error).__name__}: {error}", flush=True)
     began = time.perf_counter()
     with torch.inference_mode():
-        made = model.generate(torch.tensor(prompts, device="cuda"), generation_config=settings).shape[1] - 128
-    rates["generate, one static batch"] = streams * made / (time.perf_counter() - began)
+        generated = model.generate(torch.tensor(prompts, device="cuda"), generation_config=settings).shape[1] - 128
+    rates["generate, one static batch"] = streams * generated / (time.perf_counter() - began)
     print(f"transformers: {rates}", flush=True)
     return rates
 
@@ -169,7 +169,7 @@ class Crowd:
     def __init__(self, engine: Engine, clients: int, tokens: int, leaving: float) -> None:
         self.engine, self.tokens, self.leaving = engine, tokens, leaving
         self.cancelling = False
-        self.completed = self.left = self.wasted = 0
+        self.completed = self.hung_up = self.wasted = 0
         self._chance = random.Random(3)
         self._lock = threading.Lock()
         self._count = 0
@@ -178,9 +178,9 @@ class Crowd:
 
     def start(self) -> None:
         for _ in range(self._clients):
-            self.ask()
+            self.request()
 
-    def ask(self) -> None:
+    def request(self) -> None:
         if self.stopped:
             return
         with self._lock:
@@ -199,19 +199,19 @@ class Crowd:
                     self.wasted += event.tokens
                 elif leaves and seen["tokens"] >= patience:
                     seen["gone"] = True
-                    self.left += 1
+                    self.hung_up += 1
                     if self.cancelling:
                         holder[0].cancel()
-                    self.ask()  # a refresh: the same person again
+                    self.request()  # a refresh: the same person again
             elif isinstance(event, GenerationEnded) and not seen["gone"]:
                 self.completed += event.reason == "length"
-                self.ask()
+                self.request()
 
         request = SubmittedRequest(prompt=prompt, tokens_max=self.tokens, temperature=0.0, seed=seed, ignore_eos=True)
         try:
             holder.append(self.engine.submit(request, on_event))
         except Busy:
-            threading.Timer(0.2, self.ask).start()
+            threading.Timer(0.2, self.request).start()
 
 
 def spike(model: Model, out: Path, phase_s: float) -> dict[str, Any]:

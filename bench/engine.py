@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         self.state = state
         self.buffer = b""
         self.group: set[Connection] | None = None
-        self.left = 0
+        self.remaining = 0
         self.id = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
     def start_stream(self, head: bytes, body: bytes) -> None:
         at = head.find(b"x-request-id:")
         self.id = head[at + 13 :].split(b"\r\n", 1)[0].strip().decode() if at >= 0 else ""
-        self.left = int(json.loads(body).get("max_tokens") or 1 << 30)
+        self.remaining = int(json.loads(body).get("max_tokens") or 1 << 30)
         self.transport.write(HEAD + chunk(FIRST) + CHUNK)
         self.state.next = (self.state.next + 1) % TICKS
         self.group = self.state.groups[self.state.next]
@@ -123,8 +123,8 @@ class Connection(asyncio.Protocol):
 
     def tick(self) -> None:
         self.transport.write(CHUNK)
-        self.left -= 1
-        if self.left <= 0 and self.group is not None:
+        self.remaining -= 1
+        if self.remaining <= 0 and self.group is not None:
             self.group.discard(self)
             self.group = None
             self.transport.write(chunk(LAST) + chunk(DONE) + b"0\r\n\r\n")

@@ -59,5 +59,5 @@ def _run(failed: str, *command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
-        said = [line if len(line) <= _LINE_MAX else line[:_LINE_MAX] + " …" for line in lines[-3:]]
-        raise NotInstalled(f"{failed}: " + (" / ".join(said) or f"it ended with {done.returncode}"))
+        last_lines = [line if len(line) <= _LINE_MAX else line[:_LINE_MAX] + " …" for line in lines[-3:]]
+        raise NotInstalled(f"{failed}: " + (" / ".join(last_lines) or f"it ended with {done.returncode}"))

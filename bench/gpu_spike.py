@@ -43,7 +43,7 @@ class Crowd:
 
     def __init__(self, port: int, leaving: float) -> None:
         self.port, self.leaving = port, leaving
-        self.completed = self.left = self.refused = self.broken = self.tokens = 0
+        self.completed = self.hung_up = self.refused = self.broken = self.tokens = 0
         self.first_s: list[float] = []
         self.whole_s: list[float] = []
         self._chance = random.Random(3)
@@ -56,7 +56,7 @@ class Crowd:
             call = Call(self, request("/v1/completions", body, close=True), patience)
             transport, _ = await asyncio.get_running_loop().create_connection(partial(_same, call), "127.0.0.1", self.port)
             try:
-                await call.over
+                await call.ended
             finally:
                 transport.abort()
             if call.refused:
@@ -73,7 +73,7 @@ class Call(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self, crowd: Crowd, data: bytes, patience: int | None) -> None:
-        self.over = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.get_running_loop().create_future()
         self.refused = False
         self._crowd, self._data, self._patience = crowd, data, patience
         self._seen = 0
@@ -85,13 +85,13 @@ class Call(asyncio.Protocol):
         self.transport.write(self._data)
 
     def data_received(self, data: bytes) -> None:
-        if self.over.done():
+        if self.ended.done():
             return
         crowd, text = self._crowd, self._tail + data
         if not self._seen and data.startswith(b"HTTP/1.1") and not data.startswith(b"HTTP/1.1 200"):
             self.refused = True
             crowd.refused += 1
-            self.over.set_result(None)
+            self.ended.set_result(None)
             return
         found = text.count(TOKEN)
         if found and not self._seen:
@@ -100,19 +100,19 @@ class Call(asyncio.Protocol):
         self._seen += found
         crowd.tokens += found
         if self._patience is not None and self._seen >= self._patience:
-            crowd.left += 1
+            crowd.hung_up += 1
             self.transport.abort()
-            self.over.set_result(None)
+            self.ended.set_result(None)
         elif b"[DONE]" in text:
             assert self._seen == TOKENS, f"{self._seen} of {TOKENS} tokens"
             crowd.completed += 1
             crowd.whole_s.append(time.monotonic() - self._began)
-            self.over.set_result(None)
+            self.ended.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.over.done():
+        if not self.ended.done():
             self._crowd.broken += 1
-            self.over.set_result(None)
+            self.ended.set_result(None)
 
 
 def cpu_s(pid: int) -> float:
@@ -169,7 +169,7 @@ async def rest(engine: int) -> None:
     raise RuntimeError("the engine did not come to rest")
 
 
-def told(row: dict[str, Any], price: float) -> dict[str, Any]:
+def summary(row: dict[str, Any], price: float) -> dict[str, Any]:
     """Return the figures for the table."""
     seconds, nobody = row["at"], row["computed"] - row["delivered"]
     return {
@@ -240,7 +240,7 @@ def main(out: Path, price: float, seconds: float) -> None:
                     found = uvloop.run(phase(gpu, port, programs.engine, leaving, length, all_pids))
                 finally:
                     end(process)
-                row = {"path": name, "leaving": leaving, **told(found, price)}
+                row = {"path": name, "leaving": leaving, **summary(found, price)}
                 results["phases"].append(row)
                 print(json.dumps(row), flush=True)
                 (out / "gpu_spike.json").write_text(json.dumps(results, indent=1))

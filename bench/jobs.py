@@ -89,9 +89,9 @@ def _submit_calls(gateway: Gateway, count: int) -> float:
     lines = [f"POST {CHAT} HTTP/1.1", "host: b", "prefer: respond-async", f"content-length: {len(body)}"]
     request = "\r\n".join([*lines, "", ""]).encode() + body
 
-    async def one(left: Iterator[int]) -> None:
+    async def one(remaining: Iterator[int]) -> None:
         reader, writer = await asyncio.open_connection(*gateway.address)
-        for _ in left:
+        for _ in remaining:
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 202"), head
@@ -99,9 +99,9 @@ def _submit_calls(gateway: Gateway, count: int) -> float:
         writer.close()
 
     async def all_of_them() -> float:
-        left = iter(range(count))
+        remaining = iter(range(count))
         began = time.monotonic()
-        await asyncio.gather(*(one(left) for _ in range(64)))
+        await asyncio.gather(*(one(remaining) for _ in range(64)))
         return count / (time.monotonic() - began)
 
     return uvloop.run(all_of_them())

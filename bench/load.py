@@ -99,8 +99,8 @@ async def open_streams(port: int, count: int, counter: list[int], body: dict[str
 
 async def open_requesters(port: int, count: int, counter: list[int], data: bytes) -> list[Requester]:
     loop = asyncio.get_running_loop()
-    made = [loop.create_connection(lambda: Requester(counter, data), "127.0.0.1", port) for _ in range(count)]
-    return [protocol for _, protocol in await asyncio.gather(*made)]
+    connections = [loop.create_connection(lambda: Requester(counter, data), "127.0.0.1", port) for _ in range(count)]
+    return [protocol for _, protocol in await asyncio.gather(*connections)]
 
 
 def percentile(values: list[float], share: float) -> float:

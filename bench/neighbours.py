@@ -107,7 +107,7 @@ async def high_priority(group: Group) -> list[Row]:
         data = callers.encoded(callers.body(100), key=name)
         direct, through = await _both(partial(callers.burst, data=data, count=60), (made.direct.port, made.gateway.port))
         peak = targets.standin_stats(made.behind.port)["running_peak"]
-        targets.standin_told(made.behind.port, "forget_peaks")
+        targets.control_standin(made.behind.port, "forget_peaks")
         rows.append(_row(f"priority {bands[name]}, an idle tenant is high", direct, through))
         rows[-1].figures["running at most"] = peak
     return rows
@@ -181,7 +181,7 @@ async def slower(group: Group) -> list[Row]:
     load = asyncio.create_task(_both(lambda port: callers.closed(port, data, clients=12, seconds=before_s + after_s), ports))
     await asyncio.sleep(before_s)
     for engine in (made.direct, made.behind):
-        await asyncio.to_thread(targets.standin_told, engine.port, "behave", token_s=0.12, prefill_s=0.12)
+        await asyncio.to_thread(targets.control_standin, engine.port, "behave", token_s=0.12, prefill_s=0.12)
     direct, through = ([o for o in run if o.began_s >= before_s] for run in await load)
     done = [sum(outcome.served for outcome in run) for run in (through, direct)]
     return [_row("12 clients, an engine turned 3 x slower", direct, through, Bar("calls / direct", ratio(*done), 0.9))]
@@ -210,7 +210,7 @@ async def cold_call_then_full(group: Group) -> list[Row]:
         _both(lambda port: callers.closed(port, data, clients=60, seconds=20), (made.direct.port, made.gateway.port))
     )
     await asyncio.sleep(5)
-    await asyncio.to_thread(targets.standin_told, made.behind.port, "forget_peaks")  # the engine is full by now
+    await asyncio.to_thread(targets.control_standin, made.behind.port, "forget_peaks")  # the engine is full by now
     direct, through = await load
     queue = targets.standin_stats(made.behind.port)["waiting_peak"]
     done = [sum(o.served and o.began_s + o.total_s <= 20 for o in run) for run in (through, direct)]
@@ -224,7 +224,7 @@ async def _first_calls(made: targets.Pair, data: bytes) -> float:
     calls = [asyncio.create_task(callers.call(t.port, data, began=began)) for t in (made.direct, made.gateway)]
     await asyncio.sleep(1)
     for engine in (made.direct, made.behind):
-        await asyncio.to_thread(targets.standin_told, engine.port, "behave", prefill_s=0.05)
+        await asyncio.to_thread(targets.control_standin, engine.port, "behave", prefill_s=0.05)
     outcomes = await asyncio.gather(*calls)
     return max(outcome.total_s for outcome in outcomes)
 

@@ -77,15 +77,17 @@ async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool)
         for seed in range(1, CROWDS + 1)
     ]
     await asyncio.sleep(WARM_S)
-    targets.standin_told(engine_port, "forget_peaks")  # the engine is full by now
+    targets.control_standin(engine_port, "forget_peaks")  # the engine is full by now
     before, cpu_before = targets.standin_stats(engine_port), target.cpu_s()
     await asyncio.sleep(scenario.counted_s / 2)
     if scenario.slow_by != 1:
-        targets.standin_told(engine_port, "behave", token_s=TOKEN_S * scenario.slow_by, prefill_s=PREFILL_S * scenario.slow_by)
+        targets.control_standin(
+            engine_port, "behave", token_s=TOKEN_S * scenario.slow_by, prefill_s=PREFILL_S * scenario.slow_by
+        )
     await asyncio.sleep(scenario.counted_s / 2)
     after, cpu_s = targets.standin_stats(engine_port), target.cpu_s() - cpu_before
     told = [json.loads((await process.communicate())[0]) for process in processes]
-    targets.standin_told(engine_port, "behave", token_s=TOKEN_S, prefill_s=PREFILL_S)
+    targets.control_standin(engine_port, "behave", token_s=TOKEN_S, prefill_s=PREFILL_S)
     good = sum(got["tokens"] for got in told)
     computed = after["tokens"] - before["tokens"]
     firsts = [s for got in told for s in got["first_token_s"]] or [float("nan")]

@@ -59,12 +59,12 @@ async def _soak(like: str) -> dict[str, float]:
         took_s = time.monotonic() - began
         await asyncio.sleep(3)
         rows = gateway.log()
-        left = sum(row.get("outcome") == "client_gone" for row in rows)
+        hung_up = sum(row.get("outcome") == "client_gone" for row in rows)
         bad = sum(row.get("event") in ("zombie_found", "orphans_found", "ladder_step_taken") for row in rows)
         verified = sum(v for k, v in gateway.metrics().items() if k.startswith("hangup_releases") and "unverified" not in k)
         name = like or "stand-in"
-        print(f"  {name}: {CALLS} calls in {took_s:.0f} s, {left} hang-ups, {verified:.0f} verified, {bad} convictions")
-        return {"calls": CALLS, "seconds": took_s, "hang_ups": left, "verified": verified, "convictions": bad}
+        print(f"  {name}: {CALLS} calls in {took_s:.0f} s, {hung_up} hang-ups, {verified:.0f} verified, {bad} convictions")
+        return {"calls": CALLS, "seconds": took_s, "hang_ups": hung_up, "verified": verified, "convictions": bad}
 
 
 def _hang_up(gateway: Gateway, id: str) -> None:
@@ -100,11 +100,11 @@ def _wedge(like: str) -> dict[str, float]:
         _hang_up(gateway, "wedges")
         began = time.monotonic()
         with ThreadPoolExecutor(64) as pool:
-            asked: list[Future[tuple[int, float]]] = []
-            while time.monotonic() - began < 60 and not any(f.done() and f.result()[0] == 200 for f in asked):
-                asked.append(pool.submit(_one, gateway, began))
+            requests: list[Future[tuple[int, float]]] = []
+            while time.monotonic() - began < 60 and not any(f.done() and f.result()[0] == 200 for f in requests):
+                requests.append(pool.submit(_one, gateway, began))
                 time.sleep(1)
-            ends = [future.result() for future in asked]
+            ends = [future.result() for future in requests]
         took_s = min(after_s for status, after_s in ends if status == 200)
         refused = sum(status != 200 for status, _ in ends)
         aborts = sum(row.get("step") == "abort" for row in gateway.log())

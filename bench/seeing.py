@@ -112,17 +112,17 @@ def _collector() -> Iterator[str]:
 @contextlib.contextmanager
 def _dashboard(target: Target) -> Any:
     """Request what one open dashboard and one Prometheus request."""
-    over = threading.Event()
+    finished = threading.Event()
 
     def watch() -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{target.admin_port}/api/events", timeout=30) as events:
-            while not over.is_set():
+            while not finished.is_set():
                 events.readline()
                 events.readline()
                 suites._get(target.admin_port, "/api/calls?limit=50")
 
     def scrape() -> None:
-        while not over.wait(5):
+        while not finished.wait(5):
             suites._get(target.admin_port, "/metrics")
 
     threads = [threading.Thread(target=work, daemon=True) for work in (watch, scrape)]
@@ -131,7 +131,7 @@ def _dashboard(target: Target) -> Any:
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         for thread in threads:
             thread.join(10)
 

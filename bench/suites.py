@@ -97,11 +97,11 @@ async def hang_up(engine: Target, target: Target, *, count: int = 400, hangups: 
     """Measure from a client's close to the close of its connection at the engine, while `count` streams run."""
     counter = [0]
     background = await load.open_streams(target.port, count, counter, load.STREAM)
-    left: dict[str, float] = {}
+    hung_up_at: dict[str, float] = {}
     for index in range(hangups):
         id = f"leaver-{target.name}-{index}"
         (one,) = await load.open_streams(target.port, 1, counter, load.STREAM, id)
-        left[f"{id}0"] = time.monotonic()
+        hung_up_at[f"{id}0"] = time.monotonic()
         one.transport.abort()
         await asyncio.sleep(0.005)
     await asyncio.sleep(0.5)
@@ -109,7 +109,7 @@ async def hang_up(engine: Target, target: Target, *, count: int = 400, hangups: 
     for stream in background:
         stream.transport.abort()
     await asyncio.sleep(0.5)
-    return [lost[id] - at for id, at in left.items() if id in lost]
+    return [lost[id] - at for id, at in hung_up_at.items() if id in lost]
 
 
 async def idle_streams(count: int = 10_000) -> dict[str, float]:

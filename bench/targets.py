@@ -114,7 +114,7 @@ def standin_stats(port: int) -> dict[str, int]:
         return dict(json.loads(answer.read()))
 
 
-def standin_told(port: int, path: str, **values: Any) -> None:
+def control_standin(port: int, path: str, **values: Any) -> None:
     """POST /standin/<path>: `behave` changes how it acts, `forget_peaks` resets its peaks."""
     data = json.dumps(values).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/standin/{path}", data, {"content-type": "application/json"})

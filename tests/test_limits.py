@@ -59,7 +59,7 @@ RUNS_INTO = {
     "engine_idle_connections_max": "gateway/test_named_limits.py::test_engine_idle_connections_max",
     "engine_header_bytes_max": "gateway/test_named_limits.py::test_engine_header_bytes_max",
     "engine_receive_bytes_max": "gateway/test_limits_alone.py::test_engine_receive_bytes_max",
-    "step_slo_s": "core/test_admission.py::test_a_slow_engine_gets_fewer_calls",
+    "step_slo_s": "core/test_admission_engines.py::test_a_slow_engine_gets_fewer_calls",
     "engine_responses_max": "gateway/test_dropin.py::TestResponses::test_several_backends",
     "failover_max": "gateway/test_engine_connections.py::TestReplay::test_is_counted_as_an_attempt",
     "refusals_max": "gateway/test_named_limits.py::test_refusals_max",
@@ -97,14 +97,14 @@ RUNS_INTO = {
     "job_worker_silence_s": (
         "jobs/test_job_crashes.py::TestTwoOnOneStore::test_one_that_hangs_loses_its_items_and_its_late_results_are_refused"
     ),
-    "provider_jobs_max": "jobs/test_job_provider.py::TestBounds::test_so_many_are_followed_and_no_more",
+    "provider_jobs_max": "jobs/test_job_provider_keys.py::TestBounds::test_so_many_are_followed_and_no_more",
     "provider_uploads_bytes_max": "jobs/test_job_provider.py::TestPassing::test_uploads_under_way_are_bounded",
     "provider_look_s": "jobs/test_job_provider.py::TestLease::test_the_end_is_heard_of",
     "provider_poll_s": "gateway/test_limits_alone.py::test_provider_limits_reach_the_pace",
     "provider_poll_max_s": "gateway/test_limits_alone.py::test_provider_limits_reach_the_pace",
     "provider_cancel_s": "jobs/test_job_provider.py::TestCancel::test_a_provider_that_never_stops",
     "provider_cancel_attempts_max": "jobs/test_job_provider.py::TestCancel::test_it_is_not_sent_for_ever",
-    "provider_answer_s": "jobs/test_job_provider.py::TestBounds::test_one_that_does_not_answer_is_not_waited_for_for_ever",
+    "provider_answer_s": "jobs/test_job_provider_keys.py::TestBounds::test_one_that_does_not_answer_is_not_waited_for_for_ever",
     "provider_follow_s": "gateway/test_limits_alone.py::test_provider_limits_reach_the_pace",
     # The reaper
     "release_grace_s": "admin/test_kill.py::test_a_deaf_engine_is_not_called_verified",

@@ -108,7 +108,7 @@ def _judged(tool: Tool, scenario: Scenario, path: str, like: str, words: Path, f
     with _engine(like) as engine, PATHS[path](engine) as target:
         before = targets.standin_stats(engine.port)
         verdict = tool(scenario, f"http://127.0.0.1:{target.port}", words, folder)
-        left = targets.standin_stats(engine.port)
+        stats = targets.standin_stats(engine.port)
         after = _when_idle(engine.port)
     tokens = after["tokens"] - before["tokens"]
     return {
@@ -117,7 +117,7 @@ def _judged(tool: Tool, scenario: Scenario, path: str, like: str, words: Path, f
         "engine_tokens": tokens,
         "tokens_in_vain": max(tokens - verdict.completed * OUTPUT_TOKENS, 0),
         "tokens_after_gone": after["tokens_after_gone"],
-        "tokens_after_all_left": after["tokens"] - left["tokens"],
+        "tokens_after_all_left": after["tokens"] - stats["tokens"],
         "reached_the_engine": after["requests"] - before["requests"],
         "aborted": after["aborted"],
         "engine_queue_peak": after["waiting_peak"],
@@ -141,8 +141,8 @@ def _when_idle(port: int, timeout_s: float = 60.0) -> dict[str, int]:
 
 
 def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    told = {"date": time.strftime("%Y-%m-%d %H:%M"), "seconds": arguments.seconds, "like": arguments.like, "rows": rows}
-    (OUT / "judge.json").write_text(json.dumps(told, indent=2))
+    result = {"date": time.strftime("%Y-%m-%d %H:%M"), "seconds": arguments.seconds, "like": arguments.like, "rows": rows}
+    (OUT / "judge.json").write_text(json.dumps(result, indent=2))
     (OUT / "judge.md").write_text(report.markdown(rows))
 
 

@@ -51,25 +51,25 @@ def aiperf(scenario: Scenario, url: str, tokenizer: Path, folder: Path) -> Verdi
         command += ["--request-cancellation-delay", str(scenario.cancel_after_s)]
     environ = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     _run("aiperf", command, environ, scenario, folder)
-    told = _read(folder / "profile_export_aiperf.json")
+    export = _read(folder / "profile_export_aiperf.json")
     errors: dict[str, int] = {}
-    for row in told.get("error_summary") or []:
+    for row in export.get("error_summary") or []:
         detail = row["error_details"]
         name = str(detail.get("code") or detail.get("type") or "other")
         errors[name] = errors.get(name, 0) + int(row["count"])
     return Verdict(
-        completed=int(_aiperf(told, "request_count", "avg", 0.0)),
+        completed=int(_aiperf(export, "request_count", "avg", 0.0)),
         errors=errors,
-        good_per_s=_aiperf(told, "goodput", "avg", 0.0),
-        first_token_p50_s=_aiperf(told, "time_to_first_token", "p50") / 1e3,
-        first_token_p99_s=_aiperf(told, "time_to_first_token", "p99") / 1e3,
-        latency_p50_s=_aiperf(told, "request_latency", "p50") / 1e3,
-        good=int(_aiperf(told, "good_request_count", "avg", 0.0)),
+        good_per_s=_aiperf(export, "goodput", "avg", 0.0),
+        first_token_p50_s=_aiperf(export, "time_to_first_token", "p50") / 1e3,
+        first_token_p99_s=_aiperf(export, "time_to_first_token", "p99") / 1e3,
+        latency_p50_s=_aiperf(export, "request_latency", "p50") / 1e3,
+        good=int(_aiperf(export, "good_request_count", "avg", 0.0)),
     )
 
 
-def _aiperf(told: dict[str, Any], metric: str, figure: str, default: float = NAN) -> float:
-    return float((told.get(metric) or {}).get(figure, default))
+def _aiperf(export: dict[str, Any], metric: str, figure: str, default: float = NAN) -> float:
+    return float((export.get(metric) or {}).get(figure, default))
 
 
 def guidellm(scenario: Scenario, url: str, tokenizer: Path, folder: Path) -> Verdict:
@@ -112,8 +112,8 @@ def _run(name: str, command: list[str], environ: dict[str, str], scenario: Scena
         except subprocess.TimeoutExpired:
             raise ToolFailed(f"{name} did not end within {limit_s:g} s: see {log}") from None
     if done.returncode:
-        said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip(" │─╭╮╰╯")]
-        raise ToolFailed(f"{name} ended with {done.returncode}: {' / '.join(said[-2:])[:300]} (see {log})")
+        log_lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip(" │─╭╮╰╯")]
+        raise ToolFailed(f"{name} ended with {done.returncode}: {' / '.join(log_lines[-2:])[:300]} (see {log})")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -23,20 +23,20 @@ from support.waiting import wait_until
 CHAT = "/v1/chat/completions"
 
 
-def report(gateway: Gateway, by: str = "cause") -> dict[str, Any]:
-    status, made = admin(gateway, "GET", f"/api/report?by={by}")
+def get_report(gateway: Gateway, by: str = "cause") -> dict[str, Any]:
+    status, report = admin(gateway, "GET", f"/api/report?by={by}")
     assert status == 200
-    return dict(made)
+    return dict(report)
 
 
 def settled(gateway: Gateway) -> dict[str, Any]:
     """Return the report once the ledger and the engine agree, else None."""
-    made = report(gateway)
-    return made if [row["difference"] for row in made["engines"].values()] == [0] else {}
+    report = get_report(gateway)
+    return report if [row["difference"] for row in report["engines"].values()] == [0] else {}
 
 
 def causes(gateway: Gateway) -> dict[str, dict[str, Any]]:
-    return {row["cause"]: row for row in report(gateway)["rows"]}
+    return {row["cause"]: row for row in get_report(gateway)["rows"]}
 
 
 def test_every_token_is_in_the_books(tmp_path: Path) -> None:
@@ -60,15 +60,15 @@ def test_every_token_is_in_the_books(tmp_path: Path) -> None:
                 assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 20}).status == 200
                 assert ask(gateway.address, CHAT, {"messages": [], "stream": True, "max_tokens": 7}).complete
             assert ask(gateway.address, CHAT, b"nonsense").status == 400
-            made = report(gateway)
-            gpu = made["engines"]["gpu"]
+            report = get_report(gateway)
+            gpu = report["engines"]["gpu"]
             assert gpu["computed"] == engine.stats()["tokens"] and gpu["difference"] == 0
-            total = made["total"]
+            total = report["total"]
             assert total["tokens_delivered"] + total["tokens_wasted"] == engine.stats()["tokens"]
             assert total["engine_s"] > 0 and total["calls"] == 11
             expected = total["engine_s"] / 3600 * 36 + gpu["booked"] / 1e6 * 100
             assert abs(total["money"] - expected) < 1e-5
-            assert report(gateway, "tenant")["rows"][0]["tenant"] == "default"
+            assert get_report(gateway, "tenant")["rows"][0]["tenant"] == "default"
             rows = list(csv.DictReader(io.StringIO(hangup(gateway, "report", "--by", "backend", "--csv").stdout)))
             assert rows[0]["backend"] == "gpu" and int(rows[0]["calls"]) == 10
             shown = hangup(gateway, "report", "--since", "1h").stdout
@@ -78,7 +78,7 @@ def test_every_token_is_in_the_books(tmp_path: Path) -> None:
             gateway.signal(signal.SIGTERM)
             assert gateway.wait() == 0
         with Gateway(config=config) as again:
-            assert report(again)["total"]["calls"] == 11
+            assert get_report(again)["total"]["calls"] == 11
 
 
 def test_those_who_left_are_booked_with_what_they_spared() -> None:
@@ -95,8 +95,8 @@ def test_those_who_left_are_booked_with_what_they_spared() -> None:
             admin(gateway, "DELETE", "/api/calls/doomed")
         assert causes(gateway)["killed"]["calls"] == 1
         engine.wait_idle()
-        made = wait_until(lambda: settled(gateway), what="books that agree with the engine")
-        assert made["total"]["tokens_delivered"] + made["total"]["tokens_wasted"] == engine.stats()["tokens"]
+        report = wait_until(lambda: settled(gateway), what="books that agree with the engine")
+        assert report["total"]["tokens_delivered"] + report["total"]["tokens_wasted"] == engine.stats()["tokens"]
 
 
 @contextlib.contextmanager
@@ -141,7 +141,7 @@ def test_a_deaf_engine_raises_the_alarm_and_is_named() -> None:
             (name,) = [row["name"] for row in admin(gateway, "GET", "/api/backends")[1]["backends"]]
             assert gateway.metrics()[f'hangup_divergence_alarm{{backend="{name}"}}'] == 1
             assert wait_until(lambda: got)[0]["backend"] == name
-            assert report(gateway)["engines"][name]["difference"] > 100
+            assert get_report(gateway)["engines"][name]["difference"] > 100
             admin(gateway, "PUT", f"/api/backends/{name}/drain")
             engine.popen.terminate()  # the zombies end with it
             wait_until(lambda: any(row["state"] == "ended" for row in got), what="the end of the alarm")

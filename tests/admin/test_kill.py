@@ -30,10 +30,10 @@ def test_an_honest_engine_is_verified_in_the_answer_and_in_the_timeline() -> Non
             rows = {row["id"]: (row["verified"], row["release"]) for row in answer["killed"]}
             assert rows == {"one": (True, "verified"), "two": (True, "verified")} and answer["missing"] == []
             assert engine.stats()["running"] == 0
-        told = as_json(gateway, "trace", "one")
-        assert told["timeline"][0]["what"] == "first byte of the request"
-        assert told["timeline"][-1]["what"] == "verified: the engine stopped the work"
-        assert (told["engine_let_go"], told["release"]) == (True, "verified")
+        shown = as_json(gateway, "trace", "one")
+        assert shown["timeline"][0]["what"] == "first byte of the request"
+        assert shown["timeline"][-1]["what"] == "verified: the engine stopped the work"
+        assert (shown["engine_let_go"], shown["release"]) == (True, "verified")
         assert "verified: the engine stopped the work" in hangup(gateway, "trace", "one").stdout
 
 
@@ -48,9 +48,9 @@ def test_a_deaf_engine_is_not_called_verified() -> None:
             assert time.monotonic() - began >= 1.0
         assert done.returncode == 1 and "NOT STOPPED: the engine is still working on it" in done.stdout
         assert "verified:" not in done.stdout
-        told = as_json(gateway, "trace", "deaf")
-        assert (told["engine_let_go"], told["release"]) == (False, "zombie")
-        assert any("a zombie" in step["what"] for step in told["timeline"])
+        shown = as_json(gateway, "trace", "deaf")
+        assert (shown["engine_let_go"], shown["release"]) == (False, "zombie")
+        assert any("a zombie" in step["what"] for step in shown["timeline"])
         (zombie,) = zombies(gateway)
         assert (zombie["id"], zombie["release"], zombie["tenant"], zombie["cause"]) == ("deaf", "zombie", "default", "killed")
         assert engine.stats()["running"] == 1

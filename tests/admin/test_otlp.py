@@ -96,10 +96,10 @@ def test_a_call_is_a_span_with_its_parts_in_the_clients_trace(engine: StandIn, p
         whole, *parts = got.spans
         assert (whole.trace_id.hex(), whole.parent_span_id.hex(), whole.name) == (TRACE, PARENT, "chat m")
         assert whole.kind == whole.SPAN_KIND_SERVER and whole.status.code == whole.status.STATUS_CODE_UNSET
-        told = attributes(whole)
+        shown = attributes(whole)
         host, _, port = engine.url.removeprefix("http://").partition(":")
         assert (
-            told.items()
+            shown.items()
             >= {
                 "gen_ai.operation.name": "chat",
                 "gen_ai.provider.name": "openai",
@@ -111,7 +111,7 @@ def test_a_call_is_a_span_with_its_parts_in_the_clients_trace(engine: StandIn, p
                 "hangup.outcome": "completed",
             }.items()
         )
-        assert "error.type" not in told
+        assert "error.type" not in shown
         assert [span.name for span in parts] == ["queue", "first token", "stream", "release"]
         assert attributes(parts[-1]) == {"hangup.release": "finished"}
         assert {span.parent_span_id for span in parts} == {whole.span_id} and len({s.span_id for s in got.spans}) == 5

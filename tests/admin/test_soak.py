@@ -40,7 +40,7 @@ def _soak(engine: str) -> None:
         wait_until(lambda: backend(gateway)["tokens_computed"] == 0)
         until = time.monotonic() + SECONDS
         draws = [random.Random(at) for at in range(CLIENTS)]
-        visitors = [threading.Thread(target=visit, args=(gateway, draw, until, f"v{at}")) for at, draw in enumerate(draws)]
+        visitors = [threading.Thread(target=run_client, args=(gateway, draw, until, f"v{at}")) for at, draw in enumerate(draws)]
         for visitor in visitors:
             visitor.start()
         for at in (0.3, 0.6):
@@ -51,10 +51,10 @@ def _soak(engine: str) -> None:
             visitor.join(60)
         wait_until(lambda: not admin(gateway, "GET", "/api/calls")[1]["calls"])
         wait_until(lambda: running(engine) == 0, what="an engine at rest")
-        made = wait_until(lambda: at_rest(gateway), what="books that agree with the engine")
-        causes = {row["cause"]: row for row in made["rows"]}
+        report = wait_until(lambda: at_rest(gateway), what="books that agree with the engine")
+        causes = {row["cause"]: row for row in report["rows"]}
         assert {"completed", "client_gone", "killed", "cap", "engine_failed"} <= set(causes)
-        gpu, total = made["engines"]["gpu"], made["total"]
+        gpu, total = report["engines"]["gpu"], report["total"]
         # How many tokens died uncounted is up to chance (none, if the count was read just before); that the sums agree is not.
         assert gpu["live"] == 0 == gpu["difference"]
         assert gpu["computed"] + gpu["uncounted"] == total["tokens_delivered"] + total["tokens_wasted"]
@@ -79,15 +79,15 @@ def backend(gateway: Gateway) -> dict[str, Any]:
 
 def at_rest(gateway: Gateway) -> dict[str, Any]:
     """The report, once both sides agree; else nothing."""
-    made: dict[str, Any] = admin(gateway, "GET", "/api/report?by=cause")[1]
-    return made if made["engines"]["gpu"]["difference"] == 0 else {}
+    report: dict[str, Any] = admin(gateway, "GET", "/api/report?by=cause")[1]
+    return report if report["engines"]["gpu"]["difference"] == 0 else {}
 
 
 def gateway_calls(gateway: Gateway) -> dict[str, float]:
     return {name: value for name, value in gateway.metrics().items() if name.startswith("hangup_calls_total")}
 
 
-def visit(gateway: Gateway, draw: random.Random, until: float, name: str) -> None:
+def run_client(gateway: Gateway, draw: random.Random, until: float, name: str) -> None:
     number = 0
     while time.monotonic() < until:
         number += 1

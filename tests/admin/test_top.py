@@ -28,13 +28,13 @@ def after(keys: str, state: TopState | None = None) -> TopState:
 
 
 def test_keys() -> None:
-    assert after("jjjj").at == 2 and after("jk").at == 0
+    assert after("jjjj").selected == 2 and after("jk").selected == 0
     assert after("r").sort == "-age" and after("rr").sort == "age" and after("s").sort != "age"
-    assert after("jx").doomed == "b"
-    assert after("jxy").kill == "b" and after("jxn").kill == "" and after("jxn").doomed == ""
+    assert after("jx").awaiting_confirmation == "b"
+    assert after("jxy").kill == "b" and after("jxn").kill == "" and after("jxn").awaiting_confirmation == ""
     assert after("/ops\r").tenant == "ops" and after("/ops\r").typing is False
-    assert after("/q").over is False and after("/opx\x7f").tenant == "op"
-    assert after("q").over
+    assert after("/q").quit is False and after("/opx\x7f").tenant == "op"
+    assert after("q").quit
 
 
 def test_the_screen_keeps_to_its_size_and_shows_the_chosen_call() -> None:
@@ -47,7 +47,7 @@ def test_the_screen_keeps_to_its_size_and_shows_the_chosen_call() -> None:
         "tokens": {},
         "alarms": [{"backend": "b", "signal": "exact"}],
     }
-    lines = screen({"calls": calls}, glance, TopState(at=60), "", 40, 20)
+    lines = screen({"calls": calls}, glance, TopState(selected=60), "", 40, 20)
     plain = [re.sub(r"\x1b\[\d*m", "", line) for line in lines]
     assert len(lines) < 20 and all(len(line) <= 40 for line in plain[4:])
     assert any(line.startswith("\x1b[7mcall-060") for line in lines) and "b is computing" in plain[1]

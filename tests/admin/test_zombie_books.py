@@ -39,9 +39,9 @@ def rows(gateway: Gateway, by: str) -> dict[str, dict[str, Any]]:
 
 def adds_up(gateway: Gateway) -> dict[str, Any]:
     """The report, if what came of all tokens is what the engine counted, within a hundredth; else nothing."""
-    made: dict[str, Any] = admin(gateway, "GET", "/api/report?by=cause")[1]
-    gpu = made["engines"]["gpu"]
-    return made if gpu["computed"] > 1000 and abs(gpu["difference"]) <= gpu["computed"] / 100 else {}
+    report: dict[str, Any] = admin(gateway, "GET", "/api/report?by=cause")[1]
+    gpu = report["engines"]["gpu"]
+    return report if gpu["computed"] > 1000 and abs(gpu["difference"]) <= gpu["computed"] / 100 else {}
 
 
 def test_all_fates_add_up_to_the_engines_own_count_while_it_is_deaf_and_under_traffic() -> None:
@@ -76,7 +76,7 @@ def test_all_fates_add_up_to_the_engines_own_count_while_it_is_deaf_and_under_tr
             for one in staying:
                 one.result(120)
             wait_until(lambda: rows(gateway, "cause")["zombie"]["tokens_wasted"] > 1000, what="what they compute for nobody")
-            made = wait_until(lambda: adds_up(gateway), what="books that agree with the engine, all the while it runs")
+            report = wait_until(lambda: adds_up(gateway), what="books that agree with the engine, all the while it runs")
             assert engine.stats()["running"] == 4, "they still run"
             zombie = rows(gateway, "cause")["zombie"]
             assert zombie["money_wasted"] >= zombie["tokens_wasted"]
@@ -84,7 +84,7 @@ def test_all_fates_add_up_to_the_engines_own_count_while_it_is_deaf_and_under_tr
             assert (
                 large["tokens_wasted"] >= zombie["tokens_wasted"] and rows(gateway, "tenant")["default"]["money_wasted"] > 1000
             )
-            assert made["total"]["tokens_saved"] == 0 and abs(made["total"]["money_saved"]) < 1e-6, "nothing was stopped"
+            assert report["total"]["tokens_saved"] == 0 and abs(report["total"]["money_saved"]) < 1e-6, "nothing was stopped"
             wait_until(lambda: rows(gateway, "cause")["zombie"]["engine_wasted_s"] > 0.1, what="engine time of their own")
 
             def stories() -> list[dict[str, Any]]:
@@ -103,8 +103,8 @@ def test_the_line_of_a_call_tells_what_its_engine_did_after_the_hang_up() -> Non
         known(gateway)
         for at in range(4):
             with Client(gateway.address, receive_buffer=2048) as client:
-                asked = {"prompt": "ROMEO:", "stream": True, "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
-                client.post("/v1/completions", asked, {"X-Request-Id": f"left-{at}"})
+                body = {"prompt": "ROMEO:", "stream": True, "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
+                client.post("/v1/completions", body, {"X-Request-Id": f"left-{at}"})
                 client.read_until(b"data:")
             engine.wait_for(running=0)
         lines = [gateway.call_log(f"left-{at}") for at in range(4)]

@@ -13,8 +13,8 @@ from typing import Any
 
 from chaos.client import Broken, begin, request, talk
 from chaos.world import GatewayProcess, World
-from hangup.fake_engine.engine import USAGE_MORE
-from hangup.fake_engine.responses import FakeChat
+from hangup.fake_engine.engine import EXTRA_USAGE_TOKENS
+from hangup.fake_engine.openai_responses import FakeChat
 
 CHAT = "/v1/chat/completions"
 LEFT_TOKENS = 200
@@ -323,7 +323,7 @@ def streamed(body: bytes) -> str:
 def is_answer(answer: Any, prompt: str, tokens: int) -> bool:
     """Return whether this is the whole answer to that prompt; the engine may lie about the number of tokens."""
     told = answer["usage"]["completion_tokens"]
-    return answer["choices"][0]["message"]["content"] == words(prompt, tokens) and told in (tokens, tokens + USAGE_MORE)
+    return answer["choices"][0]["message"]["content"] == words(prompt, tokens) and told in (tokens, tokens + EXTRA_USAGE_TOKENS)
 
 
 def _form(content: str) -> bytes:

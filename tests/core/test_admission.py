@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.admission import Action, Admission, BackendLoad, Band, HealthEvent, TenantTerms, Ticket
-from hangup.core.admission.limiter import Evidence
-
-LIMITS = LimitSettings(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0, queue_s=1e6)
-
-
-def admission(slots: int = 1, limits: LimitSettings = LIMITS, backends: int = 1, **terms: TenantTerms) -> Admission[Any]:
-    made: Admission[Any] = Admission(limits, [BackendLoad(f"s{at}", slots) for at in range(backends)], lambda: 0.5)
-    made.configure(limits, terms)
-    return made
-
-
-def started(actions: list[Action[Any]]) -> list[object]:
-    return [action.ticket.key for action in actions if action.load is not None]
-
-
-def refused(actions: list[Action[Any]]) -> list[tuple[object, str]]:
-    return [(action.ticket.key, action.reason.code) for action in actions if action.reason is not None]
+from support.admission import LIMITS, ROOMY, admission, fill, refused, started
 
 
 def test_a_call_that_leaves_the_queue_frees_its_place_at_once() -> None:
@@ -66,19 +47,12 @@ def test_nothing_waits_for_what_is_shut(shut: HealthEvent, opened: HealthEvent) 
     assert refused(made.arrive(Ticket("down"), "a", 0.0)) == []
 
 
-def fill(made: Admission[Any], name: str, count: int, now: float = 0.0) -> list[Ticket[Any]]:
-    tickets = [Ticket(f"{name}{at}", prompt=10, output_max=10) for at in range(count)]
-    for ticket in tickets:
-        made.arrive(ticket, name, now)
-    return tickets
-
-
 def test_the_newest_goes_first_once_the_line_stands() -> None:
     made = admission()
     runs, *waiting = fill(made, "a", 5)
     by_key = {ticket.key: ticket for ticket in waiting}
     order = started(made.end(runs, 1.0))  # the oldest has waited a second: in order
-    order += started(made.end(by_key[order[-1]], 5.0))  # now it has waited long: the newest
+    order += started(made.end(by_key[order[-1]], 5.0))  # now it has waited for lifo_after_s: the newest
     order += started(made.end(by_key[order[-1]], 5.1))
     assert order == ["a1", "a4", "a3"]
 
@@ -91,9 +65,6 @@ def serve(made: Admission[Any], running: Ticket[Any], turns: int, tokens: int = 
         running = action.ticket
         order.append(str(running.key)[0])
     return order
-
-
-ROOMY = replace(LIMITS, queue_depth_max=1000)
 
 
 def test_tenants_share_by_tokens_whatever_they_send() -> None:
@@ -324,162 +295,6 @@ def test_an_engine_alone_takes_what_is_larger_than_its_cache() -> None:
     assert started(made.arrive(Ticket("huge", prompt=5000), "a", 0.0)) == ["huge"]  # it is the engine's to refuse
 
 
-class Slots:
-    """An engine of so many slots, seen only by its first tokens: prompts take 0.1 s, answers 2 s. Steps of 10 ms."""
-
-    def __init__(self, slots: int, load: BackendLoad, limits: LimitSettings = ROOMY) -> None:
-        self.slots = slots
-        self.load = load
-        self.admission: Admission[Any] = Admission(replace(limits, queue_s=1e6), [load], lambda: 0.5)
-        self.now = 0.0
-        self.first_s = 0.1
-        self.answer_s = 2.0
-        self.running: list[tuple[float, float, Ticket[Any]]] = []  # when its first token comes, when it ends
-        self.waiting: list[Ticket[Any]] = []
-        self.done = 0
-        self.refused: list[str] = []
-        self.first_tokens: list[float] = []  # seconds from arrival
-
-    def take(self, actions: list[Action[Any]]) -> None:
-        self.waiting.extend(action.ticket for action in actions if action.load is not None)
-        self.refused += [action.reason.code for action in actions if action.reason is not None]
-
-    def come(self, count: int = 1) -> None:
-        for _ in range(count):
-            self.take(self.admission.arrive(Ticket("call", prompt=10, output_max=40), "a", self.now))
-
-    def step(self) -> None:
-        self.now += 0.01
-        now = self.now
-        for item in [item for item in self.running if item[1] <= now]:
-            self.running.remove(item)
-            self.done += 1
-            self.take(self.admission.end(item[2], now, 40, 10, completed=True))
-        while self.waiting and len(self.running) < self.slots:
-            first_at = now + self.first_s
-            self.running.append((first_at, first_at + self.answer_s, self.waiting.pop(0)))
-        for first, _, ticket in self.running:
-            if first <= now and ticket.awaits_first_token:
-                self.first_tokens.append(now - ticket.arrived_at)
-                self.take(self.admission.first_token(ticket, now))
-
-
-@pytest.mark.parametrize("slots", [1, 4, 40])
-def test_an_engine_that_is_full_has_at_most_two_calls_in_its_own_queue(slots: int) -> None:
-    engine = Slots(slots, BackendLoad("s"))
-    queue_peak = 0
-    for at in range(3000):
-        engine.step()
-        if at % max(1, 70 // slots) == 0:  # three times what it can take
-            engine.come()
-        if at > 1000:
-            queue_peak = max(queue_peak, len(engine.waiting))
-    assert engine.load.limiter.evidence is Evidence.LATE
-    assert queue_peak <= (3 if slots < 10 else 8)  # two and one that is tried, and what it can read at a time
-    assert engine.done >= 0.9 * slots * 28 / 2.1  # it is kept full, but for the climb at the start
-
-
-@pytest.mark.parametrize("first_s", [0.1, 1.0])
-def test_an_engine_without_a_limit_gets_every_call_at_once(first_s: float) -> None:
-    """Unknown is not full: a steady load, bursts, and a burst into the cold."""
-    engine = Slots(10**6, BackendLoad("s"))
-    engine.first_s = first_s
-    engine.come(200)
-    assert len(engine.waiting) == 200
-    for at in range(3000):
-        engine.step()
-        if at % 2 == 0:
-            engine.come()
-        if at % 500 == 250:
-            engine.come(300)
-    assert not engine.refused and not engine.admission.queue.count
-    assert max(engine.first_tokens) <= first_s + 0.02
-
-
-def test_an_engine_whose_first_tokens_scatter_is_not_taken_for_full() -> None:
-    """Hosted APIs: first-token times over a factor of ten, whatever the load."""
-    scatter = random.Random(1)
-    engine = Slots(10**6, BackendLoad("s"))
-    for _ in range(6000):
-        engine.first_s = 0.5 * scatter.lognormvariate(0, 0.6)
-        engine.step()
-        if scatter.random() < 0.3:
-            engine.come()
-    assert not engine.refused
-    waited = sorted(engine.first_tokens)
-    assert waited[len(waited) // 2] < 0.6 and waited[int(0.99 * len(waited))] < 2.6
-
-
-def test_an_engine_that_becomes_slower_is_not_strangled() -> None:
-    engine = Slots(10**6, BackendLoad("s"))
-    engine.first_s = 0.5
-    for at in range(8000):
-        engine.step()
-        if at == 1000:
-            engine.first_s = 2.0
-        if at % 5 == 0:
-            engine.come()
-        if at == 4000:
-            engine.first_tokens.clear()
-    assert not engine.refused
-    assert max(engine.first_tokens) < 2.2
-
-
-def test_an_engine_whose_tokens_become_slower_is_not_strangled() -> None:
-    """A larger model at the same address: 0.02, then 0.13 s per token, however many calls there are."""
-    engine = Slots(10**6, BackendLoad("s", step_slo_s=0.1))
-    engine.answer_s = 40 * 0.02
-    for at in range(6000):
-        engine.step()
-        if at == 1000:
-            engine.answer_s = 40 * 0.13
-        if len(engine.running) + len(engine.waiting) + engine.admission.queue.count < 12:
-            engine.come()
-        if at > 5000:
-            assert len(engine.running) + len(engine.waiting) >= 11, "none of the twelve waits here"
-    assert engine.load.limiter.slow_max == math.inf and not engine.refused
-
-
-def test_one_cold_call_does_not_let_the_engines_queue_grow() -> None:
-    engine = Slots(4, BackendLoad("s"))
-    engine.first_s = 15.0
-    engine.come()
-    for _ in range(1800):
-        engine.step()
-    engine.first_s = 0.1
-    queue_peak = 0
-    for at in range(3000):
-        engine.step()
-        if at % 17 == 0:
-            engine.come()
-        if at > 1000:
-            queue_peak = max(queue_peak, len(engine.waiting))
-    assert queue_peak <= 3
-
-
-def test_the_engines_own_word_goes_before_any_estimate() -> None:
-    engine = Slots(4, BackendLoad("s"))
-    limiter = engine.load.limiter
-    engine.come(4)
-    for _ in range(30):
-        engine.step()
-    assert str(limiter.evidence) == "none"
-    engine.admission.engine_reported(engine.load, 1, engine.now)
-    assert str(limiter.evidence) == "none"  # one may be about to be taken
-    engine.admission.engine_reported(engine.load, 1, engine.now)
-    assert str(limiter.evidence) == "engine_reports_waiting"
-    engine.come(5)
-    assert engine.admission.queue.count == 5  # none is sent to stand in the engine's queue
-    for _ in range(3):
-        engine.admission.engine_reported(engine.load, 0, engine.now)
-    assert engine.admission.queue.count == 5  # it has what it was seen to run, so that none can wait in it
-    engine.admission.engine_reported(engine.load, 0, engine.now)
-    assert engine.admission.queue.count == 4  # one more is tried,
-    for _ in range(5):
-        engine.admission.engine_reported(engine.load, 0, engine.now)
-    assert str(limiter.evidence) == "none" and not engine.admission.queue.count  # and did not have to wait
-
-
 def hurried(made: Admission[Any], key: str, now: float) -> tuple[Ticket[Any], list[Action[Any]]]:
     """One that wants all of its answer within 6 s."""
     ticket = Ticket(key, prompt=10, output_max=300, all_by=now + 6.0, queue_by=now + 60.0)
@@ -502,53 +317,6 @@ def test_who_has_become_too_late_in_line_makes_room_for_who_has_not() -> None:
     assert refused(actions) == [("old0", "deadline_near"), ("old1", "deadline_near")] and new.queued
 
 
-def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
-    engine = Slots(4, BackendLoad("s"))
-    for at in range(1500):
-        engine.step()
-        if at % 5 == 0:
-            engine.come()
-    made, load = engine.admission, engine.load
-    assert str(load.limited_by) == "late_first_tokens" and made.queue.count
-    for ticket in list(made.queue):
-        made.leave(ticket, engine.now)
-    closed, on_time = 0.0, 0
-    while not load.is_open:
-        engine.step()
-        closed += 0.01
-        if not engine.running:
-            engine.come()
-            on_time += 1
-        assert closed < 60
-    assert closed > 1.0 and on_time, "a line that is empty for a moment says little"
-
-
-def test_a_place_that_is_held_is_not_at_work_on_a_whole_answer() -> None:
-    made: Admission[Any] = Admission(ROOMY, [BackendLoad("s")], lambda: 0.5)
-    load = made.fleet.loads[0]
-    tickets = [Ticket(at, prompt=10, stream=False, whole=True) for at in range(5)]
-    for ticket in tickets:
-        made.arrive(ticket, "a", 0.0)
-    for ticket in tickets[:2]:
-        made.end(ticket, 0.1, client_left=True, hold=True)
-    made.first_token(tickets[2], 0.2)
-    assert (load.in_flight, load.held, load.limiter.most_running) == (5, 2, 3)
-
-
-def test_refusals_set_the_limit_and_one_more_is_tried_later() -> None:
-    load = BackendLoad("s")
-    made: Admission[Any] = Admission(ROOMY, [load], lambda: 0.5)
-    calls = fill(made, "a", 5)
-    for ticket in calls[3:]:
-        assert made.refused(ticket, 0.1) == []  # it waits
-    assert load.in_flight == 3 == load.limit and made.queue.count == 2
-    assert load.limiter.evidence is Evidence.REFUSED
-    assert started(made.end(calls[0], 0.2, 5, 5, completed=True)) == ["a4"]
-    made.first_token(calls[1], 0.3)
-    assert load.limit == 3
-    assert started(made.first_token(calls[2], 1.5)) == ["a3"] and load.limit == 4
-
-
 def test_a_backend_that_wants_a_pause_gets_one() -> None:
     made = admission(slots=4, backends=2)
     load = made.fleet.loads[0]
@@ -563,19 +331,6 @@ def test_nothing_is_held_back_of_what_is_not_known_to_end() -> None:
     made: Admission[Any] = Admission(ROOMY, [BackendLoad("s")], lambda: 0.5)
     made.configure(replace(ROOMY, hold_back_share=0.1), {"vip": TenantTerms(band=Band.HIGH), "low": TenantTerms(band=Band.LOW)})
     assert all(ticket.placed_on is not None for ticket in fill(made, "low", 100))
-
-
-def test_a_slow_engine_gets_fewer_calls() -> None:
-    load = BackendLoad("s", step_slo_s=0.05)
-    load.limiter.step(0.02, 10)
-    assert load.limiter.in_flight_max == math.inf
-    for _ in range(20):
-        load.limiter.step(0.2, 40)
-    assert load.limiter.in_flight_max < 20
-    shrunk = load.limiter.in_flight_max
-    for _ in range(50):
-        load.limiter.step(0.02, int(load.limiter.in_flight_max))
-    assert load.limiter.in_flight_max > shrunk + 20
 
 
 def test_the_least_loaded_backend_is_found_whatever_their_number() -> None:

@@ -79,7 +79,7 @@ def _key(before: int, token: int) -> int:
     return (int(before) * 31 + int(token) * 7) % 512
 
 
-class Heard:
+class EventRecorder:
     """A client that records its events."""
 
     def __init__(self) -> None:
@@ -114,11 +114,11 @@ def fake_engine(options: EngineOptions, **model: float) -> tuple[Engine, FakeMod
     return engine, fake
 
 
-def submit(engine: Engine, prompt: int = 5, tokens: int = 20, **fields: object) -> tuple[Submission, Heard]:
-    heard = Heard()
+def submit(engine: Engine, prompt: int = 5, tokens: int = 20, **fields: object) -> tuple[Submission, EventRecorder]:
+    recorded = EventRecorder()
     given: dict[str, object] = {"ignore_eos": True, "seed": 3, **fields}
     request = SubmittedRequest(prompt=tuple(range(40, 40 + prompt)), tokens_max=tokens, **given)  # type: ignore[arg-type]
-    return engine.submit(request, heard), heard
+    return engine.submit(request, recorded), recorded
 
 
 def finish(engine: Engine, steps_max: int = 10_000) -> None:

@@ -44,8 +44,8 @@ def test_a_paused_call_gets_no_forward_and_the_others_do() -> None:
 
 def test_the_engine_rests_while_its_only_reader_does_not_read() -> None:
     with EngineProcess(slots=2) as engine, Client(engine.address, receive_buffer=2048) as client:
-        asked = {"prompt": "ROMEO:", "stream": True, "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
-        client.post("/v1/completions", asked)
+        body = {"prompt": "ROMEO:", "stream": True, "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
+        client.post("/v1/completions", body)
         client.read_until(b"data:")
 
         def rests() -> bool:

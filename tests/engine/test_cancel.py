@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fakes import Heard, fake_engine, finish, submit
+from engine.fakes import EventRecorder, fake_engine, finish, submit
 from hangup.engine.engine import Engine, Submission
 from hangup.engine.options import EngineOptions
 from hangup.engine.request import Busy, Unfit
@@ -28,15 +28,17 @@ def test_no_forward_begins_for_a_call_after_its_cancel(spec: str) -> None:
     """A cancel during any forward, be it of a prompt, a draft step or a verification, is the last forward of that call."""
     for at in range(1, 40):
         engine, model = fake_engine(EngineOptions(slots=2, spec=spec, prefill_tokens_max=4, block_tokens=4))
-        victim, heard = submit(engine, prompt=13)
-        _, other_heard = submit(engine, prompt=6)
-        told_before: list[int] = []
+        victim, recorded = submit(engine, prompt=13)
+        _, other_recorded = submit(engine, prompt=6)
+        tokens_before: list[int] = []
 
-        def during(at: int = at, victim: Submission = victim, heard: Heard = heard, engine: Engine = engine) -> None:
+        def during(
+            at: int = at, victim: Submission = victim, recorded: EventRecorder = recorded, engine: Engine = engine
+        ) -> None:
             if engine.counters.forwards == at:
                 victim.cancel()
-                on_the_way = [event for client, event in engine._outbox if client is heard]  # of forwards before this one
-                told_before.append(len(heard.events) + len(on_the_way))  # noqa: B023 (it is called in this round alone)
+                on_the_way = [event for client, event in engine._outbox if client is recorded]  # of forwards before this one
+                tokens_before.append(len(recorded.events) + len(on_the_way))  # noqa: B023 (it is called in this round alone)
 
         model.during = during
         finish(engine)
@@ -45,8 +47,8 @@ def test_no_forward_begins_for_a_call_after_its_cancel(spec: str) -> None:
         slot = 0  # the victim came first
         later = [slots for _, slots in model.forwards[at:]]
         assert all(slot not in slots for slots in later), f"forward {at}"
-        assert [type(e).__name__ for e in heard.events[told_before[0] :]] == ["GenerationEnded"], "nothing but the end is told"
-        assert other_heard.ended is not None and other_heard.ended.reason == "length"
+        assert [type(e).__name__ for e in recorded.events[tokens_before[0] :]] == ["GenerationEnded"], "only the end"
+        assert other_recorded.ended is not None and other_recorded.ended.reason == "length"
         assert_nothing_is_held(engine)
     assert at > 10
 
@@ -84,7 +86,7 @@ def test_a_forward_without_a_drain_is_refused() -> None:
 def test_the_next_call_takes_the_slot_before_the_next_forward(spec: str) -> None:
     engine, model = fake_engine(EngineOptions(slots=1, spec=spec))
     first, _ = submit(engine, tokens=50)
-    second, heard = submit(engine, tokens=3)
+    second, recorded = submit(engine, tokens=3)
     engine.step()
     engine.step()
     first.cancel()
@@ -93,12 +95,12 @@ def test_the_next_call_takes_the_slot_before_the_next_forward(spec: str) -> None
     assert second.sequence.running and second.sequence.cached > 0, "its prompt was read by the forward that followed"
     assert model.forwards[before] == ("forward", [0])
     finish(engine)
-    assert heard.ended is not None and heard.ended.tokens == 3
+    assert recorded.ended is not None and recorded.ended.tokens == 3
 
 
 def test_many_cancels_are_one_message() -> None:
     engine, _ = fake_engine(EngineOptions(slots=1))
-    ticket, heard = submit(engine)
+    ticket, recorded = submit(engine)
     engine.step()
     for _ in range(100):
         ticket.cancel()
@@ -106,7 +108,7 @@ def test_many_cancels_are_one_message() -> None:
     ticket.cancel()
     engine.step()
     assert engine.counters.cancels == 1 and engine.counters.cancelled_running == 1
-    assert heard.ended is not None and heard.ended.reason == "cancelled"
+    assert recorded.ended is not None and recorded.ended.reason == "cancelled"
 
 
 def test_who_leaves_the_waiting_list_costs_nothing() -> None:
@@ -144,9 +146,9 @@ def test_what_cannot_fit_is_refused_at_the_door() -> None:
 
 def test_an_answer_ends_with_the_context() -> None:
     engine, _ = fake_engine(EngineOptions(slots=1, spec="mtp"))
-    _, heard = submit(engine, prompt=50, tokens=10_000)
+    _, recorded = submit(engine, prompt=50, tokens=10_000)
     finish(engine)
-    assert heard.ended is not None and (heard.ended.reason, heard.ended.tokens) == ("length", 14)
+    assert recorded.ended is not None and (recorded.ended.reason, recorded.ended.tokens) == ("length", 14)
 
 
 @settings(max_examples=150, deadline=None)
@@ -164,7 +166,7 @@ def test_whatever_happens_nothing_is_lost_and_nothing_is_kept(data: st.DataObjec
     )
     engine, model = fake_engine(options)
     chance = random.Random(data.draw(st.integers(0, 10_000)))
-    calls: list[tuple[Submission, Heard]] = []
+    calls: list[tuple[Submission, EventRecorder]] = []
 
     def during() -> None:
         if calls and chance.random() < 0.15:
@@ -182,8 +184,8 @@ def test_whatever_happens_nothing_is_lost_and_nothing_is_kept(data: st.DataObjec
     finish(engine)
     assert_nothing_is_held(engine)
     counters = engine.counters
-    for ticket, heard in calls:
-        assert heard.ended is not None and heard.ended.reason == ticket.sequence.reason
+    for ticket, recorded in calls:
+        assert recorded.ended is not None and recorded.ended.reason == ticket.sequence.reason
     assert counters.submitted == len(calls) == counters.finished + counters.cancelled_running + counters.cancelled_waiting
     assert counters.forwards == len(model.forwards)
     assert counters.accepted <= counters.drafted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.fakes import Heard, dispatch, fake_engine, finish, submit
+from engine.fakes import EventRecorder, dispatch, fake_engine, finish, submit
 from hangup.engine.engine import Engine
 from hangup.engine.model import Floats, Model
 from hangup.engine.numpy_model import NumpyModel
@@ -17,12 +17,12 @@ TEXTS = ["ROMEO:", "JULIET:\nO Romeo, Romeo! wherefore art thou Romeo?", "A plag
 
 def embedded(model: Model, texts: list[str], options: EngineOptions) -> list[Floats]:
     engine = Engine(model, options, dispatch, NumpyModel() if options.spec == "draft" else None)
-    heard = [Heard() for _ in texts]
-    for text, each in zip(texts, heard, strict=True):
+    recorded = [EventRecorder() for _ in texts]
+    for text, each in zip(texts, recorded, strict=True):
         engine.submit(SubmittedRequest(prompt=tuple(model.tokenizer.encode(text)), tokens_max=1, embed=True), each)
     finish(engine)
     vectors = []
-    for each in heard:
+    for each in recorded:
         first = each.events[0]
         assert isinstance(first, Vector) and each.ended and (each.ended.reason, each.ended.tokens) == ("stop", 0)
         vectors.append(first.values)
@@ -49,24 +49,24 @@ def test_answers_beside_embeddings_are_what_they_are_alone(spec: str) -> None:
     vectors = [submit(engine, prompt=30, tokens=1, embed=True)[1] for _ in range(3)]
     finish(engine)
     assert beside.text == alone.text
-    assert all(isinstance(heard.events[0], Vector) and heard.ended for heard in vectors)
+    assert all(isinstance(recorded.events[0], Vector) and recorded.ended for recorded in vectors)
 
 
 def test_a_cancel_between_two_chunks_ends_it_there() -> None:
     engine, fake = fake_engine(EngineOptions(slots=1, prefill_tokens_max=4))
-    ticket, heard = submit(engine, prompt=40, tokens=1, embed=True)
+    ticket, recorded = submit(engine, prompt=40, tokens=1, embed=True)
     engine.step()
     engine.step()
     ticket.cancel()
     finish(engine)
-    assert len(fake.forwards) == 2 and [type(event).__name__ for event in heard.events] == ["GenerationEnded"]
-    assert heard.ended and heard.ended.reason == "cancelled" and engine.counters.cancelled_running == 1
+    assert len(fake.forwards) == 2 and [type(event).__name__ for event in recorded.events] == ["GenerationEnded"]
+    assert recorded.ended and recorded.ended.reason == "cancelled" and engine.counters.cancelled_running == 1
     assert engine.scheduler.pool.free == engine.scheduler.pool.count
 
 
 def test_a_cancel_during_the_last_chunk_is_no_vector() -> None:
     engine, fake = fake_engine(EngineOptions(slots=1))
-    ticket, heard = submit(engine, prompt=5, tokens=1, embed=True)
+    ticket, recorded = submit(engine, prompt=5, tokens=1, embed=True)
     fake.during = ticket.cancel
     finish(engine)
-    assert heard.ended and heard.ended.reason == "cancelled" and len(heard.events) == 1
+    assert recorded.ended and recorded.ended.reason == "cancelled" and len(recorded.events) == 1

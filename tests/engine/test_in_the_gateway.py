@@ -61,7 +61,7 @@ async def ask(engine: Serving, path: str = "/v1/completions", **fields: object) 
     return asker, connection
 
 
-def has_let_go(engine: Serving, calls: int) -> bool:
+def has_released(engine: Serving, calls: int) -> bool:
     counters = engine.server.runner.counters()
     return counters["cancelled_running"] + counters["cancelled_waiting"] == calls
 
@@ -75,7 +75,7 @@ def test_a_cut_is_a_cancel_before_it_returns() -> None:
                 assert len(engine.server._calls) == 1
                 connection.abort()
                 assert not engine.server._calls, "the engine knows already"
-                await soon(partial(has_let_go, engine, number))
+                await soon(partial(has_released, engine, number))
         finally:
             await engine.close()
 

@@ -61,10 +61,10 @@ def claude(url: str) -> Iterator[anthropic.Anthropic]:
 
 class TestMessages:
     def test_streamed_and_whole_are_the_same(self, claude: anthropic.Anthropic) -> None:
-        asked: Any = {"model": MODEL, "max_tokens": 40, "messages": HELLO, "extra_body": ENDLESS}
-        whole = claude.messages.create(**asked)
+        fields: Any = {"model": MODEL, "max_tokens": 40, "messages": HELLO, "extra_body": ENDLESS}
+        whole = claude.messages.create(**fields)
         assert whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 40 and whole.usage.input_tokens > 5
-        with claude.messages.stream(**asked) as stream:
+        with claude.messages.stream(**fields) as stream:
             kinds = [event.type for event in stream]
             final = stream.get_final_message()
         assert final.content[0].to_dict()["text"] == whole.content[0].to_dict()["text"]
@@ -74,28 +74,28 @@ class TestMessages:
         assert kinds[-2:] == ["message_delta", "message_stop"]
 
     def test_the_system_prompt_and_blocks_of_text_count(self, claude: anthropic.Anthropic) -> None:
-        asked: Any = {"model": MODEL, "max_tokens": 4}
-        plain = claude.messages.create(**asked, messages=HELLO).usage.input_tokens
+        fields: Any = {"model": MODEL, "max_tokens": 4}
+        plain = claude.messages.create(**fields, messages=HELLO).usage.input_tokens
         blocks: Any = [{"role": "user", "content": [{"type": "text", "text": "What say "}, {"type": "text", "text": "you?"}]}]
-        assert claude.messages.create(**asked, messages=blocks).usage.input_tokens == plain
+        assert claude.messages.create(**fields, messages=blocks).usage.input_tokens == plain
         systems: Any = ("Speak plainly.", [{"type": "text", "text": "Speak plainly."}])
         for system in systems:
-            assert claude.messages.create(**asked, messages=HELLO, system=system).usage.input_tokens > plain
+            assert claude.messages.create(**fields, messages=HELLO, system=system).usage.input_tokens > plain
         assert claude.messages.count_tokens(model=MODEL, messages=HELLO).input_tokens == plain
 
     def test_a_stop_sequence_is_named(self, claude: anthropic.Anthropic) -> None:
-        asked: Any = {
+        fields: Any = {
             "model": MODEL,
             "max_tokens": 400,
             "messages": HELLO,
             "stop_sequences": ["e", "zzzz"],
             "extra_body": ENDLESS,
         }
-        whole = claude.messages.create(**asked)
+        whole = claude.messages.create(**fields)
         assert (whole.stop_reason, whole.stop_sequence) == ("stop_sequence", "e") and "e" not in str(
             whole.content[0].to_dict()["text"]
         )
-        with claude.messages.stream(**asked) as stream:
+        with claude.messages.stream(**fields) as stream:
             assert stream.get_final_message().stop_sequence == "e"
 
     def test_errors_are_anthropics(self, claude: anthropic.Anthropic) -> None:
@@ -109,14 +109,14 @@ class TestMessages:
 
 class TestResponses:
     def test_streamed_and_whole_are_the_same(self, gpt: openai.OpenAI) -> None:
-        asked: Any = {"model": MODEL, "input": "What say you?", "max_output_tokens": 40, "extra_body": ENDLESS}
-        whole = gpt.responses.create(**asked)
+        fields: Any = {"model": MODEL, "input": "What say you?", "max_output_tokens": 40, "extra_body": ENDLESS}
+        whole = gpt.responses.create(**fields)
         assert whole.status == "incomplete" and whole.incomplete_details and whole.usage and whole.usage.output_tokens == 40
-        told = list(gpt.responses.create(**asked, stream=True))
-        assert [event.sequence_number for event in told] == list(range(len(told)))
-        assert [told[0].type, told[-1].type] == ["response.created", "response.incomplete"]
-        assert "".join(event.delta for event in told if event.type == "response.output_text.delta") == whole.output_text
-        assert told[-1].response.output_text == whole.output_text and told[-1].response.usage == whole.usage
+        result = list(gpt.responses.create(**fields, stream=True))
+        assert [event.sequence_number for event in result] == list(range(len(result)))
+        assert [result[0].type, result[-1].type] == ["response.created", "response.incomplete"]
+        assert "".join(event.delta for event in result if event.type == "response.output_text.delta") == whole.output_text
+        assert result[-1].response.output_text == whole.output_text and result[-1].response.usage == whole.usage
 
     def test_one_that_comes_to_its_end_is_completed(self, gpt: openai.OpenAI) -> None:
         with gpt.responses.stream(model=MODEL, input="What say you?") as stream:
@@ -125,13 +125,13 @@ class TestResponses:
         assert final.status == "completed" and final.output_text == text and final.usage and final.usage.output_tokens > 0
 
     def test_input_is_a_text_or_messages(self, gpt: openai.OpenAI) -> None:
-        asked: Any = {"model": MODEL, "max_output_tokens": 16}
-        plain = gpt.responses.create(**asked, input="What say you?")
+        fields: Any = {"model": MODEL, "max_output_tokens": 16}
+        plain = gpt.responses.create(**fields, input="What say you?")
         parts: Any = [{"role": "user", "content": [{"type": "input_text", "text": "What say you?"}]}]
         inputs: Any = (HELLO, [{"type": "message", **HELLO[0]}], parts)
-        same = [gpt.responses.create(**asked, input=given) for given in inputs]
+        same = [gpt.responses.create(**fields, input=given) for given in inputs]
         assert plain.usage and {each.usage and each.usage.input_tokens for each in same} == {plain.usage.input_tokens}
-        more = gpt.responses.create(**asked, input="What say you?", instructions="Speak plainly.", metadata={"a": "b"})
+        more = gpt.responses.create(**fields, input="What say you?", instructions="Speak plainly.", metadata={"a": "b"})
         assert more.usage and more.usage.input_tokens > plain.usage.input_tokens
         assert (more.instructions, more.metadata, more.max_output_tokens) == ("Speak plainly.", {"a": "b"}, 16)
 
@@ -217,8 +217,8 @@ class TestHangUps:
             client.fin()
             assert gateway.call_log(id)["outcome"] == "client_gone"
         wait_until(lambda: backend(gateway)["in_flight"] == 0 and not backend(gateway)["zombies"], what="the release")
-        told = ask(gateway.address, "/v1/completions", {"prompt": "ROMEO:", "n": 2, "max_tokens": 3})
-        assert told.status == 200, "both slots are free"
+        result = ask(gateway.address, "/v1/completions", {"prompt": "ROMEO:", "n": 2, "max_tokens": 3})
+        assert result.status == 200, "both slots are free"
 
 
 def backend(gateway: Gateway) -> dict[str, Any]:
@@ -242,11 +242,11 @@ class TestDeadlines:
             for client in (first, second):  # so that there is no slot for what comes then
                 client.post(path, {**LONG[path], "stream": True})
                 client.read_until(DELTA[path])
-            asked = {**LONG[path], "ignore_eos": False, "stream": True}
-            answer = ask(engine.address, path, asked, {"X-Request-Timeout": "0.1"})
-        told = events(answer.body)[-1]
-        assert not answer.complete and told["type"] == "error"
-        assert told["error"]["type"] == "timeout_error" if path == "/v1/messages" else told["code"] == "client_deadline"
+            fields = {**LONG[path], "ignore_eos": False, "stream": True}
+            answer = ask(engine.address, path, fields, {"X-Request-Timeout": "0.1"})
+        result = events(answer.body)[-1]
+        assert not answer.complete and result["type"] == "error"
+        assert result["error"]["type"] == "timeout_error" if path == "/v1/messages" else result["code"] == "client_deadline"
         engine.wait_for(running=0, waiting=0)
 
     def test_embeddings_that_are_not_done_in_time_are_ended_then(self, engine: EngineProcess) -> None:
@@ -274,9 +274,9 @@ class TestJobs:
 
     def test_a_background_response(self, gateway: Gateway) -> None:
         with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0) as sdk:
-            made = sdk.responses.create(model=MODEL, input="What say you?", background=True, max_output_tokens=30)
+            response = sdk.responses.create(model=MODEL, input="What say you?", background=True, max_output_tokens=30)
             ended = ("completed", "incomplete", "failed", "cancelled")
-            done = wait_until(lambda: (r := sdk.responses.retrieve(made.id)).status in ended and r, what="the response")
+            done = wait_until(lambda: (r := sdk.responses.retrieve(response.id)).status in ended and r, what="the response")
             assert done and done.status in ("completed", "incomplete") and done.output_text and done.usage
             long = sdk.responses.create(
                 model=MODEL, input="What say you?", background=True, max_output_tokens=1000, extra_body={"ignore_eos": True}

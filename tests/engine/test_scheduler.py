@@ -13,39 +13,39 @@ def sequence(prompt: int, tokens: int = 4) -> Sequence:
     return Sequence(SubmittedRequest(prompt=tuple(range(prompt)), tokens_max=tokens))
 
 
-def scheduler(slots: int = 2, blocks: int = 100, chunk: int = 8) -> Scheduler:
+def make_scheduler(slots: int = 2, blocks: int = 100, chunk: int = 8) -> Scheduler:
     return Scheduler(slots, BlockPool(blocks, 4), context=64, prefill_tokens_max=chunk)
 
 
 def test_slots_are_given_in_order_of_arrival() -> None:
-    made = scheduler()
+    scheduler = make_scheduler()
     rows = [sequence(4) for _ in range(4)]
     for row in rows:
-        made.add(row)
-    assert made.admit() == 2 and made.running == rows[:2] and list(made.waiting) == rows[2:]
-    made.end(rows[0], "cancelled")
-    made.end(rows[2], "cancelled")
-    assert made.admit() == 1 and made.running == [rows[3], rows[1]]
+        scheduler.add(row)
+    assert scheduler.admit() == 2 and scheduler.running == rows[:2] and list(scheduler.waiting) == rows[2:]
+    scheduler.end(rows[0], "cancelled")
+    scheduler.end(rows[2], "cancelled")
+    assert scheduler.admit() == 1 and scheduler.running == [rows[3], rows[1]]
 
 
 def test_nobody_overtakes_a_call_that_waits_for_blocks() -> None:
-    made = scheduler(slots=3, blocks=8)
+    scheduler = make_scheduler(slots=3, blocks=8)
     first, large, small = sequence(16), sequence(20), sequence(1)
     for row in (first, large, small):
-        made.add(row)
-    assert made.admit() == 1 and made.admit() == 0
-    made.end(first, "stop")
-    assert made.admit() == 2 and made.pool.free == 0
+        scheduler.add(row)
+    assert scheduler.admit() == 1 and scheduler.admit() == 0
+    scheduler.end(first, "stop")
+    assert scheduler.admit() == 2 and scheduler.pool.free == 0
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(8, 64))
 def test_every_prompt_moves_in_every_prefill(prompts: list[int], chunk: int) -> None:
     """However long the others are: within the bound, each gets its share, and nothing of the bound is left unused."""
-    made = scheduler(slots=8, blocks=1000, chunk=chunk)
+    scheduler = make_scheduler(slots=8, blocks=1000, chunk=chunk)
     for prompt in prompts:
-        made.add(sequence(prompt))
-    made.admit()
-    plan = made.schedule()
+        scheduler.add(sequence(prompt))
+    scheduler.admit()
+    plan = scheduler.schedule()
     assert isinstance(plan, Prefill)
     counts = [count for _, count in plan.chunks]
     assert len(counts) == len(prompts) and min(counts) >= 1
@@ -53,20 +53,20 @@ def test_every_prompt_moves_in_every_prefill(prompts: list[int], chunk: int) -> 
 
 
 def test_prompts_and_answers_take_turns() -> None:
-    made = scheduler()
+    scheduler = make_scheduler()
     talking, reading = sequence(2), sequence(60)
     for row in (talking, reading):
-        made.add(row)
-    made.admit()
+        scheduler.add(row)
+    scheduler.admit()
     talking.tokens.append(1)
-    kinds = [type(made.schedule()) for _ in range(4)]
+    kinds = [type(scheduler.schedule()) for _ in range(4)]
     assert kinds == [Prefill, Decode, Prefill, Decode]
 
 
 def test_an_end_counts_once() -> None:
-    made = scheduler()
+    scheduler = make_scheduler()
     row = sequence(3)
-    made.add(row)
-    made.admit()
-    assert made.end(row, "cancelled") and not made.end(row, "stop")
-    assert row.reason == "cancelled" and made.pool.free == made.pool.count
+    scheduler.add(row)
+    scheduler.admit()
+    assert scheduler.end(row, "cancelled") and not scheduler.end(row, "stop")
+    assert row.reason == "cancelled" and scheduler.pool.free == scheduler.pool.count

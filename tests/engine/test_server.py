@@ -198,8 +198,8 @@ class TestDeadline:
                 client.post("/v1/completions", LONG)
             first.read_until(b"data:")
             second.read_until(b"data:")
-            asked = {**LONG, "ignore_eos": False, "stream": streams}
-            waits.post("/v1/completions", asked, {"X-Request-Timeout": "0.15"})
+            body = {**LONG, "ignore_eos": False, "stream": streams}
+            waits.post("/v1/completions", body, {"X-Request-Timeout": "0.15"})
             answer = waits.read_answer()
             assert b"client_deadline" in answer.body
             assert (answer.status, answer.complete) == ((200, False) if streams else (504, True))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.fakes import Heard, dispatch, finish
+from engine.fakes import EventRecorder, dispatch, finish
 from engine.test_embed import TEXTS, embedded
 from hangup.engine.engine import Engine
 from hangup.engine.model import Model
@@ -23,14 +23,14 @@ from hangup.engine.torch_model import TorchModel
 
 def answers(model: Model, spec: str, temperature: float) -> list[str]:
     engine = Engine(model, EngineOptions(slots=3, spec=spec), dispatch)
-    heard = [Heard() for _ in range(4)]
-    for seed, each in enumerate(heard):
+    recorded = [EventRecorder() for _ in range(4)]
+    for seed, each in enumerate(recorded):
         prompt = tuple(model.tokenizer.encode("ROMEO:\nWhat, ho!\n\n" * (seed + 1)))
         engine.submit(
             SubmittedRequest(prompt=prompt, tokens_max=30, temperature=temperature, top_p=0.9, seed=seed, ignore_eos=True), each
         )
     finish(engine)
-    return [each.text for each in heard]
+    return [each.text for each in recorded]
 
 
 @pytest.mark.parametrize("spec", ["off", "ngram", "mtp"])

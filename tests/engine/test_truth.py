@@ -20,15 +20,15 @@ SPECS = ["ngram", "mtp", "draft"]
 PROMPT = "First Citizen:\nSpeak, speak.\n\nMENENIUS:\n"
 
 
-def say(spec: str, temperature: float, count: int, tokens: int = 60, **options: int) -> tuple[list[str], Engine]:
+def generate(spec: str, temperature: float, count: int, tokens: int = 60, **options: int) -> tuple[list[str], Engine]:
     """`count` answers of the built-in model, in one batch."""
-    from engine.fakes import Heard
+    from engine.fakes import EventRecorder
 
     draft = NumpyModel(BUILT_IN / "draft") if spec == "draft" else None
     model = NumpyModel()
     engine = Engine(model, EngineOptions(**{"slots": 4, "spec": spec, **options}), dispatch, draft)  # type: ignore[arg-type]
-    heard = [Heard() for _ in range(count)]
-    for seed, each in enumerate(heard):
+    recorded = [EventRecorder() for _ in range(count)]
+    for seed, each in enumerate(recorded):
         prompt = tuple(model.tokenizer.encode(PROMPT * (1 + seed % 3)))
         engine.submit(
             SubmittedRequest(
@@ -37,23 +37,23 @@ def say(spec: str, temperature: float, count: int, tokens: int = 60, **options: 
             each,
         )
     finish(engine)
-    return [each.text for each in heard], engine
+    return [each.text for each in recorded], engine
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_built_in_model_says_the_same_with_and_without_speculation(temperature: float) -> None:
-    plain, _ = say("off", temperature, 6)
+    plain, _ = generate("off", temperature, 6)
     for spec in SPECS:
-        told, engine = say(spec, temperature, 6)
-        assert told == plain, spec
+        texts, engine = generate(spec, temperature, 6)
+        assert texts == plain, spec
         if spec != "ngram":
             assert engine.counters.accepted > 0.2 * engine.counters.drafted, "the guesses are worth something"
 
 
 def test_the_built_in_model_says_the_same_alone_and_in_chunks() -> None:
-    plain, _ = say("off", 1.0, 3)
-    assert say("off", 1.0, 3, slots=1)[0] == plain
-    assert say("off", 1.0, 3, prefill_tokens_max=5, block_tokens=3)[0] == plain
+    plain, _ = generate("off", 1.0, 3)
+    assert generate("off", 1.0, 3, slots=1)[0] == plain
+    assert generate("off", 1.0, 3, prefill_tokens_max=5, block_tokens=3)[0] == plain
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -64,9 +64,9 @@ def test_bad_guesses_cost_time_and_nothing_else(spec: str, agree: float) -> None
     for temperature in (0.0, 0.7, 1.3):
         answers = []
         for engine in (plain, guessing):
-            heard = [submit(engine, tokens=40, temperature=temperature, seed=s * 999, prompt=3 + s)[1] for s in range(4)]
+            recorded = [submit(engine, tokens=40, temperature=temperature, seed=s * 999, prompt=3 + s)[1] for s in range(4)]
             finish(engine)
-            answers.append([each.text for each in heard])
+            answers.append([each.text for each in recorded])
         assert answers[0] == answers[1]
 
 
@@ -74,9 +74,9 @@ def test_bad_guesses_cost_time_and_nothing_else(spec: str, agree: float) -> None
 def test_sampled_tokens_are_distributed_as_the_model_says(spec: str) -> None:
     """Over 4,000 seeds, the frequencies of the second and third token against the model's own probabilities (chi-squared)."""
     engine, model = fake_engine(EngineOptions(slots=16, spec=spec, waiting_max=5000), agree=0.6)
-    heard = [submit(engine, tokens=3, temperature=1.0, seed=s * 1_000_003, prompt=4, logprobs=0)[1] for s in range(4000)]
+    recorded = [submit(engine, tokens=3, temperature=1.0, seed=s * 1_000_003, prompt=4, logprobs=0)[1] for s in range(4000)]
     finish(engine)
-    texts = [_tokens(each.events) for each in heard]
+    texts = [_tokens(each.events) for each in recorded]
     first = Counter(tokens[0] for tokens in texts).most_common(1)[0][0]
     seen = Counter(tokens[1] for tokens in texts if tokens[0] == first)
     total = sum(seen.values())
@@ -129,17 +129,17 @@ def test_a_stop_string_is_not_shown_nor_is_anything_behind_it(spec: str) -> None
     finish(engine)
     stop = whole.text[9:12]
     cut = whole.text.index(stop)
-    _, heard = submit(engine, tokens=30, stop=("never said", stop))
+    _, recorded = submit(engine, tokens=30, stop=("never said", stop))
     finish(engine)
-    assert heard.text == whole.text[:cut]
-    assert heard.ended is not None and heard.ended.reason == "stop"
+    assert recorded.text == whole.text[:cut]
+    assert recorded.ended is not None and recorded.ended.reason == "stop"
 
 
-def test_text_that_could_become_a_stop_string_is_held_back_and_let_go() -> None:
+def test_text_that_could_become_a_stop_string_is_held_back_and_flushed() -> None:
     tokenizer = NumpyModel().tokenizer
     writer = Writer(tokenizer.decoder(), ("END",))
     assert [writer.push(ord(c)) for c in "aENxEN"] == ["a", "", "", "ENx", "", ""]
-    assert writer.rest() == "EN"
+    assert writer.flush() == "EN"
 
 
 def test_characters_are_never_cut() -> None:
@@ -151,9 +151,9 @@ def test_characters_are_never_cut() -> None:
 
 def test_log_probabilities_are_those_of_the_model() -> None:
     engine, model = fake_engine(EngineOptions(slots=1))
-    _, heard = submit(engine, prompt=4, tokens=1, logprobs=3)
+    _, recorded = submit(engine, prompt=4, tokens=1, logprobs=3)
     finish(engine)
-    (event,) = [e for e in heard.events if isinstance(e, Progress)]
+    (event,) = [e for e in recorded.events if isinstance(e, Progress)]
     (choice,) = event.choices
     logits = model._table[(42 * 31 + 43 * 7) % 512].astype(np.float64)
     expected = logits - np.log(np.exp(logits).sum())

@@ -12,7 +12,7 @@ import pytest
 
 from chaos.client import talk
 from hangup.cli.main import main
-from hangup.fake_engine.engine import USAGE_MORE, Behaviour, FakeEngine, FakeWork
+from hangup.fake_engine.engine import EXTRA_USAGE_TOKENS, Behaviour, FakeEngine, FakeWork
 from support.processes import StandIn, post_json
 from support.waiting import wait_until
 
@@ -88,7 +88,7 @@ def test_peaks_start_anew() -> None:
         made.submit(work())
     assert made.counters.waiting_peak == 5
     made.waiting.clear()
-    made.forget_peaks()
+    made.reset_peaks()
     made.submit(work())
     assert made.counters.waiting_peak == 1
 
@@ -127,7 +127,7 @@ class TestLies:
     def test_an_answer_that_is_over_and_goes_on_and_tells_too_much(self) -> None:
         with StandIn(token_s=0.02, lies="done,usage") as standin:
             answer = post_json(f"{standin.url}/v1/chat/completions", {"messages": [], "max_tokens": 2})
-            assert answer["usage"]["completion_tokens"] == 2 + USAGE_MORE
+            assert answer["usage"]["completion_tokens"] == 2 + EXTRA_USAGE_TOKENS
             assert len(answer["choices"][0]["message"]["content"].split()) == 2
             assert standin.stats()["running"] == 1, "it works on"
 

@@ -204,9 +204,9 @@ def test_job_failures_max(job_failures_max: int) -> None:
             await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, [NewItem("c", PATH, b"{}")], window_s=3600)
             for attempt in range(job_failures_max):
                 await soon(lambda at=attempt: len(host.items) > at, "the next attempt")  # type: ignore[misc]
-                assert not registry.runner.writer.ended
+                assert not registry.runner.writer.ended_by_state
                 answered(host.items[attempt], b"{}", 502, reasons.ENGINE_DIED)
-            await soon(lambda: registry.runner.writer.ended[ItemState.ERRORED] == 1)
+            await soon(lambda: registry.runner.writer.ended_by_state[ItemState.ERRORED] == 1)
 
     asyncio.run(main())
 

@@ -35,13 +35,13 @@ RESPONSE: dict[str, Any] = {"path": "/v1/responses", "stream": False, "request":
 def counted(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[int]:
     """The sizes of the answers that this module parses."""
     sizes: list[int] = []
-    real = batches.body_of
+    real = batches.parsed_body
 
-    def body_of(item: ItemClient) -> Any:
+    def parsed_body(item: ItemClient) -> Any:
         sizes.append(len(item.body))
         return real(item)
 
-    monkeypatch.setattr(module, "body_of", body_of)
+    monkeypatch.setattr(module, "parsed_body", parsed_body)
     return sizes
 
 
@@ -90,13 +90,13 @@ def test_no_item_starts_while_too_many_results_wait_for_the_store(monkeypatch: p
                 await soon(lambda at=done: len(host.items) > at, "the next item")
                 answered(host.items[done])
                 done += 1
-            await soon(lambda: writer.ended[ItemState.SUCCEEDED] == 6)
+            await soon(lambda: writer.ended_by_state[ItemState.SUCCEEDED] == 6)
             assert writer.held_bytes == 0
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("step", ["sending", "result"])
+@pytest.mark.parametrize("step", ["prepare_item", "render_result"])
 def test_a_bug_costs_one_item_its_result_and_no_item_its_end(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         store, host = JobStore(""), FakeGateway()
@@ -111,13 +111,13 @@ def test_a_bug_costs_one_item_its_result_and_no_item_its_end(step: str, monkeypa
 
             monkeypatch.setattr(registry, step, failing)
             job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=3600)
-            await soon(lambda: len(host.items) == (2 if step == "sending" else 3))
+            await soon(lambda: len(host.items) == (2 if step == "prepare_item" else 3))
             for item in host.items:
                 answered(item)
             await soon(lambda: registry.active_job(job) is None, "the end of the job")
             rows = await store.do(lambda: store.jobs.results(job.key, 0, 9))
             assert sorted(row.state.name for row in rows) == ["ERRORED", "SUCCEEDED", "SUCCEEDED"]
-            lines = [orjson.loads(batches._told(job, row)) for row in rows]
+            lines = [orjson.loads(batches._result_line(job, row)) for row in rows]
             assert [line["custom_id"] for line in lines] == ["c0", "c1", "c2"], "a line without its id is lost"
 
     asyncio.run(main())
@@ -149,7 +149,7 @@ def test_events_are_few_however_small_they_are() -> None:
     assert len(log.events) < 1000 and log.next_number == 100_000
     log.add("chunk", b"x" * 200_000)
     assert [len(event.data) for event in log.events] == [200_000], "the newest is kept, however large"
-    assert log.forgotten == 99_999
+    assert log.last_dropped == 99_999
 
 
 def test_large_results_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_large_results_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch)
             assert file is not None
             api = registry.shapes[Kind.BATCH]
             assert isinstance(api, batches.Batches)
-            pieces = [piece async for piece in api.lines(file, "ann")]
+            pieces = [piece async for piece in api.result_lines(file, "ann")]
             assert len(pieces) == 3
             rows = [orjson.loads(line) for line in b"".join(pieces).splitlines()]
             assert [row["custom_id"] for row in rows] == [f"c{n}" for n in range(5)]
@@ -190,7 +190,7 @@ def test_a_large_error_is_not_parsed(kind: Kind, large: bool, monkeypatch: pytes
             await soon(lambda: bool(host.items))
             item = host.items[0]
             answered(item, body, 400)
-            await soon(lambda: registry.runner.writer.ended[ItemState.ERRORED] == 1)
+            await soon(lambda: registry.runner.writer.ended_by_state[ItemState.ERRORED] == 1)
 
     asyncio.run(main())
     assert sizes == ([] if large else [len(b'{"error":{"message":"mmmmmmmmmm"}}')])
@@ -306,6 +306,6 @@ def test_the_task_of_a_refused_upload_may_never_begin() -> None:
     closed: list[str] = []
     request = object.__new__(LocalRequest)
     request._relay = None
-    request._asked = cast(Any, SimpleNamespace(upload=SimpleNamespace(close=lambda: closed.append("closed"))))
+    request._job_request = cast(Any, SimpleNamespace(upload=SimpleNamespace(close=lambda: closed.append("closed"))))
     request._drop_references()
     assert closed == ["closed"]

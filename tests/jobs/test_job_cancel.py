@@ -249,8 +249,8 @@ class TestLease:
     def test_whoever_listens_keeps_it_alive(self) -> None:
         with slow(answer_tokens=100) as (gateway, _):
             id = start_job(gateway.url, lease_s=3)["id"]
-            told = httpx.get(f"{gateway.url}/v1/jobs/{id}/events", timeout=60).text
-            assert '"status":"completed"' in told and "event: progress" in told
+            events = httpx.get(f"{gateway.url}/v1/jobs/{id}/events", timeout=60).text
+            assert '"status":"completed"' in events and "event: progress" in events
 
     def test_a_listener_that_leaves_lets_it_go(self) -> None:
         with slow() as (gateway, engine):

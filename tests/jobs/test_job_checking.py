@@ -38,8 +38,8 @@ class TestChecking:
         asyncio.run(run())
 
     def test_a_quota_that_is_used_up_is_no_fault_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        told: list[str] = []
-        monkeypatch.setattr(TASKS, "on_failure", lambda name, error: told.append(name))
+        reported: list[str] = []
+        monkeypatch.setattr(TASKS, "on_failure", lambda name, error: reported.append(name))
 
         async def run() -> None:
             host = FakeGateway(limits=LimitSettings(jobs_max=1))
@@ -47,6 +47,6 @@ class TestChecking:
                 await registry.submit("job_a", Kind.CALL, "ann", CALL, ITEM, lease_s=60)
                 with pytest.raises(Refusal):
                     await registry.submit("job_b", Kind.CALL, "ann", CALL, ITEM, lease_s=60)
-            assert not told and not host.faults
+            assert not reported and not host.faults
 
         asyncio.run(run())

@@ -42,7 +42,7 @@ class Idle:
 
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None: ...
 
-    def told(self, event: str, **fields: object) -> None:
+    def log_event(self, event: str, **fields: object) -> None:
         self.events.append(event)
 
     def fault(self, error: Exception) -> None:
@@ -76,18 +76,18 @@ def test_a_clock_that_is_set_ends_no_lease_and_no_window(monkeypatch: pytest.Mon
 
 class TestAbsences:
     def test_a_process_of_this_machine_is_gone_when_it_is(self) -> None:
-        absences = MissingWorkers(15.0, 2.0)
+        missing = MissingWorkers(15.0, 2.0)
         here, alive = this_host(), this_process()
-        assert absences.gone([Worker(1, here, alive, 0)], 2, now=0) == []
+        assert missing.find_dead([Worker(1, here, alive, 0)], 2, now=0) == []
         pid, _, started = alive.partition("-")
         before = Worker(1, here, f"{pid}-{int(started) + 1}", 0)
-        assert absences.gone([before], 2, now=0) == [1], "its number is another process's by now"
+        assert missing.find_dead([before], 2, now=0) == [1], "its number is another process's by now"
         with subprocess.Popen(["true"]) as child:
             child.wait()
-        assert absences.gone([Worker(1, here, f"{child.pid}-1", 0)], 2, now=0) == [1]
+        assert missing.find_dead([Worker(1, here, f"{child.pid}-1", 0)], 2, now=0) == [1]
 
     def test_we_are_never_gone(self) -> None:
-        assert MissingWorkers(15.0, 2.0).gone([Worker(3, "elsewhere", "1-1", 0)], 3, now=1e9) == []
+        assert MissingWorkers(15.0, 2.0).find_dead([Worker(3, "elsewhere", "1-1", 0)], 3, now=1e9) == []
 
 
 class TestSteadyClock:
@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPat
             await registry.cancel(done, Cause.ASKED)
             await registry.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
             key = await store.do(lambda: store.files.begin("file-a", "ann", time.time()))
-            await store.do(lambda: store.files.ready(key, "batch", "f", time.time() + 86_400))
+            await store.do(lambda: store.files.mark_ready(key, "batch", "f", time.time() + 86_400))
             ahead = 31 * 86_400.0
         await registry._tick(loop.time() + 1200)
         await registry._tasks.wait()
@@ -154,7 +154,7 @@ def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(monkeypatch: 
         batch = await registry.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
         monkeypatch.setattr(time, "time", real)
         registry._active.clear()
-        registry._change = None
+        registry._last_change = None
         await registry._refresh()
         await registry._tick(loop.time())
         assert (await store.do(lambda: store.jobs.get(batch.key))).status is JobStatus.RUNNING
@@ -172,7 +172,7 @@ def test_nor_does_one_that_is_set_back_when_the_process_starts(monkeypatch: pyte
         loop, store = asyncio.get_running_loop(), JobStore(path)
         registry = JobRegistry(store, Idle(), loop, keep_days=30)
         await registry.open()
-        await registry._beat(loop.time())
+        await registry._heartbeat(loop.time())
         if back:
             await registry.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
         await registry._tick(loop.time())

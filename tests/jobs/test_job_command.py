@@ -83,8 +83,8 @@ class TestLooking:
                 assert batch in listed and job in listed and "running" in listed and CHAT in listed
                 rows = json.loads(hangup(gateway, "ls", "--json", "--kind", "batch").stdout)["jobs"]
                 assert [row["id"] for row in rows] == [batch] and rows[0]["items"]["total"] == 9
-                told = hangup(gateway, "show", job).stdout
-                assert "lease s" in told and "1 running" in told
+                output = hangup(gateway, "show", job).stdout
+                assert "lease s" in output and "1 running" in output
                 calls = httpx.get(f"{gateway.admin_url}/api/calls", timeout=60).json()["calls"]
                 assert f"{job}.0" in [call["id"] for call in calls], "they are calls, too"
                 metrics = gateway.metrics()

@@ -195,11 +195,11 @@ class TestTwoOnOneStore:
                 other = client(two.url)
                 batch = wait_batch(other, id)
                 assert batch.status == "completed" and batch.request_counts.completed == 6
-                kept = results(other, batch.output_file_id)
+                stored = results(other, batch.output_file_id)
                 one.signal(signal.SIGCONT)
-                told = ("job_result_refused", "job_claims_expired")
-                wait_until(lambda: {row["event"] for row in one.log()} & set(told), what="the late one to be told")
-                assert results(other, batch.output_file_id) == kept, "what was there is there"
+                expected = ("job_result_refused", "job_claims_expired")
+                wait_until(lambda: {row["event"] for row in one.log()} & set(expected), what="the late one to be told")
+                assert results(other, batch.output_file_id) == stored, "what was there is there"
                 again = start_batch(sdk, [line("after")])
                 assert wait_batch(sdk, again).status == "completed", "it works on, under a new name"
 
@@ -213,9 +213,9 @@ class TestFullDisk:
             files = [path.stat().st_size for path in tmp_path.glob("jobs.sqlite*")]
             _, hard = resource.prlimit(gateway.popen.pid, resource.RLIMIT_FSIZE)
             resource.prlimit(gateway.popen.pid, resource.RLIMIT_FSIZE, (max(files), hard))
-            asked = {"messages": [{"role": "user", "content": "x" * 100_000}]}
+            body = {"messages": [{"role": "user", "content": "x" * 100_000}]}
             refused = httpx.post(
-                f"{gateway.url}/v1/chat/completions", json=asked, headers={"prefer": "respond-async"}, timeout=20
+                f"{gateway.url}/v1/chat/completions", json=body, headers={"prefer": "respond-async"}, timeout=20
             )
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "jobs_unavailable"
             live = httpx.post(f"{gateway.url}/v1/chat/completions", json={"messages": [], "max_tokens": 2}, timeout=60)
@@ -256,9 +256,9 @@ class TestWithoutAPlace:
     def test_none(self, engine: StandIn) -> None:
         with Gateway(engine.url, jobs="none") as gateway:
             assert httpx.get(f"{gateway.url}/v1/batches", timeout=60).status_code == 503
-            asked = {"messages": [], "max_tokens": 1}
+            body = {"messages": [], "max_tokens": 1}
             answer = httpx.post(
-                f"{gateway.url}/v1/chat/completions", json=asked, headers={"prefer": "respond-async"}, timeout=60
+                f"{gateway.url}/v1/chat/completions", json=body, headers={"prefer": "respond-async"}, timeout=60
             )
             assert answer.status_code == 200, "a wish that is not granted, as RFC 7240 has it"
 

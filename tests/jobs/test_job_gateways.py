@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hangup.core import reasons
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
-from hangup.gateway.jobs.calls import follow
+from hangup.gateway.jobs.calls import follow_events
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.jobs.workers import MissingWorkers
 from hangup.gateway.store.jobs import Job, JobStore, NewItem, Worker
@@ -84,7 +84,7 @@ class TestClaimedBeforeItIsKnown:
                 for item in idle.items:
                     two._active.pop(batch.key, None)  # as if it were not known here
                     answered(item, b'{"a":\n 1}')
-                await soon(lambda: two.runner.writer.ended[ItemState.SUCCEEDED] == 2)
+                await soon(lambda: two.runner.writer.ended_by_state[ItemState.SUCCEEDED] == 2)
                 rows = await one.store.do(lambda: one.store.jobs.results(batch.key, 0, 10))
                 lines = [json.loads(row.body or b"") for row in rows]
                 assert [row["custom_id"] for row in lines] == ["c0", "c1"]
@@ -100,7 +100,7 @@ class TestClaimedBeforeItIsKnown:
                 job = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
 
                 async def listen() -> list[str]:
-                    return [event.name async for event in follow(one, job, -1, 30.0) if event is not None]
+                    return [event.name async for event in follow_events(one, job, -1, 30.0) if event is not None]
 
                 listening = asyncio.create_task(listen())
                 two.runner.wake("ann", urgent=True)
@@ -154,10 +154,10 @@ class TestTakenForDead:
         async def run() -> None:
             host, store = FakeGateway(), JobStore("")
             async with open_registry(store, host, ticks=False) as registry:
-                await store.do(lambda: store.workers.leave(registry.worker))
+                await store.do(lambda: store.workers.remove(registry.worker))
                 job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
                 assert await store.do(lambda: store.jobs.claim(registry.worker, "ann", 1, 1000, 0.0)) == []
-                await registry._beat(0.0)
+                await registry._heartbeat(0.0)
                 await soon(lambda: len(host.items) == 1)
                 answered(host.items[0])
                 await soon(lambda: registry.active_job(job) is None)
@@ -173,7 +173,7 @@ class TestTakenForDead:
                 await soon(lambda: len(host.items) == 2)
                 await store.do(lambda: registry._give_back(registry.worker))
                 host.room = 100
-                await registry._beat(0.0)
+                await registry._heartbeat(0.0)
                 ended = [item.flow for item in host.items[:2]]
                 assert ended == [None, None], "they were stopped"
                 await soon(lambda: len(host.items) == 8)
@@ -191,9 +191,9 @@ class TestTakenForDead:
         async def run() -> None:
             store = JobStore("")
             job = await store.do(lambda: store.jobs.submit("b", Kind.BATCH, "ann", 0.0, BATCH, items(3)))
-            gone = await store.do(lambda: store.workers.enter("here", "1-1"))
+            gone = await store.do(lambda: store.workers.register("here", "1-1"))
             await store.do(lambda: store.jobs.claim(gone, "ann", 2, 1 << 20, 0.0))
-            await store.do(lambda: store.workers.leave(gone))
+            await store.do(lambda: store.workers.remove(gone))
             host = FakeGateway()
             async with open_registry(store, host) as registry:
                 await soon(lambda: len(host.items) == 3)
@@ -210,7 +210,7 @@ async def bury_all(path: Path) -> None:
     def work() -> None:
         for worker in store.workers.all():
             store.jobs.give_back_all(worker.id, time.time())
-            store.workers.leave(worker.id)
+            store.workers.remove(worker.id)
 
     await store.do(work)
     await asyncio.to_thread(store.close)
@@ -231,7 +231,7 @@ class TestDrain:
                     while await store.do(lambda: store.workers.all()[0].beats) < beats + 2:  # noqa: ASYNC110 - the store has no event for it
                         await asyncio.sleep(0.1)
                 await store.do(lambda: store.jobs.cancel(job.key, Cause.ASKED, 0.0))
-                registry._version = -2  # as if another process had written
+                registry._file_version = -2  # as if another process had written
                 await soon(lambda: host.items[0].stopping is reasons.JOB_CANCELLED)
 
         asyncio.run(run())
@@ -278,7 +278,7 @@ class TestTwo:
                 job = await one.find("job_8", "ann", Kind.CALL)
                 await one.cancel(job, Cause.ASKED)
                 await one.store.do(lambda: one.store.jobs.delete(job.key))
-                await two._beat(0.0)
+                await two._heartbeat(0.0)
                 assert len(two.active_jobs()) == 48, "and what is gone altogether is noticed"
 
         asyncio.run(run())
@@ -315,8 +315,8 @@ class TestTwo:
                     return found.touched
 
                 before = await touched()
-                await two._beat(0.0)
-                await two._beat(0.0)
+                await two._heartbeat(0.0)
+                await two._heartbeat(0.0)
                 assert await touched() >= before + 2, "each beat says that somebody listens"
                 two.stop_listening(job)
 
@@ -334,7 +334,7 @@ class TestTwo:
                 assert (await one.find("job_alone", "ann", Kind.CALL)).cause is Cause.LEASE
                 assert one.active_job(alone) is None
                 async with open_registry(JobStore(path), FakeGateway(room=0), ticks=False):
-                    await one._beat(begun)
+                    await one._heartbeat(begun)
                     await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=2)
                     begun = asyncio.get_running_loop().time()
                     await one._tick(begun + 5.5)
@@ -347,15 +347,15 @@ class TestTwo:
 
 class TestAbsences:
     def test_another_machine_is_gone_when_its_beat_stands_still(self) -> None:
-        absences = MissingWorkers(15.0, 2.0)
-        assert absences.gone([Worker(1, "elsewhere", "7-1", 10)], 2, now=100) == []
+        missing = MissingWorkers(15.0, 2.0)
+        assert missing.find_dead([Worker(1, "elsewhere", "7-1", 10)], 2, now=100) == []
         for now in range(102, 118, 2):
-            assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=now) == [], now
-        assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=118) == [1]
+            assert missing.find_dead([Worker(1, "elsewhere", "7-1", 11)], 2, now=now) == [], now
+        assert missing.find_dead([Worker(1, "elsewhere", "7-1", 11)], 2, now=118) == [1]
 
     def test_our_own_blindness_is_nobodys_absence(self) -> None:
         """Both were stopped for an hour, and this one wakes first."""
-        absences = MissingWorkers(5.0, 2.0)
+        missing = MissingWorkers(5.0, 2.0)
         for now in (100, 102, 3700):
-            assert absences.gone([Worker(1, "elsewhere", "7-1", 10)], 2, now=now) == [], now
-        assert absences.gone([Worker(1, "elsewhere", "7-1", 11)], 2, now=3702) == []
+            assert missing.find_dead([Worker(1, "elsewhere", "7-1", 10)], 2, now=now) == [], now
+        assert missing.find_dead([Worker(1, "elsewhere", "7-1", 11)], 2, now=3702) == []

@@ -41,7 +41,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def kept(kind: Kind, body: bytes, status: int = 200) -> Any:
+def stored_result(kind: Kind, body: bytes, status: int = 200) -> Any:
     """What the store has of an item that an engine answered so."""
 
     async def run() -> Any:
@@ -65,26 +65,26 @@ def answer_in(kind: Kind, row: Any) -> Any:
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("body", [LARGE, INDENTED], ids=["flat", "indented"])
 def test_one_is_kept_as_it_came_and_not_parsed(kind: Kind, body: bytes, parsed: list[int]) -> None:
-    shown = answer_in(kind, kept(kind, body))
+    shown = answer_in(kind, stored_result(kind, body))
     assert shown["message" if kind is Kind.MESSAGES else "body"] == orjson.loads(LARGE)
     assert parsed == []
 
 
 def test_a_small_one_is_read(parsed: list[int]) -> None:
-    assert kept(Kind.BATCH, b'{"id":\n"x"}')["response"]["body"] == {"id": "x"}
+    assert stored_result(Kind.BATCH, b'{"id":\n"x"}')["response"]["body"] == {"id": "x"}
     assert parsed == [11]
 
 
 @pytest.mark.parametrize("broken", [LARGE[:-1], LARGE + b"}", b"\xff" + LARGE, LARGE.replace(b":", b";", 1), b"x" * 100_000])
 def test_what_is_no_json_is_told_as_text(broken: bytes, parsed: list[int]) -> None:
-    assert kept(Kind.BATCH, broken)["response"]["body"] == broken.decode("utf-8", "replace")
+    assert stored_result(Kind.BATCH, broken)["response"]["body"] == broken.decode("utf-8", "replace")
     assert parsed == []
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_one_beyond_answer_bytes_max_ends_the_call(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeItemCall, "answer_bytes_max", len(LARGE) - 1)
-    row = kept(kind, LARGE)
+    row = stored_result(kind, LARGE)
     shown = answer_in(kind, row)
     if kind is Kind.MESSAGES:
         assert shown["type"] == "errored"

@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
 
 from support.hosted import Hosted
 from support.jobs import client
-from support.processes import HANGUP, Gateway, get_json
+from support.processes import Gateway, get_json
+from support.provider import BATCH, REQUESTS, at_provider, claude, command, delete, job, wait_event, wait_status
 from support.raw import Client
 from support.waiting import wait_until
-
-BATCH: Any = {"input_file_id": "file-0", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-REQUESTS: Any = [
-    {"custom_id": f"r{n}", "params": {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}}
-    for n in range(3)
-]
-
-
-@contextmanager
-def at_provider(env: dict[str, str] | None = None, config: str = "", **settings: Any) -> Iterator[tuple[Gateway, Hosted]]:
-    """Looks are seldom, so that whatever the provider is asked has a cause; polls are quick."""
-    quick = {"provider_look_s": 600, "provider_poll_s": 0.05, "provider_poll_max_s": 0.2, **settings}
-    with Hosted() as hosted, Gateway(hosted.url, jobs="provider", config=config, env=env, **quick) as gateway:
-        yield gateway, hosted
-
-
-def claude(url: str) -> anthropic.Anthropic:
-    headers = {"x-api-key": "a key"}  # where a provider looks for it, whichever header this SDK chooses
-    return anthropic.Anthropic(base_url=url, api_key="a key", default_headers=headers, max_retries=0, timeout=60)
-
-
-def job(gateway: Gateway, id: str) -> dict[str, Any]:
-    answer = httpx.get(f"{gateway.admin_url}/api/jobs/{id}", timeout=60)
-    assert answer.status_code == 200, answer.text
-    shown: dict[str, Any] = answer.json()
-    return shown
-
-
-def wait_status(gateway: Gateway, id: str, status: str) -> dict[str, Any]:
-    return wait_until(lambda: (shown := job(gateway, id))["status"] == status and shown, what=f"{id} {status}") or {}
-
-
-def wait_event(gateway: Gateway, event: str, **fields: Any) -> dict[str, Any]:
-    def look() -> dict[str, Any] | None:
-        rows = (row for row in gateway.log() if row.get("event") == event)
-        return next((row for row in rows if all(row[name] == value for name, value in fields.items())), None)
-
-    return wait_until(look, what=f"{event} {fields} in the log") or {}
-
-
-def delete(gateway: Gateway, path: str) -> httpx.Response:
-    return httpx.delete(f"{gateway.admin_url}{path}", headers={"x-hangup": "1"}, timeout=60)
-
-
-def command(gateway: Gateway, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*HANGUP, "jobs", *words, "--admin", gateway.admin_url], capture_output=True, text=True, timeout=60, check=False
-    )
 
 
 class TestPassing:
@@ -80,7 +25,7 @@ class TestPassing:
             batch = sdk.batches.create(**{**BATCH, "input_file_id": file.id})
             assert batch.status == "in_progress" and sdk.batches.retrieve(batch.id).id == batch.id
             assert [row.id for row in sdk.batches.list(limit=7, after="batch_x")] == [batch.id]
-            assert hosted.asked("GET", "/v1/batches")[0].query == {"limit": ["7"], "after": ["batch_x"]}
+            assert hosted.requests_to("GET", "/v1/batches")[0].query == {"limit": ["7"], "after": ["batch_x"]}
             assert sdk.files.delete(file.id).deleted and not hosted.files
             with pytest.raises(openai.NotFoundError, match="no such object"):
                 sdk.batches.retrieve("batch_none")
@@ -141,7 +86,7 @@ class TestPassing:
             answer = httpx.post(
                 f"{gateway.url}/v1/responses", content=body, headers={"content-type": "application/json"}, timeout=60
             )
-            assert answer.status_code == 200 and hosted.asked("POST", "/v1/responses")[0].body == body
+            assert answer.status_code == 200 and hosted.requests_to("POST", "/v1/responses")[0].body == body
 
     def test_each_provider_has_its_own(self) -> None:
         with Hosted() as openai_like, Hosted() as anthropic_like:
@@ -171,7 +116,7 @@ class TestCancel:
             assert job(gateway, id)["status"] == "cancelling"
             ended = wait_event(gateway, "job_status_changed", id=id)
             assert (ended["status"], ended["cause"]) == ("cancelled", "cancelled") and ended["cancel_s"] >= 3.0
-            looks = [seen.at for seen in hosted.asked("GET", f"/v1/batches/{id}")]
+            looks = [seen.at for seen in hosted.requests_to("GET", f"/v1/batches/{id}")]
             pauses = [later - earlier for earlier, later in pairwise(looks)]
             assert pauses and all(
                 pause >= least for pause, least in zip(pauses, [0.049, 0.099, *[0.199] * len(looks)], strict=False)
@@ -190,7 +135,7 @@ class TestCancel:
             assert sdk.messages.batches.cancel(id).processing_status == "canceling"
             shown = wait_status(gateway, id, "cancelled")
             assert shown["kind"] == "message_batch" and shown["items"]["cancelled"] == 3
-            ours = [seen for seen in hosted.asked("GET", f"/v1/messages/batches/{id}") if seen.ours]
+            ours = [seen for seen in hosted.requests_to("GET", f"/v1/messages/batches/{id}") if seen.ours]
             assert ours and all(seen.headers["x-api-key"] == "a key" for seen in ours)
             assert all("anthropic-version" in seen.headers for seen in ours)
 
@@ -208,8 +153,8 @@ class TestCancel:
             sdk = client(gateway.url)
             id = sdk.batches.create(**BATCH).id
             sdk.batches.cancel(id)
-            told = wait_event(gateway, "job_cancel_timed_out", id=id)
-            assert told["cancel_s"] >= 0.5
+            event = wait_event(gateway, "job_cancel_timed_out", id=id)
+            assert event["cancel_s"] >= 0.5
             shown = job(gateway, id)
             assert shown["status"] == "cancelling" and shown["given_up"] and shown["ended_at"] is None
             assert gateway.metrics()["hangup_job_cancel_timeouts_total"] == 1
@@ -227,7 +172,7 @@ class TestCancel:
                 sdk.batches.cancel(id)
             assert failed.value.status_code == 500
             wait_status(gateway, id, "cancelled")
-            cancels = hosted.asked("POST", f"/v1/batches/{id}/cancel")
+            cancels = hosted.requests_to("POST", f"/v1/batches/{id}/cancel")
             assert [seen.ours for seen in cancels] == [False, True, True]
 
     def test_a_connection_that_breaks(self) -> None:
@@ -246,7 +191,7 @@ class TestCancel:
             hosted.cancel_failures = 100
             assert command(gateway, "cancel", id).stdout.startswith(f"{id} cancelling")
             wait_event(gateway, "job_cancel_timed_out", id=id)
-            assert len(hosted.asked("POST", f"/v1/batches/{id}/cancel")) == 3
+            assert len(hosted.requests_to("POST", f"/v1/batches/{id}/cancel")) == 3
 
     def test_by_an_operator(self) -> None:
         with at_provider() as (gateway, hosted):
@@ -257,7 +202,7 @@ class TestCancel:
             assert done.returncode == 0 and done.stdout == f"{first} cancelled\n"
             answer = delete(gateway, f"/api/jobs/{second}").json()
             assert (answer["status"], answer["cause"]) == ("cancelled", "killed")
-            assert [seen.ours for seen in hosted.asked("POST", f"/v1/messages/batches/{second}/cancel")] == [True]
+            assert [seen.ours for seen in hosted.requests_to("POST", f"/v1/messages/batches/{second}/cancel")] == [True]
             assert delete(gateway, "/api/jobs/none").status_code == 404
             pruned = delete(gateway, "/api/jobs?ended_before_s=0").json()
             assert pruned == {"pruned": 2} and get_json(f"{gateway.admin_url}/api/jobs")["jobs"] == []
@@ -293,18 +238,20 @@ class TestLease:
             ended = wait_event(gateway, "job_status_changed", id=id)
             assert (ended["status"], ended["cause"]) == ("cancelled", "lease_expired")
             assert hosted.works[id].cancelled is not None
-            assert hosted.asked("POST", f"/v1/responses/{id}/cancel")[0].headers["authorization"] == "Bearer any"
+            assert hosted.requests_to("POST", f"/v1/responses/{id}/cancel")[0].headers["authorization"] == "Bearer any"
 
     def test_polling_renews_it(self) -> None:
         with at_provider() as (gateway, hosted):
             sdk = client(gateway.url)
             id = sdk.responses.create(model="m", input="x", background=True, extra_headers={"x-hangup-lease": "2"}).id
             began = hosted.works[id].began
-            wait_until(lambda: sdk.responses.retrieve(id) and hosted.asked("GET", f"/v1/responses/{id}")[-1].at > began + 3)
+            wait_until(
+                lambda: sdk.responses.retrieve(id) and hosted.requests_to("GET", f"/v1/responses/{id}")[-1].at > began + 3
+            )
             assert hosted.works[id].cancelled is None
             wait_status(gateway, id, "cancelled")
-            polls = [seen.at for seen in hosted.asked("GET", f"/v1/responses/{id}") if not seen.ours]
-            assert hosted.asked("POST", f"/v1/responses/{id}/cancel")[0].at >= polls[-1] + 1.9
+            polls = [seen.at for seen in hosted.requests_to("GET", f"/v1/responses/{id}") if not seen.ours]
+            assert hosted.requests_to("POST", f"/v1/responses/{id}/cancel")[0].at >= polls[-1] + 1.9
 
     @pytest.mark.parametrize("taken_up_again", [False, True])
     def test_a_stream_holds_it(self, taken_up_again: bool) -> None:
@@ -351,157 +298,9 @@ class TestLease:
             hosted.may_answer.clear()
             with Client(gateway.address) as caller:
                 caller.post("/v1/responses", {"model": "m", "input": "x", "background": True, "stream": stream})
-                hosted.wait_asked("POST", "/v1/responses")
+                hosted.wait_for_requests("POST", "/v1/responses")
             wait_until(lambda: any(row.get("outcome") == "client_gone" for row in gateway.log()), what="the hang-up")
             hosted.may_answer.set()
             (id,) = hosted.works
             assert wait_event(gateway, "job_status_changed", id=id)["cause"] == "client_gone"
             assert hosted.works[id].cancelled is not None
-
-
-class TestKeys:
-    def test_the_clients_key_is_used_and_shown_nowhere(self) -> None:
-        secret = "sk-planted-0123456789abcdef"
-        with at_provider(provider_cancel_s=3) as (gateway, hosted):
-            sdk = client(gateway.url, secret)
-            first = sdk.responses.create(model="m", input="x", background=True, extra_headers={"x-hangup-lease": "1"}).id
-            second = sdk.batches.create(**BATCH).id
-            hosted.cancel_failures = 1
-            assert delete(gateway, f"/api/jobs/{second}").json()["status"] == "cancelled"
-            third = sdk.batches.create(**BATCH).id
-            wait_event(gateway, "job_status_changed", id=first)
-            hosted.cancel_takes_s = None
-            sdk.batches.cancel(third)
-            wait_event(gateway, "job_cancel_timed_out", id=third)
-            again = len(hosted.asked("POST", f"/v1/batches/{third}/cancel")) + 1
-            delete(gateway, f"/api/jobs/{third}")  # once more, though it was given up
-            hosted.wait_asked("POST", f"/v1/batches/{third}/cancel", again)
-            asked = [seen for seen in hosted.seen if seen.ours and seen.path.count("/") > 2]
-            assert len(asked) > 4 and all(seen.headers["authorization"] == f"Bearer {secret}" for seen in asked)
-            shown = [command(gateway, *words).stdout for words in (["ls", "--all", "--json"], ["show", first], ["show", third])]
-            shown += [
-                httpx.get(f"{gateway.admin_url}{path}", timeout=60).text for path in ("/api/jobs", "/metrics", "/api/calls")
-            ]
-            gateway.signal(signal.SIGTERM)
-            gateway.wait()
-            everything = "\n".join([*shown, *gateway.stdout_lines, *gateway.stderr_lines])
-            assert first in everything and secret not in everything
-
-    def test_the_backends_own_key_and_tenants(self) -> None:
-        digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("red", "blue")}
-        with Hosted() as hosted:
-            config = f"""
-                jobs = "provider"
-                [limits]
-                provider_poll_s = 0.05
-                jobs_max = 2
-                [[backend]]
-                url = "{hosted.url}"
-                api_key_env = "PROVIDER_KEY"
-                [[tenant]]
-                name = "red"
-                key_sha256 = ["{digest["red"]}"]
-                [[tenant]]
-                name = "blue"
-                key_sha256 = ["{digest["blue"]}"]
-            """
-            with Gateway(config=config, env={"PROVIDER_KEY": "theirs"}) as gateway:
-                red, blue = client(gateway.url, "red"), client(gateway.url, "blue")
-                id = red.batches.create(**BATCH).id
-                assert job(gateway, id)["tenant"] == "red"
-                with pytest.raises(openai.NotFoundError):
-                    blue.batches.cancel(id)
-                before = len(hosted.seen)
-                for spelling in (id.replace("_", "%5F"), "%62" + id[1:], f"/{id}", id[:-1] + f"%{ord(id[-1]):02x}"):
-                    for method, path in (("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
-                        url = f"{gateway.url}/v1/batches/{spelling}{path}"
-                        refused = httpx.request(method, url, headers={"authorization": "Bearer blue"}, timeout=60)
-                        assert refused.status_code in (404, 405), (method, spelling)
-                assert not [seen for seen in hosted.seen[before:] if not seen.ours], "no other spelling reaches the provider"
-                assert hosted.works[id].cancelled is None
-                sdk = anthropic.Anthropic(base_url=gateway.url, api_key="red", max_retries=0)
-                other = sdk.messages.batches.create(requests=REQUESTS).id
-                with pytest.raises(openai.RateLimitError, match="at most 2"):
-                    red.batches.create(**BATCH)
-                delete(gateway, f"/api/jobs/{other}")
-                red.batches.cancel(id)
-                wait_status(gateway, id, "cancelled")
-                wait_status(gateway, other, "cancelled")
-            asked = [seen for seen in hosted.seen if seen.path.count("/") > 2]
-            assert {seen.headers["authorization"] for seen in asked} == {"Bearer theirs"}
-            ours = [seen for seen in asked if "messages" in seen.path and seen.ours]
-            assert ours and {seen.headers["x-api-key"] for seen in ours} == {"theirs"}
-
-    def test_whoever_asks_first_after_a_restart_keeps_nobody_out(self) -> None:
-        """Who made it is not known any more, so it is as open as all that the tenants' common account has."""
-        digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("red", "blue")}
-        tenants = "".join(f'[[tenant]]\nname = "{name}"\nkey_sha256 = ["{key}"]\n' for name, key in digest.items())
-        with Hosted() as hosted:
-            config = f'jobs = "provider"\n[[backend]]\nurl = "{hosted.url}"\napi_key_env = "PROVIDER_KEY"\n{tenants}'
-
-            def call(method: str, path: str, who: str, body: Any = None) -> httpx.Response:
-                headers = {"authorization": f"Bearer {who}"}
-                return httpx.request(method, f"{gateway.url}/v1/batches{path}", headers=headers, json=body, timeout=60)
-
-            with Gateway(config=config, env={"PROVIDER_KEY": "theirs"}) as gateway:
-                id = call("POST", "", "red", BATCH).json()["id"]
-                assert call("GET", f"/{id}", "blue").status_code == 404
-            with Gateway(config=config, env={"PROVIDER_KEY": "theirs"}) as gateway:
-                assert call("GET", f"/{id}", "blue").json()["id"] == id
-                assert job(gateway, id)["tenant"] == "blue"
-                assert call("GET", f"/{id}", "red").json()["id"] == id
-                assert call("POST", f"/{id}/cancel", "red").status_code == 200
-                wait_status(gateway, id, "cancelled")
-
-
-class TestBounds:
-    def test_so_many_are_followed_and_no_more(self) -> None:
-        with at_provider(provider_jobs_max=2) as (gateway, _):
-            sdk = client(gateway.url)
-            ids = [sdk.batches.create(**BATCH).id for _ in range(3)]
-            wait_event(gateway, "job_not_followed", id=ids[2])
-            assert gateway.metrics()["hangup_jobs_not_followed_total"] == 1
-            sdk.batches.cancel(ids[0])
-            wait_status(gateway, ids[0], "cancelled")
-            newest = sdk.batches.create(**BATCH).id
-            rows = get_json(f"{gateway.admin_url}/api/jobs")["jobs"]
-            assert [row["id"] for row in rows] == [newest, ids[1]], "one that has ended makes room"
-            page = get_json(f"{gateway.admin_url}/api/jobs?limit=1")
-            assert page["more"] and len(page["jobs"]) == 1
-            rest = get_json(f"{gateway.admin_url}/api/jobs?before={newest}")["jobs"]
-            assert [row["id"] for row in rest] == [ids[1]]
-
-    def test_one_that_does_not_answer_is_not_waited_for_for_ever(self) -> None:
-        """The client is gone, and the id of its job would have been in the answer."""
-        with at_provider(provider_answer_s=0.3) as (gateway, hosted), Client(gateway.address) as left:
-            hosted.may_answer.clear()
-            left.post("/v1/batches", BATCH)
-            hosted.wait_asked("POST", "/v1/batches")
-            left.fin()
-            assert "within 0.3 s" in wait_event(gateway, "job_answer_invalid")["error"]
-
-    def test_so_many_answers_are_waited_for_and_no_more(self) -> None:
-        """provider_jobs_max: each of them holds a connection, and no client's connection counts for it any more."""
-        with at_provider(provider_jobs_max=1, provider_answer_s=600) as (gateway, hosted):
-            hosted.may_answer.clear()
-            for number in (1, 2):
-                with Client(gateway.address) as left:
-                    left.post("/v1/batches", BATCH)
-                    hosted.wait_asked("POST", "/v1/batches", number)
-                    left.fin()
-                    wait_until(lambda: gateway.metrics()["hangup_connections"] == 0)
-            assert "too many" in wait_event(gateway, "job_answer_invalid")["error"]
-
-    def test_a_drain_ends_what_is_followed(self) -> None:
-        with at_provider() as (gateway, hosted):
-            hosted.cancel_takes_s = None
-            sdk = client(gateway.url)
-            sdk.batches.cancel(sdk.batches.create(**BATCH).id)
-            stream = sdk.responses.create(model="m", input="x", background=True, stream=True)
-            next(iter(stream))
-            gateway.signal(signal.SIGTERM)
-            assert gateway.wait() == 0
-            with pytest.raises(openai.APIConnectionError):
-                list(stream)
-            left = [json.loads(row) for row in gateway.stdout_lines if "provider_jobs_unfinished" in row]
-            assert [row["count"] for row in left] == [2]

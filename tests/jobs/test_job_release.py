@@ -22,8 +22,8 @@ BODY: dict[str, Any] = {
 
 def request(gateway: Gateway, method: str, path: str, body: Any = None, **headers: str) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(gateway.url + path, data, {"content-type": "application/json", **headers}, method=method)
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    request = urllib.request.Request(gateway.url + path, data, {"content-type": "application/json", **headers}, method=method)
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return dict(json.loads(answer.read()))
 
 

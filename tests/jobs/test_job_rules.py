@@ -25,8 +25,8 @@ def test_a_job_ends_with_its_last_item_and_not_before(kind: Kind, status: JobSta
         assert end is None
     else:
         assert end is not None and end.ended
-        meant = status is JobStatus.CANCELLING or kind.single  # else single items of a batch were killed
-        stopped = (meant and bool(tally.cancelled or tally.expired)) or not tally.total
+        cancels = status is JobStatus.CANCELLING or kind.single  # else single items of a batch were killed
+        stopped = (cancels and bool(tally.cancelled or tally.expired)) or not tally.total
         assert (end in (JobStatus.CANCELLED, JobStatus.EXPIRED)) == stopped
         assert end is not JobStatus.EXPIRED or cause is Cause.WINDOW
         assert end is not JobStatus.FAILED or kind.single
@@ -133,28 +133,28 @@ class TestLease:
         assert not lease.expired(609.9) and lease.expired(610)
 
 
-class TestFeed:
-    def test_who_keeps_up_hears_all_of_it(self) -> None:
+class TestEventLog:
+    def test_a_listener_that_keeps_up_gets_every_event(self) -> None:
         """However much more it is than what is kept."""
 
         async def run() -> None:
-            feed, heard, at = EventLog(1000), [], 0
+            log, received, position = EventLog(1000), [], 0
             for n in range(500):
-                feed.add("chunk", b"x" * 100)
-                events, at = await feed.more(at)
-                heard += [event.number for event in events]
-                assert sum(len(event.data) for event in feed.events) <= 1000, n
-            feed.close()
-            assert heard == list(range(500))
-            assert await feed.more(at) == ([], at)
-            assert [event.number for event in EventLog.load(feed.dump())] == list(range(490, 500)), "the newest are kept"
-            late, _ = await feed.more(0)
-            assert late == feed.events and feed.forgotten == 489
+                log.add("chunk", b"x" * 100)
+                events, position = await log.next_events(position)
+                received += [event.number for event in events]
+                assert sum(len(event.data) for event in log.events) <= 1000, n
+            log.close()
+            assert received == list(range(500))
+            assert await log.next_events(position) == ([], position)
+            assert [event.number for event in EventLog.load(log.dump())] == list(range(490, 500)), "the newest are kept"
+            late, _ = await log.next_events(0)
+            assert late == log.events and log.last_dropped == 489
 
         asyncio.run(run())
 
     def test_one_event_that_is_larger_than_all_that_is_kept(self) -> None:
-        feed = EventLog(10)
-        feed.add("a", b"x" * 5)
-        feed.add("b", b"x" * 50)
-        assert feed.events == [JobEvent(1, "b", b"x" * 50)]
+        log = EventLog(10)
+        log.add("a", b"x" * 5)
+        log.add("b", b"x" * 50)
+        assert log.events == [JobEvent(1, "b", b"x" * 50)]

@@ -282,8 +282,8 @@ class TestMessageBatches:
 
 class TestAsyncCalls:
     def test_events_to_the_end_and_from_the_middle(self, gateway: Gateway) -> None:
-        asked = {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 6}
-        job = httpx.post(gateway.url + CHAT, json=asked, headers={"prefer": "wait=1, respond-async"}, timeout=60).json()
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 6}
+        job = httpx.post(gateway.url + CHAT, json=body, headers={"prefer": "wait=1, respond-async"}, timeout=60).json()
         url = f"{gateway.url}/v1/jobs/{job['id']}"
         whole = httpx.get(f"{url}/events", timeout=60).text
         chunks = [json.loads(row[6:]) for row in whole.splitlines() if row.startswith("data: {") and '"chunk"' not in row]

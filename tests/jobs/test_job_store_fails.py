@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import json
 import resource
 import sqlite3
 import time
@@ -16,22 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
-from hangup.core import reasons
 from hangup.core.clocks import Backoff
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.errors import Refusal
-from hangup.gateway.jobs.batches import Batches
-from hangup.gateway.jobs.files import Gone, parts
 from hangup.gateway.store.database import Database, StoreFailed
-from hangup.gateway.store.jobs import Claim, JobStore, NewItem
-from support.job_registry import FakeGateway, answered, open_registry
-from support.jobs import client, line, results, start_batch, start_job, upload, wait_batch, wait_job
+from hangup.gateway.store.jobs import Claim, JobStore
+from support.job_registry import BATCH, CALL, FakeGateway, answered, items, open_registry
+from support.jobs import client, line, start_batch, start_job, wait_job
 from support.processes import Gateway, StandIn
 from support.waiting import soon, wait_until
-
-PATH = "/v1/chat/completions"
-CALL = {"path": PATH, "model": "m", "stream": False, "headers": {}}
-BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "headers": {}}
 
 
 class FailingStore(JobStore):
@@ -41,17 +33,13 @@ class FailingStore(JobStore):
         super().__init__("")
         self.fails = False
         self.broken: Callable[[], Exception] = lambda: StoreFailed("the disk is full")
-        self.asked = 0
+        self.calls = 0
 
     async def do(self, work: Callable[[], Any]) -> Any:
-        self.asked += 1
+        self.calls += 1
         if self.fails:
             raise self.broken()
         return await super().do(work)
-
-
-def items(count: int) -> list[NewItem]:
-    return [NewItem(f"c{n}", PATH, b"{}") for n in range(count)]
 
 
 class TestCancel:
@@ -145,9 +133,9 @@ class TestPauses:
                 real = store.jobs.claim
                 store.jobs.claim = broken  # type: ignore[method-assign, assignment]
                 await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-                before = store.asked
+                before = store.calls
                 await asyncio.sleep(2.5)
-                assert store.asked - before < 40, "some ticks and beats, and a few tries"
+                assert store.calls - before < 40, "some ticks and beats, and a few tries"
                 assert host.events.count("job_store_failed") <= 3
                 store.jobs.claim = real  # type: ignore[method-assign]
                 await soon(lambda: len(host.items) == 1)
@@ -269,7 +257,7 @@ class TestDeleted:
         asyncio.run(run())
 
 
-class TestKeeper:
+class TestResultWriter:
     def test_one_result_that_cannot_be_written_costs_no_other(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()
@@ -286,7 +274,7 @@ class TestKeeper:
                 store.jobs.finish = finish  # type: ignore[method-assign, assignment]
                 for item in host.items:
                     answered(item)
-                await soon(lambda: registry.runner.writer.ended[ItemState.SUCCEEDED] == 2)
+                await soon(lambda: registry.runner.writer.ended_by_state[ItemState.SUCCEEDED] == 2)
                 assert any(isinstance(fault, OverflowError) for fault in host.faults), "it is told"
                 store.jobs.finish = real  # type: ignore[method-assign]
                 again = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
@@ -335,181 +323,3 @@ class TestKeeper:
                 await soon(lambda: registry.active_job(job) is None)
 
         asyncio.run(run())
-
-
-class TestReading:
-    def test_results_that_are_pruned_while_they_are_read(self) -> None:
-        async def run() -> None:
-            host, store = FakeGateway(), JobStore("")
-            async with open_registry(store, host) as registry:
-                batches = registry.shapes[Kind.BATCH]
-                assert isinstance(batches, Batches)
-                job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(300), window_s=60)
-                await soon(lambda: len(host.items) == 300)
-                for item in host.items:
-                    answered(item)
-                await soon(lambda: registry.active_job(job) is None)
-                file = await store.do(lambda: store.files.find("file-b-output", "ann"))
-                assert file is not None
-                lines = batches.lines(file, "ann")
-                assert await anext(lines)
-                await registry.prune(-1)
-                with pytest.raises(Gone):
-                    await anext(lines)
-
-        asyncio.run(run())
-
-    def test_a_file_that_is_deleted_while_it_is_read(self) -> None:
-        async def run() -> None:
-            host, store = FakeGateway(), JobStore("")
-            async with open_registry(store, host) as registry:
-
-                def write() -> Any:
-                    key = store.files.begin("file-a", "ann", 0.0)
-                    for n in range(3):
-                        store.files.add(key, n, b"x" * 1000)
-                    return store.files.ready(key, "batch", "f", None)
-
-                file = await store.do(write)
-                assert [len(part) async for part in parts(registry, file)] == [1000] * 3
-                reading = parts(registry, file)
-                assert await anext(reading)
-                await store.do(lambda: store.files.delete(file.key))
-                with pytest.raises(Refusal, match="deleted while it was read"):
-                    await anext(reading)
-
-        asyncio.run(run())
-
-    def test_a_download_does_not_end_cleanly(self, tmp_path: Path) -> None:
-        """Real bytes: the client sees that it was cut off."""
-        with StandIn() as engine, Gateway(engine.url, jobs=tmp_path / "jobs.sqlite") as gateway:
-            sdk = client(gateway.url)
-            id = upload(sdk, ["x" * 1000] * 20_000)
-            with httpx.stream("GET", f"{gateway.url}/v1/files/{id}/content", timeout=60) as answer:
-                pieces = answer.iter_raw(1000)
-                next(pieces)
-                sdk.files.delete(id)
-                with pytest.raises(httpx.HTTPError):
-                    list(pieces)
-
-
-class TestPrune:
-    def test_a_large_job_goes_in_portions(self) -> None:
-        """So that nobody waits for it; none of its bytes stay."""
-        store = JobStore("")
-        jobs = store.jobs
-        for n in range(3):
-            job = jobs.submit(f"j{n}", Kind.BATCH, "ann", 0.0, {}, [NewItem(f"c{k}", "/", b"x" * 100) for k in range(2500)])
-            jobs.cancel(job.key, Cause.ASKED, 1.0)
-        rounds, count, more = 0, 0, True
-        while more:
-            before = store._database.db.total_changes
-            pruned, more = jobs.prune(10.0)
-            assert store._database.db.total_changes - before <= 4000
-            count, rounds = count + pruned, rounds + 1
-        assert count == 3 and rounds >= 7
-        for table in ("job", "item", "ask", "answer", "file"):
-            assert store._database.db.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
-        assert jobs.used("ann").bytes == 0
-        store.close()
-
-    def test_the_file_shrinks(self, tmp_path: Path) -> None:
-        async def run() -> None:
-            path = tmp_path / "jobs.sqlite"
-            store = JobStore(str(path))
-            async with open_registry(store, FakeGateway()) as registry:
-                registry.runner.stop()
-                big = [NewItem(f"c{k}", "/", b"x" * 100_000) for k in range(300)]
-                job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, big, window_s=60)
-                await registry.cancel(job, Cause.ASKED)
-                assert path.stat().st_size > 25_000_000
-                await registry.prune(-1)
-            assert path.stat().st_size < 5_000_000, "closed, so all of it is in the file"
-
-        asyncio.run(run())
-
-
-class TestLines:
-    def test_one_that_is_nested_too_deeply_is_told_by_its_number(self, tmp_path: Path) -> None:
-        with StandIn() as engine, Gateway(engine.url, jobs=tmp_path / "jobs.sqlite") as gateway:
-            sdk = client(gateway.url)
-            deep: Any = "x"
-            for _ in range(300):
-                deep = [deep]
-            batch = wait_batch(sdk, start_batch(sdk, [line("a"), line("b", metadata=deep)]))
-            assert batch.status == "failed" and batch.errors.data[0].line == 2
-            assert "levels deep" in batch.errors.data[0].message
-
-    def test_an_input_that_is_deleted_while_it_is_checked(self, tmp_path: Path) -> None:
-        """All of it runs, or nothing, and it is said why."""
-
-        async def run() -> None:
-            host, store = FakeGateway(), JobStore("")
-            async with open_registry(store, host) as registry:
-                text = b"".join(line(f"r{n}").encode().ljust(1023) + b"\n" for n in range(600))
-
-                def write() -> Any:
-                    key = store.files.begin("file-a", "ann", 0.0)
-                    for n in range(3):
-                        store.files.add(key, n, text[n * 204_800 : (n + 1) * 204_800])
-                    return store.files.ready(key, "batch", "f", None)
-
-                file = await store.do(write)
-                real = store.files.part
-
-                def part(key: int, n: int) -> bytes | None:
-                    if n == 2:
-                        store.files.delete(file.key)
-                    return real(key, n)
-
-                store.files.part = part  # type: ignore[method-assign]
-                about = BATCH | {"input_file_id": "file-a"}
-                job = await registry.submit("batch_b", Kind.BATCH, "ann", about, None, window_s=60)
-                assert registry.check_lines is not None
-                await registry.check_lines(job)
-                ended = await store.do(lambda: store.jobs.get(job.key))
-                assert ended.status is JobStatus.FAILED and "deleted" in ended.about["problems"][0]["message"]
-
-        asyncio.run(run())
-
-
-def test_an_engine_that_has_no_room_is_asked_again(tmp_path: Path) -> None:
-    """A 429 is no failure of the item; hangup respects `retry-after`."""
-
-    async def run() -> None:
-        host, store = FakeGateway(), JobStore("")
-        async with open_registry(store, host) as registry:
-            job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
-            await soon(lambda: len(host.items) == 1)
-            item, asked_at = host.items[0], time.monotonic()
-            item.begin(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 2\r\n\r\n", chunked=False)
-            assert item.flow is not None
-            assert item.retry_after_s == 2
-            item.flow.call.status = 429
-            item.flow.end(reasons.COMPLETED)
-            await soon(lambda: len(host.items) == 2)
-            assert time.monotonic() - asked_at >= 1.9
-            assert [entry.cause for entry in host.booked] == ["shed"], "it has completed nothing"
-            answered(item)
-            await soon(lambda: registry.active_job(job) is None)
-            assert (await store.do(lambda: store.jobs.get(job.key))).status is JobStatus.COMPLETED
-
-    asyncio.run(run())
-
-
-def test_killing_one_item_leaves_the_batch_alone(tmp_path: Path) -> None:
-    with (
-        StandIn(slots=4, token_s=0.2, answer_tokens=20) as engine,
-        Gateway(engine.url, jobs=tmp_path / "jobs.sqlite", slots=2) as gateway,
-    ):
-        sdk = client(gateway.url)
-        id = start_batch(sdk, [line(f"r{n}", max_tokens=20) for n in range(5)])
-        wait_until(lambda: engine.stats()["tokens"] > 2, what="items to run")
-        killed = httpx.delete(f"{gateway.admin_url}/api/calls/{id}.0", headers={"x-hangup": "1"}, timeout=60)
-        assert killed.status_code == 200, killed.text
-        engine.behave(token_s=0.01)
-        batch = wait_batch(sdk, id)
-        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 4, 1)
-        (row,) = [json.loads(text) for text in sdk.files.content(batch.error_file_id or "").text.splitlines()]
-        assert row["custom_id"] == "r0" and row["error"]["code"] == "killed"
-        assert len(results(sdk, batch.output_file_id)) == 4

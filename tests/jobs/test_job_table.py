@@ -53,7 +53,7 @@ class Jobs(RuleBasedStateMachine):
         self.table = JobTable(self.db)
         self.workers_table = WorkerTable(self.db)
         self.jobs: dict[int, ModelJob] = {}
-        self.workers = [self.workers_table.enter("here", str(n)) for n in range(2)]
+        self.workers = [self.workers_table.register("here", str(n)) for n in range(2)]
         self.now = 1000.0
         self.submitted = 0
 
@@ -97,11 +97,11 @@ class Jobs(RuleBasedStateMachine):
             job.items, job.owners, job.fences = [], [], []
         else:
             problems = [{"line": 1}] if what == "bad" else []
-            unchanged = self.table.checked(key, -1, self.now, problems)
+            unchanged = self.table.finish_check(key, -1, self.now, problems)
             assert unchanged is not None and unchanged.status is JobStatus.VALIDATING, "not theirs to end"
             worker = self.table.get(key).worker
             assert worker is not None
-            self.table.checked(key, worker, self.now, problems)
+            self.table.finish_check(key, worker, self.now, problems)
             if problems:
                 job.items, job.owners, job.fences, job.status = [], [], [], JobStatus.FAILED
             else:
@@ -117,11 +117,11 @@ class Jobs(RuleBasedStateMachine):
             for n, state in enumerate(job.items)
             if state is ItemState.QUEUED
         ]
-        assert [(c.key, c.n) for c in claimed] == expected[:count], "single ones first, then in order"
+        assert [(c.job_key, c.n) for c in claimed] == expected[:count], "single ones first, then in order"
         for c in claimed:
-            job = self.jobs[c.key]
+            job = self.jobs[c.job_key]
             job.fences[c.n] += 1
-            assert c.fence == job.fences[c.n] and c.body == b"%d" % c.n and c.job == job.id
+            assert c.fence == job.fences[c.n] and c.body == b"%d" % c.n and c.job_id == job.id
             job.items[c.n] = ItemState.CLAIMED
             job.owners[c.n] = (self.workers[who], c.fence)
         return multiple(*claimed)
@@ -129,7 +129,7 @@ class Jobs(RuleBasedStateMachine):
     @rule(claim=claims, state=st.sampled_from([ItemState.SUCCEEDED, ItemState.ERRORED, ItemState.CANCELLED, ItemState.EXPIRED]))
     def finish(self, claim: Claim, state: ItemState) -> None:
         """By whoever claimed it once, whether it is still theirs or not; it may come twice."""
-        job = self.jobs.get(claim.key)
+        job = self.jobs.get(claim.job_key)
         ours = job is not None and job.items[claim.n] is ItemState.CLAIMED and job.fences[claim.n] == claim.fence
         body = b"answer %d" % claim.fence if state in (ItemState.SUCCEEDED, ItemState.ERRORED) else None
         done = self.table.finish(claim, state, self.now, body)
@@ -142,7 +142,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(claim=consumes(claims))
     def give_back(self, claim: Claim) -> None:
-        job = self.jobs.get(claim.key)
+        job = self.jobs.get(claim.job_key)
         if job is None:
             return
         if job.items[claim.n] is ItemState.CLAIMED and job.fences[claim.n] == claim.fence:
@@ -159,10 +159,10 @@ class Jobs(RuleBasedStateMachine):
                     job.items[n] = job.cause.of_items if job.status is JobStatus.CANCELLING else ItemState.QUEUED
             job.settle()
         self.table.give_back_all(gone, self.now)
-        self.workers_table.leave(gone)
-        assert not self.workers_table.beat(gone)
+        self.workers_table.remove(gone)
+        assert not self.workers_table.record_heartbeat(gone)
         assert self.table.claim(gone, TENANTS[0], 9, 1 << 20, self.now) == [], "one that was given up gets nothing"
-        self.workers[who] = self.workers_table.enter("here", "again")
+        self.workers[who] = self.workers_table.register("here", "again")
         assert self.workers[who] != gone, "a worker's number is never used again"
 
     @precondition(lambda self: self.jobs)

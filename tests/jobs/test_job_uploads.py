@@ -96,7 +96,7 @@ def test_a_form_that_is_only_work_is_refused(sent: bytes) -> None:
         async with form() as made:
             with pytest.raises(Refusal):
                 made.upload.feed(sent)
-            assert made.upload._count <= 65, "at once, not when all of it was read"
+            assert made.upload._field_count <= 65, "at once, not when all of it was read"
 
     asyncio.run(run())
 

@@ -32,7 +32,7 @@ class Served:
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         self.lines: list[str] = []
         self._asking = threading.Lock()
-        self._asked_at = 0.0
+        self._requested_at = 0.0
         self._state: dict[str, Any] = {}
         self._reader = threading.Thread(target=self._collect, daemon=True)
         self._reader.start()
@@ -58,9 +58,9 @@ class Served:
     def state(self) -> dict[str, Any]:
         """Shared by the clients that ask at the same time, so that asking does not keep the server from its work."""
         with self._asking:
-            if time.monotonic() > self._asked_at + SHARED_S:
+            if time.monotonic() > self._requested_at + SHARED_S:
                 self._state = dict(get_json(f"http://127.0.0.1:{self.address[1]}/state"))
-                self._asked_at = time.monotonic()
+                self._requested_at = time.monotonic()
             return self._state
 
     def work(self, id: str) -> dict[str, Any]:

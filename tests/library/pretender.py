@@ -17,7 +17,7 @@ class Pretender:
     """A client in the same process, whose departure the test decides: ASGI's `receive`, and the answer it got."""
 
     def __init__(self) -> None:
-        self.left = asyncio.Event()
+        self.disconnected = asyncio.Event()
         self.sent: list[bytes] = []
         self.status = 0
         self.finished = False
@@ -27,7 +27,7 @@ class Pretender:
         return SCOPE, self.receive
 
     async def receive(self) -> dict[str, str]:
-        await self.left.wait()
+        await self.disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def start(self, status: int, headers: Any) -> None:

@@ -98,25 +98,25 @@ def stream_limits(q: dict[str, str]) -> dict[str, Any]:
     return limits(q) | given
 
 
-def asked(q: dict[str, str]) -> tuple[str, float, int, int]:
+def read_query(q: dict[str, str]) -> tuple[str, float, int, int]:
     return q["id"], float(q["pace_s"]), int(q.get("size", "0")), int(q.get("count", "1000"))
 
 
 def streamed(request: Any, q: dict[str, str]) -> Any:
-    return hangup.stream(request, ENGINE.tokens(*asked(q)), **stream_limits(q))
+    return hangup.stream(request, ENGINE.tokens(*read_query(q)), **stream_limits(q))
 
 
 def threaded(request: Any, q: dict[str, str]) -> Any:
-    return hangup.stream(request, ENGINE.blocking(*asked(q)), **stream_limits(q))
+    return hangup.stream(request, ENGINE.blocking(*read_query(q)), **stream_limits(q))
 
 
 async def awaited(request: Any, q: dict[str, str]) -> dict[str, Any]:
-    return {"text": await hangup.run(request, ENGINE.whole(*asked(q)), **limits(q))}
+    return {"text": await hangup.run(request, ENGINE.whole(*read_query(q)), **limits(q))}
 
 
 async def threaded_whole(request: Any, q: dict[str, str]) -> dict[str, Any]:
     def work(token: hangup.CancelToken) -> str:
-        return ENGINE.blocking_whole(token, *asked(q))
+        return ENGINE.blocking_whole(token, *read_query(q))
 
     return {"text": await hangup.run(request, work, **limits(q))}
 

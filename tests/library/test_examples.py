@@ -43,12 +43,12 @@ def test_clients_that_leave_as_soon_as_the_engine_has_their_call(
         client.fin()
     gained: dict[str, int] = {}
 
-    def all_over() -> bool:
+    def all_ended() -> bool:
         """By their ends: a call that was just submitted neither runs nor waits yet."""
         gained.update({key: int(value - before[key]) for key, value in engine.counters().items()})
         return gained["finished"] + gained["cancelled_running"] + gained["cancelled_waiting"] >= CALLS
 
-    wait_until(all_over, what="the end of all calls")
+    wait_until(all_ended, what="the end of all calls")
     if name == "leaking":
         assert (gained["finished"], gained["cancels"]) == (CALLS, 0), "computed to the end, for nobody"
     else:

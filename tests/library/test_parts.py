@@ -23,7 +23,7 @@ from hangup.core.reasons import Reason
 from hangup.library import sockets
 from hangup.library.limits import Limits
 from hangup.library.run import run
-from hangup.library.sources import opened
+from hangup.library.sources import open_source
 from hangup.library.stream import StreamCall
 from hangup.library.tether import Tether
 from hangup.library.watch import ClientWatch
@@ -32,14 +32,14 @@ from support.waiting import soon
 
 
 def test_a_token_is_set_once_and_calls_back_once() -> None:
-    token, heard = hangup.CancelToken(), []
-    token.on_cancel(lambda: heard.append("before"))
+    token, called = hangup.CancelToken(), []
+    token.on_cancel(lambda: called.append("before"))
     assert not token() and not token.cancelled
     token.check()
     token.cancel()
     token.cancel()
-    token.on_cancel(lambda: heard.append("after"))
-    assert heard == ["before", "after"] and token(1, scores=2)
+    token.on_cancel(lambda: called.append("after"))
+    assert called == ["before", "after"] and token(1, scores=2)
     with pytest.raises(hangup.Cancelled):
         token.check()
 
@@ -72,7 +72,7 @@ async def given() -> AsyncIterator[str]:
 )
 def test_every_kind_of_source_gives_its_chunks(make: Any) -> None:
     async def main() -> list[str]:
-        async with opened(make(), hangup.CancelToken(), lambda _: None) as chunks:
+        async with open_source(make(), hangup.CancelToken(), lambda _: None) as chunks:
             return [chunk async for chunk in chunks]
 
     assert asyncio.run(main(), debug=True) == ["a", "b", "c"]
@@ -94,7 +94,7 @@ def test_opening_a_blocking_stream_does_not_block_the_loop_and_is_cancelled_too(
 
     async def main() -> hangup.Ended:
         client = Pretender()
-        asyncio.get_running_loop().call_later(0.05, client.left.set)
+        asyncio.get_running_loop().call_later(0.05, client.disconnected.set)
         return await client.stream(open_slowly)
 
     ended = asyncio.run(main(), debug=True)
@@ -104,7 +104,7 @@ def test_opening_a_blocking_stream_does_not_block_the_loop_and_is_cancelled_too(
 
 def test_other_things_are_refused_by_name() -> None:
     async def main() -> None:
-        async with opened(7, hangup.CancelToken(), lambda _: None):
+        async with open_source(7, hangup.CancelToken(), lambda _: None):
             pass
 
     with pytest.raises(TypeError, match="cannot stream from a int"):
@@ -150,7 +150,7 @@ def test_a_thread_that_does_not_answer_is_named_after_the_grace(caplog: pytest.L
 
     async def main() -> None:
         client = Pretender()
-        asyncio.get_running_loop().call_later(0.05, client.left.set)
+        asyncio.get_running_loop().call_later(0.05, client.disconnected.set)
         try:
             await run(client.request, deaf_engine, grace_s=0.1)
         finally:
@@ -175,7 +175,7 @@ def test_a_stream_that_eats_its_cancellation_is_not_asked_again() -> None:
 
     async def main() -> hangup.Ended:
         client = Pretender()
-        asyncio.get_running_loop().call_later(0.05, client.left.set)
+        asyncio.get_running_loop().call_later(0.05, client.disconnected.set)
         return await client.stream(deaf())
 
     ended = asyncio.run(main())
@@ -222,7 +222,7 @@ def test_a_client_that_does_not_read_cannot_hold_up_the_end() -> None:
 
 def test_a_server_that_shuts_down_ends_the_call() -> None:
     closed = asyncio.Event()
-    told: asyncio.Queue[hangup.Ended] = asyncio.Queue()
+    ended_calls: asyncio.Queue[hangup.Ended] = asyncio.Queue()
 
     async def endless() -> AsyncIterator[bytes]:
         try:
@@ -233,7 +233,7 @@ def test_a_server_that_shuts_down_ends_the_call() -> None:
             closed.set()
 
     async def main() -> None:
-        call = StreamCall(endless(), Limits(), on_end=told.put_nowait)
+        call = StreamCall(endless(), Limits(), on_end=ended_calls.put_nowait)
         client = Pretender()
         task = asyncio.create_task(call.run(ClientWatch(client.receive, None, None), client))
         await asyncio.sleep(0.05)
@@ -241,8 +241,8 @@ def test_a_server_that_shuts_down_ends_the_call() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.wait_for(closed.wait(), 60)
-        ended = await asyncio.wait_for(told.get(), 60)
-        assert ended.outcome.value == "drained" and told.empty()
+        ended = await asyncio.wait_for(ended_calls.get(), 60)
+        assert ended.outcome.value == "drained" and ended_calls.empty()
 
     asyncio.run(main(), debug=True)
 
@@ -256,7 +256,7 @@ def test_an_awaitable_abort_is_awaited() -> None:
 
     async def main() -> None:
         client = Pretender()
-        asyncio.get_running_loop().call_later(0.02, client.left.set)
+        asyncio.get_running_loop().call_later(0.02, client.disconnected.set)
         with pytest.raises(hangup.CallEnded):
             await run(client.request, asyncio.sleep(600), abort=abort)
         assert aborted == ["yes"]
@@ -312,8 +312,8 @@ def test_a_tethered_call_passes_its_deadline_on() -> None:
     async def main() -> float | None:
         return await run(Pretender().request, look(), total_s=70)
 
-    left_s = asyncio.run(main())
-    assert left_s is not None and 40 < left_s <= 70
+    seconds = asyncio.run(main())
+    assert seconds is not None and 40 < seconds <= 70
 
 
 class Body(httpx.AsyncByteStream):
@@ -400,7 +400,7 @@ def test_a_client_that_cannot_be_watched_is_not_a_client_that_left(monkeypatch: 
                 patch.setattr(os if what == "dup" else select, what, short_of_descriptors)
                 watch = sockets.SocketWatch(ours.fileno(), None)
                 watch.start(gone.append)
-            assert gone == [] and watch.departure() is None
+            assert gone == [] and watch.disconnect_reason() is None
             watch.stop()
             again = sockets.SocketWatch(ours.fileno(), None)  # as soon as there are descriptors, clients are watched
             again.start(gone.append)
@@ -432,13 +432,13 @@ def test_work_whose_client_cannot_be_watched_does_not_run_on_alone() -> None:
             await asyncio.sleep(3600)
 
         class Broken(ClientWatch):
-            def start(self, on_gone: Any) -> None:
+            def start(self, on_disconnect: Any) -> None:
                 raise KeyError("a bug")
 
         tether = Tether(Limits(None, None, None, None, None, None, 1.0))
         running = work()
         with pytest.raises(KeyError):
-            await tether.hold(Broken(None, None, None), running)
+            await tether.run(Broken(None, None, None), running)
         await soon(lambda: tether.ended is not None)
         assert inspect.getcoroutinestate(running) == inspect.CORO_CLOSED  # cancelled, begun or not
 

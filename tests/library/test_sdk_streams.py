@@ -33,10 +33,10 @@ class Leaver:
     def __init__(self, after: int) -> None:
         self.chunks = 0
         self.after = after
-        self.left = asyncio.Event()
+        self.disconnected = asyncio.Event()
 
     async def receive(self) -> dict[str, str]:
-        await self.left.wait()
+        await self.disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def start(self, status: int, headers: Any) -> None:
@@ -45,7 +45,7 @@ class Leaver:
     async def write(self, data: bytes) -> None:
         self.chunks += 1
         if self.chunks == self.after:
-            self.left.set()
+            self.disconnected.set()
 
     async def finish(self) -> None:
         pass

@@ -40,7 +40,7 @@ class Case:
             client.send(b"GET /state HTTP/1.1\r\nHost: test\r\n\r\n" * 2)
         self.before = served.wait_computed(id, 2)
         LEAVES[leave](client)
-        self.books = served.wait_ended(id)
+        self.ended = served.wait_ended(id)
         client.sock.close()
 
 
@@ -51,7 +51,7 @@ class Stalled:
         id = f"{work}-slow"
         query = {"write_stall_s": 1} if work in STREAMS else {"count": WHOLE_TOKENS}
         with served.post(work, id, receive_buffer=4096, pace_s=0.005, size=1, **query):
-            self.books = served.wait_ended(id, 20)
+            self.ended = served.wait_ended(id, 20)
 
 
 class Cases:
@@ -59,7 +59,7 @@ class Cases:
 
     def __init__(self, served: Served, pool: ThreadPoolExecutor) -> None:
         self.served = served
-        self.left = {(work, leave): pool.submit(Case, served, work, leave) for work in WORKS for leave in LEAVES}
+        self.hung_up = {(work, leave): pool.submit(Case, served, work, leave) for work in WORKS for leave in LEAVES}
         self.stalled = {work: pool.submit(Stalled, served, work) for work in WORKS}
 
 
@@ -77,31 +77,31 @@ def served(cases: Cases) -> Served:
 @pytest.mark.parametrize("leave", LEAVES)
 @pytest.mark.parametrize("work", WORKS)
 def test_at_most_one_token_after_the_hang_up(cases: Cases, work: str, leave: str) -> None:
-    case = cases.left[work, leave].result(120)
+    case = cases.hung_up[work, leave].result(120)
     allowed = 1 if leave != "silence" else 1 + (SILENCE_S + 2) / PACE_S  # the kernel needs its time to be sure
-    assert case.before <= case.books["computed"] <= case.before + allowed
-    (ended,) = case.books["ended"]
+    assert case.before <= case.ended["computed"] <= case.before + allowed
+    (ended,) = case.ended["ended"]
     assert ended["outcome"] == "client_gone", ended
-    assert case.books["aborted"] == 1
+    assert case.ended["aborted"] == 1
     assert not ended["zombie"]
 
 
 @pytest.mark.parametrize("work", STREAMS)
 def test_a_reader_that_stalls_is_given_up(cases: Cases, work: str) -> None:
     """It blocks the write; while it does the engine is not asked for more, and after `write_stall_s` the call ends."""
-    books = cases.stalled[work].result(120).books
-    (ended,) = books["ended"]
+    ended_call = cases.stalled[work].result(120).ended
+    (ended,) = ended_call["ended"]
     assert (ended["outcome"], ended["cause"]) == ("client_gone", "write_stall")
-    assert books["computed"] <= ended["tokens_out"] + 1
-    assert books["computed"] < 200, "back-pressure did not reach the engine"
+    assert ended_call["computed"] <= ended["tokens_out"] + 1
+    assert ended_call["computed"] < 200, "back-pressure did not reach the engine"
 
 
 @pytest.mark.parametrize("work", WHOLE)
 def test_a_reader_that_stalls_holds_up_no_whole_answer(cases: Cases, work: str) -> None:
     """The call is over once its answer is computed; that its client does not read it is the server's business."""
-    books = cases.stalled[work].result(120).books
-    (ended,) = books["ended"]
-    assert (ended["outcome"], books["computed"], books["aborted"]) == ("completed", WHOLE_TOKENS, 0)
+    ended_call = cases.stalled[work].result(120).ended
+    (ended,) = ended_call["ended"]
+    assert (ended["outcome"], ended_call["computed"], ended_call["aborted"]) == ("completed", WHOLE_TOKENS, 0)
 
 
 def test_a_complete_answer_is_complete(served: Served) -> None:
@@ -137,7 +137,7 @@ def test_a_run_past_its_time_is_answered_504(served: Served) -> None:
 
 def test_nothing_is_left_and_nothing_complains(cases: Cases) -> None:
     served = cases.served
-    wait(cases.left.values(), 30)
+    wait(cases.hung_up.values(), 30)
     wait(cases.stalled.values(), 30)
     served.wait_nothing_left()
     if served.server == "uvicorn-uvloop":

@@ -47,16 +47,16 @@ def test_sums_by_each_group() -> None:
     store = make()
     for tenant, reason in (("a", reasons.COMPLETED), ("a", reasons.CLIENT_FIN), ("b", reasons.COMPLETED)):
         book(store, tenant, reason=reason)
-    store.computed("b", 28)
-    store.uncounted("b", 3)
-    made = store.report(3600, "tenant")
-    assert [(row["tenant"], row["calls"], row["tokens_delivered"], row["engine_s"]) for row in made["rows"]] == [
+    store.add_computed("b", 28)
+    store.add_uncounted("b", 3)
+    report = store.report(3600, "tenant")
+    assert [(row["tenant"], row["calls"], row["tokens_delivered"], row["engine_s"]) for row in report["rows"]] == [
         ("a", 2, 20, 1.0),
         ("b", 1, 10, 0.5),
     ]
-    assert made["total"]["tokens_delivered"] == 30 and made["total"]["money"] == 0.75
-    assert (made["total"]["tokens_saved"], made["total"]["money_saved"]) == (15, 0.375)
-    assert made["engines"] == {"b": {"computed": 28, "uncounted": 3, "booked": 30}}
+    assert report["total"]["tokens_delivered"] == 30 and report["total"]["money"] == 0.75
+    assert (report["total"]["tokens_saved"], report["total"]["money_saved"]) == (15, 0.375)
+    assert report["engines"] == {"b": {"computed": 28, "uncounted": 3, "booked": 30}}
     assert [row["cause"] for row in store.report(3600, "cause")["rows"]] == ["completed", "client_gone"]
     with pytest.raises(HangupError):
         store.report(3600, "tenant; DROP TABLE spent")
@@ -82,8 +82,8 @@ def test_only_the_window_counts_and_what_is_old_is_forgotten(tmp_path: Path) -> 
     assert store.report(3600, "tenant")["total"]["calls"] == 1
     assert store.report(86_400, "tenant")["total"]["calls"] == 2
     now[0] += 86_400 - 3600
-    store._day, store._sweep_at = SteadyClock(0.0, now[0], time.monotonic()), 0.0  # as in a process that lived all the while
-    store._forget()
+    store._steady_clock, store._sweep_at = SteadyClock(0.0, now[0], time.monotonic()), 0.0  # as in a long-lived process
+    store._delete_expired()
     assert store.report(1e6, "tenant")["total"]["calls"] == 1
     store.close()
 
@@ -114,11 +114,11 @@ def test_a_clock_that_is_set_ahead_forgets_nothing(tmp_path: Path) -> None:
     store.report(60, "tenant")
     now[0] += 91 * 86_400
     store._sweep_at = 0.0
-    store._forget()
+    store._delete_expired()
     store.close()
     store = make(tmp_path / "l.db", clock=lambda: now[0], days=1.0)  # nor does a start with such a clock
     store._sweep_at = 0.0
-    store._forget()
+    store._delete_expired()
     assert store.report(1e9, "tenant")["total"]["calls"] == 1
     store.close()
 
@@ -126,21 +126,21 @@ def test_a_clock_that_is_set_ahead_forgets_nothing(tmp_path: Path) -> None:
 class TestFailing:
     def test_a_file_that_is_locked_costs_nothing_but_time(self, tmp_path: Path) -> None:
         """While it writes, and while it deletes: the thread survives, the failure is logged, and nothing is lost."""
-        path, told = tmp_path / "l.db", []
-        store = make(path, flush_s=0.05, told=lambda event, **fields: told.append(event))
+        path, logged = tmp_path / "l.db", []
+        store = make(path, flush_s=0.05, log_event=lambda event, **fields: logged.append(event))
         store._db.execute("PRAGMA busy_timeout = 50")
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             store._sweep_at = 0.0
             book(store)
-            wait_until(lambda: "ledger_failed" in told, what="the failure to be told")
+            wait_until(lambda: "ledger_failed" in logged, what="the failure to be told")
             book(store)
             time.sleep(0.3)
             other.execute("ROLLBACK")
-        wait_until(lambda: "ledger_recovered" in told, what="it to work")
+        wait_until(lambda: "ledger_recovered" in logged, what="it to work")
         assert store._thread.is_alive() and store.dropped == 0
         assert store.report(3600, "tenant")["total"]["calls"] == 2
-        assert told == ["ledger_failed", "ledger_recovered"]
+        assert logged == ["ledger_failed", "ledger_recovered"]
         store.close()
 
     def test_numbers_that_no_database_takes(self) -> None:
@@ -150,7 +150,7 @@ class TestFailing:
         call.tokens_in = 2**64 - 1
         call.end(reasons.COMPLETED, 1.0)
         store.add_call(call, float("inf"), float("nan"), Price(per_hour=1.0))
-        store.computed("b", 10**400)
+        store.add_computed("b", 10**400)
         book(store)
         assert store.report(3600, "tenant")["total"]["calls"] == 2
         assert store._thread.is_alive()
@@ -210,11 +210,11 @@ def test_kill_9_loses_one_batch_at_most(tmp_path: Path) -> None:
 
         wait_until(lambda: written() > 1000)
         os.kill(writer.pid, signal.SIGKILL)
-        told = [int(line) for line in writer.stdout.read().split()]
+        acknowledged = [int(line) for line in writer.stdout.read().split()]
     store = make(path)
-    kept = store.report(3600, "tenant")["total"]["calls"]
+    stored = store.report(3600, "tenant")["total"]["calls"]
     store.close()
-    assert told[-1] - kept <= 2000 and kept > 1000, "a second's worth, on however busy a machine"
+    assert acknowledged[-1] - stored <= 2000 and stored > 1000, "a second's worth, on however busy a machine"
 
 
 def test_invented_models_displace_no_real_one() -> None:
@@ -233,15 +233,15 @@ def test_invented_models_displace_no_real_one() -> None:
 
 def test_a_file_that_was_deleted_is_begun_anew(tmp_path: Path) -> None:
     """Else all that follows would be written to a file that has no name."""
-    path, told = tmp_path / "ledger.sqlite", []
-    store = make(path, told=lambda event, **fields: told.append(event))
+    path, logged = tmp_path / "ledger.sqlite", []
+    store = make(path, log_event=lambda event, **fields: logged.append(event))
     book(store, "before")
     assert store.report(3600, "tenant")["total"]["calls"] == 1
     for file in tmp_path.glob("ledger.sqlite*"):
         file.unlink()
     book(store, "after")
     assert [row["tenant"] for row in store.report(3600, "tenant")["rows"]] == ["after"]
-    assert told == ["ledger_reopened"]
+    assert logged == ["ledger_reopened"]
     store.close()
     with contextlib.closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT tenant, calls FROM spent").fetchall() == [("after", 1)]
@@ -263,30 +263,30 @@ def test_what_could_not_be_rolled_back_is_not_booked_twice(tmp_path: Path) -> No
     store._db.close()
     store._db = sqlite3.connect(tmp_path / "ledger.sqlite", check_same_thread=False, factory=Disk)
     book(store)
-    with store._lock:
+    with store._db_lock:
         store._write()
     assert store.failing and store._db.in_transaction
     store._sweep_at = 0.0
-    store._forget()  # follows each write, and commits work of its own
+    store._delete_expired()  # follows each write, and commits work of its own
     assert store.report(3600, "tenant")["total"]["calls"] == 1
     store.close()
 
 
 def test_a_ledger_that_is_too_large_loses_its_oldest_minutes(tmp_path: Path) -> None:
     """ledger_bytes_max: a client that invents names must not fill the disk within ledger_days."""
-    now, told = [60.0 * 1000], list[str]()
+    now, logged = [60.0 * 1000], list[str]()
     path = tmp_path / "ledger.sqlite"
-    store = make(path, bytes_max=200_000, clock=lambda: now[0], told=lambda event, **_: told.append(event))
+    store = make(path, bytes_max=200_000, clock=lambda: now[0], logged=lambda event, **_: logged.append(event))
     for minute in range(1000, 1040):
         now[0] = 60.0 * minute
         for n in range(60):
             book(store, model=f"model-{n}-{'x' * 150}")
         store.report(60, "tenant")
     store._sweep_at = 0.0
-    store._forget()
+    store._delete_expired()
     (used,) = store._db.execute(ledger._USED_BYTES).fetchone()
     first, last = store._db.execute("SELECT min(minute), max(minute) FROM spent").fetchone()
-    assert used <= 200_000 and 1000 < first < last == 1039 and "ledger_full" in told
+    assert used <= 200_000 and 1000 < first < last == 1039 and "ledger_full" in logged
     store.close()
 
 

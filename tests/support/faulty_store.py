@@ -132,7 +132,7 @@ class SimDatabase(Database):
         batch = [self._work.popleft() for _ in range(min(len(self._work), 4))]
         try:
             if batch:
-                self._do_together(batch)
+                self._run_batch(batch)
         except Killed:
             self._world.kill(self._process)
             return
@@ -141,7 +141,7 @@ class SimDatabase(Database):
 
     def _last_turn(self, timeout: float) -> None:
         while self._work:
-            self._do_together([self._work.popleft()])
+            self._run_batch([self._work.popleft()])
 
 
 class SimStore(JobStore):

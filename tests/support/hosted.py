@@ -37,7 +37,7 @@ class Seen:
 class Work:
     id: str
     kind: str  # "batch", "response", "message_batch"
-    asked: dict[str, Any]
+    request: dict[str, Any]
     began: float = field(default_factory=time.monotonic)
     cancelled: float | None = None
 
@@ -69,12 +69,14 @@ class Hosted:
         self._server.server_close()
         self._thread.join(5)
 
-    def asked(self, method: str, path: str) -> list[Seen]:
+    def requests_to(self, method: str, path: str) -> list[Seen]:
         with self._lock:
             return [seen for seen in self.seen if (seen.method, seen.path) == (method, path)]
 
-    def wait_asked(self, method: str, path: str, count: int = 1) -> list[Seen]:
-        return wait_until(lambda: len(found := self.asked(method, path)) >= count and found, what=f"{method} {path}") or []
+    def wait_for_requests(self, method: str, path: str, count: int = 1) -> list[Seen]:
+        return (
+            wait_until(lambda: len(found := self.requests_to(method, path)) >= count and found, what=f"{method} {path}") or []
+        )
 
     # Called by the request handler
 
@@ -82,10 +84,10 @@ class Hosted:
         with self._lock:
             self.seen.append(seen)
 
-    def create(self, kind: str, asked: dict[str, Any]) -> Work:
+    def create(self, kind: str, request: dict[str, Any]) -> Work:
         prefix = {"batch": "batch_", "response": "resp_", "message_batch": "msgbatch_"}[kind]
         with self._lock:
-            work = Work(f"{prefix}{len(self.works):04d}", kind, asked)
+            work = Work(f"{prefix}{len(self.works):04d}", kind, request)
             self.works[work.id] = work
         return work
 
@@ -113,8 +115,8 @@ class Hosted:
             return {
                 "id": work.id,
                 "object": "batch",
-                "endpoint": work.asked.get("endpoint"),
-                "input_file_id": work.asked.get("input_file_id"),
+                "endpoint": work.request.get("endpoint"),
+                "input_file_id": work.request.get("input_file_id"),
                 "completion_window": "24h",
                 "created_at": 1,
                 "expires_at": int(time.time()) + 86_400,
@@ -126,7 +128,7 @@ class Hosted:
                 "id": work.id,
                 "object": "response",
                 "created_at": 1,
-                "model": work.asked["model"],
+                "model": work.request["model"],
                 "background": True,
                 "status": "in_progress" if state == "cancelling" else state,
                 "output": [],
@@ -135,7 +137,7 @@ class Hosted:
                 "tools": [],
             }
         ended = state in ("cancelled", "completed")
-        count = len(work.asked["requests"])
+        count = len(work.request["requests"])
         counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
         counts[{"cancelled": "canceled", "completed": "succeeded"}.get(state, "processing")] = count
         moment = datetime.now(UTC).isoformat()
@@ -224,10 +226,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _create(self, kind: str, body: bytes) -> None:
         hosted = self.server.hosted
-        asked = json.loads(body)
-        work = hosted.create(kind, asked)
+        request = json.loads(body)
+        work = hosted.create(kind, request)
         hosted.may_answer.wait(30)
-        if asked.get("stream"):
+        if request.get("stream"):
             self._stream(work)
         else:
             self._json(hosted.shown(work))

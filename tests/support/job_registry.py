@@ -17,8 +17,11 @@ from hangup.gateway.apis.routes import Router
 from hangup.gateway.jobs.api import JobApi
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
-from hangup.gateway.store.jobs import JobStore
+from hangup.gateway.store.jobs import JobStore, NewItem
 
+PATH = "/v1/chat/completions"
+CALL = {"path": PATH, "model": "m", "stream": False, "headers": {}}
+BATCH = {"endpoint": PATH, "input_file_id": "f", "completion_window": "24h", "headers": {}}
 ENTRY = Entry("ann", "m", "engine", "completed", Account())
 
 
@@ -35,7 +38,7 @@ class FakeItemCall:
     def end(self, reason: Reason, detail: str = "") -> None:
         if self.call.reason is None:
             self.call.reason = reason
-            self._item.over(self.call, None, ENTRY)
+            self._item.call_ended(self.call, None, ENTRY)
 
     def on_due(self) -> None: ...
 
@@ -69,7 +72,7 @@ class FakeGateway:
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
         callback()
 
-    def told(self, event: str, **fields: object) -> None:
+    def log_event(self, event: str, **fields: object) -> None:
         self.events.append(event)
 
     def fault(self, error: Exception) -> None:
@@ -100,3 +103,7 @@ async def open_registry(
         yield registry
     finally:
         await registry.close()
+
+
+def items(count: int) -> list[NewItem]:
+    return [NewItem(f"c{n}", PATH, b"{}") for n in range(count)]

@@ -62,7 +62,7 @@ class SimItemCall:
         host = self._host
         self.call.sent_at = host.world.loop.time()
         self._timer = host.world.loop.call_later(host.world.chance.choice([0.0, 0.01, 0.5, 3.0]), self._finish)
-        self.item.started()
+        self.item.call_started()
 
     def _finish(self) -> None:
         fate = self._host.world.chance.random()
@@ -87,7 +87,9 @@ class SimItemCall:
             stop = PendingStop(self.call.id, host.world.loop.time())
             host.world.loop.call_later(host.world.chance.choice([0.0, 0.3, 5.0]), host.gone, stop)
         account = Account(calls=1)
-        self.item.over(self.call, stop, Entry(TENANT, f"{claim.job}.{claim.n}", "engine", reason.outcome.value, account))
+        self.item.call_ended(
+            self.call, stop, Entry(TENANT, f"{claim.job_id}.{claim.n}", "engine", reason.outcome.value, account)
+        )
 
     def on_due(self) -> None: ...
 
@@ -141,7 +143,7 @@ class SimGateway:
         if entry.cause == "completed":
             self.world.billed[entry.model] += 1
 
-    def told(self, event: str, **fields: object) -> None:
+    def log_event(self, event: str, **fields: object) -> None:
         self.world.events[event] += 1
 
     def fault(self, error: Exception) -> None:
@@ -228,14 +230,14 @@ class Life:
         def upload() -> None:
             key = store.files.begin(f"file-{n}", TENANT, 0.0)
             text = "\n".join(map(json.dumps, rows)).encode()
-            store.files.add(key, 0, text[:100])
-            store.files.add(key, 1, text[100:])
-            store.files.ready(key, "batch", "f", None)
+            store.files.add_part(key, 0, text[:100])
+            store.files.add_part(key, 1, text[100:])
+            store.files.mark_ready(key, "batch", "f", None)
 
         await store.do(upload)
         body = {"endpoint": PATH, "input_file_id": f"file-{n}", "completion_window": "24h"}
-        asked = JobHttpRequest("POST", "/v1/batches", {}, {}, TENANT, LIMITS, "", json.dumps(body).encode())
-        return Promise(json.loads((await job_api.answer(asked)).body)["id"], items, False)
+        request = JobHttpRequest("POST", "/v1/batches", {}, {}, TENANT, LIMITS, "", json.dumps(body).encode())
+        return Promise(json.loads((await job_api.answer(request)).body)["id"], items, False)
 
     async def cancel(self, id: str) -> None:
         registry = self.opened()
@@ -244,7 +246,7 @@ class Life:
     async def look(self, id: str) -> JobStatus:
         return (await self.opened().find(id, TENANT, None)).status
 
-    def left(self) -> list[str]:
+    def unfinished(self) -> list[str]:
         """Return what is still held when there is nothing to do."""
         registry = self.registry
         if registry is None:
@@ -253,14 +255,14 @@ class Life:
         held = {
             "jobs": len(registry.active_jobs()),
             "calls": not self.host.empty,
-            "items": len(runner._all()),
-            "pauses": len(runner._pausing),
-            "sent": sum(line.sent for line in runner._lines.values()),
-            "in hand": sum(len(line) for line in runner._lines.values()),
-            "results": len(result_writer._ended)
+            "items": len(runner._all_items()),
+            "pauses": len(runner._retry_timers),
+            "sent": sum(line.sent for line in runner._tenants.values()),
+            "in hand": sum(len(line) for line in runner._tenants.values()),
+            "results": len(result_writer._outcomes)
             + len(result_writer._given_back)
             + len(result_writer._cancels)
-            + len(result_writer._waiting),
+            + len(result_writer._cancel_waiters),
             "failing": result_writer.failing,
         }
         return [f"{self.process.name} is left with {name}: {count}" for name, count in held.items() if count]
@@ -342,7 +344,9 @@ class World:
                 result_writer, "TASKS", LongTasks(lambda name, error: self.wrong.append(f"{name} failed: {error!r}"))
             ),
             mock.patch.object(workers, "this_process", name),
-            mock.patch.object(workers, "_is_dead_here", lambda worker: self._seen_dead and worker.process in self._dead),
+            mock.patch.object(
+                workers, "_is_dead_on_this_host", lambda worker: self._seen_dead and worker.process in self._dead
+            ),
         ):
             yield
 
@@ -367,9 +371,9 @@ class World:
         until = self.loop.time() + timeout_s
         while self.loop.time() < until:
             await asyncio.sleep(0.5)
-            if len(self.living) == self._processes and not self._asking and not any(life.left() for life in self.living):
+            if len(self.living) == self._processes and not self._asking and not any(life.unfinished() for life in self.living):
                 break
-        self.wrong += [problem for life in self.living for problem in life.left()]
+        self.wrong += [problem for life in self.living for problem in life.unfinished()]
         self.wrong += [f"{self._asking} clients still wait"] if self._asking else []
 
     async def _close(self) -> None:
@@ -440,11 +444,11 @@ class World:
         allowed = ("completed", "cancelled") if promise.may_be_cancelled else ("completed",)
         if status not in allowed or (len(rows) != promise.items and status == "completed"):
             self.wrong.append(f"{promise.id} is {status} with {len(rows)} of {promise.items} items")
-        for n, state, custom_id, answer, asked in rows:
-            self._check_item(promise, n, ItemState(state), custom_id, answer, asked)
+        for n, state, custom_id, answer, input_body in rows:
+            self._check_item(promise, n, ItemState(state), custom_id, answer, input_body)
 
     def _check_item(
-        self, promise: Promise, n: int, state: ItemState, custom_id: str, answer: bytes | None, asked: bytes
+        self, promise: Promise, n: int, state: ItemState, custom_id: str, answer: bytes | None, input_body: bytes
     ) -> None:
         name = f"{promise.id}.{n}"
         if state is not ItemState.SUCCEEDED:
@@ -453,7 +457,7 @@ class World:
             return
         row = json.loads(answer or b"{}")
         body = row.get("body") or (row.get("response") or {}).get("body")
-        if body != {"echo": json.loads(asked)} or row.get("custom_id", custom_id) != custom_id:
+        if body != {"echo": json.loads(input_body)} or row.get("custom_id", custom_id) != custom_id:
             self.wrong.append(f"{name} has the answer {row}")
         if not self.billed[name] and not self.kills and not any(text.startswith("applied") for text in self.faults.happened):
             self.wrong.append(f"{name} was not billed")

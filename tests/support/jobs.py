@@ -16,8 +16,8 @@ ENDED = ("completed", "failed", "cancelled", "expired")
 
 
 def line(custom_id: str, url: str = CHAT, **body: Any) -> str:
-    asked = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}], **body}
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": asked})
+    request = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}], **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": request})
 
 
 def client(url: str, key: str = "any") -> openai.OpenAI:
@@ -49,8 +49,8 @@ def results(sdk: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 
 def start_job(url: str, *, lease_s: float | None = None, path: str = CHAT, **body: Any) -> dict[str, Any]:
     headers = {"prefer": "respond-async"} | ({"x-hangup-lease": str(lease_s)} if lease_s is not None else {})
-    asked = {"model": "m", "messages": [{"role": "user", "content": "hello"}], **body}
-    answer = httpx.post(url + path, json=asked, headers=headers, timeout=PATIENCE_S)
+    request = {"model": "m", "messages": [{"role": "user", "content": "hello"}], **body}
+    answer = httpx.post(url + path, json=request, headers=headers, timeout=PATIENCE_S)
     assert answer.status_code == 202, answer.text
     assert answer.headers["preference-applied"] == "respond-async"
     job: dict[str, Any] = answer.json()

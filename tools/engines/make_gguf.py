@@ -64,15 +64,15 @@ def tensors(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def add_tokenizer(writer: Any) -> None:
-    told = json.loads(train().to_str())
-    vocabulary: dict[str, int] = told["model"]["vocab"]
+    trained = json.loads(train().to_str())
+    vocabulary: dict[str, int] = trained["model"]["vocab"]
     tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
-    special = {token["content"] for token in told["added_tokens"]}
+    special = {token["content"] for token in trained["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens])
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in told["model"]["merges"]])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in trained["model"]["merges"]])
     writer.add_eos_token_id(vocabulary[EOS])
     writer.add_pad_token_id(vocabulary[PAD])
     writer.add_add_bos_token(False)

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from hangup.cli import client
-from hangup.cli.table import shown, table
+from hangup.cli.table import cell_text, table
 
 _MODELS_SHOWN = 3
 _EXAMPLES = """\
@@ -40,7 +40,10 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_drain(arguments: argparse.Namespace) -> int:
-    _show(client.Admin(arguments).ask(arguments.method, client.path_of("backends", arguments.backend, "drain")), arguments.json)
+    _show(
+        client.Admin(arguments).request(arguments.method, client.path_of("backends", arguments.backend, "drain")),
+        arguments.json,
+    )
     return 0
 
 
@@ -55,9 +58,9 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
             row["state"],
             str(row["in_flight"]),
             _limit(row),
-            shown(row["ladder"]),
+            cell_text(row["ladder"]),
             str(len(row["zombies"])),
-            shown(row["ladder_reason"]),
+            cell_text(row["ladder_reason"]),
             _models(row["models"]),
         ]
         for row in answer["backends"]
@@ -71,7 +74,7 @@ def _models(names: list[str] | None) -> str:
     if names is None:
         return "any"
     more = f" and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
-    return shown(", ".join(names[:_MODELS_SHOWN]) + more)
+    return cell_text(", ".join(names[:_MODELS_SHOWN]) + more)
 
 
 _LIMITED_BY = {

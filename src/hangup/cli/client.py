@@ -43,23 +43,23 @@ class Admin:
             self._headers["authorization"] = f"Bearer {token}"
 
     def get(self, path: str, **query: Any) -> Any:
-        return self.ask("GET", path, **query)
+        return self.request("GET", path, **query)
 
-    def ask(self, method: str, path: str, timeout_s: float = TIMEOUT_S, **query: Any) -> Any:
+    def request(self, method: str, path: str, timeout_s: float = TIMEOUT_S, **query: Any) -> Any:
         """Return the answer's JSON; raise `HangupError` with the reason if there is none."""
-        given = {name: value for name, value in query.items() if value not in (None, "", False)}
-        url = self.url + path + (f"?{urlencode(given)}" if given else "")
-        request = urllib.request.Request(url, method=method, headers=self._headers)  # noqa: S310 - http(s), see above
+        parameters = {name: value for name, value in query.items() if value not in (None, "", False)}
+        url = self.url + path + (f"?{urlencode(parameters)}" if parameters else "")
+        http_request = urllib.request.Request(url, method=method, headers=self._headers)  # noqa: S310 - http(s), see above
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+            with urllib.request.urlopen(http_request, timeout=timeout_s) as answer:  # noqa: S310
                 value = json.loads(answer.read())
                 return value if self._as_json else printable(value)
         except urllib.error.HTTPError as error:
             raise _fault(error) from None
         except (OSError, ValueError) as error:
-            why = getattr(error, "reason", error)
+            cause = getattr(error, "reason", error)
             raise HangupError(
-                f"cannot reach the gateway at {self.url}: {why}\n"
+                f"cannot reach the gateway at {self.url}: {cause}\n"
                 "  hint: start one with `hangup serve`, or pass its admin URL with --admin"
             ) from None
 
@@ -70,10 +70,10 @@ def path_of(*parts: str) -> str:
 
 def _fault(error: urllib.error.HTTPError) -> HangupError:
     try:
-        said = str(printable(json.loads(error.read())["error"]))
+        message = str(printable(json.loads(error.read())["error"]))
     except (ValueError, KeyError, TypeError):
         return HangupError(f"the admin port returned status {error.code}" + _hint(error))
-    return NotFound(said) if error.code == 404 else HangupError(said + _hint(error))
+    return NotFound(message) if error.code == 404 else HangupError(message + _hint(error))
 
 
 def _hint(error: urllib.error.HTTPError) -> str:

@@ -32,18 +32,18 @@ def add_parser(commands: Any) -> None:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    made = load(arguments.file)
-    check_engines(made.settings)
-    count = len(made.settings.backend)
+    config = load(arguments.file)
+    check_engines(config.settings)
+    count = len(config.settings.backend)
     print(f"{arguments.file}: ok ({count} backend{'' if count == 1 else 's'})")
     return 0
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    made = configuration(arguments)
-    rows = effective(made)
+    config = configuration(arguments)
+    rows = effective(config)
     if arguments.json:
-        tables = {name: [dataclasses.asdict(row) for row in getattr(made.settings, name)] for name in LISTS}
+        tables = {name: [dataclasses.asdict(row) for row in getattr(config.settings, name)] for name in LISTS}
         settings = {name: {"value": value, "origin": origin} for name, value, origin in rows}
         print(json.dumps({"settings": settings, **tables}, indent=2))
         return 0
@@ -51,14 +51,14 @@ def run_show(arguments: argparse.Namespace) -> int:
     for name, value, origin in rows:
         print(f"{name:<{width}}  {json.dumps(value):<22}  {origin}")
     for name in LISTS:
-        for row in getattr(made.settings, name):
-            shown = {k: v for k, v in dataclasses.asdict(row).items() if v not in ("", [], {})}
-            print(f"[[{name}]]  {json.dumps(shown)}  {made.origins.get(name, made.path or '')}")
+        for row in getattr(config.settings, name):
+            given = {k: v for k, v in dataclasses.asdict(row).items() if v not in ("", [], {})}
+            print(f"[[{name}]]  {json.dumps(given)}  {config.origins.get(name, config.path or '')}")
     return 0
 
 
-def effective(made: Configuration) -> list[tuple[str, Any, str]]:
+def effective(config: Configuration) -> list[tuple[str, Any, str]]:
     """Return every plain setting as (name, value, origin)."""
-    rows = [(f.name, getattr(made.settings, f.name), made.origin(f.name)) for f in scalar_fields(Settings)]
-    limits = made.settings.limits
-    return rows + [(f"limits.{f.name}", getattr(limits, f.name), made.origin(f.name)) for f in scalar_fields(LimitSettings)]
+    rows = [(f.name, getattr(config.settings, f.name), config.origin(f.name)) for f in scalar_fields(Settings)]
+    limits = config.settings.limits
+    return rows + [(f"limits.{f.name}", getattr(limits, f.name), config.origin(f.name)) for f in scalar_fields(LimitSettings)]

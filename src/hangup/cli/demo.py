@@ -36,16 +36,16 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    shown = _Screen()
+    screen = _Screen()
     admin_port = _free_port()
     print(f"hangup: in the second half, open http://127.0.0.1:{admin_port}/ to look at it in a browser", file=sys.stderr)
     print("hangup: finding out what the engine can do on this machine …", file=sys.stderr, flush=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            outcomes = runner.run(_play(arguments, shown, admin_port))
+            outcomes = runner.run(_play(arguments, screen, admin_port))
         except asyncio.CancelledError:
             return 143
-    shown.clear()
+    screen.clear()
     print("\n".join(table(outcomes)))
     return 0
 
@@ -55,12 +55,12 @@ def _free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-async def _play(arguments: argparse.Namespace, shown: _Screen, admin_port: int) -> list[PhaseResult]:
+async def _play(arguments: argparse.Namespace, screen: _Screen, admin_port: int) -> list[PhaseResult]:
     """Run the phases; stop their processes on a signal, too."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await play(arguments.seconds, arguments.slots, arguments.seed, shown.draw, admin_port)
+    return await play(arguments.seconds, arguments.slots, arguments.seed, screen.draw, admin_port)
 
 
 class _Screen:

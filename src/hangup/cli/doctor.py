@@ -55,8 +55,8 @@ async def _examine(settings: BackendSettings, limits: BackendLimits) -> int:
         await ask_models(backend)
         status = None
         if backend.adapter.status_path:
-            seen = await see(backend, backend.adapter.status_path, limits.status_timeout_s)
-            status = backend.adapter.read_status(seen)
+            answer = await see(backend, backend.adapter.status_path, limits.status_timeout_s)
+            status = backend.adapter.read_status(answer)
         for name, value in _findings(backend, status):
             print(f"{name:<13}{value}")
         return 0
@@ -66,7 +66,7 @@ async def _examine(settings: BackendSettings, limits: BackendLimits) -> int:
 
 def _findings(backend: Backend, status: EngineStatus | None) -> list[tuple[str, str]]:
     adapter, facts = backend.adapter, backend.facts
-    size = [(facts.slots, "slots"), (facts.context, "tokens of context"), (facts.kv_tokens, "tokens of cache")]
+    capacity = [(facts.slots, "slots"), (facts.context, "tokens of context"), (facts.kv_tokens, "tokens of cache")]
     if status is None:
         verify = f"no: hangup keeps the slot reserved for {adapter.blind_hold_s:g} s after a hang-up, then reuses it"
     else:
@@ -74,7 +74,7 @@ def _findings(backend: Backend, status: EngineStatus | None) -> list[tuple[str, 
         verify = f"{how} ({adapter.status_path.partition('?')[0]}, zombie after {adapter.grace_s + adapter.lag_s:g} s)"
     rows = [
         ("engine", f"{adapter.title} {facts.version}".rstrip()),
-        ("capacity", ", ".join(f"{count} {what}" for count, what in size if count) or "not reported"),
+        ("capacity", ", ".join(f"{count} {what}" for count, what in capacity if count) or "not reported"),
         ("stopped by", adapter.stops_by),
         ("abort by id", "yes" if facts.can_abort else "no"),
         ("verified", verify),

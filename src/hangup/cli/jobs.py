@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from hangup.cli import client, submit
-from hangup.cli.table import seconds, shown, table
+from hangup.cli.table import cell_text, seconds, table
 
 _EXAMPLES = """\
 examples:
@@ -29,15 +29,15 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=lambda arguments: parser.print_help() or 2)
-    what = parser.add_subparsers(metavar="COMMAND", title="commands")
-    listing = _command(what, "ls", "list jobs, newest first", run_ls)
+    subcommands = parser.add_subparsers(metavar="COMMAND", title="commands")
+    listing = _command(subcommands, "ls", "list jobs, newest first", run_ls)
     listing.add_argument("--all", action="store_true", help="also list ended jobs")
     listing.add_argument("--tenant", help="only jobs of this tenant")
     listing.add_argument("--kind", choices=("call", "response", "batch", "message_batch"), help="only jobs of this kind")
     listing.add_argument("--limit", type=int, default=100, metavar="N", help="show at most this many jobs (default: 100)")
-    _command(what, "show", "show the details of a job", run_show).add_argument("id", metavar="ID")
-    _command(what, "cancel", "cancel jobs, also in the engines", run_cancel).add_argument("id", nargs="+", metavar="ID")
-    pruning = _command(what, "prune", "delete ended jobs and their results", run_prune)
+    _command(subcommands, "show", "show the details of a job", run_show).add_argument("id", metavar="ID")
+    _command(subcommands, "cancel", "cancel jobs, also in the engines", run_cancel).add_argument("id", nargs="+", metavar="ID")
+    pruning = _command(subcommands, "prune", "delete ended jobs and their results", run_prune)
     pruning.add_argument(
         "--older-than",
         default="30d",
@@ -45,11 +45,11 @@ def add_parser(commands: Any) -> None:
         help="delete jobs that ended longer ago than this, such as 24h (default: 30d)",
     )
     pruning.add_argument("--tenant", help="only jobs of this tenant")
-    submit.add_parser(what)
+    submit.add_parser(subcommands)
 
 
-def _command(what: Any, name: str, help: str, run: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = what.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
+def _command(subcommands: Any, name: str, help: str, run: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subcommands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.")
     client.add_flags(parser)
     parser.set_defaults(run=run)
     return parser
@@ -84,13 +84,13 @@ def _row(job: dict[str, Any]) -> list[str]:
         status,
         *map(str, counts),
         f"{job['age_s']:.0f}s",
-        _left(job),
-        shown(job["model"]),
+        _remaining(job),
+        cell_text(job["model"]),
         job["what"],
     ]
 
 
-def _left(job: dict[str, Any]) -> str:
+def _remaining(job: dict[str, Any]) -> str:
     """Return the time left of the job's lease, or else of its completion window."""
     if job["status"] in _ENDED:
         return "-"
@@ -107,10 +107,10 @@ def run_show(arguments: argparse.Namespace) -> int:
     items = job.pop("items")
     problems = job.pop("problems") or []
     for name, value in job.items():
-        print(f"{name.replace('_', ' '):<14} {shown(value)}")
+        print(f"{name.replace('_', ' '):<14} {cell_text(value)}")
     print(f"{'items':<14} " + ", ".join(f"{count} {state}" for state, count in items.items() if count))
     for problem in problems:
-        print(f"  line {shown(problem['line'])}: {problem['message']} ({problem['code']})")
+        print(f"  line {cell_text(problem['line'])}: {problem['message']} ({problem['code']})")
     return 0
 
 
@@ -120,16 +120,16 @@ def run_cancel(arguments: argparse.Namespace) -> int:
     missing = []
     for id in arguments.id:
         try:
-            jobs.append(admin.ask("DELETE", client.path_of("jobs", id)))
+            jobs.append(admin.request("DELETE", client.path_of("jobs", id)))
         except client.NotFound:
             missing.append(id)
     if arguments.json:
         print(json.dumps({"jobs": jobs, "missing": missing}, indent=2))
     else:
         for job in jobs:
-            held = job["items"]["claimed"]
-            waits = f": waiting for the engine to stop {held} item{'s' * (held != 1)}" if held else ""
-            print(f"{job['id']} {job['status']}{waits}")
+            claimed = job["items"]["claimed"]
+            note = f": waiting for the engine to stop {claimed} item{'s' * (claimed != 1)}" if claimed else ""
+            print(f"{job['id']} {job['status']}{note}")
         for id in missing:
             print(f"no such job: {id}")
     return 1 if missing else 0
@@ -138,6 +138,6 @@ def run_cancel(arguments: argparse.Namespace) -> int:
 def run_prune(arguments: argparse.Namespace) -> int:
     admin = client.Admin(arguments)
     older_than = seconds(arguments.older_than)
-    pruned = admin.ask("DELETE", "/api/jobs", ended_before_s=str(older_than), tenant=arguments.tenant)
+    pruned = admin.request("DELETE", "/api/jobs", ended_before_s=str(older_than), tenant=arguments.tenant)
     print(json.dumps(pruned) if arguments.json else f"{pruned['pruned']} jobs deleted")
     return 0

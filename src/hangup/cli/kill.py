@@ -19,7 +19,7 @@ examples:
   hangup kill --orphans 10.0.0.1:8000                       stop orphaned work, such as that of a previous gateway
 """
 
-SAID = {
+STOP_STATE_TEXT = {
     "verified": "verified: the engine stopped after {let_go_after_s} s",
     "restarted": "the engine was restarted after {let_go_after_s} s",
     "unverified": "not verified: the engine does not report its work",
@@ -65,20 +65,20 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    chosen = {name: value for name, value in ps.filters(arguments).items() if value}
+    selection = {name: value for name, value in ps.filters(arguments).items() if value}
     if arguments.orphans:
-        if arguments.id or chosen:
+        if arguments.id or selection:
             raise HangupError("--orphans cannot be combined with ids or filters: it stops work that this gateway did not send")
         return _end_orphans(client.Admin(arguments), arguments)
-    if bool(arguments.id) == bool(chosen):
+    if bool(arguments.id) == bool(selection):
         raise HangupError("pass either call ids or a filter such as --tenant or --older-than")
     if arguments.id:
-        chosen = {"id": ",".join(arguments.id)}
+        selection = {"id": ",".join(arguments.id)}
     admin = client.Admin(arguments)
     if arguments.dry_run:
-        return _dry_run(admin, arguments, chosen)
+        return _dry_run(admin, arguments, selection)
     wait_s = seconds(arguments.wait)
-    killed = admin.ask("DELETE", "/api/calls", client.TIMEOUT_S + wait_s, wait_s=str(wait_s), **chosen)["killed"]
+    killed = admin.request("DELETE", "/api/calls", client.TIMEOUT_S + wait_s, wait_s=str(wait_s), **selection)["killed"]
     missing = [id for id in arguments.id if id not in {row["id"] for row in killed}]
     if arguments.json:
         print(json.dumps({"killed": killed, "missing": missing}, indent=2))
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _end_orphans(admin: client.Admin, arguments: argparse.Namespace) -> int:
     path = client.path_of("backends", arguments.orphans, "orphans")
-    found = admin.ask("GET" if arguments.dry_run else "DELETE", path)
+    found = admin.request("GET" if arguments.dry_run else "DELETE", path)
     if arguments.json:
         print(json.dumps(found, indent=2))
     elif not found["orphans"]:
@@ -105,8 +105,8 @@ def _end_orphans(admin: client.Admin, arguments: argparse.Namespace) -> int:
     return 1 if found["orphans"] and found["means"] == "nothing" else 0
 
 
-def _dry_run(admin: client.Admin, arguments: argparse.Namespace, chosen: dict[str, Any]) -> int:
-    rows = admin.ask("DELETE", "/api/calls", dry_run=1, **chosen)["would_kill"]
+def _dry_run(admin: client.Admin, arguments: argparse.Namespace, selection: dict[str, Any]) -> int:
+    rows = admin.request("DELETE", "/api/calls", dry_run=1, **selection)["would_kill"]
     if arguments.json:
         print(json.dumps({"dry_run": True, "would_kill": rows}, indent=2))
         return 0
@@ -119,8 +119,8 @@ def engine_side(row: dict[str, Any]) -> str:
     """Describe what was done at the engine to stop the call, and whether the engine released it."""
     if not row["connection_cut"] and not row["abort_sent"]:
         return "no engine was working on it"
-    did = " and ".join(
+    actions = " and ".join(
         what for what, done in (("connection cut", row["connection_cut"]), ("abort sent", row["abort_sent"])) if done
     )
     slot = f" slot {row['slot']}" if row["slot"] is not None else ""
-    return f"{did}, {SAID[row['release']].format_map(row)} ({row['backend']}{slot}, {row['tokens_out']} tokens)"
+    return f"{actions}, {STOP_STATE_TEXT[row['release']].format_map(row)} ({row['backend']}{slot}, {row['tokens_out']} tokens)"

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from hangup.cli import client
-from hangup.cli.table import seconds, shown, table
+from hangup.cli.table import cell_text, seconds, table
 from hangup.gateway.admin.calls import SORTS
 
 _EXAMPLES = """\
@@ -75,4 +75,4 @@ def run(arguments: argparse.Namespace) -> int:
 def lines(calls: list[dict[str, Any]]) -> list[str]:
     if not calls:
         return ["no live calls"]
-    return table(list(COLUMNS), [[shown(call[key]) for key in COLUMNS.values()] for call in calls], RIGHT)
+    return table(list(COLUMNS), [[cell_text(call[key]) for key in COLUMNS.values()] for call in calls], RIGHT)

@@ -52,26 +52,26 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    made = client.Admin(arguments).get("/api/report", since_s=seconds(arguments.since), by=arguments.by)
+    report = client.Admin(arguments).get("/api/report", since_s=seconds(arguments.since), by=arguments.by)
     if arguments.json:
-        print(json.dumps(made, indent=2))
+        print(json.dumps(report, indent=2))
     elif arguments.csv:
         writer = csv.DictWriter(sys.stdout, [arguments.by, *_COLUMNS.values()])
         writer.writeheader()
-        writer.writerows(made["rows"])
+        writer.writerows(report["rows"])
     else:
-        for line in lines(made):
+        for line in lines(report):
             print(line)
     return 0
 
 
-def lines(made: dict[str, Any]) -> list[str]:
-    by = made["by"]
-    head = [by.upper(), *(f"{name} {made['currency']}" if "COST" in name else name for name in _COLUMNS)]
-    rows = [[str(row[by]) or "-", *map(_cell, (row[key] for key in _COLUMNS.values()))] for row in made["rows"]]
-    rows.append(["total", *map(_cell, (made["total"][key] for key in _COLUMNS.values()))])
-    shown = table(head, rows, frozenset(head[1:]))
-    if made["engines"]:
+def lines(report: dict[str, Any]) -> list[str]:
+    by = report["by"]
+    head = [by.upper(), *(f"{name} {report['currency']}" if "COST" in name else name for name in _COLUMNS)]
+    rows = [[str(row[by]) or "-", *map(_cell, (row[key] for key in _COLUMNS.values()))] for row in report["rows"]]
+    rows.append(["total", *map(_cell, (report["total"][key] for key in _COLUMNS.values()))])
+    text = table(head, rows, frozenset(head[1:]))
+    if report["engines"]:
         columns = {
             "COMPUTED": "computed",
             "UNCOUNTED": "uncounted",
@@ -79,9 +79,9 @@ def lines(made: dict[str, Any]) -> list[str]:
             "LIVE": "live",
             "DIFFERENCE": "difference",
         }
-        engines = [[name, *(str(row[key]) for key in columns.values())] for name, row in made["engines"].items()]
-        shown += ["", *table(["ENGINE", *columns], engines, frozenset(columns))]
-    return shown
+        engines = [[name, *(str(row[key]) for key in columns.values())] for name, row in report["engines"].items()]
+        text += ["", *table(["ENGINE", *columns], engines, frozenset(columns))]
+    return text
 
 
 def _cell(value: float) -> str:

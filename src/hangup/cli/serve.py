@@ -45,21 +45,21 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    made = configuration(arguments)
+    config = configuration(arguments)
     # asyncio.Runner cancels any task that is left.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(made, lambda: configuration(arguments)))
+        runner.run(_serve(config, lambda: configuration(arguments)))
     return 0
 
 
-async def _serve(made: Configuration, load: Callable[[], Configuration]) -> None:
-    if made.settings.backend:
-        await Server(made, load).run(_announce(", ".join(backend.url for backend in made.settings.backend)))
+async def _serve(config: Configuration, load: Callable[[], Configuration]) -> None:
+    if config.settings.backend:
+        await Server(config, load).run(_announce(", ".join(backend.url for backend in config.settings.backend)))
         return
     from hangup.engine.serving.server import embed  # noqa: PLC0415 (numpy is only for the built-in engine)
 
-    options = EngineOptions(slots=made.settings.slots) if made.settings.slots else EngineOptions()
-    engine = embed(options, made.settings.limits)
+    options = EngineOptions(slots=config.settings.slots) if config.settings.slots else EngineOptions()
+    engine = embed(options, config.settings.limits)
     backend = BackendSettings(url="http://embedded", name="embedded", engine="hangup", slots=options.slots)
 
     def with_engine(loaded: Configuration) -> Configuration:
@@ -69,7 +69,7 @@ async def _serve(made: Configuration, load: Callable[[], Configuration]) -> None
 
     model = engine.server.runner.model.name
     try:
-        server = Server(with_engine(made), lambda: with_engine(load()), {backend.name: engine.dial})
+        server = Server(with_engine(config), lambda: with_engine(load()), {backend.name: engine.dial})
         await server.run(_announce(f"the embedded engine with {model} (no --upstream given)"))
     finally:
         await engine.close()

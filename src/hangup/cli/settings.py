@@ -45,12 +45,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(parser: argparse._ActionsContainer, field: Field[Any]) -> None:
-    shown = "on" if field.default is True else "off" if field.default is False else field.default
+    default = "on" if field.default is True else "off" if field.default is False else field.default
     parser.add_argument(
         *("--" + name.replace("_", "-") for name in (field.name, *_SHORT.get(field.name, ()))),
         dest="setting_" + field.name,
         metavar="VALUE" if field.metadata["choices"] == () else "|".join(field.metadata["choices"]),
-        help=f"{field.metadata['doc']} ({describe(field)}; default: {shown if shown != '' else 'none'})".replace("%", "%%"),
+        help=f"{field.metadata['doc']} ({describe(field)}; default: {default if default != '' else 'none'})".replace("%", "%%"),
     )
 
 
@@ -58,15 +58,15 @@ def configuration(arguments: argparse.Namespace) -> Configuration:
     """Return the configuration from the file, the environment and the flags."""
     prefix = "setting_"
     flags = {k.removeprefix(prefix): v for k, v in vars(arguments).items() if k.startswith(prefix) and v is not None}
-    made = load(arguments.config, os.environ, flags, arguments.upstream, arguments.engine)
-    for warning in made.warnings:
+    config = load(arguments.config, os.environ, flags, arguments.upstream, arguments.engine)
+    for warning in config.warnings:
         print(f"hangup: warning: {warning}", file=sys.stderr)
     if getattr(arguments, "spawn", None):
-        made = dataclasses.replace(made, settings=_with_spawned(made.settings, arguments))
-        if wrong := backend_problems(made.settings.backend[0]):
-            raise ConfigError([f"--{problem}" for problem in wrong])
-    check_engines(made.settings)
-    return made
+        config = dataclasses.replace(config, settings=_with_spawned(config.settings, arguments))
+        if problems := backend_problems(config.settings.backend[0]):
+            raise ConfigError([f"--{problem}" for problem in problems])
+    check_engines(config.settings)
+    return config
 
 
 def check_engines(settings: Settings) -> None:

@@ -45,33 +45,33 @@ def add_parser(commands: Any) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    say = parser.add_argument
-    say("--trace", type=Path, metavar="PATH", help="Azure CSV, Mooncake JSONL, or a ServeGen folder (default: synthetic)")
-    say(
+    add = parser.add_argument
+    add("--trace", type=Path, metavar="PATH", help="Azure CSV, Mooncake JSONL, or a ServeGen folder (default: synthetic)")
+    add(
         "--arrivals",
         choices=["gamma", "trace"],
         default="gamma",
         help="random gaps, or the trace's own times, scaled (default: gamma)",
     )
-    say("--cv", type=float, default=1.0, metavar="X", help="coefficient of variation of random gaps; 1 is Poisson (default: 1)")
-    say(
+    add("--cv", type=float, default=1.0, metavar="X", help="coefficient of variation of random gaps; 1 is Poisson (default: 1)")
+    add(
         "--load",
         type=_numbers,
         default=[0.7, 0.9, 1, 1.5, 2, 3, 5, 10],
         metavar="X,…",
         help="load relative to the engines' capacity",
     )
-    say("--policy", type=_names, default=[HANGUP], metavar="NAME,…", help=_list_policies())
-    say("--config", type=Path, metavar="FILE", help="the gateway's configuration, as for `hangup serve`")
-    say("--set", type=_assignment, metavar="LIMIT=X,…", help="try several values of one limit")
-    say("--engine", type=_names, default=[], metavar="KEY=VALUE,…", help="the engine model: " + _list_engine())
-    say(
+    add("--policy", type=_names, default=[HANGUP], metavar="NAME,…", help=_list_policies())
+    add("--config", type=Path, metavar="FILE", help="the gateway's configuration, as for `hangup serve`")
+    add("--set", type=_assignment, metavar="LIMIT=X,…", help="try several values of one limit")
+    add("--engine", type=_names, default=[], metavar="KEY=VALUE,…", help="the engine model: " + _list_engine())
+    add(
         "--backends", type=_counts, default=[1], metavar="N,…", help="number of engines; with --rate, finds how many are needed"
     )
-    say("--gateways", type=int, default=1, metavar="N", help="number of independent gateways in front of them (default: 1)")
-    say("--rate", type=float, metavar="X", help="calls per second, instead of --load")
-    say("--calls", type=int, default=5000, metavar="N", help="calls counted per run at a load of 1 (default: 5000)")
-    say("--seed", type=_counts, default=[1], metavar="N,…", help="random seeds; several seeds give means (default: 1)")
+    add("--gateways", type=int, default=1, metavar="N", help="number of independent gateways in front of them (default: 1)")
+    add("--rate", type=float, metavar="X", help="calls per second, instead of --load")
+    add("--calls", type=int, default=5000, metavar="N", help="calls counted per run at a load of 1 (default: 5000)")
+    add("--seed", type=_counts, default=[1], metavar="N,…", help="random seeds; several seeds give means (default: 1)")
     crowd = parser.add_argument_group("clients")
     defaults = ClientHabits()
     for field in dataclasses.fields(ClientHabits):
@@ -195,19 +195,19 @@ class _StudyProgress:
     """Shows progress on stderr, if it is a terminal."""
 
     def __init__(self, runs: int, quiet: bool) -> None:
-        self._on = not quiet and sys.stderr.isatty()
+        self._enabled = not quiet and sys.stderr.isatty()
         self._runs = runs
         self._done = 0
 
     def show(self, what: str, share: float) -> None:
         self._done += share >= 1
-        if self._on:
-            whole = min((self._done + (share if share < 1 else 0)) / self._runs, 1.0)
-            sys.stderr.write(f"\r\033[K{'█' * int(whole * 30):<30} {whole:4.0%}  {what}")
+        if self._enabled:
+            done_share = min((self._done + (share if share < 1 else 0)) / self._runs, 1.0)
+            sys.stderr.write(f"\r\033[K{'█' * int(done_share * 30):<30} {done_share:4.0%}  {what}")
             sys.stderr.flush()
 
     def clear(self) -> None:
-        if self._on:
+        if self._enabled:
             sys.stderr.write("\r\033[K")
 
 

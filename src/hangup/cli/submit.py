@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 from hangup.errors import HangupError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-_KEYS = ("HANGUP_API_KEY", "OPENAI_API_KEY")
+_KEY_VARIABLES = ("HANGUP_API_KEY", "OPENAI_API_KEY")
 _TIMEOUT_S = 60.0
 _PIECE_BYTES = 256 * 1024
 _POLL_S = (0.1, 2.0)  # the poll interval, at first and in the long run
-_BAR = 30
+_BAR_WIDTH = 30
 _ENDED = ("completed", "failed", "cancelled", "expired")
 _EXAMPLES = """\
 examples:
@@ -36,8 +36,8 @@ The API key is read from $HANGUP_API_KEY or $OPENAI_API_KEY.
 """
 
 
-def add_parser(what: Any) -> None:
-    parser = what.add_parser(
+def add_parser(subcommands: Any) -> None:
+    parser = subcommands.add_parser(
         "submit",
         help="run a file of requests as a batch",
         description="Uploads a file of requests, runs it as a batch and downloads the results, in the order of the requests.",
@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     endpoint = _endpoint(path)
     gateway = _GatewayClient(arguments.url or os.environ.get("HANGUP_URL") or DEFAULT_URL)
     file = gateway.upload(path)
-    asked = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": arguments.window}
-    batch = gateway.ask("POST", "/v1/batches", asked)
+    body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": arguments.window}
+    batch = gateway.request("POST", "/v1/batches", body)
     if arguments.detach:
         print(json.dumps(batch, indent=2) if arguments.json else batch["id"])
         return 0
@@ -74,11 +74,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\n{batch['id']} is still running; to stop it: hangup jobs cancel {batch['id']}", file=sys.stderr)
         return 130
     output = arguments.output or path.with_suffix(".results.jsonl")
-    count = _fetch(gateway, batch, output)
+    count = _fetch_results(gateway, batch, output)
     if arguments.json:
         print(json.dumps(batch, indent=2))
     else:
-        _tell(batch, output, count)
+        _print_summary(batch, output, count)
     return 0 if batch["status"] == "completed" and not batch["request_counts"]["failed"] else 1
 
 
@@ -101,12 +101,12 @@ def _wait(gateway: _GatewayClient, batch: dict[str, Any]) -> dict[str, Any]:
         while batch["status"] not in _ENDED:
             time.sleep(pause)
             pause = min(pause * 1.5, _POLL_S[1])
-            batch = gateway.ask("GET", f"/v1/batches/{batch['id']}")
+            batch = gateway.request("GET", f"/v1/batches/{batch['id']}")
             bar.show(batch, time.monotonic() - began)
     return batch
 
 
-def _fetch(gateway: _GatewayClient, batch: dict[str, Any], output: Path) -> int:
+def _fetch_results(gateway: _GatewayClient, batch: dict[str, Any], output: Path) -> int:
     """Write the answers, then the errors, to one file; return how many there are."""
     ids = [batch[name] for name in ("output_file_id", "error_file_id") if batch[name]]
     if not ids:
@@ -120,7 +120,7 @@ def _fetch(gateway: _GatewayClient, batch: dict[str, Any], output: Path) -> int:
     return count
 
 
-def _tell(batch: dict[str, Any], output: Path, count: int) -> None:
+def _print_summary(batch: dict[str, Any], output: Path, count: int) -> None:
     counts = batch["request_counts"]
     print(f"{batch['id']} {batch['status']}: {counts['completed']} of {counts['total']} answered, {counts['failed']} failed")
     for problem in (batch["errors"] or {}).get("data", ()):
@@ -135,25 +135,25 @@ class _SubmitProgress:
 
     def __init__(self) -> None:
         self._out = sys.stderr
-        self._on = self._out.isatty()
+        self._enabled = self._out.isatty()
 
     def __enter__(self) -> _SubmitProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._on:
+        if self._enabled:
             self._out.write("\r\x1b[K")
             self._out.flush()
 
     def show(self, batch: dict[str, Any], spent_s: float) -> None:
-        if not self._on:
+        if not self._enabled:
             return
         counts = batch["request_counts"]
         done, total = counts["completed"] + counts["failed"], counts["total"]
         share = done / total if total and batch["status"] != "validating" else 0.0
-        bar = "█" * round(share * _BAR) + "░" * (_BAR - round(share * _BAR))
-        left = f"{spent_s / share - spent_s:.0f} s remaining" if share else ""
-        self._out.write(f"\r\x1b[K{bar} {done}/{total} {batch['status']} {left}")
+        bar = "█" * round(share * _BAR_WIDTH) + "░" * (_BAR_WIDTH - round(share * _BAR_WIDTH))
+        remaining = f"{spent_s / share - spent_s:.0f} s remaining" if share else ""
+        self._out.write(f"\r\x1b[K{bar} {done}/{total} {batch['status']} {remaining}")
         self._out.flush()
 
 
@@ -167,33 +167,33 @@ class _GatewayClient:
         self._url = f"{parts.scheme}://{parts.netloc}"
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(parts.hostname, parts.port, timeout=_TIMEOUT_S)
-        key = next((os.environ[name] for name in _KEYS if os.environ.get(name)), "")
+        key = next((os.environ[name] for name in _KEY_VARIABLES if os.environ.get(name)), "")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
-    def ask(self, method: str, path: str, value: dict[str, Any] | None = None) -> dict[str, Any]:
+    def request(self, method: str, path: str, value: dict[str, Any] | None = None) -> dict[str, Any]:
         body = json.dumps(value).encode() if value is not None else None
         answer: dict[str, Any] = json.loads(self._send(method, path, body, {"content-type": "application/json"}).read())
         return answer
 
     def upload(self, path: Path) -> dict[str, Any]:
         boundary = secrets.token_hex(16)
-        before = (
+        form_start = (
             f'--{boundary}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
             f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="{_quoted(path.name)}"\r\n\r\n'
         ).encode()
-        behind = f"\r\n--{boundary}--\r\n".encode()
+        form_end = f"\r\n--{boundary}--\r\n".encode()
         size = path.stat().st_size
         headers = {
             "content-type": f"multipart/form-data; boundary={boundary}",
-            "content-length": str(len(before) + size + len(behind)),
+            "content-length": str(len(form_start) + size + len(form_end)),
         }
 
         def pieces() -> Iterator[bytes]:
-            yield before
+            yield form_start
             with path.open("rb") as file:
                 while piece := file.read(_PIECE_BYTES):
                     yield piece
-            yield behind
+            yield form_end
 
         answer: dict[str, Any] = json.loads(self._send("POST", "/v1/files", pieces(), headers).read())
         return answer
@@ -213,11 +213,11 @@ class _GatewayClient:
             hint = "\n  hint: start one with `hangup serve`, or pass its URL with --url"
             raise HangupError(f"cannot reach the gateway at {self._url}: {error}{hint}") from None
         if answer.status >= 400:
-            raise HangupError(_said(answer))
+            raise HangupError(_error_message(answer))
         return answer
 
 
-def _said(answer: http.client.HTTPResponse) -> str:
+def _error_message(answer: http.client.HTTPResponse) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
         return str(json.loads(answer.read())["error"]["message"])
     return f"the gateway returned status {answer.status}"

@@ -23,7 +23,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[s
     return lines
 
 
-def shown(value: object) -> str:
+def cell_text(value: object) -> str:
     """Return a value as the text of a cell; an unknown value is a dash."""
     if value is None or value == "":
         return "-"

@@ -46,26 +46,26 @@ class TopState:
 
     sort: str = "age"
     tenant: str = ""
-    at: int = 0  # the selected row
+    selected: int = 0  # the selected row
     typing: bool = False  # the user is typing a tenant's name
-    doomed: str = ""  # the call whose kill awaits confirmation
+    awaiting_confirmation: str = ""  # the call whose kill awaits confirmation
     kill: str = ""  # the call to kill now
-    over: bool = False
+    quit: bool = False
 
 
 def press(state: TopState, key: str, ids: list[str]) -> TopState:
     """Return the state after a key press; `ids` are the calls on the screen."""
     if state.typing:
-        return _type(state, key)
-    if state.doomed:
-        return replace(state, doomed="", kill=state.doomed if key == "y" else "")
+        return _type_tenant(state, key)
+    if state.awaiting_confirmation:
+        return replace(state, awaiting_confirmation="", kill=state.awaiting_confirmation if key == "y" else "")
     match key:
         case "q" | "\x03":
-            return replace(state, over=True)
+            return replace(state, quit=True)
         case "j":
-            return replace(state, at=min(state.at + 1, max(len(ids) - 1, 0)))
+            return replace(state, selected=min(state.selected + 1, max(len(ids) - 1, 0)))
         case "k":
-            return replace(state, at=max(state.at - 1, 0))
+            return replace(state, selected=max(state.selected - 1, 0))
         case "s":
             names = list(SORTS)
             return replace(state, sort=names[(names.index(state.sort.removeprefix("-")) + 1) % len(names)])
@@ -73,20 +73,22 @@ def press(state: TopState, key: str, ids: list[str]) -> TopState:
             return replace(state, sort=state.sort[1:] if state.sort.startswith("-") else f"-{state.sort}")
         case "/":
             return replace(state, typing=True, tenant="")
-        case "x" if state.at < len(ids):
-            return replace(state, doomed=ids[state.at])
+        case "x" if state.selected < len(ids):
+            return replace(state, awaiting_confirmation=ids[state.selected])
     return state
 
 
-def _type(state: TopState, key: str) -> TopState:
+def _type_tenant(state: TopState, key: str) -> TopState:
     if key in ("\r", "\n", "\x1b"):
-        return replace(state, typing=False, at=0)
+        return replace(state, typing=False, selected=0)
     if key in ("\x7f", "\b"):
         return replace(state, tenant=state.tenant[:-1])
     return replace(state, tenant=state.tenant + key) if key.isprintable() else state
 
 
-def screen(listing: dict[str, Any], overview: dict[str, Any], state: TopState, said: str, width: int, height: int) -> list[str]:
+def screen(
+    listing: dict[str, Any], overview: dict[str, Any], state: TopState, message: str, width: int, height: int
+) -> list[str]:
     """Return the lines of the screen, none longer than `width`."""
     ready = overview["not_ready"] or "ready"
     tokens = overview["tokens"]
@@ -97,22 +99,22 @@ def screen(listing: dict[str, Any], overview: dict[str, Any], state: TopState, s
     lines += [
         f"{_BOLD}! {row['backend']} is computing tokens nobody receives ({row['signal']}){_PLAIN}" for row in overview["alarms"]
     ]
-    lines.append(_prompt(state, said))
+    lines.append(_prompt(state, message))
     head, *rows = ps.lines(listing["calls"]) if listing["calls"] else ["", "no live calls"]
     lines.append(_BOLD + head[:width] + _PLAIN)
     room = max(height - len(lines) - 1, 1)
-    first = max(state.at - room + 1, 0)
-    for at, row in list(enumerate(rows))[first : first + room]:
-        lines.append(_REVERSE + row[:width] + _PLAIN if at == state.at and listing["calls"] else row[:width])
+    first = max(state.selected - room + 1, 0)
+    for index, row in list(enumerate(rows))[first : first + room]:
+        lines.append(_REVERSE + row[:width] + _PLAIN if index == state.selected and listing["calls"] else row[:width])
     return lines
 
 
-def _prompt(state: TopState, said: str) -> str:
+def _prompt(state: TopState, message: str) -> str:
     if state.typing:
         return f"tenant: {state.tenant}_"
-    if state.doomed:
-        return f"kill {state.doomed}? y to confirm, any other key to cancel"
-    return said or f"sorted by {state.sort}" + (f", tenant {state.tenant}" if state.tenant else "") + f"   {_HELP}"
+    if state.awaiting_confirmation:
+        return f"kill {state.awaiting_confirmation}? y to confirm, any other key to cancel"
+    return message or f"sorted by {state.sort}" + (f", tenant {state.tenant}" if state.tenant else "") + f"   {_HELP}"
 
 
 def add_parser(commands: Any) -> None:
@@ -143,25 +145,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _loop(admin: client.Admin, state: TopState, every_s: float) -> None:
-    said = ""
-    while not state.over:
+    message = ""
+    while not state.quit:
         listing = admin.get("/api/calls", sort=state.sort, tenant="" if state.typing else state.tenant)
         overview = admin.get("/api/overview")
         width, height = shutil.get_terminal_size()
-        lines = screen(listing, overview, state, said, width, height)
+        lines = screen(listing, overview, state, message, width, height)
         sys.stdout.write(_HOME + "".join(f"{line}\x1b[K\r\n" for line in lines) + _CLEAR)
         sys.stdout.flush()
-        said = ""
+        message = ""
         for key in _keys(every_s):
             state = press(state, key, [row["id"] for row in listing["calls"]])
         if state.kill:
-            said = _kill(admin, state.kill)
+            message = _kill(admin, state.kill)
             state = replace(state, kill="")
 
 
 def _kill(admin: client.Admin, id: str) -> str:
     try:
-        (row,) = admin.ask("DELETE", client.path_of("calls", id), wait_s=_KILL_WAIT_S)["killed"]
+        (row,) = admin.request("DELETE", client.path_of("calls", id), wait_s=_KILL_WAIT_S)["killed"]
     except HangupError as error:
         return str(error)
     return f"killed {row['id']}: {kill.engine_side(row)}"

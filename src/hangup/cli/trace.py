@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from hangup.cli import client
-from hangup.cli.table import shown
+from hangup.cli.table import cell_text
 
 _EXAMPLES = """\
 examples:
@@ -33,9 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(call, indent=2))
         return 0
-    asked = "streaming" if call["stream"] else "not streaming"
-    print(f"{call['id']}  {call['route']} ({asked}), model {shown(call['model'])}")
-    print(", ".join(f"{name} {shown(call[name])}" for name in ("tenant", "client", "backend", "slot")))
+    kind = "streaming" if call["stream"] else "not streaming"
+    print(f"{call['id']}  {call['route']} ({kind}), model {cell_text(call['model'])}")
+    print(", ".join(f"{name} {cell_text(call[name])}" for name in ("tenant", "client", "backend", "slot")))
     for step in call["timeline"]:
         print(f"{step['at_s']:>12.6f} s  {step['what']}")
     if call["waits_for"]:

@@ -131,7 +131,7 @@ class Engine:
         self._post = post
         self._outbox: Outbox = []
         self._tickets: dict[Sequence, Submission] = {}
-        self._door = threading.Lock()
+        self._submit_lock = threading.Lock()
         self._ended = 0
         self.cut: dict[str, int] = {}  # the most recently cancelled calls, by name, with the tokens of their answers
 
@@ -145,7 +145,7 @@ class Engine:
         if pool.needed(min(context, len(request.prompt) + request.tokens_max)) > pool.count:
             raise Unfit(f"Prompt and answer must fit the KV cache of {pool.count * pool.block_tokens} tokens.")
         ticket = Submission(self.mailbox, request, on_event, Writer(self.model.tokenizer.decoder(), request.stop))
-        with self._door:  # nothing may fail between the count and the post: the place would be lost
+        with self._submit_lock:  # nothing may fail between the count and the post: the place would be lost
             if self.counters.submitted - self._ended >= self._options.slots + self._options.waiting_max:
                 self.counters.refused += 1
                 raise Busy("The queue is full; retry later.")
@@ -205,15 +205,15 @@ class Engine:
             self.counters.prompt_tokens += count
         if any(s.request.embed for s in sequences):
             self._embed(scores, sequences)
-        read = [s.cached == len(s.tokens) and not s.request.embed for s in sequences]
-        if any(read):
+        prompt_done = [s.cached == len(s.tokens) and not s.request.embed for s in sequences]
+        if any(prompt_done):
             chosen = scores.choose(self._luck(sequences, 1)).tolist()
-            self._extend(scores, sequences, [row if whole else [] for row, whole in zip(chosen, read, strict=True)])
+            self._extend(scores, sequences, [row if done else [] for row, done in zip(chosen, prompt_done, strict=True)])
         if self.drafter is not None and self.drafter.reads:
             self._drain()
-            still = [s for s in sequences if s.running and not s.request.embed]
-            if still:
-                self.drafter.read(still)
+            running = [s for s in sequences if s.running and not s.request.embed]
+            if running:
+                self.drafter.read(running)
 
     def _embed(self, scores: Scores, sequences: list[Sequence]) -> None:
         """Add up the states of the tokens just read; deliver the vector of each finished prompt and free its slot."""
@@ -249,25 +249,25 @@ class Engine:
     def _draft(self, drafter: Drafter, sequences: list[Sequence]) -> list[Sequence]:
         """Run the drafter in a bounded loop and return the sequences that were not cancelled meanwhile."""
         for _ in range(drafter.steps):
-            guessing = [s for s in sequences if s.running and len(s.draft) < s.limit - len(s.tokens) - 1]
-            if not guessing:
+            drafting = [s for s in sequences if s.running and len(s.draft) < s.limit - len(s.tokens) - 1]
+            if not drafting:
                 break
-            drafter.step(guessing, lambda some: self._luck(some, 1))
+            drafter.step(drafting, lambda rows: self._luck(rows, 1))
             self._drain()
-        still = [s for s in sequences if s.running]
-        for sequence in still:
+        running = [s for s in sequences if s.running]
+        for sequence in running:
             del sequence.draft[max(0, sequence.limit - len(sequence.tokens) - 1) :]
-        return still
+        return running
 
     def _luck(self, sequences: list[Sequence], places: int) -> Luck:
         """Return how to sample at the next places after each sequence's tokens and guesses."""
-        asked = [sequence.request for sequence in sequences]
-        seeds = np.array([[request.seed] for request in asked], np.uint64)
-        behind = [range(s.answered + len(s.draft), s.answered + len(s.draft) + places) for s in sequences]
+        requests = [sequence.request for sequence in sequences]
+        seeds = np.array([[request.seed] for request in requests], np.uint64)
+        places_after = [range(s.answered + len(s.draft), s.answered + len(s.draft) + places) for s in sequences]
         return Luck(
-            np.array([request.temperature for request in asked], np.float32),
-            np.array([request.top_p for request in asked], np.float32),
-            place_seeds(seeds, np.array(behind, np.uint64)),
+            np.array([request.temperature for request in requests], np.float32),
+            np.array([request.top_p for request in requests], np.float32),
+            place_seeds(seeds, np.array(places_after, np.uint64)),
         )
 
     # Postprocess
@@ -282,21 +282,21 @@ class Engine:
             self.drafter.verified(scores, sequences, np.array([max(0, len(new) - 1) for new in tokens], np.int32))
         for row, (sequence, new) in enumerate(zip(sequences, tokens, strict=True)):
             if new:
-                self._tell(self._tickets[sequence], new, scores, row)
+                self._emit(self._tickets[sequence], new, scores, row)
 
-    def _tell(self, ticket: Submission, new: list[int], scores: Scores, row: int) -> None:
+    def _emit(self, ticket: Submission, new: list[int], scores: Scores, row: int) -> None:
         """Send the new tokens to the call's `on_event`, and end the call if the answer ends among them."""
         sequence, request, writer = ticket.sequence, ticket.sequence.request, ticket.writer
         if ticket.cancelled:
             self.counters.tokens_dropped += len(new)
             return  # the next drain ends the call
-        text, told, reason, choices = "", 0, None, []
+        text, emitted, reason, choices = "", 0, None, []
         for place, token in enumerate(new):
             if token in self.model.eos and not request.ignore_eos:
                 reason = "stop"
                 break
             text += writer.push(token)
-            told += 1
+            emitted += 1
             if request.logprobs is not None:
                 logprob, top = scores.logprobs(row, place, token, request.logprobs)
                 choices.append(Choice(token, logprob, tuple(top)))
@@ -306,13 +306,13 @@ class Engine:
         if reason is None and len(sequence.tokens) >= sequence.limit:
             reason = "length"
         if reason is not None:
-            text += writer.rest()
-        self.counters.tokens += told
-        self.counters.tokens_dropped += len(new) - told
-        if told or text:
-            self._outbox.append((ticket.on_event, Progress(text, told, tuple(choices))))
+            text += writer.flush()
+        self.counters.tokens += emitted
+        self.counters.tokens_dropped += len(new) - emitted
+        if emitted or text:
+            self._outbox.append((ticket.on_event, Progress(text, emitted, tuple(choices))))
         if reason is not None:
-            del sequence.tokens[len(sequence.tokens) - len(new) + told :]
+            del sequence.tokens[len(sequence.tokens) - len(new) + emitted :]
             self._end(ticket, "length" if reason == "length" else "stop")
 
     def _end(self, ticket: Submission, reason: EndReason) -> None:
@@ -332,8 +332,8 @@ class Engine:
                 self.counters.finished += 1
         self._ended += 1
         del self._tickets[sequence]
-        told = sequence.answered, sequence.drafted, sequence.accepted, ticket.writer.stop
-        ended = GenerationEnded(reason, len(sequence.request.prompt), *told)
+        counts = sequence.answered, sequence.drafted, sequence.accepted, ticket.writer.stop
+        ended = GenerationEnded(reason, len(sequence.request.prompt), *counts)
         self._outbox.append((ticket.on_event, ended))
 
     def _remember_cut(self, name: str, tokens: int) -> None:
@@ -350,7 +350,7 @@ class Engine:
 
 def _agreed(chosen: list[int], draft: list[int]) -> list[int]:
     """Return the chosen tokens up to and including the first one that differs from the draft: later ones are invalid."""
-    right = 0
-    while right < len(draft) and chosen[right] == draft[right]:
-        right += 1
-    return chosen[: right + 1]
+    matching = 0
+    while matching < len(draft) and chosen[matching] == draft[matching]:
+        matching += 1
+    return chosen[: matching + 1]

@@ -33,15 +33,15 @@ class Batch:
         """Build a batch from rows of (sequence, start, tokens)."""
         width = max(len(tokens) for _, _, tokens in rows)
         depth = max(-(-(start + len(tokens)) // block_tokens) for _, start, tokens in rows)
-        made = np.zeros((len(rows), width), np.int32)
+        padded = np.zeros((len(rows), width), np.int32)
         blocks = np.full((len(rows), depth), SCRAP, np.int32)
         for row, (sequence, _, tokens) in enumerate(rows):
-            made[row, : len(tokens)] = tokens
-            held = sequence.blocks[:depth]
-            blocks[row, : len(held)] = held
+            padded[row, : len(tokens)] = tokens
+            row_blocks = sequence.blocks[:depth]
+            blocks[row, : len(row_blocks)] = row_blocks
         starts = np.array([start for _, start, _ in rows], np.int32)
         counts = np.array([len(tokens) for _, _, tokens in rows], np.int32)
-        return cls(made, starts, counts, blocks, np.array([s.slot for s, _, _ in rows], np.int32), every)
+        return cls(padded, starts, counts, blocks, np.array([s.slot for s, _, _ in rows], np.int32), every)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,9 +95,9 @@ class NumpyModel:
         new = np.stack([turned[:, shape.heads :], heads[:, shape.heads + shape.kv_heads :]])
         cache.reshape(2, shape.kv_heads, -1, shape.head_size)[:, :, places] = new.swapaxes(1, 2)
         keys, values = np.take(cache, blocks, axis=2).reshape(2, shape.kv_heads, rows, -1, shape.head_size)
-        asked = turned[:, : shape.heads].reshape(rows, width, shape.kv_heads, shared, -1).transpose(2, 0, 1, 3, 4)
-        asked = asked.reshape(shape.kv_heads, rows, width * shared, -1) * np.float32(shape.head_size**-0.5)
-        found = (asked @ keys.swapaxes(-1, -2)).reshape(shape.kv_heads, rows, width, shared, -1)
+        queries = turned[:, : shape.heads].reshape(rows, width, shape.kv_heads, shared, -1).transpose(2, 0, 1, 3, 4)
+        queries = queries.reshape(shape.kv_heads, rows, width * shared, -1) * np.float32(shape.head_size**-0.5)
+        found = (queries @ keys.swapaxes(-1, -2)).reshape(shape.kv_heads, rows, width, shared, -1)
         found += mask
         found -= found.max(-1, keepdims=True)
         np.exp(found, out=found)

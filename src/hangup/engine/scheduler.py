@@ -146,12 +146,12 @@ class Scheduler:
 
     def _chunks(self, reading: list[Sequence]) -> list[tuple[Sequence, int]]:
         """Split the prefill budget into equal shares; longer prompts get what short ones do not need."""
-        chunks, left = [], self.prefill_tokens_max
+        chunks, remaining = [], self.prefill_tokens_max
         ranked = sorted(reading, key=lambda s: len(s.tokens) - s.cached)
         for index, sequence in enumerate(ranked):
-            share = max(1, left // (len(ranked) - index))
-            count = min(len(sequence.tokens) - sequence.cached, share, left)
+            share = max(1, remaining // (len(ranked) - index))
+            count = min(len(sequence.tokens) - sequence.cached, share, remaining)
             if count:
                 chunks.append((sequence, count))
-                left -= count
+                remaining -= count
         return chunks

@@ -11,26 +11,26 @@ class Writer:
     def __init__(self, decoder: TextDecoder, stops: tuple[str, ...]) -> None:
         self._decoder = decoder
         self._stops = stops
-        self._held = ""
+        self._held_back = ""
         self.stop = ""  # the stop string that was found
 
     def push(self, token: int) -> str:
         """Return the text that may be sent now; it ends before a stop string."""
         if not self._stops:
             return self._decoder.push(token)
-        text = self._held + self._decoder.push(token)
+        text = self._held_back + self._decoder.push(token)
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             at, self.stop = min(found)
-            self._held = ""
+            self._held_back = ""
             return text[:at]
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
+        self._held_back = text[len(text) - keep :]
         return text[: len(text) - keep]
 
-    def rest(self) -> str:
+    def flush(self) -> str:
         """Return the text that was held back for a stop string that never came."""
-        held, self._held = self._held, ""
+        held, self._held_back = self._held_back, ""
         return held
 
 

@@ -143,10 +143,10 @@ class TorchModel:
         cache[0].index_copy_(0, places, turned[:, shape.heads :])
         cache[1].index_copy_(0, places, fresh)
         keys, values = cache[0][seen].transpose(1, 2), cache[1][seen].transpose(1, 2)
-        asked = turned[:, : shape.heads].reshape(rows, -1, shape.kv_heads, shape.heads // shape.kv_heads, shape.head_size)
-        width = asked.shape[1]
-        asked = asked.transpose(1, 2).reshape(rows, shape.kv_heads, -1, shape.head_size)
-        out = F.scaled_dot_product_attention(asked, keys, values, attn_mask=mask)
+        queries = turned[:, : shape.heads].reshape(rows, -1, shape.kv_heads, shape.heads // shape.kv_heads, shape.head_size)
+        width = queries.shape[1]
+        queries = queries.transpose(1, 2).reshape(rows, shape.kv_heads, -1, shape.head_size)
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         return out.view(rows, shape.kv_heads, width, -1).transpose(1, 2).reshape(len(x), -1)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -165,8 +165,8 @@ class TorchModel:
     def mtp(self, slots: Ints, tokens: Ints, luck: Luck) -> Ints:
         where = torch.from_numpy(np.stack([slots, tokens])).to(self.device).long()
         state = self._states[where[0]]
-        told = [self._normed(x, w) for x, w in zip((state, self._embedding[where[1]]), self._mtp_norms, strict=True)]
-        state = state + F.linear(_swiglu(F.linear(torch.cat(told, -1), self._mtp_gate_up)), self._mtp_down)
+        inputs = [self._normed(x, w) for x, w in zip((state, self._embedding[where[1]]), self._mtp_norms, strict=True)]
+        state = state + F.linear(_swiglu(F.linear(torch.cat(inputs, -1), self._mtp_gate_up)), self._mtp_down)
         self._states[where[0]] = state
         return choose(self._logits(state)[:, None], luck)[:, 0]
 
@@ -178,21 +178,21 @@ class _Captured:
         self._packed = torch.zeros(rows, 2 + width + blocks, dtype=torch.int32, device=model.device)
         self._host = torch.zeros_like(self._packed, device="cpu").pin_memory()
         compute = model._compute  # noqa: SLF001 (the same module)
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        side_stream = torch.cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(_SEEN_AHEAD):
                 compute(self._packed, width, every)
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(side_stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._made = compute(self._packed, width, every)
+            self._outputs = compute(self._packed, width, every)
 
     def run(self, packed: np.ndarray[Any, Any], rows: int) -> tuple[Tensor, Tensor, Tensor]:
         self._host.numpy()[:] = packed
         self._packed.copy_(self._host, non_blocking=True)
         self._graph.replay()
-        logits, states, last = self._made
+        logits, states, last = self._outputs
         return logits[:rows], states[:rows], last[:rows]
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 # aborts: confirms an abort but keeps computing; done: keeps computing after the answer's end; frozen: reports figures that
 # never change; nonsense: reports impossible figures; usage: reports far more tokens than it computed.
 LIES = ("aborts", "done", "frozen", "nonsense", "usage")
-WORKS_ON_TOKENS = 300  # how many more it computes after a false "done"
-USAGE_MORE = 1_000_000
+EXTRA_TOKENS = 300  # how many more it computes after a false "done"
+EXTRA_USAGE_TOKENS = 1_000_000
 
 
 @dataclass(slots=True)
@@ -85,10 +85,10 @@ class FakeWork:
     choices: int
     on_token: Callable[[int], None]
     on_end: Callable[[], None]
-    prefill_left_s: float = 0.0
+    prefill_remaining_s: float = 0.0
     computed: int = 0  # tokens per choice
-    gone: bool = False
-    over: bool = False
+    client_gone: bool = False
+    ended: bool = False
     wanted_slot: int | None = None
     slot: int = -1
     task: int = 0
@@ -120,7 +120,7 @@ class FakeEngine:
     embedding: int = 0  # inputs of running embeddings calls: they take no slot, but engines count them as running
     past: deque[Past] = field(default_factory=lambda: deque(maxlen=20_000))
     wedged: bool = False
-    happened_at: float = 0.0  # when any call last got a token, or llama.cpp's status was read
+    last_activity_at: float = 0.0  # when any call last got a token, or llama.cpp's status was read
     _snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=10_000))
     _frozen: Snapshot | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -138,9 +138,9 @@ class FakeEngine:
 
     def client_gone(self, work: FakeWork) -> None:
         """Abort a call whose connection was lost; a deaf engine keeps computing."""
-        if work.over:
+        if work.ended:
             return
-        work.gone = True
+        work.client_gone = True
         if self.behaviour.wedge:
             self.wedged = True
         elif not self.behaviour.deaf:
@@ -152,11 +152,11 @@ class FakeEngine:
         if self.behaviour.crash_on_abort:
             self.crash()
         self.wedged = self.wedged or self.behaviour.wedge
-        named = [work for work in (*self.running, *self.waiting) if work.id == id]
+        matching = [work for work in (*self.running, *self.waiting) if work.id == id]
         if not self.lies("aborts") and not self.behaviour.deaf and not self.wedged:
-            for work in named:
+            for work in matching:
                 self._drop(work)
-        return sum(work.computed * work.choices for work in named) if named else None
+        return sum(work.computed * work.choices for work in matching) if matching else None
 
     def lies(self, about: str) -> bool:
         return about in self.behaviour.lies.split(",")
@@ -167,9 +167,9 @@ class FakeEngine:
         self._end(work, "aborted")
 
     def _end(self, work: FakeWork, how: str) -> None:
-        work.over = True
+        work.ended = True
         self.past.append(Past(work.id, work.computed * work.choices, how))
-        if not work.gone:
+        if not work.client_gone:
             work.on_end()
 
     async def run(self) -> None:
@@ -186,15 +186,15 @@ class FakeEngine:
             self.step()
 
     def step(self) -> None:
-        self._remember()
+        self._record_snapshot()
         if self.wedged:
             return
         self._schedule()
         for work in list(self.running):
-            if work.over:
+            if work.ended:
                 continue
-            if work.prefill_left_s > 0:
-                work.prefill_left_s -= self.behaviour.token_s
+            if work.prefill_remaining_s > 0:
+                work.prefill_remaining_s -= self.behaviour.token_s
             else:
                 self._compute(work)
 
@@ -204,20 +204,20 @@ class FakeEngine:
             return
         taken = {work.slot for work in self.running}
         free = {slot: None for slot in range(behaviour.slots) if slot not in taken}  # in order
-        still: list[FakeWork] = []
+        still_waiting: list[FakeWork] = []
         for work in self.waiting:
             if not free or (work.wanted_slot is not None and work.wanted_slot not in free):
-                still.append(work)  # it waits for the slot that it asked for
+                still_waiting.append(work)  # it waits for the slot that it asked for
                 continue
             work.slot = next(iter(free)) if work.wanted_slot is None else work.wanted_slot
             del free[work.slot]
             work.task = self.counters.started
-            work.prefill_left_s = behaviour.prefill_s + behaviour.prefill_token_s * work.prompt_tokens
+            work.prefill_remaining_s = behaviour.prefill_s + behaviour.prefill_token_s * work.prompt_tokens
             self.running.append(work)
             self.counters.started += 1
             self.counters.prefills += 1
-            self.counters.prefills_for_gone += work.gone
-        self.waiting = deque(still)
+            self.counters.prefills_for_gone += work.client_gone
+        self.waiting = deque(still_waiting)
         self.counters.running_peak = max(self.counters.running_peak, len(self.running))
 
     def _compute(self, work: FakeWork) -> None:
@@ -226,26 +226,26 @@ class FakeEngine:
             return
         work.computed += 1
         self.counters.tokens += work.choices
-        if work.gone:
+        if work.client_gone:
             self.counters.tokens_after_gone += work.choices
         else:
             work.on_token(work.computed - 1)
-            self.happened_at = asyncio.get_running_loop().time()
+            self.last_activity_at = asyncio.get_running_loop().time()
         if behaviour.crash_after and work.computed >= behaviour.crash_after:
             self.crash()
         cut = behaviour.cut_after and work.computed >= behaviour.cut_after
-        if not work.over and (work.computed >= work.length or cut):
+        if not work.ended and (work.computed >= work.length or cut):
             self.running.remove(work)
             self.counters.finished += 1
             self._end(work, "finished")
-            if self.lies("done") and not work.gone:
-                self._work_on(work)
+            if self.lies("done") and not work.client_gone:
+                self._keep_computing(work)
 
-    def _work_on(self, work: FakeWork) -> None:
-        more = replace(work, length=work.computed + WORKS_ON_TOKENS, gone=True, over=False)
+    def _keep_computing(self, work: FakeWork) -> None:
+        more = replace(work, length=work.computed + EXTRA_TOKENS, client_gone=True, ended=False)
         self.running.append(more)
 
-    def _remember(self) -> None:
+    def _record_snapshot(self) -> None:
         if self.behaviour.lag_s:
             self._snapshots.append(self._snapshot())
 
@@ -258,13 +258,13 @@ class FakeEngine:
         held = sum(work.prompt_tokens + work.computed * work.choices for work in self.running)
         return min(held / self.behaviour.cache_tokens, 1.0)
 
-    def forget_peaks(self) -> None:
+    def reset_peaks(self) -> None:
         """Reset the peaks to the current counts, for tests that look at a full engine."""
         self.counters.running_peak, self.counters.waiting_peak = len(self.running), len(self.waiting)
 
-    def shown(self) -> Snapshot:
+    def reported(self) -> Snapshot:
         """Return the figures that the engine reports, with the configured lag and lies."""
-        self._remember()
+        self._record_snapshot()
         now = self._snapshot()
         if self.lies("nonsense"):
             return Snapshot(now.at, -3, 10**12, -1)

@@ -9,7 +9,7 @@ import hashlib
 import re
 from typing import Any
 
-from hangup.fake_engine.responses import DONE, FakeResponse, Json, sse
+from hangup.fake_engine.response import DONE, FakeResponse, Json, sse
 
 PATHS = frozenset(
     [
@@ -40,11 +40,11 @@ class FakePlain(FakeResponse):
         return [DONE]
 
     def whole(self, count: int) -> Json:
-        told: Json = {name: self.request[name] for name in ("bytes", "sha256") if name in self.request}
-        return {"id": self.id, "model": self.model, "text": self.text(0, count), "usage": {"total_tokens": count}, **told}
+        received: Json = {name: self.request[name] for name in ("bytes", "sha256") if name in self.request}
+        return {"id": self.id, "model": self.model, "text": self.text(0, count), "usage": {"total_tokens": count}, **received}
 
 
-def about_text(path: str, value: Any) -> Json | None:
+def tokenizer_answer(path: str, value: Any) -> Json | None:
     """Return the answer to /tokenize or /detokenize, or None for another path."""
     match path.removeprefix("/v1"):
         case "/tokenize":

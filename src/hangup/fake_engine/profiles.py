@@ -24,7 +24,7 @@ class EngineProfile:
     server = "hangup-standin"
     owner = "hangup"
     id_field = ""  # the body field with the call's id, used instead of the header
-    polls_s = 0.0  # how often it checks its connections; 0: it notices a hangup at once
+    connection_poll_s = 0.0  # how often it checks its connections; 0: it notices a hangup at once
 
     def page(self, path: str, engine: FakeEngine) -> Page | None:
         """Return the answer to a GET of one of the engine's own pages."""
@@ -40,9 +40,9 @@ class EngineProfile:
         return None
 
     def client_left(self, engine: FakeEngine, work: FakeWork, streaming: bool) -> None:
-        if self.polls_s:
-            work.gone = True
-            asyncio.get_running_loop().call_later(self.polls_s, engine.client_gone, work)
+        if self.connection_poll_s:
+            work.client_gone = True
+            asyncio.get_running_loop().call_later(self.connection_poll_s, engine.client_gone, work)
         else:
             engine.client_gone(work)
 
@@ -70,7 +70,7 @@ class VllmProfile(EngineProfile):
             return 405, _JSON, b'{"detail":"Method Not Allowed"}'
         if path != "/metrics":
             return None
-        now = engine.shown()
+        now = engine.reported()
         labels = '{engine="0",model_name="standin"}'
         return _text(
             f"vllm:num_requests_running{labels} {now.running}.0",
@@ -101,7 +101,7 @@ class SglangProfile(EngineProfile):
     id_field = "rid"
 
     def page(self, path: str, engine: FakeEngine) -> Page | None:
-        now = engine.shown()
+        now = engine.reported()
         if path == "/server_info":
             return _json({"version": "0.5.18", "max_running_requests": engine.behaviour.slots, "context_length": 8192})
         if path == "/v1/loads":
@@ -113,12 +113,12 @@ class SglangProfile(EngineProfile):
             return None
         engine.counters.abort_requests += 1
         for work in [*engine.running, *engine.waiting]:
-            if work.id.startswith(value["rid"]) and not work.gone:
+            if work.id.startswith(value["rid"]) and not work.client_gone:
                 engine.abort(work.id)
         return 200, _JSON, b""
 
     def client_left(self, engine: FakeEngine, work: FakeWork, streaming: bool) -> None:
-        work.gone = True
+        work.client_gone = True
 
 
 class TgiProfile(EngineProfile):
@@ -127,10 +127,10 @@ class TgiProfile(EngineProfile):
     owner = "standin/model"
 
     def page(self, path: str, engine: FakeEngine) -> Page | None:
-        now = engine.shown()
+        now = engine.reported()
         if path == "/info":
-            told = {"router": "text-generation-router", "version": "3.3.7", "max_total_tokens": 4096, "max_batch_size": None}
-            return _json(told | {"max_concurrent_requests": 128})
+            info = {"router": "text-generation-router", "version": "3.3.7", "max_total_tokens": 4096, "max_batch_size": None}
+            return _json(info | {"max_concurrent_requests": 128})
         if path == "/metrics":
             return _text(f"tgi_batch_current_size {now.running}", f"tgi_queue_size {now.waiting}")
         return None
@@ -148,29 +148,29 @@ class LlamaCppProfile(EngineProfile):
             return _json({"total_slots": engine.behaviour.slots, "build_info": "b0-standin"})
         if path not in ("/slots", "/metrics"):
             return None
-        engine.happened_at = asyncio.get_running_loop().time()
+        engine.last_activity_at = asyncio.get_running_loop().time()
         if path == "/metrics":
-            now = engine.shown()
+            now = engine.reported()
             return _text(f"llamacpp:tokens_predicted_total {now.tokens}", f"llamacpp:requests_processing {now.running}")
-        works = {work.slot: work for work in engine.running}
-        return _json([_slot(id, works.get(id)) for id in range(engine.behaviour.slots)])
+        work_of_slot = {work.slot: work for work in engine.running}
+        return _json([_slot_row(id, work_of_slot.get(id)) for id in range(engine.behaviour.slots)])
 
     def client_left(self, engine: FakeEngine, work: FakeWork, streaming: bool) -> None:
         if streaming and work.computed:
             engine.client_gone(work)
             return
-        work.gone = True
-        self._look(engine, work)
+        work.client_gone = True
+        self._check_connection(engine, work)
 
-    def _look(self, engine: FakeEngine, work: FakeWork) -> None:
+    def _check_connection(self, engine: FakeEngine, work: FakeWork) -> None:
         loop = asyncio.get_running_loop()
-        if work.over:
+        if work.ended:
             return
-        quiet_s = loop.time() - engine.happened_at
-        if quiet_s >= 1.0:
+        idle_s = loop.time() - engine.last_activity_at
+        if idle_s >= 1.0:
             engine.client_gone(work)
         else:
-            loop.call_later(1.0 - quiet_s, self._look, engine, work)
+            loop.call_later(1.0 - idle_s, self._check_connection, engine, work)
 
 
 class OllamaProfile(EngineProfile):
@@ -188,10 +188,10 @@ class TensorRtProfile(EngineProfile):
     name = "tensorrt_llm"
     server = "uvicorn"
     owner = "tensorrt_llm"
-    polls_s = 1.0
+    connection_poll_s = 1.0
 
     def page(self, path: str, engine: FakeEngine) -> Page | None:
-        now = engine.shown()
+        now = engine.reported()
         if path == "/version":
             return _json({"version": "1.2.0"})
         if path != "/prometheus/metrics":
@@ -208,7 +208,7 @@ class LmDeployProfile(EngineProfile):
     id_field = "session_id"
 
     def page(self, path: str, engine: FakeEngine) -> Page | None:
-        now = engine.shown()
+        now = engine.reported()
         if path != "/metrics":
             return None
         return _text(f"lmdeploy:num_requests_running {now.running}.0", f"lmdeploy:num_requests_waiting {now.waiting}.0")
@@ -220,9 +220,9 @@ class LmDeployProfile(EngineProfile):
         return _json({"status": "success"})
 
 
-LIKENESSES: dict[str, EngineProfile] = {
-    like.name: like
-    for like in (
+PROFILES: dict[str, EngineProfile] = {
+    profile.name: profile
+    for profile in (
         EngineProfile(),
         OpenAIProfile(),
         VllmProfile(),
@@ -244,9 +244,9 @@ def _text(*lines: str) -> Page:
     return 200, _TEXT, "\n".join((*lines, "")).encode()
 
 
-def _slot(id: int, work: FakeWork | None) -> dict[str, Any]:
+def _slot_row(id: int, work: FakeWork | None) -> dict[str, Any]:
     row: dict[str, Any] = {"id": id, "n_ctx": 4096, "speculative": False, "is_processing": work is not None}
     if work is not None:
-        read = 0 if work.prefill_left_s > 0 else work.prompt_tokens
+        read = 0 if work.prefill_remaining_s > 0 else work.prompt_tokens
         row |= {"id_task": work.task, "n_prompt_tokens_processed": read, "next_token": [{"n_decoded": work.computed}]}
     return row

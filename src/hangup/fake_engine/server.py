@@ -13,10 +13,12 @@ import httptools
 import orjson
 
 from hangup.fake_engine import websocket
-from hangup.fake_engine.engine import USAGE_MORE, Behaviour, FakeEngine, FakeWork
-from hangup.fake_engine.plain_responses import PATHS, FakePlain, about_text, read_form
-from hangup.fake_engine.profiles import LIKENESSES, EngineProfile
-from hangup.fake_engine.responses import FakeResponse, FakeResponses, shape_for
+from hangup.fake_engine.engine import EXTRA_USAGE_TOKENS, Behaviour, FakeEngine, FakeWork
+from hangup.fake_engine.openai_responses import FakeResponses
+from hangup.fake_engine.plain_responses import PATHS, FakePlain, read_form, tokenizer_answer
+from hangup.fake_engine.profiles import PROFILES, EngineProfile
+from hangup.fake_engine.response import FakeResponse
+from hangup.fake_engine.responses import response_class
 from hangup.fake_engine.websocket import FakeWebSocket
 from hangup.tasks import TASKS
 
@@ -42,7 +44,7 @@ class FakeEngineServer:
             text = body[:SEEN_BODY_BYTES_MAX].decode("utf-8", "replace")
             self.seen.append({"method": method, "path": path, "headers": headers, "body": text, "bytes": len(body)})
 
-    def keep(self, response: Any) -> None:
+    def store_response(self, response: Any) -> None:
         if len(self.responses) >= RESPONSES_MAX:
             del self.responses[next(iter(self.responses))]
         self.responses[response["id"]] = response
@@ -55,8 +57,8 @@ class FakeEngineConnection(asyncio.Protocol):
         self._standin = standin
         self._engine = standin.engine
         self._work: FakeWork | None = None
-        self._shape: FakeResponse | None = None
-        self._embedding: asyncio.TimerHandle | None = None
+        self._response: FakeResponse | None = None
+        self._embedding_timer: asyncio.TimerHandle | None = None
         self._inputs = 0
         self._socket: FakeWebSocket | None = None
         self._reset()
@@ -74,12 +76,12 @@ class FakeEngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._standin.connections -= 1
         self._standin.websockets -= self._socket is not None
-        if self._embedding is not None and not self._engine.behaviour.deaf:
-            self._embedding.cancel()
-            self._embedded(None)
+        if self._embedding_timer is not None and not self._engine.behaviour.deaf:
+            self._embedding_timer.cancel()
+            self._end_embedding(None)
         if self._work is not None:
             work, self._work = self._work, None
-            self._like.client_left(self._engine, work, self._shape is not None and self._shape.stream)
+            self._profile.client_left(self._engine, work, self._response is not None and self._response.stream)
 
     def data_received(self, data: bytes) -> None:
         if self._socket is not None:
@@ -95,8 +97,8 @@ class FakeEngineConnection(asyncio.Protocol):
             self.transport.close()
 
     @property
-    def _like(self) -> EngineProfile:
-        return LIKENESSES[self._engine.behaviour.like]
+    def _profile(self) -> EngineProfile:
+        return PROFILES[self._engine.behaviour.like]
 
     # llhttp's callbacks
 
@@ -135,25 +137,25 @@ class FakeEngineConnection(asyncio.Protocol):
             self._socket = FakeWebSocket(self.transport)
             self._standin.websockets += 1
         elif path == "/v1/models" or path.startswith("/v1/models/"):
-            self._tell_models(path)
-        elif method == "GET" and (page := self._like.page(path, self._engine)) is not None:
+            self._answer_models(path)
+        elif method == "GET" and (page := self._profile.page(path, self._engine)) is not None:
             if not self._engine.behaviour.status_hangs:
                 self._send(*page)
-        elif method == "POST" and "abort" in path and (page := self._like.abort(path, orjson.loads(body), self._engine)):
+        elif method == "POST" and "abort" in path and (page := self._profile.abort(path, orjson.loads(body), self._engine)):
             self._send(*page)
         elif method == "POST" and (missing := self._missing_model(headers, body)):
             message = f"The model `{missing}` does not exist."
             self._answer(404, {"error": {"message": message, "type": "NotFoundError", "param": "model", "code": 404}})
         elif method == "POST" and path == "/v1/embeddings":
-            self._embed(_embeddings(orjson.loads(body)))
+            self._embed(_embeddings_answer(orjson.loads(body)))
         elif method == "POST" and path == "/v1/messages/count_tokens":
             self._answer(200, {"input_tokens": len(body.split())})
         elif path.startswith("/v1/responses/"):
-            self._stored(method, path)
+            self._answer_stored(method, path)
         elif method == "POST":
             is_form = headers.get("content-type", "").startswith("multipart/form-data")
             value = read_form(body) if is_form else orjson.loads(body)
-            if (answer := about_text(path, value)) is not None:
+            if (answer := tokenizer_answer(path, value)) is not None:
                 self._answer(200, answer)
             else:
                 self._generate(path, headers, value)
@@ -165,9 +167,9 @@ class FakeEngineConnection(asyncio.Protocol):
         """The only models that it accepts; empty if it accepts any name."""
         return [name for name in self._engine.behaviour.models.split(",") if name]
 
-    def _tell_models(self, path: str) -> None:
+    def _answer_models(self, path: str) -> None:
         rows = {
-            name: {"id": name, "object": "model", "created": 0, "owned_by": self._like.owner}
+            name: {"id": name, "object": "model", "created": 0, "owned_by": self._profile.owner}
             for name in self._models or [MODEL]
         }
         if self._models:
@@ -201,14 +203,14 @@ class FakeEngineConnection(asyncio.Protocol):
                 standin.engine.behaviour.change(orjson.loads(body or b"{}"))
                 self._answer(200, asdict(standin.engine.behaviour))
             case "forget_peaks":
-                standin.engine.forget_peaks()
+                standin.engine.reset_peaks()
                 self._answer(200, {})
             case "abort":
                 self._answer(200, {"tokens": standin.engine.abort(orjson.loads(body)["id"])})
             case _:
                 self._answer(404, {"error": {"message": "unknown control"}})
 
-    def _stored(self, method: str, path: str) -> None:
+    def _answer_stored(self, method: str, path: str) -> None:
         id, _, action = path.removeprefix("/v1/responses/").partition("/")
         response = self._standin.responses.get(id)
         if response is None or (method, action) not in (("GET", ""), ("POST", "cancel")):
@@ -221,36 +223,36 @@ class FakeEngineConnection(asyncio.Protocol):
         if behaviour.fail_status:
             self._answer(behaviour.fail_status, {"error": {"message": "configured to fail", "type": "server_error"}})
             return
-        kind = FakePlain if path in PATHS and "messages" not in request else shape_for(path, request)
+        kind = FakePlain if path in PATHS and "messages" not in request else response_class(path, request)
         if kind is None:
             self._answer(404, {"error": {"message": "not found", "type": "not_found_error"}})
             return
         self._standin.calls += 1
-        id = str(request.get(self._like.id_field) or headers.get("x-request-id") or f"call-{self._standin.calls}")
-        shape = kind(request, id, MODEL)
-        if shape.stream and behaviour.refuse_stream:
+        id = str(request.get(self._profile.id_field) or headers.get("x-request-id") or f"call-{self._standin.calls}")
+        response = kind(request, id, MODEL)
+        if response.stream and behaviour.refuse_stream:
             self._answer(400, {"error": {"message": "streaming is not supported", "type": "invalid_request_error"}})
             return
-        shape.stream = shape.stream and not behaviour.ignore_stream
-        shape.settle(behaviour.answer_tokens, behaviour.ignore_cap)
-        shape.usage_more = USAGE_MORE if self._engine.lies("usage") else 0
-        self._shape = shape
-        work = FakeWork(id, shape.prompt_tokens, shape.length, shape.choices, self._on_token, self._on_end)
-        work.wanted_slot = request.get("id_slot") if self._like.name == "llamacpp" else None
+        response.stream = response.stream and not behaviour.ignore_stream
+        response.set_length(behaviour.answer_tokens, behaviour.ignore_cap)
+        response.extra_usage = EXTRA_USAGE_TOKENS if self._engine.lies("usage") else 0
+        self._response = response
+        work = FakeWork(id, response.prompt_tokens, response.length, response.choices, self._on_token, self._on_end)
+        work.wanted_slot = request.get("id_slot") if self._profile.name == "llamacpp" else None
         self._work = work
         if not self._engine.submit(work):
             self._work = None
             self._refuse()
-        elif shape.stream:
+        elif response.stream:
             head = b"HTTP/1.1 200 OK\r\nserver: %b\r\n%bcontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
-            self.transport.write(head % (self._like.server.encode(), self._cors(), shape.content_type))
+            self.transport.write(head % (self._profile.server.encode(), self._cors(), response.content_type))
 
     def _refuse(self) -> None:
         status, retry_after_s = self._engine.behaviour.full_status, self._engine.behaviour.retry_after_s
         kind = "rate_limit_error" if status == 429 else "server_error"
-        after = b"retry-after: %d\r\n" % max(round(retry_after_s), 1) if retry_after_s else b""
+        retry_after = b"retry-after: %d\r\n" % max(round(retry_after_s), 1) if retry_after_s else b""
         body = orjson.dumps({"error": {"message": "the queue is full", "type": kind}})
-        self._send(status, b"application/json", body, after)
+        self._send(status, b"application/json", body, retry_after)
 
     def _embed(self, answer: dict[str, Any]) -> None:
         """Answer an embeddings call after `embed_s`. It takes no slot; a hangup ends it."""
@@ -260,50 +262,52 @@ class FakeEngineConnection(asyncio.Protocol):
         self._inputs = len(answer["data"])
         self._engine.embedding += self._inputs
         loop = asyncio.get_running_loop()
-        self._embedding = loop.call_later(self._engine.behaviour.embed_s, self._embedded, answer)
+        self._embedding_timer = loop.call_later(self._engine.behaviour.embed_s, self._end_embedding, answer)
 
-    def _embedded(self, answer: dict[str, Any] | None) -> None:
+    def _end_embedding(self, answer: dict[str, Any] | None) -> None:
         self._engine.embedding -= self._inputs
-        self._embedding = None
+        self._embedding_timer = None
         if answer is not None and not self.transport.is_closing():
             self._answer(200, answer)
 
     # The engine's callbacks
 
     def _on_token(self, index: int) -> None:
-        shape = self._shape
-        assert shape is not None
-        if shape.stream:
-            events = shape.opening() if index == 0 else []
-            events += [shape.token(choice, index) for choice in range(shape.choices)]
+        response = self._response
+        assert response is not None
+        if response.stream:
+            events = response.opening() if index == 0 else []
+            events += [response.token(choice, index) for choice in range(response.choices)]
             self.transport.write(b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events]))
 
     def _on_end(self) -> None:
-        shape, work = self._shape, self._work
-        self._shape = self._work = None
-        assert shape is not None and work is not None
-        if work.computed < shape.length and self._engine.behaviour.cut_after:
+        response, work = self._response, self._work
+        self._response = self._work = None
+        assert response is not None and work is not None
+        if work.computed < response.length and self._engine.behaviour.cut_after:
             self.transport.write(b"0\r\n\r\n")  # a truncated answer that looks complete to HTTP
-        elif work.computed < shape.length:
+        elif work.computed < response.length:
             self.transport.close()  # aborted by id
-        elif shape.stream:
-            self._keep(shape, work.computed)
-            events = shape.closing(work.computed)
+        elif response.stream:
+            self._store_response(response, work.computed)
+            events = response.closing(work.computed)
             self.transport.write(b"".join([b"%x\r\n%b\r\n" % (len(e), e) for e in events]) + b"0\r\n\r\n")
         else:
-            self._keep(shape, work.computed)
-            self._answer(200, shape.whole(work.computed))
+            self._store_response(response, work.computed)
+            self._answer(200, response.whole(work.computed))
 
-    def _keep(self, shape: FakeResponse, count: int) -> None:
-        if isinstance(shape, FakeResponses) and shape.request.get("store", True):
-            self._standin.keep(shape.whole(count))
+    def _store_response(self, response: FakeResponse, count: int) -> None:
+        if isinstance(response, FakeResponses) and response.request.get("store", True):
+            self._standin.store_response(response.whole(count))
 
     def _answer(self, status: int, value: Any) -> None:
         self._send(status, b"application/json", orjson.dumps(value))
 
-    def _send(self, status: int, kind: bytes, body: bytes, more: bytes = b"") -> None:
+    def _send(self, status: int, kind: bytes, body: bytes, extra_headers: bytes = b"") -> None:
         head = b"HTTP/1.1 %d X\r\nserver: %b\r\n%bcontent-type: %b\r\n%bcontent-length: %d\r\n\r\n"
-        self.transport.write(head % (status, self._like.server.encode(), self._cors(), kind, more, len(body)) + body)
+        self.transport.write(
+            head % (status, self._profile.server.encode(), self._cors(), kind, extra_headers, len(body)) + body
+        )
 
     def _cors(self) -> bytes:
         """Return the CORS headers that vLLM and SGLang send by default."""
@@ -312,7 +316,7 @@ class FakeEngineConnection(asyncio.Protocol):
         return b"access-control-allow-origin: *\r\naccess-control-allow-methods: GET, POST\r\naccess-control-max-age: 600\r\n"
 
 
-def _embeddings(request: dict[str, Any]) -> dict[str, Any]:
+def _embeddings_answer(request: dict[str, Any]) -> dict[str, Any]:
     given = request.get("input", "")
     texts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
     rows = [{"object": "embedding", "index": i, "embedding": [0.5, -0.5, float(len(str(t)))]} for i, t in enumerate(texts)]

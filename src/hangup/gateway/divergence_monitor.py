@@ -130,7 +130,7 @@ class DivergenceMonitor:
         if watched.count.note(found.tokens):
             watched.alarm.restarted(time.monotonic())
         if self.accounting.store is not None and before is not None and not shared:
-            self.accounting.store.computed(name, (watched.count.computed or 0) - before)
+            self.accounting.store.add_computed(name, (watched.count.computed or 0) - before)
 
     def _tokens(self) -> tuple[Counter[str], Counter[str]]:
         """Tokens that came, per backend; and those that live calls may have had without our seeing them."""

@@ -70,7 +70,7 @@ class JobsPort:
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
         self._ports.stopping.when_confirmed(stop, callback)
 
-    def told(self, event: str, **fields: object) -> None:
+    def log_event(self, event: str, **fields: object) -> None:
         self._ports.log.event(event, **fields)
 
     def fault(self, error: Exception) -> None:

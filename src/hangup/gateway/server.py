@@ -121,7 +121,7 @@ class Server:
             accounts_max=settings.limits.ledger_accounts_max,
             bytes_max=settings.limits.ledger_bytes_max,
             wal_bytes_max=settings.limits.wal_bytes_max,
-            told=self._log.event,
+            log_event=self._log.event,
         )
         tracer = _tracer(settings)
         self.gateway = gateway = Gateway(settings, loop, self._log, self._dials, store, tracer)

@@ -44,7 +44,7 @@ class ZombieLedger:
         since, self._rested_at = self._rested_at, now
         if self._accounting.store is None:
             return
-        self._accounting.store.uncounted(backend.name, found.uncounted)
+        self._accounting.store.add_uncounted(backend.name, found.uncounted)
         if not found.nobodys:
             return
         ended = [stop for call in self._ended for stop in call.pending_stops if call.backend == backend.name]

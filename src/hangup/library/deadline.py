@@ -7,21 +7,21 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-_until: ContextVar[float] = ContextVar("hangup_deadline")
+_deadline_at: ContextVar[float] = ContextVar("hangup_deadline")
 
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
     """Limit the calls made inside the block to `seconds`; an earlier deadline of an outer block stays in force."""
     until = time.monotonic() + seconds
-    token = _until.set(min(until, _until.get(until)))
+    token = _deadline_at.set(min(until, _deadline_at.get(until)))
     try:
         yield
     finally:
-        _until.reset(token)
+        _deadline_at.reset(token)
 
 
 def remaining_s() -> float | None:
     """Return the seconds left for the current call, or None if no deadline is set."""
-    until = _until.get(None)
+    until = _deadline_at.get(None)
     return None if until is None else max(0.0, until - time.monotonic())

@@ -48,13 +48,13 @@ class CallEnded(HangupError):
     @property
     def answer_headers(self) -> dict[str, str]:
         """Return the headers of the error response, if one can still be sent."""
-        later = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
-        return {"x-hangup-reason": self.ended.cause, **later}
+        retry_headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return {"x-hangup-reason": self.ended.cause, **retry_headers}
 
 
 def describe(call: Call, zombie: str = "") -> Ended:
     assert call.reason is not None and call.ended_at is not None
-    first = None if call.first_token_at is None else call.first_token_at - call.started_at
+    first_token_s = None if call.first_token_at is None else call.first_token_at - call.started_at
     return Ended(
         call.id,
         call.reason.outcome,
@@ -62,13 +62,13 @@ def describe(call: Call, zombie: str = "") -> Ended:
         call.detail,
         call.status or call.reason.status,
         call.tokens_out,
-        first,
+        first_token_s,
         call.ended_at - call.started_at,
         zombie,
     )
 
 
-def tell(ended: Ended, on_end: OnEnd | None) -> None:
+def report_end(ended: Ended, on_end: OnEnd | None) -> None:
     """Write the log line and call `on_end`; an exception from `on_end` is logged and not raised."""
     log.log(logging.WARNING if ended.zombie or ended.outcome is Outcome.ENGINE_FAILED else logging.INFO, "%s", ended)
     if on_end is not None:

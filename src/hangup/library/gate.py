@@ -25,13 +25,13 @@ from hangup.core.admission import Action, Admission, BackendLoad, Ticket
 from hangup.core.call import Call
 from hangup.core.reasons import Outcome, Reason
 from hangup.library.encode import error_body
-from hangup.library.ended import CallEnded, describe, tell
+from hangup.library.ended import CallEnded, describe, report_end
 from hangup.library.frameworks import adapter_for
 from hangup.library.limits import CLIENT_SILENCE_S
-from hangup.library.sockets import SocketWatch, departure
+from hangup.library.sockets import SocketWatch, disconnect_reason
 
 _numbers = itertools.count(1)
-_Go = asyncio.Future[Reason | None]  # done when the call's wait is over: None if it may start, else the reason why not
+_Admitted = asyncio.Future[Reason | None]  # done when the call's wait is over: None if it may start, else the reason why not
 
 
 class _GateAdmission:
@@ -41,7 +41,7 @@ class _GateAdmission:
         self._load = BackendLoad("gate", slots=slots)
         self._max_wait_s = max_wait_s
         limits = AdmissionLimits(queue_depth_max=queue, queue_s=max_wait_s)
-        self._admission: Admission[_Go] = Admission(limits, [self._load], random.random)
+        self._admission: Admission[_Admitted] = Admission(limits, [self._load], random.random)
 
     @property
     def running(self) -> int:
@@ -51,11 +51,11 @@ class _GateAdmission:
     def waiting(self) -> int:
         return self._admission.queue.count
 
-    def arrive(self, go: _Go, now: float) -> tuple[Ticket[_Go], list[Action[_Go]]]:
-        ticket = Ticket(go, queue_by=now + self._max_wait_s)
+    def arrive(self, admitted: _Admitted, now: float) -> tuple[Ticket[_Admitted], list[Action[_Admitted]]]:
+        ticket = Ticket(admitted, queue_by=now + self._max_wait_s)
         return ticket, self._admission.arrive(ticket, "", now)
 
-    def end(self, ticket: Ticket[_Go], now: float) -> list[Action[_Go]]:
+    def end(self, ticket: Ticket[_Admitted], now: float) -> list[Action[_Admitted]]:
         """End a call, whether it waits or runs."""
         return self._admission.end(ticket, now)
 
@@ -71,18 +71,18 @@ class Gate:
             raise ValueError("a Gate needs slots >= 1, queue >= 0 and max_wait_s > 0")
         self.max_wait_s = max_wait_s
         self.refused: Counter[str] = Counter()  # by cause
-        self._line = _GateAdmission(slots, queue, max_wait_s)
+        self._admission = _GateAdmission(slots, queue, max_wait_s)
 
     def __repr__(self) -> str:
         return f"<Gate running={self.running} waiting={self.waiting} refused={self.refused.total()}>"
 
     @property
     def running(self) -> int:
-        return self._line.running
+        return self._admission.running
 
     @property
     def waiting(self) -> int:
-        return self._line.waiting
+        return self._admission.waiting
 
     @contextlib.asynccontextmanager
     async def enter(self, request: Any) -> AsyncIterator[None]:
@@ -96,16 +96,16 @@ class Gate:
         finally:
             self._end(ticket)
 
-    async def _admit(self, descriptor: int | None) -> tuple[Ticket[_Go], Reason | None]:
+    async def _admit(self, descriptor: int | None) -> tuple[Ticket[_Admitted], Reason | None]:
         """Return the call's ticket, and the reason why it got no slot (None if it got one). A disconnected client gets none."""
-        go: _Go = asyncio.get_running_loop().create_future()
-        ticket, actions = self._line.arrive(go, asyncio.get_running_loop().time())
-        self._act(actions)
+        admitted: _Admitted = asyncio.get_running_loop().create_future()
+        ticket, actions = self._admission.arrive(admitted, asyncio.get_running_loop().time())
+        self._apply(actions)
         try:
-            if not go.done():
-                reason = await self._wait(go, descriptor)
+            if not admitted.done():
+                reason = await self._wait(admitted, descriptor)
             else:
-                reason = go.result() or (None if descriptor is None else departure(descriptor))
+                reason = admitted.result() or (None if descriptor is None else disconnect_reason(descriptor))
         except BaseException:  # cancelled, perhaps in the same loop iteration in which it got its slot
             self._end(ticket)
             raise
@@ -113,31 +113,31 @@ class Gate:
             self._end(ticket)
         return ticket, reason
 
-    async def _wait(self, go: _Go, descriptor: int | None) -> Reason | None:
+    async def _wait(self, admitted: _Admitted, descriptor: int | None) -> Reason | None:
         watch = None if descriptor is None else SocketWatch(descriptor, CLIENT_SILENCE_S)
-        timer = asyncio.get_running_loop().call_later(self.max_wait_s, _settle, go, reasons.QUEUE_TIME)
+        timer = asyncio.get_running_loop().call_later(self.max_wait_s, _resolve, admitted, reasons.QUEUE_TIME)
         try:
             if watch is not None:
-                watch.start(lambda reason: _settle(go, reason))
-            reason = await go
-            return reason or (None if watch is None else watch.departure())
+                watch.start(lambda reason: _resolve(admitted, reason))
+            reason = await admitted
+            return reason or (None if watch is None else watch.disconnect_reason())
         finally:
             timer.cancel()
             if watch is not None:
                 watch.stop()
 
-    def _end(self, ticket: Ticket[_Go]) -> None:
-        self._act(self._line.end(ticket, asyncio.get_running_loop().time()))
+    def _end(self, ticket: Ticket[_Admitted]) -> None:
+        self._apply(self._admission.end(ticket, asyncio.get_running_loop().time()))
 
-    def _act(self, actions: list[Action[_Go]]) -> None:
+    def _apply(self, actions: list[Action[_Admitted]]) -> None:
         """Wake the calls concerned; if the client of a call that gets a slot has just disconnected, the slot goes to the next
         call.
         """
         decided = deque(actions)  # not by recursion: a queue full of clients that left would be as deep as it is long
         while decided:
             action = decided.popleft()
-            if not _settle(action.ticket.key, action.reason) and action.reason is None:
-                decided.extend(self._line.end(action.ticket, asyncio.get_running_loop().time()))
+            if not _resolve(action.ticket.key, action.reason) and action.reason is None:
+                decided.extend(self._admission.end(action.ticket, asyncio.get_running_loop().time()))
 
     def _refusal(self, reason: Reason) -> CallEnded:
         now = asyncio.get_running_loop().time()
@@ -145,9 +145,9 @@ class Gate:
         call = Call(f"hu-gate-{next(_numbers)}", now)
         call.end(reason, now)
         ended = describe(call)
-        tell(ended, None)
-        later = self._line.retry_after_s(reason, now) if reason.outcome is Outcome.SHED else None
-        return CallEnded(ended, reason.message, later)
+        report_end(ended, None)
+        retry_after_s = self._admission.retry_after_s(reason, now) if reason.outcome is Outcome.SHED else None
+        return CallEnded(ended, reason.message, retry_after_s)
 
     # FastAPI: Depends(gate)
 
@@ -198,10 +198,10 @@ def _ends_dependencies_early() -> bool:
     return (0, 106) <= (int(major), int(minor)) < (0, 118)
 
 
-def _settle(go: asyncio.Future[Reason | None], reason: Reason | None) -> bool:
-    if go.done():
+def _resolve(admitted: asyncio.Future[Reason | None], reason: Reason | None) -> bool:
+    if admitted.done():
         return False
-    go.set_result(reason)
+    admitted.set_result(reason)
     return True
 
 

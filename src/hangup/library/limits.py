@@ -30,8 +30,8 @@ class Limits:
                 raise ValueError(f"{name} must be above 0, or None for no limit; got {value!r}")
 
     def clock(self) -> CallTimeLimits:
-        return CallTimeLimits(_or_none(self.total_s), _or_none(self.first_token_s), _or_none(self.gap_s))
+        return CallTimeLimits(_or_infinite(self.total_s), _or_infinite(self.first_token_s), _or_infinite(self.gap_s))
 
 
-def _or_none(seconds: float | None) -> float:
+def _or_infinite(seconds: float | None) -> float:
     return math.inf if seconds is None else seconds

@@ -101,11 +101,11 @@ def make_classes(library: ModuleType) -> tuple[Any, Any]:
             self._inner = inner or library.AsyncHTTPTransport()
 
         async def handle_async_request(self, request: Any) -> Any:
-            left_s = remaining_s()
-            if left_s is not None:
-                if left_s <= 0:
+            timeout_s = remaining_s()
+            if timeout_s is not None:
+                if timeout_s <= 0:
                     raise library.ReadTimeout("the call's deadline passed before this request was sent", request=request)
-                _bound(request, left_s)
+                _apply_deadline(request, timeout_s)
             response = await self._inner.handle_async_request(request)
             response.stream = Stream(response.stream)
             return response
@@ -118,8 +118,8 @@ def make_classes(library: ModuleType) -> tuple[Any, Any]:
 
         def __init__(self, *, transport: Any = None, **options: Any) -> None:
             if transport is None:
-                taken = inspect.signature(library.AsyncHTTPTransport).parameters
-                transport = library.AsyncHTTPTransport(**{k: options[k] for k in options if k in taken})
+                accepted = inspect.signature(library.AsyncHTTPTransport).parameters
+                transport = library.AsyncHTTPTransport(**{k: options[k] for k in options if k in accepted})
             super().__init__(transport=Transport(transport), **options)
 
     for cls in (Transport, AsyncClient):
@@ -128,11 +128,11 @@ def make_classes(library: ModuleType) -> tuple[Any, Any]:
     return Transport, AsyncClient
 
 
-def _bound(request: Any, left_s: float) -> None:
-    request.headers.setdefault(DEADLINE_HEADER, f"{left_s:.3f}")
+def _apply_deadline(request: Any, timeout_s: float) -> None:
+    request.headers.setdefault(DEADLINE_HEADER, f"{timeout_s:.3f}")
     timeouts = request.extensions.get("timeout", {})
     bounded = {
-        name: left_s if timeouts.get(name) is None else min(timeouts[name], left_s)
+        name: timeout_s if timeouts.get(name) is None else min(timeouts[name], timeout_s)
         for name in ("connect", "read", "write", "pool")
     }
     request.extensions = {**request.extensions, "timeout": bounded}

@@ -45,7 +45,7 @@ async def run(
         discard(work)
         raise
     tether = Tether(limits, abort, token, on_end)
-    result = await tether.hold(watch, _work(tether, work))
+    result = await tether.run(watch, _work(tether, work))
     assert tether.ended is not None
     if tether.ended.outcome is Outcome.COMPLETED:
         return result  # type: ignore[no-any-return]
@@ -82,15 +82,15 @@ def tethered(handler: Any = None, **limits: Any) -> Any:
     hidden = None if _takes_request(signature) else _request_parameter()
 
     @functools.wraps(handler)
-    async def tied(*arguments: Any, **named: Any) -> Any:
+    async def wrapper(*arguments: Any, **named: Any) -> Any:
         request = named.pop(hidden.name) if hidden is not None else _find_request(arguments, named)
         return await run(request, handler(*arguments, **named), **limits)
 
     if hidden is not None:
         parameters = [*signature.parameters.values(), hidden]
-        tied.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        tied.__annotations__ = {**handler.__annotations__, hidden.name: hidden.annotation}
-    return tied
+        wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {**handler.__annotations__, hidden.name: hidden.annotation}
+    return wrapper
 
 
 def _signature(handler: Callable[..., Any]) -> inspect.Signature:

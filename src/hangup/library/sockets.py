@@ -26,7 +26,7 @@ NOT_SENT_BYTES_MAX = 4096  # further unsent bytes wait in the server's buffer, w
 _TCP_NOTSENT_LOWAT = 25
 _WRAPPERS_MAX = 8
 
-OnGone = Callable[[Reason], object]
+OnDisconnect = Callable[[Reason], object]
 
 
 class Hangups:
@@ -34,10 +34,10 @@ class Hangups:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._watched: dict[int, OnGone] = {}
+        self._watched: dict[int, OnDisconnect] = {}
         self._epoll: select.epoll | None = None
 
-    def add(self, descriptor: int, on_gone: OnGone) -> None:
+    def add(self, descriptor: int, on_disconnect: OnDisconnect) -> None:
         """Watch a socket. Raises `OSError` if the system is short of file descriptors or memory; then nothing is watched."""
         if self._epoll is None:
             self._open()
@@ -47,12 +47,12 @@ class Hangups:
         except OSError:
             self._close_if_unused()
             raise
-        self._watched[descriptor] = on_gone
+        self._watched[descriptor] = on_disconnect
 
     def _open(self) -> None:
         epoll = select.epoll()
         try:
-            self._loop.add_reader(epoll.fileno(), self._ready)
+            self._loop.add_reader(epoll.fileno(), self._on_events)
         except OSError:
             epoll.close()
             raise
@@ -70,15 +70,15 @@ class Hangups:
             self._epoll.close()
             self._epoll = None
 
-    def _ready(self) -> None:
+    def _on_events(self) -> None:
         if self._epoll is None:
             return
         for descriptor, events in self._epoll.poll(0):
-            on_gone = self._watched.get(descriptor)
-            if on_gone is not None:
+            on_disconnect = self._watched.get(descriptor)
+            if on_disconnect is not None:
                 # Report once. A level-triggered event would keep the loop awake, and a reset is reported whatever is asked for.
                 self.remove(descriptor)
-                on_gone(_reason(descriptor, events))
+                on_disconnect(_reason(descriptor, events))
             if self._epoll is None:
                 return
 
@@ -86,45 +86,45 @@ class Hangups:
 def _reason(descriptor: int, events: int) -> Reason:
     if not events & (select.EPOLLERR | select.EPOLLHUP):
         return reasons.CLIENT_FIN
-    code = _ask(descriptor, lambda sock: sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    code = _query(descriptor, lambda sock: sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
     if code in (errno.ETIMEDOUT, errno.EHOSTUNREACH):
         return reasons.CLIENT_SILENT
     return reasons.CLIENT_RESET if code or events & select.EPOLLERR else reasons.CLIENT_FIN
 
 
-_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Hangups] = WeakKeyDictionary()
+_hangups_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Hangups] = WeakKeyDictionary()
 
 
 class SocketWatch:
     """Watches one client's socket through a duplicate of its descriptor."""
 
     def __init__(self, descriptor: int, client_silence_s: float | None) -> None:
-        self._servers = descriptor
+        self._server_descriptor = descriptor
         self._descriptor = -1
         self._hangups: Hangups | None = None
         self._client_silence_s = client_silence_s
 
-    def start(self, on_gone: OnGone) -> None:
+    def start(self, on_disconnect: OnDisconnect) -> None:
         loop = asyncio.get_running_loop()
         try:
-            self._descriptor = os.dup(self._servers)
+            self._descriptor = os.dup(self._server_descriptor)
         except OSError as error:
             if error.errno == errno.EBADF:  # the server has already closed it
-                on_gone(reasons.CLIENT_FIN)
+                on_disconnect(reasons.CLIENT_FIN)
             return  # without a free descriptor the client is not watched here; the server still reports a disconnect
         if self._client_silence_s is not None:
             seconds = self._client_silence_s
-            _ask(self._descriptor, lambda sock: tune(sock, seconds))
-        hangups = _loops.setdefault(loop, Hangups(loop))
+            _query(self._descriptor, lambda sock: set_socket_options(sock, seconds))
+        hangups = _hangups_of_loop.setdefault(loop, Hangups(loop))
         try:
-            hangups.add(self._descriptor, on_gone)
+            hangups.add(self._descriptor, on_disconnect)
         except OSError:  # the same
             self.stop()
         else:
             self._hangups = hangups
 
-    def departure(self) -> Reason | None:
-        return departure(self._descriptor) if self._descriptor >= 0 else None
+    def disconnect_reason(self) -> Reason | None:
+        return disconnect_reason(self._descriptor) if self._descriptor >= 0 else None
 
     def stop(self) -> None:
         if self._hangups is not None:
@@ -135,7 +135,7 @@ class SocketWatch:
             self._descriptor = -1
 
 
-def departure(descriptor: int) -> Reason | None:
+def disconnect_reason(descriptor: int) -> Reason | None:
     """Return why the client of this socket is gone, or None if it is still there."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)  # poll always reports hang-ups and errors
@@ -143,7 +143,7 @@ def departure(descriptor: int) -> Reason | None:
     return _reason(descriptor, events) if events else None
 
 
-def tune(sock: socket.socket, client_silence_s: float) -> None:
+def set_socket_options(sock: socket.socket, client_silence_s: float) -> None:
     """Make the kernel notice a vanished host, and buffer few unsent bytes."""
     probes = 3
     interval_s = max(1, int(client_silence_s / (probes + 2)))
@@ -159,14 +159,14 @@ def tune(sock: socket.socket, client_silence_s: float) -> None:
         sock.setsockopt(level, option, value)
 
 
-def _ask(descriptor: int, question: Callable[[socket.socket], Any]) -> Any:
+def _query(descriptor: int, query: Callable[[socket.socket], Any]) -> Any:
     """Query a descriptor that is not ours to close; None if the query fails."""
     try:
         sock = socket.socket(fileno=descriptor)
     except OSError:
         return None
     try:
-        return question(sock)
+        return query(sock)
     except OSError:
         return None
     finally:
@@ -176,7 +176,7 @@ def _ask(descriptor: int, question: Callable[[socket.socket], Any]) -> Any:
 # Finding the socket
 
 
-def of_transport(transport: Any) -> int | None:
+def descriptor_of_transport(transport: Any) -> int | None:
     """Return the descriptor under an asyncio transport."""
     if not SUPPORTED or transport is None or not hasattr(transport, "get_extra_info"):
         return None
@@ -187,11 +187,11 @@ def of_transport(transport: Any) -> int | None:
     return None
 
 
-def of_asgi(scope: Any, receive: Any) -> int | None:
+def descriptor_of_asgi(scope: Any, receive: Any) -> int | None:
     """Return the descriptor under an ASGI call: from the transport behind `receive`, else by the scope's two addresses."""
     if not SUPPORTED:
         return None
-    return of_transport(_transport_of(receive)) or _between(scope.get("server"), scope.get("client"))
+    return descriptor_of_transport(_transport_of(receive)) or _find_connection(scope.get("server"), scope.get("client"))
 
 
 def _transport_of(receive: Any) -> Any:
@@ -209,7 +209,7 @@ def _transport_of(receive: Any) -> Any:
     return None
 
 
-def _between(server: Any, client: Any) -> int | None:
+def _find_connection(server: Any, client: Any) -> int | None:
     """Return the one socket of this process that connects `server` to `client`."""
     if not server or not client or server[1] is None:
         return None
@@ -220,12 +220,12 @@ def _between(server: Any, client: Any) -> int | None:
     if len(names) > DESCRIPTORS_MAX:
         return None
     for name in reversed(names):  # the newest usually have the highest numbers
-        if _leads(int(name), int(server[1]), client[0], int(client[1])):  # granian passes ports as text
+        if _connects(int(name), int(server[1]), client[0], int(client[1])):  # granian passes ports as text
             return int(name)
     return None
 
 
-def _leads(descriptor: int, port: int, client: str, client_port: int) -> bool:
+def _connects(descriptor: int, port: int, client: str, client_port: int) -> bool:
     """Return whether a descriptor, of whatever kind, is the socket that connects the two."""
     try:
         # With family and type given, Python does not query the descriptor for them.

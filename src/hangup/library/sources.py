@@ -19,13 +19,13 @@ _LAYERS_MAX = 5  # a function that returns an awaitable that returns a context m
 
 
 @asynccontextmanager
-async def opened(source: Any, token: CancelToken, named: Callable[[str], None]) -> AsyncIterator[AsyncIterator[Any]]:
+async def open_source(source: Any, token: CancelToken, on_name: Callable[[str], None]) -> AsyncIterator[AsyncIterator[Any]]:
     """Open a source in the task that will read it; on exit, close everything, innermost first."""
     async with AsyncExitStack() as stack:
-        yield await _unwrap(source, token, stack, named)
+        yield await _unwrap(source, token, stack, on_name)
 
 
-async def _unwrap(source: Any, token: CancelToken, stack: AsyncExitStack, named: Callable[[str], None]) -> AsyncIterator[Any]:
+async def _unwrap(source: Any, token: CancelToken, stack: AsyncExitStack, on_name: Callable[[str], None]) -> AsyncIterator[Any]:
     for _ in range(_LAYERS_MAX):
         if hasattr(source, "aiter_bytes") and hasattr(source, "aclose"):  # an httpx response
             stack.push_async_callback(source.aclose)
@@ -43,9 +43,9 @@ async def _unwrap(source: Any, token: CancelToken, stack: AsyncExitStack, named:
             source = source(token)
         elif callable(source) or _is_blocking(source):
             chunks = _in_thread(source, token)
-            named(chunks.name)
+            on_name(chunks.name)
             stack.push_async_callback(chunks.aclose)
-            source = await chunks.made
+            source = await chunks.opened
             if _is_blocking(source):
                 return chunks
             chunks.dismiss()
@@ -67,9 +67,9 @@ def _in_thread(source: Any, token: CancelToken) -> ThreadedIterator:
 
 async def close(source: Any) -> None:
     """Close a stream with its `aclose` or `close`, whichever it has."""
-    closing = getattr(source, "aclose", None) or getattr(source, "close", None)
-    if closing is not None:
-        result = closing()
+    close_method = getattr(source, "aclose", None) or getattr(source, "close", None)
+    if close_method is not None:
+        result = close_method()
         if inspect.isawaitable(result):
             await result
 

@@ -12,7 +12,7 @@ from hangup.core.call import Tell
 from hangup.library.encode import SSE, Encode, closing_event, error_body, error_event, to_bytes
 from hangup.library.ended import Ended, OnEnd, log
 from hangup.library.limits import CLIENT_SILENCE_S, GRACE_S, MAX_TOKENS, WRITE_STALL_S, Limits
-from hangup.library.sources import discard, opened
+from hangup.library.sources import discard, open_source
 from hangup.library.tether import Abort, Tether
 from hangup.library.token import CancelToken
 from hangup.library.watch import ClientWatch
@@ -57,32 +57,32 @@ class StreamCall:
         self._abort = abort
         self._token = token
         self._on_end = on_end
-        self._last = b""
-        self._begun = False
-        self._ran = False
+        self._closing_event = b""
+        self._head_sent = False
+        self._has_run = False
 
     def __del__(self) -> None:
-        if not self._ran:
+        if not self._has_run:
             discard(self._source)
 
     async def run(self, watch: ClientWatch, client: StreamClient) -> Ended:
-        assert not self._ran, "this stream was sent already; a stream can be sent only once"
-        self._ran = True
+        assert not self._has_run, "this stream was sent already; a stream can be sent only once"
+        self._has_run = True
         tether = Tether(self.limits, self._abort, self._token, self._on_end)
-        await tether.hold(watch, self._pump(tether, client))
+        await tether.run(watch, self._pump(tether, client))
         assert tether.ended is not None
         if tether.error is not None:
             log.error("call %s: the engine failed", tether.call.id, exc_info=tether.error)
         try:
             async with asyncio.timeout(self.limits.grace_s):
-                await self._close(tether, client)
+                await self._finish_answer(tether, client)
         except TimeoutError:  # a client that does not read cannot be told how the call ended
             await client.break_off()
         return tether.ended
 
     async def _pump(self, tether: Tether, client: StreamClient) -> None:
         """Copy chunks from engine to client one at a time; never read further ahead than the client does."""
-        async with opened(self._source, tether.token, lambda name: setattr(tether, "engine_name", name)) as chunks:
+        async with open_source(self._source, tether.token, lambda name: setattr(tether, "engine_name", name)) as chunks:
             async for chunk in chunks:
                 if tether.call.ended:
                     return
@@ -92,33 +92,33 @@ class StreamCall:
                 if self.limits.max_tokens is not None and tether.call.tokens_out >= self.limits.max_tokens:
                     tether.end(reasons.OUTPUT_TOKENS)
                     return
-                if not self._last:
-                    self._last = closing_event(chunk)
+                if not self._closing_event:
+                    self._closing_event = closing_event(chunk)
 
     async def _send(self, tether: Tether, client: StreamClient, data: bytes) -> None:
-        if not self._begun:
-            await self._begin(tether, client)
+        if not self._head_sent:
+            await self._send_head(tether, client)
         if data:
             await client.write(data)
 
-    async def _begin(self, tether: Tether, client: StreamClient) -> None:
+    async def _send_head(self, tether: Tether, client: StreamClient) -> None:
         """Send the head, with the first chunk: until then, a failure can still have a status of its own."""
-        self._begun = True
+        self._head_sent = True
         tether.call.client_answer_began(self.status)
         given = {name.lower() for name in self.headers}
         defaults = {"content-type": self.media_type, "cache-control": "no-store", "x-accel-buffering": "no"}
         headers = [(name, value) for name, value in defaults.items() if name not in given]
         await client.start(self.status, [*headers, *((k.lower(), v) for k, v in self.headers.items())])
 
-    async def _close(self, tether: Tether, client: StreamClient) -> None:
+    async def _finish_answer(self, tether: Tether, client: StreamClient) -> None:
         """Tell the client how the call ended."""
         reason = tether.call.reason
         assert reason is not None
         if tether.tell is Tell.FINISH:
-            if not self._begun:
-                await self._begin(tether, client)
-            if self._last:
-                await client.write(self._last)
+            if not self._head_sent:
+                await self._send_head(tether, client)
+            if self._closing_event:
+                await client.write(self._closing_event)
             await client.finish()
         elif tether.tell is Tell.STATUS:
             body = json.dumps(error_body(reason, tether.call.id)).encode()

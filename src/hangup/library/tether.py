@@ -18,7 +18,7 @@ from hangup.core import reasons
 from hangup.core.call import Call, EngineAction, Tell
 from hangup.core.reasons import Reason
 from hangup.library.deadline import deadline
-from hangup.library.ended import Ended, OnEnd, describe, log, tell
+from hangup.library.ended import Ended, OnEnd, describe, log, report_end
 from hangup.library.limits import Limits
 from hangup.library.token import CancelToken
 from hangup.library.watch import ClientWatch
@@ -27,8 +27,8 @@ from hangup.tasks import TASKS
 Abort = Callable[[], object]
 
 _numbers = itertools.count(1)
-_ANY = (Exception,)  # `_settle` and `_let_go` report them, with the call that they belong to
-_settling: set[asyncio.Task[Any]] = set()  # tasks that outlive their call: ends of calls that the server cancelled, and zombies
+_HANDLED = (Exception,)  # `_settle` and `_release` report them, with the call that they belong to
+_unsettled: set[asyncio.Task[Any]] = set()  # tasks that outlive their call: its end, if the server cancelled it, and zombies
 
 
 class Tether:
@@ -51,36 +51,36 @@ class Tether:
         self._aborting: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writing_since: float | None = None
-        self._over = self.loop.create_future()
+        self._ended_future = self.loop.create_future()
         self.engine_name = ""  # what the log names if it does not stop
 
-    async def hold(self, watch: ClientWatch, work: Coroutine[Any, Any, Any]) -> Any:
+    async def run(self, watch: ClientWatch, work: Coroutine[Any, Any, Any]) -> Any:
         """Run the work until it ends, the client disconnects or the time runs out; return the work's result, or None."""
         now = self.loop.time()
         self.call.received(now)
         self.call.sent("engine", now)
         with contextlib.nullcontext() if self.limits.total_s is None else deadline(self.limits.total_s):
             # The task inherits the deadline.
-            self._work = TASKS.start("library call", work, handled=_ANY, label=f"hangup {self.call.id}")
+            self._work = TASKS.start("library call", work, handled=_HANDLED, label=f"hangup {self.call.id}")
         try:
             watch.start(self.end)
-            self._arm()
-            await asyncio.wait({self._work, self._over}, return_when=asyncio.FIRST_COMPLETED)
+            self._set_timer()
+            await asyncio.wait({self._work, self._ended_future}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self.end(reasons.DRAINED, "the server cancelled the call")
-            self._settling(watch)
+            self._start_settling(watch)
             raise
         except BaseException:  # a bug: the work must not run on without anybody who waits for it
             self.end(reasons.INTERNAL)
-            self._settling(watch)
+            self._start_settling(watch)
             raise
-        self._judge(self._work)
-        await asyncio.shield(self._settling(watch))
+        self._end_with_work(self._work)
+        await asyncio.shield(self._start_settling(watch))
         if not self._work.done() or self._work.cancelled() or self._work.exception() is not None:
             return None
         return self._work.result()
 
-    def _judge(self, work: asyncio.Task[Any]) -> None:
+    def _end_with_work(self, work: asyncio.Task[Any]) -> None:
         """End the call, if the work ended before the call did."""
         if not work.done():
             return
@@ -104,13 +104,13 @@ class Tether:
     async def write(self, writing: Awaitable[Any]) -> None:
         """Await a write to the client; meanwhile the client's stall limit applies instead of the engine's."""
         self._writing_since = self.loop.time()
-        self._arm()
+        self._set_timer()
         try:
             await writing
         finally:
             self._writing_since = None
             self.call.progress_at = self.loop.time()
-            self._arm()
+            self._set_timer()
 
     # Time
 
@@ -119,7 +119,7 @@ class Tether:
             return self.call.next_due()
         return min(self.call.started_at + self.call.clock.total_s, self._writing_since + self.limits.write_stall_s)
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         """Set the one timer; move it only if it would fire too late."""
         due = self._next_due()
         if self.call.ended or due == float("inf"):
@@ -142,7 +142,7 @@ class Tether:
                 reason = reasons.TOTAL_TIME
         if reason is not None:
             self.end(reason)
-        self._arm()
+        self._set_timer()
 
     # The end
 
@@ -152,7 +152,7 @@ class Tether:
         if ending is None:
             return
         self.tell = ending.tell
-        self._over.set_result(None)
+        self._ended_future.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -172,11 +172,11 @@ class Tether:
             return
         if inspect.isawaitable(result):
             label = f"hangup aborts {self.call.id}"
-            self._aborting = TASKS.start("library abort", _wait_for(result), handled=_ANY, label=label)
+            self._aborting = TASKS.start("library abort", _wait_for(result), handled=_HANDLED, label=label)
 
-    def _settling(self, watch: ClientWatch) -> asyncio.Task[None]:
+    def _start_settling(self, watch: ClientWatch) -> asyncio.Task[None]:
         """Settle in a separate task, so that a server that cancels the call (perhaps again) cannot cancel its end."""
-        task = TASKS.start("library call", self._settle(watch), handled=_ANY, label=f"hangup settles {self.call.id}")
+        task = TASKS.start("library call", self._settle(watch), handled=_HANDLED, label=f"hangup settles {self.call.id}")
         _keep(task)
         return task
 
@@ -189,10 +189,10 @@ class Tether:
             error = None if task.cancelled() else task.exception()
             if error is not None and error is not self.error:
                 log.error("call %s: %s failed while stopping: %r", self.call.id, task.get_name(), error)
-        self.ended = describe(self.call, self._name(pending))
-        tell(self.ended, self._on_end)
+        self.ended = describe(self.call, self._name_zombies(pending))
+        report_end(self.ended, self._on_end)
 
-    def _name(self, pending: set[asyncio.Task[Any]]) -> str:
+    def _name_zombies(self, pending: set[asyncio.Task[Any]]) -> str:
         """Return the names of the tasks that did not stop, and keep these tasks until they do."""
         for task in pending:
             _keep(task)
@@ -205,12 +205,12 @@ class Tether:
 
 def _keep(task: asyncio.Task[Any]) -> None:
     """Hold a task until it ends, and retrieve its error."""
-    _settling.add(task)
-    task.add_done_callback(_let_go)
+    _unsettled.add(task)
+    task.add_done_callback(_release)
 
 
-def _let_go(task: asyncio.Task[Any]) -> None:
-    _settling.discard(task)
+def _release(task: asyncio.Task[Any]) -> None:
+    _unsettled.discard(task)
     if not task.cancelled() and task.exception() is not None:
         log.error("%s failed: %r", task.get_name(), task.exception())
 

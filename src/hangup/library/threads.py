@@ -18,28 +18,28 @@ _numbers = itertools.count(1)
 class ThreadedIterator(AsyncIterator[Any]):
     """A blocking iterator as an async one. The thread computes a chunk only on request, never ahead.
 
-    `make` runs in the thread too, because opening a blocking stream also blocks; `made` is its result.
+    `open_source` runs in the thread too, because opening a blocking stream also blocks; `opened` is its result.
     """
 
-    def __init__(self, make: Callable[[], Any], token: CancelToken, what: str) -> None:
+    def __init__(self, open_source: Callable[[], Any], token: CancelToken, description: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._make = make
+        self._open_source = open_source
         self._token = token
-        self._wanted = threading.Semaphore(0)
-        self._answer: asyncio.Future[tuple[bool, Any]] | None = None
-        self.made: asyncio.Future[Any] = self._loop.create_future()
-        self._gone = self._loop.create_future()
+        self._chunk_requests = threading.Semaphore(0)
+        self._next_chunk: asyncio.Future[tuple[bool, Any]] | None = None
+        self.opened: asyncio.Future[Any] = self._loop.create_future()
+        self._thread_ended = self._loop.create_future()
         self._dismissed = False
-        self.name = f"hangup-thread-{next(_numbers)} ({what})"
-        token.on_cancel(self._wanted.release)
+        self.name = f"hangup-thread-{next(_numbers)} ({description})"
+        token.on_cancel(self._chunk_requests.release)
         TASKS.thread_once("library thread", self._run, label=self.name)
 
     async def __anext__(self) -> Any:
-        if self._gone.done():
+        if self._thread_ended.done():
             raise StopAsyncIteration
-        self._answer = self._loop.create_future()
-        self._wanted.release()
-        more, value = await self._answer
+        self._next_chunk = self._loop.create_future()
+        self._chunk_requests.release()
+        more, value = await self._next_chunk
         if not more:
             raise StopAsyncIteration
         return value
@@ -47,35 +47,35 @@ class ThreadedIterator(AsyncIterator[Any]):
     def dismiss(self) -> None:
         """End the thread, and leave its result to the caller to close."""
         self._dismissed = True
-        self._wanted.release()
+        self._chunk_requests.release()
 
     async def aclose(self) -> None:
         """Return when the thread has ended; it checks the token between two steps."""
         if not self._dismissed:
             self._token.cancel()
-        await asyncio.shield(self._gone)
+        await asyncio.shield(self._thread_ended)
 
     def _run(self) -> None:
-        made: Any = None
+        opened: Any = None
         iterator: Any = None
         try:
-            made = self._make()
-            self._call(self._set_made, made)
-            while self._may_go_on():
+            opened = self._open_source()
+            self._call_in_loop(self._set_opened, opened)
+            while self._wait_for_request():
                 if iterator is None:
-                    iterator = iter(made)
-                self._tell(True, next(iterator))
+                    iterator = iter(opened)
+                self._deliver(True, next(iterator))
         except StopIteration:
-            self._tell(False, None)
+            self._deliver(False, None)
         except Cancelled:
             pass
         except BaseException as error:
-            self._call(self._fail, error)
+            self._call_in_loop(self._fail, error)
         finally:
             if not self._dismissed:
                 self._close(iterator)
-                self._close(made)  # an SDK's stream has its own close; closing its iterator does not close it
-            self._call(self._over)
+                self._close(opened)  # an SDK's stream has its own close; closing its iterator does not close it
+            self._call_in_loop(self._on_thread_end)
 
     def _close(self, stream: Any) -> None:
         """Close a stream; if that fails, log it, since the call still waits for the thread's end."""
@@ -87,48 +87,48 @@ class ThreadedIterator(AsyncIterator[Any]):
         except BaseException as error:
             log.warning("%s: closing the stream failed: %r", self.name, error)
 
-    def _may_go_on(self) -> bool:
-        self._wanted.acquire()
+    def _wait_for_request(self) -> bool:
+        self._chunk_requests.acquire()
         return not self._token.cancelled and not self._dismissed
 
-    def _tell(self, more: bool, value: Any) -> None:
-        self._call(self._set, (more, value))
+    def _deliver(self, more: bool, value: Any) -> None:
+        self._call_in_loop(self._set_chunk, (more, value))
 
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed: nobody waits any more
             self._token.cancel()
 
-    def _set(self, answer: tuple[bool, Any]) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(answer)
+    def _set_chunk(self, answer: tuple[bool, Any]) -> None:
+        if self._next_chunk is not None and not self._next_chunk.done():
+            self._next_chunk.set_result(answer)
 
-    def _set_made(self, made: Any) -> None:
-        if not self.made.done():
-            self.made.set_result(made)
+    def _set_opened(self, opened: Any) -> None:
+        if not self.opened.done():
+            self.opened.set_result(opened)
 
     def _fail(self, error: BaseException) -> None:
-        waiting = self._answer if self.made.done() else self.made
-        if waiting is not None and not waiting.done():
-            waiting.set_exception(error)
+        future = self._next_chunk if self.opened.done() else self.opened
+        if future is not None and not future.done():
+            future.set_exception(error)
 
-    def _over(self) -> None:
-        self._set((False, None))
-        self.made.cancel()
-        if not self._gone.done():
-            self._gone.set_result(None)
+    def _on_thread_end(self) -> None:
+        self._set_chunk((False, None))
+        self.opened.cancel()
+        if not self._thread_ended.done():
+            self._thread_ended.set_result(None)
 
 
-async def call_in_thread(function: Callable[[CancelToken], Any], token: CancelToken, named: Callable[[str], None]) -> Any:
+async def call_in_thread(function: Callable[[CancelToken], Any], token: CancelToken, on_name: Callable[[str], None]) -> Any:
     """Run a blocking function in a thread, pass it the token, and return its result."""
 
     def once() -> Iterable[Any]:
         yield function(token)
 
-    steps = ThreadedIterator(once, token, getattr(function, "__qualname__", repr(function)))
-    named(steps.name)
+    iterator = ThreadedIterator(once, token, getattr(function, "__qualname__", repr(function)))
+    on_name(iterator.name)
     try:
-        return await anext(steps)
+        return await anext(iterator)
     finally:
-        await steps.aclose()
+        await iterator.aclose()

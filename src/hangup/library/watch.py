@@ -9,18 +9,18 @@ from typing import Any
 
 from hangup.core import reasons
 from hangup.core.reasons import Reason
-from hangup.library.sockets import SocketWatch, of_asgi, of_transport
+from hangup.library.sockets import SocketWatch, descriptor_of_asgi, descriptor_of_transport
 from hangup.tasks import TASKS
 
 Receive = Callable[[], Awaitable[Any]]
-OnGone = Callable[[Reason], object]
+OnDisconnect = Callable[[Reason], object]
 
 
-_ANY = (Exception,)  # `receive` belongs to the server and may fail; the socket is watched as well
+_HANDLED = (Exception,)  # `receive` belongs to the server and may fail; the socket is watched as well
 
 
 class ClientWatch:
-    """Watches one client; may call `on_gone` more than once, since server and socket both report."""
+    """Watches one client; may call `on_disconnect` more than once, since server and socket both report."""
 
     def __init__(self, receive: Receive | None, descriptor: int | None, client_silence_s: float | None) -> None:
         self._receive = receive
@@ -28,26 +28,26 @@ class ClientWatch:
         self._listener: asyncio.Task[None] | None = None
 
     @classmethod
-    def over_asgi(cls, scope: Any, receive: Receive, client_silence_s: float | None) -> ClientWatch:
-        return cls(receive, of_asgi(scope, receive), client_silence_s)
+    def for_asgi(cls, scope: Any, receive: Receive, client_silence_s: float | None) -> ClientWatch:
+        return cls(receive, descriptor_of_asgi(scope, receive), client_silence_s)
 
     @classmethod
-    def over_transport(cls, transport: Any, client_silence_s: float | None) -> ClientWatch:
-        return cls(None, of_transport(transport), client_silence_s)
+    def for_transport(cls, transport: Any, client_silence_s: float | None) -> ClientWatch:
+        return cls(None, descriptor_of_transport(transport), client_silence_s)
 
-    def start(self, on_gone: OnGone) -> None:
+    def start(self, on_disconnect: OnDisconnect) -> None:
         if self._socket is not None:
-            self._socket.start(on_gone)
+            self._socket.start(on_disconnect)
         if self._receive is not None:
-            listening = self._listen(self._receive, on_gone)
-            self._listener = TASKS.start("library watch", listening, handled=_ANY, label="hangup watches the client")
+            listening = self._listen(self._receive, on_disconnect)
+            self._listener = TASKS.start("library watch", listening, handled=_HANDLED, label="hangup watches the client")
 
-    async def _listen(self, receive: Receive, on_gone: OnGone) -> None:
+    async def _listen(self, receive: Receive, on_disconnect: OnDisconnect) -> None:
         """Read the rest of the body and drop it: the disconnect comes after it."""
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                on_gone(reasons.CLIENT_FIN)
+                on_disconnect(reasons.CLIENT_FIN)
                 return
 
     async def stop(self) -> None:

@@ -105,10 +105,10 @@ def streams(site: Site) -> bool | None:
     """Return whether an inference call asks for a stream; None if the call does not show it."""
     if site.name.rpartition(".")[2] in _STREAM_VERBS:
         return True
-    asked = site.keyword("stream")
-    if isinstance(asked, ast.Constant):
-        return bool(asked.value)
-    return None if asked is not None or site.has_double_star else False
+    stream_argument = site.keyword("stream")
+    if isinstance(stream_argument, ast.Constant):
+        return bool(stream_argument.value)
+    return None if stream_argument is not None or site.has_double_star else False
 
 
 class Inference:

@@ -24,22 +24,22 @@ class Habit:
     share: float
     patience_s: float  # for the first token
     leaves_after: float = 1.0  # the share of its answer that it reads before it hangs up
-    again: int = 0  # how often it retries after it hung up
+    retries: int = 0  # how often it retries after it hung up
 
 
 HABITS = (
     Habit("stay", 0.45, 8.0),
     Habit("hang up", 0.25, 8.0, leaves_after=0.15),
-    Habit("refresh", 0.15, 8.0, leaves_after=0.05, again=1),
-    Habit("time out", 0.15, 1.0, again=RETRIES_MAX),
+    Habit("refresh", 0.15, 8.0, leaves_after=0.05, retries=1),
+    Habit("time out", 0.15, 1.0, retries=RETRIES_MAX),
 )
 
 
 @dataclass(slots=True)
 class CrowdTally:
-    asked: int = 0
+    requests: int = 0
     completed: int = 0
-    left: int = 0
+    hung_up: int = 0
     refused: int = 0
     tokens: int = 0  # that reached a client
     first_token_s: list[float] = field(default_factory=list)
@@ -61,26 +61,26 @@ class DemoCrowd:
         self._chance = random.Random(seed)  # noqa: S311 (a simulation)
         self._clients = Tasks("crowd")
 
-    async def come(self, seconds: float) -> None:
+    async def run(self, seconds: float) -> None:
         """Let clients arrive for that long; then the remaining clients hang up."""
         end = time.monotonic() + seconds
         try:
             while time.monotonic() < end:
                 habit = self._chance.choices(HABITS, [h.share for h in HABITS])[0]
-                self._clients.start(self._live(habit))
+                self._clients.start(self._behave(habit))
                 await asyncio.sleep(min(self._chance.expovariate(self._rate), max(0.0, end - time.monotonic())))
         finally:
             await self._clients.close()
 
-    async def _live(self, habit: Habit) -> None:
-        for attempt in range(1 + habit.again):
-            last = attempt == habit.again
-            leaves_after = 1.0 if last and habit.leaves_after < 1 and habit.again else habit.leaves_after
-            self.tally.asked += 1
-            if await self._ask(habit.patience_s, int(self._answer_tokens * leaves_after)):
+    async def _behave(self, habit: Habit) -> None:
+        for attempt in range(1 + habit.retries):
+            last = attempt == habit.retries
+            leaves_after = 1.0 if last and habit.leaves_after < 1 and habit.retries else habit.leaves_after
+            self.tally.requests += 1
+            if await self._request(habit.patience_s, int(self._answer_tokens * leaves_after)):
                 return
 
-    async def _ask(self, patience_s: float, tokens_wanted: int) -> bool:
+    async def _request(self, patience_s: float, tokens_wanted: int) -> bool:
         """Send one request; return True if its answer was complete."""
         tally, began = self.tally, time.monotonic()
         body = orjson.dumps({"prompt": "MENENIUS:\n", "max_tokens": self._answer_tokens, "ignore_eos": True, "stream": True})
@@ -111,7 +111,7 @@ class DemoCrowd:
                 with contextlib.suppress(Exception):
                     writer.transport.abort()
         if tokens or time.monotonic() - began >= patience_s:
-            tally.left += 1
+            tally.hung_up += 1
         else:
             tally.refused += 1
             await asyncio.sleep(0.2)

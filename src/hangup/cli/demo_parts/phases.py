@@ -47,25 +47,25 @@ async def play(
     The gateway's dashboard is on `admin_port`.
     """
     rate = await _calibrated_rate(slots)
-    done: list[PhaseResult] = []
-    for name, front in (("without", _naive), ("with hangup", partial(_gateway, admin_port=admin_port))):
+    results: list[PhaseResult] = []
+    for name, front in (("without", _plain_proxy), ("with hangup", partial(_gateway, admin_port=admin_port))):
         async with _engine(slots) as engine_port, front(engine_port) as port:
             crowd = DemoCrowd(port, rate, ANSWER_TOKENS, seed)
             began = time.monotonic()
-            coming = TASKS.start("crowd", crowd.come(seconds))
+            arrivals = TASKS.start("crowd", crowd.run(seconds))
             try:
-                while not coming.done():
-                    await asyncio.wait([coming], timeout=min(_REFRESH_S, max(0.01, seconds - (time.monotonic() - began))))
-                    outcome = await _outcome(name, began, crowd.tally, engine_port)
-                    show([*done, outcome])
+                while not arrivals.done():
+                    await asyncio.wait([arrivals], timeout=min(_REFRESH_S, max(0.01, seconds - (time.monotonic() - began))))
+                    result = await _phase_result(name, began, crowd.tally, engine_port)
+                    show([*results, result])
             finally:
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
-            done.append(outcome)
-    return done
+                arrivals.cancel()
+                await asyncio.gather(arrivals, return_exceptions=True)
+            results.append(result)
+    return results
 
 
-async def _outcome(name: str, began: float, tally: CrowdTally, engine_port: int) -> PhaseResult:
+async def _phase_result(name: str, began: float, tally: CrowdTally, engine_port: int) -> PhaseResult:
     counters = await _counters(engine_port)
     computed = counters["tokens"] + counters["tokens_dropped"]
     return PhaseResult(name, time.monotonic() - began, tally, computed, counters["busy_seconds"])
@@ -75,9 +75,9 @@ async def _calibrated_rate(slots: int) -> float:
     """Return a rate of calls per second that is LOAD times what this machine's engine can answer."""
     async with _engine(slots) as port:
         crowd = DemoCrowd(port, 1.0, ANSWER_TOKENS, 0)
-        await asyncio.gather(*[crowd._ask(60.0, ANSWER_TOKENS) for _ in range(slots)])  # noqa: SLF001 (warm)
+        await asyncio.gather(*[crowd._request(60.0, ANSWER_TOKENS) for _ in range(slots)])  # noqa: SLF001 (warm)
         began = time.monotonic()
-        await asyncio.gather(*[crowd._ask(60.0, ANSWER_TOKENS) for _ in range(slots)])  # noqa: SLF001
+        await asyncio.gather(*[crowd._request(60.0, ANSWER_TOKENS) for _ in range(slots)])  # noqa: SLF001
         return LOAD * slots / (time.monotonic() - began)
 
 
@@ -112,7 +112,7 @@ def _engine(slots: int) -> contextlib.AbstractAsyncContextManager[int]:
     return _process("hangup", "engine", *flags, port=r"engine on http://127\.0\.0\.1:(\d+)")
 
 
-def _naive(engine_port: int) -> contextlib.AbstractAsyncContextManager[int]:
+def _plain_proxy(engine_port: int) -> contextlib.AbstractAsyncContextManager[int]:
     return _process("hangup.cli.demo_parts.plain_proxy", str(engine_port), port=r"^(\d+)$")
 
 
@@ -131,18 +131,18 @@ async def _counters(port: int) -> dict[str, float]:
     return {name.decode(): float(value) for name, value in _METRIC.findall(text)}
 
 
-def table(outcomes: list[PhaseResult]) -> list[str]:
+def table(results: list[PhaseResult]) -> list[str]:
     """Return the table with the figures of each phase side by side."""
     rows: list[tuple[str, Callable[[PhaseResult], str]]] = [
         ("", lambda o: o.name),
         ("seconds", lambda o: f"{o.seconds:.0f}"),
-        ("requests", lambda o: f"{o.tally.asked:,}"),
+        ("requests", lambda o: f"{o.tally.requests:,}"),
         ("  completed", lambda o: f"{o.tally.completed:,}"),
-        ("  abandoned by the client", lambda o: f"{o.tally.left:,}"),
+        ("  abandoned by the client", lambda o: f"{o.tally.hung_up:,}"),
         ("tokens computed by the engine", lambda o: f"{o.computed:,.0f}"),
         ("  for nobody", lambda o: f"{o.wasted:,.0f} ({o.wasted / max(1.0, o.computed):.0%})"),
         ("engine time for nobody", lambda o: f"{o.wasted_s:.1f} s of {o.busy_s:.1f}"),
         ("first token, p50", lambda o: f"{o.tally.first_token(0.5):.2f} s"),
         ("first token, p99", lambda o: f"{o.tally.first_token(0.99):.2f} s"),
     ]
-    return [f"  {label:<32}" + "".join(f"{value(o):>20}" for o in outcomes) for label, value in rows]
+    return [f"  {label:<32}" + "".join(f"{value(o):>20}" for o in results) for label, value in rows]

@@ -18,9 +18,9 @@ DONE = b"data: [DONE]\n\n"
 class AnswerShape:
     """The shape of one call's answer and of its errors, in one API."""
 
-    tells_cancelled = True  # whether an answer can say that it was cancelled; if not, it ends with an error
+    reports_cancelled = True  # whether an answer can say that it was cancelled; if not, it ends with an error
 
-    def __init__(self, id: str, model: str, tokenizer: Tokenizer, asked: ParsedRequest) -> None:
+    def __init__(self, id: str, model: str, tokenizer: Tokenizer, parsed: ParsedRequest) -> None:
         raise NotImplementedError
 
     def opening(self) -> bytes:
@@ -57,10 +57,10 @@ class ChoicesAnswer(AnswerShape):
     chunk_object = ""
     prefix = ""
 
-    def __init__(self, id: str, model: str, tokenizer: Tokenizer, asked: ParsedRequest) -> None:
+    def __init__(self, id: str, model: str, tokenizer: Tokenizer, parsed: ParsedRequest) -> None:
         self._head: Json = {"id": f"{self.prefix}-{id}", "object": self.object, "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
-        self._asked = asked
+        self._parsed = parsed
 
     def event(self, index: int, text: str, choices: tuple[Choice, ...]) -> bytes:
         return self._chunk([{"index": index, **self.piece(text), "logprobs": self.logprobs(choices), "finish_reason": None}])
@@ -69,18 +69,18 @@ class ChoicesAnswer(AnswerShape):
         return self._chunk([{"index": index, **self.last_piece(), "logprobs": None, "finish_reason": end.reason}])
 
     def last(self, ends: list[GenerationEnded]) -> bytes:
-        return (self._chunk([], usage=usage(ends, self._asked.prompts)) if self._asked.usage_in_stream else b"") + DONE
+        return (self._chunk([], usage=usage(ends, self._parsed.prompts)) if self._parsed.usage_in_stream else b"") + DONE
 
-    def _chunk(self, choices: list[Json], **more: Any) -> bytes:
+    def _chunk(self, choices: list[Json], **extra: Any) -> bytes:
         head = {**self._head, "object": self.chunk_object}
-        return b"data: " + orjson.dumps({**head, "choices": choices, **more}) + b"\n\n"
+        return b"data: " + orjson.dumps({**head, "choices": choices, **extra}) + b"\n\n"
 
     def whole(self, texts: list[str], choices: list[list[Choice]], ends: list[GenerationEnded]) -> bytes:
         rows = [
             {"index": index, **self.message(text), "logprobs": self.logprobs(tuple(chosen)), "finish_reason": end.reason}
             for index, (text, chosen, end) in enumerate(zip(texts, choices, ends, strict=True))
         ]
-        return orjson.dumps({**self._head, "choices": rows, "usage": usage(ends, self._asked.prompts)})
+        return orjson.dumps({**self._head, "choices": rows, "usage": usage(ends, self._parsed.prompts)})
 
     def piece(self, text: str) -> Json:
         raise NotImplementedError
@@ -103,8 +103,8 @@ class ChatAnswer(ChoicesAnswer):
     object, chunk_object, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def opening(self) -> bytes:
-        more = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return b"".join(self._chunk([{"index": index, **more}]) for index in range(len(self._asked.requests)))
+        extra = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return b"".join(self._chunk([{"index": index, **extra}]) for index in range(len(self._parsed.requests)))
 
     def piece(self, text: str) -> Json:
         return {"delta": {"content": text}}

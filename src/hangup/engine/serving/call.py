@@ -33,9 +33,9 @@ class CallOwner(Protocol):
     runner: EngineRunner
     options: EngineOptions
 
-    def opened(self, call: EngineCall) -> None: ...
+    def add_call(self, call: EngineCall) -> None: ...
 
-    def closed(self, call: EngineCall) -> None: ...
+    def remove_call(self, call: EngineCall) -> None: ...
 
 
 class EngineCall:
@@ -55,7 +55,7 @@ class EngineCall:
         self.body_s = server.limits.body_s
         self._server = server
         self._client = client
-        self._over = False
+        self._released = False
         self._streaming = False
         self._tickets: list[Submission] = []
         self._structure: jsonbody.Structure | None = None
@@ -82,13 +82,13 @@ class EngineCall:
             self.refuse(reasons.BAD_FIELD, str(unfit))
 
     def client_left(self, reason: Reason) -> None:
-        self._let_go()
+        self._release()
 
     def refuse(self, reason: Reason, detail: str = "") -> None:
-        self._let_go()
+        self._release()
         body = orjson.dumps(self.shape.error(reason.status, reason.code, detail or reason.message))
         retry: Headers = [(b"retry-after", b"1")] if reason is reasons.QUEUE_FULL else []
-        respond(self._client, reason.status, body, self.id, more=retry)
+        respond(self._client, reason.status, body, self.id, extra_headers=retry)
 
     def fault(self, error: Exception) -> None:
         self._give_up(reasons.ENGINE_ERROR, 500)
@@ -121,54 +121,54 @@ class EngineCall:
         """Refuse requests that cannot finish before the deadline; set a timer that ends the others at the deadline."""
         if self._deadline_at == math.inf:
             return
-        left_s = self._deadline_at - time.monotonic()
+        remaining_s = self._deadline_at - time.monotonic()
         least_s = self._server.runner.least_s(requests)
-        if least_s > left_s:
-            detail = f"The call takes at least {least_s:.1f} s; its deadline is in {max(left_s, 0.0):.1f} s."
+        if least_s > remaining_s:
+            detail = f"The call takes at least {least_s:.1f} s; its deadline is in {max(remaining_s, 0.0):.1f} s."
             raise Refusal(reasons.DEADLINE_NEAR, detail)
-        self._timer = asyncio.get_running_loop().call_later(left_s, self._too_late)
+        self._timer = asyncio.get_running_loop().call_later(remaining_s, self._on_deadline)
 
-    def _too_late(self) -> None:
+    def _on_deadline(self) -> None:
         self._timer = None
-        if not self._over:
+        if not self._released:
             self._give_up(reasons.CLIENT_DEADLINE)
 
-    def _done(self) -> None:
+    def _finish_call(self) -> None:
         """Release the call after every submission has ended. The caller still has to finish the answer."""
-        self._over = True
+        self._released = True
         self._stop_timer()
-        self._server.closed(self)
+        self._server.remove_call(self)
 
     def _give_up(self, reason: Reason, status: int = 0) -> None:
-        self._let_go()
-        told = status or reason.status, reason.code, reason.message
+        self._release()
+        error = status or reason.status, reason.code, reason.message
         if self._streaming:
-            self._client.send(self.shape.error_event(*told))
+            self._client.send(self.shape.error_event(*error))
             self._client.break_off()
         else:
-            respond(self._client, told[0], orjson.dumps(self.shape.error(*told)), self.id)
+            respond(self._client, error[0], orjson.dumps(self.shape.error(*error)), self.id)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Abandon an incomplete call: cancel each submission once. Every path that gives up a call goes through here."""
-        if not self._over:
-            self._over = True
+        if not self._released:
+            self._released = True
             self._stop_timer()
             self.cancel()
-            self._server.closed(self)
+            self._server.remove_call(self)
 
 
 def respond(
-    client: ClientConnection, status: int, body: bytes, id: str, kind: bytes = _JSON, more: Headers | None = None
+    client: ClientConnection, status: int, body: bytes, id: str, kind: bytes = _JSON, extra_headers: Headers | None = None
 ) -> None:
     headers: Headers = [
         (b"content-type", kind),
         (b"content-length", b"%d" % len(body)),
-        *(more or []),
+        *(extra_headers or []),
         *closing_headers(client, id),
     ]
     client.begin(encode_head(status, headers), chunked=False)

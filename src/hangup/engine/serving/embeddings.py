@@ -50,22 +50,22 @@ class EmbeddingsCall(EngineCall):
         self._inputs = read_inputs(body)
         self._base64 = body.get("encoding_format") == "base64"
         self._next = 0
-        self._waits: SubmittedRequest | None = None  # the next request, parsed but not yet submitted
+        self._next_request: SubmittedRequest | None = None  # the next request, parsed but not yet submitted
         self._in_engine = 0
         self._tokens = 0
         self._vectors: dict[int, Floats] = {}
         self._check_deadline([self._read_next()])
-        self._server.opened(self)
+        self._server.add_call(self)
         try:
             self._submit()
         except (Busy, Unfit, Refusal):
-            self._let_go()
+            self._release()
             raise
 
     def _read_next(self) -> SubmittedRequest:
-        if self._waits is None:
-            self._waits = read_input(self._inputs[self._next], self._server.runner.model, self.id)
-        return self._waits
+        if self._next_request is None:
+            self._next_request = read_input(self._inputs[self._next], self._server.runner.model, self.id)
+        return self._next_request
 
     def _submit(self) -> None:
         """Submit as many texts as fit. Raises `Busy` if none fits and none of this call's texts, once done, would make room."""
@@ -77,13 +77,13 @@ class EmbeddingsCall(EngineCall):
                 if self._in_engine:
                     return
                 raise
-            self._waits = None
+            self._next_request = None
             self._next += 1
             self._in_engine += 1
             self._tokens += len(request.prompt)
 
     def _on_event(self, index: int, event: Event) -> None:
-        if self._over:
+        if self._released:
             return  # the event was under way when the client hung up
         if isinstance(event, Vector):
             self._vectors[index] = event.values
@@ -102,13 +102,13 @@ class EmbeddingsCall(EngineCall):
             self.refuse(reasons.BAD_FIELD, str(unfit))
         except Refusal as refusal:
             self.refuse(refusal.reason, refusal.detail)
-        if len(self._vectors) == len(self._inputs) and not self._over:
+        if len(self._vectors) == len(self._inputs) and not self._released:
             self._complete()
 
     def _complete(self) -> None:
-        self._done()
+        self._finish_call()
         rows = [
-            {"object": "embedding", "index": index, "embedding": self._written(self._vectors[index])}
+            {"object": "embedding", "index": index, "embedding": self._encode_vector(self._vectors[index])}
             for index in range(len(self._inputs))
         ]
         answer = {
@@ -119,5 +119,5 @@ class EmbeddingsCall(EngineCall):
         }
         respond(self._client, 200, orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), self.id)
 
-    def _written(self, values: Floats) -> str | Floats:
+    def _encode_vector(self, values: Floats) -> str | Floats:
         return base64.b64encode(values.astype(np.dtype("<f4")).tobytes()).decode() if self._base64 else values

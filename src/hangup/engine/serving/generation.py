@@ -23,20 +23,20 @@ class GenerationCall(EngineCall):
 
     def _begin(self, body: dict[str, Any]) -> None:
         server, model = self._server, self._server.runner.model
-        self._asked = type(self).read(body, model, server.options.slots, self.id)
-        self._answer = self.shape(self.id, model.name, model.tokenizer, self._asked)
-        self._texts: list[list[str]] = [[] for _ in self._asked.requests]
-        self._choices: list[list[Choice]] = [[] for _ in self._asked.requests]
+        self._parsed = type(self).read(body, model, server.options.slots, self.id)
+        self._answer = self.shape(self.id, model.name, model.tokenizer, self._parsed)
+        self._texts: list[list[str]] = [[] for _ in self._parsed.requests]
+        self._choices: list[list[Choice]] = [[] for _ in self._parsed.requests]
         self._ends: dict[int, GenerationEnded] = {}
-        self._check_deadline(self._asked.requests)
-        server.opened(self)
+        self._check_deadline(self._parsed.requests)
+        server.add_call(self)
         try:
-            for index, request in enumerate(self._asked.requests):
+            for index, request in enumerate(self._parsed.requests):
                 self._tickets.append(server.runner.submit(request, partial(self._on_event, index)))
         except (Busy, Unfit):
-            self._let_go()
+            self._release()
             raise
-        if self._asked.stream:
+        if self._parsed.stream:
             self._open_stream()
 
     def _open_stream(self) -> None:
@@ -59,7 +59,7 @@ class GenerationCall(EngineCall):
             client.flush()
 
     def _on_event(self, index: int, event: Event) -> None:
-        if self._over:
+        if self._released:
             return  # the event was under way when the client hung up
         if isinstance(event, Progress):
             if self._streaming:
@@ -74,7 +74,7 @@ class GenerationCall(EngineCall):
         if event.reason == "failed":
             self._give_up(reasons.ENGINE_ERROR, 500)
             return
-        if event.reason == "cancelled" and not self.shape.tells_cancelled:
+        if event.reason == "cancelled" and not self.shape.reports_cancelled:
             self._give_up(reasons.ENGINE_CANCELLED)
             return
         if self._streaming:
@@ -84,7 +84,7 @@ class GenerationCall(EngineCall):
 
     def _complete(self) -> None:
         ends = [self._ends[index] for index in range(len(self._ends))]
-        self._done()
+        self._finish_call()
         if self._streaming:
             last = self._answer.last(ends)
             if last:

@@ -47,16 +47,16 @@ def _prompt(body: dict[str, Any], model: Model) -> list[int]:
     if any(message.get("role") not in ("user", "assistant") for message in messages):
         raise bad("role", "user or assistant; put the system prompt into the field system")
     system = text_of(body.get("system"))
-    spoken = [(str(m["role"]), text_of(m.get("content"))) for m in messages]
-    return model.tokenizer.encode(model.tokenizer.chat([("system", system), *spoken] if system else spoken))
+    turns = [(str(m["role"]), text_of(m.get("content"))) for m in messages]
+    return model.tokenizer.encode(model.tokenizer.chat([("system", system), *turns] if system else turns))
 
 
 class MessageAnswer(AnswerShape):
-    tells_cancelled = False  # there is no such stop_reason
+    reports_cancelled = False  # there is no such stop_reason
 
-    def __init__(self, id: str, model: str, tokenizer: Tokenizer, asked: ParsedRequest) -> None:
+    def __init__(self, id: str, model: str, tokenizer: Tokenizer, parsed: ParsedRequest) -> None:
         self._head: Json = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": model}
-        self._input_tokens = len(asked.requests[0].prompt)
+        self._input_tokens = len(parsed.requests[0].prompt)
 
     def opening(self) -> bytes:
         message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": self._usage(0)}
@@ -107,5 +107,5 @@ class CountTokensCall(EngineCall):
 
     def _begin(self, body: dict[str, Any]) -> None:
         counted = {"input_tokens": len(_prompt(body, self._server.runner.model))}
-        self._done()
+        self._finish_call()
         respond(self._client, 200, orjson.dumps(counted), self.id)

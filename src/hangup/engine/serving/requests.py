@@ -29,7 +29,7 @@ class ParsedRequest:
     stream: bool
     usage_in_stream: bool
     prompts: int
-    shown: dict[str, Any] = field(default_factory=dict)  # request fields that the answer repeats
+    echoed: dict[str, Any] = field(default_factory=dict)  # request fields that the answer repeats
 
 
 def read_chat(body: dict[str, Any], model: Model, choices_max: int, name: str) -> ParsedRequest:
@@ -38,7 +38,7 @@ def read_chat(body: dict[str, Any], model: Model, choices_max: int, name: str) -
         raise bad("messages", "a list of messages")
     text = model.tokenizer.chat([(str(m.get("role", "user")), text_of(m.get("content"))) for m in messages])
     wanted = body.get("max_completion_tokens", body.get("max_tokens"))
-    logprobs = _whole(body, "top_logprobs", 0, LOGPROBS_MAX, 0) if body.get("logprobs") else None
+    logprobs = _integer(body, "top_logprobs", 0, LOGPROBS_MAX, 0) if body.get("logprobs") else None
     return read_prompts(body, model, choices_max, name, [model.tokenizer.encode(text)], wanted, model.context, logprobs)
 
 
@@ -46,7 +46,7 @@ def read_completion(body: dict[str, Any], model: Model, choices_max: int, name: 
     given = body.get("prompt", "")
     prompts = given if isinstance(given, list) and not all(isinstance(p, int) for p in given) else [given]
     encoded = [tokens_of(prompt, model) for prompt in prompts]
-    logprobs = None if body.get("logprobs") is None else _whole(body, "logprobs", 0, LOGPROBS_MAX, 0)
+    logprobs = None if body.get("logprobs") is None else _integer(body, "logprobs", 0, LOGPROBS_MAX, 0)
     return read_prompts(body, model, choices_max, name, encoded, body.get("max_tokens"), COMPLETION_TOKENS_DEFAULT, logprobs)
 
 
@@ -62,14 +62,14 @@ def read_prompts(
     maximum: str = "max_tokens",
 ) -> ParsedRequest:
     refuse_unsupported(body, _UNSUPPORTED)
-    count = _whole(body, "n", 1, choices_max, 1)
+    count = _integer(body, "n", 1, choices_max, 1)
     if count * len(prompts) > choices_max:
         raise Refusal(reasons.BAD_FIELD, f"A call can request at most {choices_max} answers.")
     seed = body.get("seed")
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
         raise bad("seed", "an integer")
     seed = secrets.randbits(48) if seed is None else seed % 2**48
-    tokens_max = default if wanted is None else _whole({maximum: wanted}, maximum, 1, 1 << 31, 1)
+    tokens_max = default if wanted is None else _integer({maximum: wanted}, maximum, 1, 1 << 31, 1)
     common: dict[str, Any] = {
         "temperature": _number(body, "temperature", 0.0, 2.0),
         "top_p": _number(body, "top_p", 0.0, 1.0),
@@ -125,7 +125,7 @@ def stops_of(value: Any, name: str = "stop") -> tuple[str, ...]:
     return tuple(stop for stop in stops if stop)
 
 
-def _whole(body: dict[str, Any], field: str, least: int, most: int, default: int) -> int:
+def _integer(body: dict[str, Any], field: str, least: int, most: int, default: int) -> int:
     value = body.get(field)
     if value is None:
         return default

@@ -37,25 +37,25 @@ def read_response(body: dict[str, Any], model: Model, choices_max: int, name: st
     instructions = body.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
         raise bad("instructions", "a text")
-    spoken = _spoken(body.get("input"))
-    prompt = model.tokenizer.chat([("system", instructions), *spoken] if instructions else spoken)
+    turns = _read_input(body.get("input"))
+    prompt = model.tokenizer.chat([("system", instructions), *turns] if instructions else turns)
     wanted = body.get("max_output_tokens")
     plain = {key: body[key] for key in _SAME if key in body}
     encoded = [model.tokenizer.encode(prompt)]
-    asked = read_prompts(plain, model, choices_max, name, encoded, wanted, model.context, None, "max_output_tokens")
+    parsed = read_prompts(plain, model, choices_max, name, encoded, wanted, model.context, None, "max_output_tokens")
     metadata = body.get("metadata")
-    request = asked.requests[0]
-    asked.shown.update(
+    request = parsed.requests[0]
+    parsed.echoed.update(
         instructions=instructions,
         max_output_tokens=wanted,
         metadata=metadata if isinstance(metadata, dict) else {},
         temperature=request.temperature,
         top_p=request.top_p,
     )
-    return asked
+    return parsed
 
 
-def _spoken(given: Any) -> list[tuple[str, str]]:
+def _read_input(given: Any) -> list[tuple[str, str]]:
     if isinstance(given, str) and given:
         return [("user", given)]
     if not isinstance(given, list) or not given or not all(isinstance(item, dict) for item in given):
@@ -67,35 +67,41 @@ def _spoken(given: Any) -> list[tuple[str, str]]:
 
 
 class ResponseAnswer(AnswerShape):
-    def __init__(self, id: str, model: str, tokenizer: Tokenizer, asked: ParsedRequest) -> None:
+    def __init__(self, id: str, model: str, tokenizer: Tokenizer, parsed: ParsedRequest) -> None:
         self._id = id
         self._head: Json = {"id": f"resp_{id}", "object": "response", "created_at": int(time.time()), "model": model}
-        self._more: Json = {"parallel_tool_calls": True, "store": False, "tool_choice": "auto", "tools": [], **asked.shown}
+        self._extra_fields: Json = {
+            "parallel_tool_calls": True,
+            "store": False,
+            "tool_choice": "auto",
+            "tools": [],
+            **parsed.echoed,
+        }
         self._number = 0
         self._texts: list[str] = []  # of a stream: its last events repeat the whole text
 
     def opening(self) -> bytes:
-        begun = self._response("in_progress", [], None)
+        response = self._response("in_progress", [], None)
         return b"".join(
             (
-                self._event("response.created", response=begun),
-                self._event("response.in_progress", response=begun),
+                self._event("response.created", response=response),
+                self._event("response.in_progress", response=response),
                 self._event("response.output_item.added", output_index=0, item=self._item("in_progress", [])),
-                self._event("response.content_part.added", **self._where(), part=_part("")),
+                self._event("response.content_part.added", **self._location(), part=_part("")),
             )
         )
 
     def event(self, index: int, text: str, choices: tuple[Choice, ...]) -> bytes:
         self._texts.append(text)
-        return self._event("response.output_text.delta", **self._where(), delta=text, logprobs=[])
+        return self._event("response.output_text.delta", **self._location(), delta=text, logprobs=[])
 
     def closing(self, index: int, end: GenerationEnded) -> bytes:
         text, status = "".join(self._texts), _STATUS[end.reason]
         item = self._item(status, [_part(text)])
         return b"".join(
             (
-                self._event("response.output_text.done", **self._where(), text=text, logprobs=[]),
-                self._event("response.content_part.done", **self._where(), part=_part(text)),
+                self._event("response.output_text.done", **self._location(), text=text, logprobs=[]),
+                self._event("response.content_part.done", **self._location(), part=_part(text)),
                 self._event("response.output_item.done", output_index=0, item=item),
                 self._event(f"response.{status}", response=self._response(status, [item], end)),
             )
@@ -114,17 +120,17 @@ class ResponseAnswer(AnswerShape):
         self._number += 1
         return SSE.encode(orjson.dumps(event), kind.encode())
 
-    def _where(self) -> Json:
+    def _location(self) -> Json:
         return {"item_id": f"msg_{self._id}", "output_index": 0, "content_index": 0}
 
     def _item(self, status: str, content: list[Json]) -> Json:
-        told = "incomplete" if status == "cancelled" else status
-        return {"id": f"msg_{self._id}", "type": "message", "status": told, "role": "assistant", "content": content}
+        item_status = "incomplete" if status == "cancelled" else status
+        return {"id": f"msg_{self._id}", "type": "message", "status": item_status, "role": "assistant", "content": content}
 
     def _response(self, status: str, output: list[Json], end: GenerationEnded | None) -> Json:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        told = {"status": status, "error": None, "incomplete_details": cut, "output": output, "usage": _usage(end)}
-        return {**self._head, **told, **self._more}
+        fields = {"status": status, "error": None, "incomplete_details": cut, "output": output, "usage": _usage(end)}
+        return {**self._head, **fields, **self._extra_fields}
 
 
 def _part(text: str) -> Json:

@@ -92,14 +92,14 @@ class EngineServer:
 
     # Calls, by the id that the client sent or the server generated
 
-    def opened(self, call: EngineCall) -> None:
+    def add_call(self, call: EngineCall) -> None:
         self._calls.setdefault(call.id, set()).add(call)
 
-    def closed(self, call: EngineCall) -> None:
-        same = self._calls.get(call.id)
-        if same is not None:
-            same.discard(call)
-            if not same:
+    def remove_call(self, call: EngineCall) -> None:
+        calls = self._calls.get(call.id)
+        if calls is not None:
+            calls.discard(call)
+            if not calls:
                 del self._calls[call.id]
 
     # Pages
@@ -111,20 +111,24 @@ class EngineServer:
             for call in calls:
                 call.cancel()
             return (200 if calls else 404), b"application/json", orjson.dumps({"cancelled": len(calls)})
-        made = self._pages.get(path)
-        reason = reasons.METHOD_NOT_ALLOWED if made or path in _CALLS or path.startswith(_CANCEL) else reasons.NOT_FOUND
-        if made is None or method not in ("GET", "HEAD"):
+        render = self._pages.get(path)
+        reason = reasons.METHOD_NOT_ALLOWED if render or path in _CALLS or path.startswith(_CANCEL) else reasons.NOT_FOUND
+        if render is None or method not in ("GET", "HEAD"):
             return reason.status, b"application/json", orjson.dumps(_error(path, reason))
-        return made()
+        return render()
 
     def _health(self) -> tuple[int, bytes, bytes]:
-        well = self.runner.alive
-        return (200 if well else 503), b"application/json", orjson.dumps({"status": "ok" if well else "the engine has stopped"})
+        alive = self.runner.alive
+        return (
+            (200 if alive else 503),
+            b"application/json",
+            orjson.dumps({"status": "ok" if alive else "the engine has stopped"}),
+        )
 
     def _all_calls(self) -> tuple[int, bytes, bytes]:
         now = self.runner.counters()
-        told = {name: now[name] for name in ("running", "waiting", "tokens")}
-        return 200, b"application/json", orjson.dumps({**told, "calls": self.runner.calls(), "cut": self.runner.cut()})
+        counts = {name: now[name] for name in ("running", "waiting", "tokens")}
+        return 200, b"application/json", orjson.dumps({**counts, "calls": self.runner.calls(), "cut": self.runner.cut()})
 
     def _models(self) -> tuple[int, bytes, bytes]:
         model = self.runner.model
@@ -188,9 +192,9 @@ class Serving:
         self._listener = await self._loop.create_server(self._connection, sock=sock, backlog=sockets.BACKLOG)
         self.port = self._listener.sockets[0].getsockname()[1]
 
-    def dial(self, ours: Callable[[], EngineConnection]) -> EngineConnection:
+    def dial(self, make_connection: Callable[[], EngineConnection]) -> EngineConnection:
         """Connect from within the process, without a socket: a hangup is a function call."""
-        return memory.connect(self._loop, ours, self._connection)
+        return memory.connect(self._loop, make_connection, self._connection)
 
     def _connection(self) -> ClientConnection:
         return ClientConnection(self.server, self._loop)

@@ -12,23 +12,23 @@ from hangup.gateway.store.jobs import Job
 class ActiveJob:
     """A job that has not ended, with its lease and its listeners."""
 
-    __slots__ = ("changed", "ends_at", "event_log", "fresh", "job", "lease", "touched")
+    __slots__ = ("changed", "ends_at", "event_log", "job", "lease", "submitted_here", "touched")
 
     def __init__(self, job: Job, now: float, now_of_day: float) -> None:
         self.job = job
         self.lease = Lease(job.lease_s, now) if job.lease_s is not None else None
         self.ends_at = now + job.expires - now_of_day if job.expires is not None else None
         self.event_log: EventLog | None = None
-        self.fresh = False  # submitted to this process: no client has seen events of an earlier attempt
+        self.submitted_here = False  # submitted to this process: no client has seen events of an earlier attempt
         self.touched = False  # a client asked for the job, and the store does not know it yet
         self.changed = asyncio.Event()  # replaced by a new event after each change
 
-    def note(self, job: Job) -> None:
+    def update(self, job: Job) -> None:
         self.job = job
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def due(self, now: float, late_s: float = 0.0) -> Cause | None:
+    def cancel_cause(self, now: float, late_s: float = 0.0) -> Cause | None:
         """Return why the job has to end now, if so; news of a renewed lease may come `late_s` late."""
         if self.ends_at is not None and now >= self.ends_at:
             return Cause.WINDOW

@@ -27,7 +27,7 @@ class JobApi:
     def __init__(self, registry: JobRegistry, router: Callable[[], Router]) -> None:
         self.registry = registry
         batches = Batches(registry, router)
-        files = Files(registry, batches.lines)
+        files = Files(registry, batches.result_lines)
         messages = MessageBatches(registry, router)
         self._calls = Calls(registry)
         self._responses = BackgroundResponses(registry)
@@ -59,26 +59,28 @@ class JobApi:
             )
         ]
 
-    async def answer(self, asked: JobHttpRequest) -> JobHttpResponse:
-        found = False
+    async def answer(self, request: JobHttpRequest) -> JobHttpResponse:
+        path_exists = False
         for method, path, handler in self._paths:
-            match = path.fullmatch(asked.path)
+            match = path.fullmatch(request.path)
             if match is not None:
-                found = True
-                if method == asked.method:
-                    return await handler(asked, *match.groups())
+                path_exists = True
+                if method == request.method:
+                    return await handler(request, *match.groups())
         raise (
-            Refusal(reasons.METHOD_NOT_ALLOWED) if found else Refusal(reasons.NOT_FOUND, f"Unknown path {asked.path[:200]}.")
+            Refusal(reasons.METHOD_NOT_ALLOWED)
+            if path_exists
+            else Refusal(reasons.NOT_FOUND, f"Unknown path {request.path[:200]}.")
         )
 
-    async def defer(self, asked: JobHttpRequest, ask: Ask, value: Json) -> JobHttpResponse:
+    async def defer(self, request: JobHttpRequest, ask: Ask, value: Json) -> JobHttpResponse:
         """Turn a generation request whose client does not wait for the answer into a job."""
         if value.get("background"):
-            return await self._responses.create(asked, value, ask.stream)
-        return await self._calls.create(asked, ask.model, ask.stream)
+            return await self._responses.create(request, value, ask.stream)
+        return await self._calls.create(request, ask.model, ask.stream)
 
-    def upload(self, asked: JobHttpRequest, pause: Callable[[bool], None]) -> Upload | None:
+    def upload(self, request: JobHttpRequest, pause: Callable[[bool], None]) -> Upload | None:
         """Return an `Upload` that takes the body in chunks, if the request uploads a file."""
-        if asked.method != "POST" or asked.path != "/v1/files":
+        if request.method != "POST" or request.path != "/v1/files":
             return None
-        return Upload(self.registry, asked.tenant, asked.fields.get(b"content-type", b""), pause)
+        return Upload(self.registry, request.tenant, request.fields.get(b"content-type", b""), pause)

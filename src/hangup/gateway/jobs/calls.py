@@ -16,9 +16,9 @@ from hangup.core.call import Call
 from hangup.core.jobs import Cause, JobStatus, Kind
 from hangup.errors import Refusal
 from hangup.gateway.http.sse import NDJSON, SSE, Splitter
-from hangup.gateway.jobs.batches import kept_body
+from hangup.gateway.jobs.batches import result_body
 from hangup.gateway.jobs.event_log import EventLog, JobEvent
-from hangup.gateway.jobs.files import listed
+from hangup.gateway.jobs.files import list_json
 from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
 from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
@@ -33,7 +33,9 @@ _PAGE_MAX = 100
 
 
 def wants_async(fields: dict[bytes, bytes]) -> bool:
-    return any(wish.strip().lower() == b"respond-async" for wish in fields.get(b"prefer", b"").replace(b";", b",").split(b","))
+    return any(
+        wanted.strip().lower() == b"respond-async" for wanted in fields.get(b"prefer", b"").replace(b";", b",").split(b",")
+    )
 
 
 def lease_of(fields: Mapping[bytes, bytes], limits: JobLimits) -> float:
@@ -53,41 +55,41 @@ class Calls:
         self._registry = registry
         registry.shapes[Kind.CALL] = self
 
-    async def create(self, asked: JobHttpRequest, model: str, stream: bool) -> JobHttpResponse:
-        about = {"path": asked.path, "model": model, "stream": stream, "headers": asked.replayed()}
+    async def create(self, request: JobHttpRequest, model: str, stream: bool) -> JobHttpResponse:
+        about = {"path": request.path, "model": model, "stream": stream, "headers": request.replayed_headers()}
         id = f"job_{secrets.token_hex(12)}"
-        item = NewItem("", asked.path, asked.body)
-        lease_s = lease_of(asked.fields, asked.limits)
-        job = await self._registry.submit(id, Kind.CALL, asked.tenant, about, [item], lease_s=lease_s)
-        where = f"/v1/jobs/{job.id}"
+        item = NewItem("", request.path, request.body)
+        lease_s = lease_of(request.fields, request.limits)
+        job = await self._registry.submit(id, Kind.CALL, request.tenant, about, [item], lease_s=lease_s)
+        location = f"/v1/jobs/{job.id}"
         return JobHttpResponse.json(
-            self._shown(job, None), 202, location=where, preference_applied="respond-async", retry_after="1"
+            self._job_json(job, None), 202, location=location, preference_applied="respond-async", retry_after="1"
         )
 
-    async def list(self, asked: JobHttpRequest) -> JobHttpResponse:
-        store, after = self._registry.store, asked.query.get("after")
-        count = asked.number("limit", 20, 1, _PAGE_MAX)
-        before = (await self._registry.find(after, asked.tenant, Kind.CALL)).key if after else None
-        rows = await store.do(lambda: store.jobs.page(asked.tenant, Kind.CALL, before, None, count + 1))
-        return JobHttpResponse.json(listed([self._shown(job, None) for job in rows[:count]], has_more=len(rows) > count))
+    async def list(self, request: JobHttpRequest) -> JobHttpResponse:
+        store, after = self._registry.store, request.query.get("after")
+        count = request.query_number("limit", 20, 1, _PAGE_MAX)
+        before = (await self._registry.find(after, request.tenant, Kind.CALL)).key if after else None
+        rows = await store.do(lambda: store.jobs.page(request.tenant, Kind.CALL, before, None, count + 1))
+        return JobHttpResponse.json(list_json([self._job_json(job, None) for job in rows[:count]], has_more=len(rows) > count))
 
-    async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        job = await self._registry.find(id, asked.tenant, Kind.CALL)
-        return JobHttpResponse.json(self._shown(job, await self._result(job)))
+    async def retrieve(self, request: JobHttpRequest, id: str) -> JobHttpResponse:
+        job = await self._registry.find(id, request.tenant, Kind.CALL)
+        return JobHttpResponse.json(self._job_json(job, await self._stored_result(job)))
 
-    async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+    async def delete(self, request: JobHttpRequest, id: str) -> JobHttpResponse:
         """Cancel a job; repeating this is harmless. With `?purge=true`, also delete an ended job and its result."""
         registry, store = self._registry, self._registry.store
-        job = await registry.find(id, asked.tenant, Kind.CALL)
-        job = await registry.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s)
-        if asked.query.get("purge") == "true" and job.status.ended:
+        job = await registry.find(id, request.tenant, Kind.CALL)
+        job = await registry.cancel(job, Cause.ASKED, request.limits.job_cancel_wait_s)
+        if request.query.get("purge") == "true" and job.status.ended:
             await store.do(lambda: store.jobs.delete(job.key))
             return JobHttpResponse.json({"id": id, "object": "job", "deleted": True})
-        return JobHttpResponse.json(self._shown(job, await self._result(job)), 200 if job.status.ended else 202)
+        return JobHttpResponse.json(self._job_json(job, await self._stored_result(job)), 200 if job.status.ended else 202)
 
-    async def events(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        job = await self._registry.find(id, asked.tenant, Kind.CALL)
-        last = asked.fields.get(b"last-event-id", b"-1")
+    async def events(self, request: JobHttpRequest, id: str) -> JobHttpResponse:
+        job = await self._registry.find(id, request.tenant, Kind.CALL)
+        last = request.fields.get(b"last-event-id", b"-1")
         try:
             seen = int(last)
         except ValueError:
@@ -95,16 +97,16 @@ class Calls:
         return JobHttpResponse(content_type=EVENT_STREAM, pieces=self._events(job, seen))
 
     async def _events(self, job: Job, seen: int) -> AsyncIterator[bytes]:
-        yield _event("status", orjson.dumps(self._shown(job, None)))
-        async for event in follow(self._registry, job, seen, _PROGRESS_S):
+        yield _event("status", orjson.dumps(self._job_json(job, None)))
+        async for event in follow_events(self._registry, job, seen, _PROGRESS_S):
             if event is None:
                 yield _event("progress", orjson.dumps(self._progress(job)))
             else:
                 yield _event(event.name, event.data, event.number)
         job = await self._registry.find(job.id, job.tenant, Kind.CALL)
-        yield _event("end", orjson.dumps(self._shown(job, await self._result(job))))
+        yield _event("end", orjson.dumps(self._job_json(job, await self._stored_result(job))))
 
-    async def _result(self, job: Job) -> orjson.Fragment | None:
+    async def _stored_result(self, job: Job) -> orjson.Fragment | None:
         """Return the stored result without parsing it."""
         rows = await self._registry.store.do(lambda: self._registry.store.jobs.results(job.key, 0, 1))
         return orjson.Fragment(rows[0].body) if rows and rows[0].body is not None else None
@@ -116,20 +118,20 @@ class Calls:
         call = item.flow.call
         return {"phase": call.phase.value, "tokens_out": call.tokens_out, "call": call.id, "backend": call.backend or None}
 
-    def _shown(self, job: Job, result: orjson.Fragment | None) -> Json:
+    def _job_json(self, job: Job, result: orjson.Fragment | None) -> Json:
         active = self._registry.active_job(job)
         lease = active.lease if active is not None else None
-        waits = job.status is JobStatus.RUNNING and not job.tally.claimed and not job.tally.ended
+        is_queued = job.status is JobStatus.RUNNING and not job.tally.claimed and not job.tally.ended
         return {
             "id": job.id,
             "object": "job",
-            "status": "queued" if waits else job.status,
+            "status": "queued" if is_queued else job.status,
             "cause": job.cause or None,
             "created_at": job.created,
             "started_at": job.begun,
             "cancelling_at": job.cancelling,
             "ended_at": job.ended,
-            "release": self._registry.runner.release_of(job.key),
+            "release": self._registry.runner.stop_state_of(job.key),
             "lease": {
                 "seconds": job.lease_s,
                 "left": round(lease.remaining_s(asyncio.get_running_loop().time()), 1) if lease else None,
@@ -141,47 +143,47 @@ class Calls:
 
     # Results
 
-    def result(self, job: Job, item: ItemClient, call: Call) -> bytes:
+    def render_result(self, job: Job, item: ItemClient, call: Call) -> bytes:
         status = item.status(call)
         stream = bool(job.about["stream"]) and status == 200
-        body: Any = item.body.decode("utf-8", "replace") if stream else kept_body(item)
+        body: Any = item.body.decode("utf-8", "replace") if stream else result_body(item)
         return orjson.dumps({"status": status, "call": call.id, "body": body})
 
-    def listen(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None]:
+    def chunk_listener(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None]:
         log.add("attempt", orjson.dumps({"attempt": item.attempts, "claim": item.claim.fence}))
         format = NDJSON if job.about["path"].startswith("/api/") else SSE
         splitter = Splitter(format, 1 << 30)
 
-        def piece(payload: bytes) -> None:
+        def on_chunk(payload: bytes) -> None:
             for event in splitter.feed(payload):
                 data = format.data(event)
                 if data is not None:
                     log.add("chunk", data)
 
-        return piece if job.about["stream"] else _deaf
+        return on_chunk if job.about["stream"] else _ignore
 
 
-def _deaf(payload: bytes) -> None:
+def _ignore(payload: bytes) -> None:
     """Ignore chunks of an answer that is not a stream: there are no events before its end."""
 
 
-async def follow(registry: JobRegistry, job: Job, seen: int, pause_s: float) -> AsyncIterator[JobEvent | None]:
+async def follow_events(registry: JobRegistry, job: Job, seen: int, pause_s: float) -> AsyncIterator[JobEvent | None]:
     """Yield a job's events after number `seen` until it ends; yield None whenever there was none for `pause_s`."""
     log = registry.listen(job)
     if log is not None:
         try:
-            at = 0
+            position = 0
             while True:
                 try:
                     async with asyncio.timeout(pause_s):
-                        events, at = await log.more(at)
+                        events, position = await log.next_events(position)
                 except TimeoutError:
                     yield None
                     continue
                 if not events:
                     break
-                if seen < log.forgotten < events[0].number:
-                    yield JobEvent(log.forgotten, GAP, orjson.dumps({"after": seen, "before": events[0].number}))
+                if seen < log.last_dropped < events[0].number:
+                    yield JobEvent(log.last_dropped, GAP, orjson.dumps({"after": seen, "before": events[0].number}))
                 for event in events:
                     if event.number > seen:
                         seen = event.number

@@ -32,8 +32,8 @@ class EventLog:
         self._bytes = 0
         self._events: list[JobEvent] = []
         self._first = 0  # index in `_events` of the first event that is not dropped
-        self._cut = 0  # number of events removed from the front of `_events`
-        self.forgotten = -1  # number of the last event that was dropped
+        self._removed = 0  # number of events removed from the front of `_events`
+        self.last_dropped = -1  # number of the last event that was dropped
         self.closed = False
         self._changed = asyncio.Event()
 
@@ -52,11 +52,11 @@ class EventLog:
         while self._bytes > self._bytes_max and self._first < len(self._events) - 1:
             oldest = self._events[self._first]
             self._bytes -= _size(oldest.name, oldest.data)
-            self.forgotten = oldest.number
+            self.last_dropped = oldest.number
             self._first += 1
         if self._first > len(self._events) // 2:
             del self._events[: self._first]
-            self._cut += self._first
+            self._removed += self._first
             self._first = 0
         self._wake()
 
@@ -71,11 +71,11 @@ class EventLog:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def more(self, at: int) -> tuple[list[JobEvent], int]:
-        """Wait for events from position `at` on; return them and the position after them. No events: the log is closed."""
-        while self._cut + len(self._events) <= at and not self.closed:
+    async def next_events(self, position: int) -> tuple[list[JobEvent], int]:
+        """Wait for events from `position` on; return them and the next position. No events: the log is closed."""
+        while self._removed + len(self._events) <= position and not self.closed:
             await self._changed.wait()
-        return self._events[max(at - self._cut, self._first) :], self._cut + len(self._events)
+        return self._events[max(position - self._removed, self._first) :], self._removed + len(self._events)
 
     # For the store
 

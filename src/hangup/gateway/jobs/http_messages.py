@@ -17,7 +17,7 @@ from hangup.gateway.jobs.upload import Upload, is_number
 
 Json = dict[str, Any]
 # Client headers that are stored and sent with the calls of its items; a key is never stored.
-_REPLAYED = (b"anthropic-version", b"anthropic-beta", b"openai-organization", b"openai-project")
+_REPLAYED_HEADERS = (b"anthropic-version", b"anthropic-beta", b"openai-organization", b"openai-project")
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class JobHttpRequest:
         value: Json = jsonbody.decode(self.body, None, self.limits.json_elements_max, self.limits.json_depth_max)
         return value
 
-    def number(self, name: str, default: int, least: int, most: int) -> int:
+    def query_number(self, name: str, default: int, least: int, most: int) -> int:
         given = self.query.get(name)
         if given is None:
             return default
@@ -46,8 +46,8 @@ class JobHttpRequest:
             raise Refusal(reasons.BAD_FIELD, f"'{name}' must be a number from {least} to {most}.")
         return int(given)
 
-    def replayed(self) -> dict[str, str]:
-        return {name.decode(): self.fields[name].decode("latin-1") for name in _REPLAYED if name in self.fields}
+    def replayed_headers(self) -> dict[str, str]:
+        return {name.decode(): self.fields[name].decode("latin-1") for name in _REPLAYED_HEADERS if name in self.fields}
 
 
 @dataclass(slots=True)

@@ -36,41 +36,43 @@ class InputLines:
         self.count = 0  # lines that are not blank
         self._endpoint = endpoint
         self._limits = limits
-        self._rest = b""
-        self._number = 0
-        self._seen: set[int] = set()  # hashes of custom ids, to save memory
+        self._unfinished = b""
+        self._line_number = 0
+        self._seen_ids: set[int] = set()  # hashes of custom ids, to save memory
         route = router.find(endpoint)
         self._api = route.api if route is not None and "POST" in route.methods else None
 
     def feed(self, piece: bytes) -> list[NewItem]:
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > self._limits.body_bytes_max:
-            self._number += 1
-            self._note(LineProblem("line_too_long", f"The line is longer than {self._limits.body_bytes_max} bytes."))
+        *lines, self._unfinished = (self._unfinished + piece).split(b"\n")
+        if len(self._unfinished) > self._limits.body_bytes_max:
+            self._line_number += 1
+            self._add_problem(LineProblem("line_too_long", f"The line is longer than {self._limits.body_bytes_max} bytes."))
             raise StopReading
-        return list(self._items(lines))
+        return list(self._parse_lines(lines))
 
     def finish(self) -> list[NewItem]:
-        items = list(self._items([self._rest]))
+        items = list(self._parse_lines([self._unfinished]))
         if not self.count and not self.problems:
             self.problems.append({"code": "empty_file", "message": "The file has no requests.", "line": None, "param": None})
         return items
 
-    def _items(self, lines: list[bytes]) -> Iterator[NewItem]:
+    def _parse_lines(self, lines: list[bytes]) -> Iterator[NewItem]:
         for line in lines:
-            self._number += 1
+            self._line_number += 1
             if not line.strip():
                 continue
             self.count += 1
             if self.count > self._limits.batch_items_max:
-                self._note(LineProblem("too_many_requests", f"A batch has at most {self._limits.batch_items_max} requests."))
+                self._add_problem(
+                    LineProblem("too_many_requests", f"A batch has at most {self._limits.batch_items_max} requests.")
+                )
                 raise StopReading
             try:
-                yield self._item(line)
+                yield self._parse_line(line)
             except LineProblem as problem:
-                self._note(problem)
+                self._add_problem(problem)
 
-    def _item(self, line: bytes) -> NewItem:
+    def _parse_line(self, line: bytes) -> NewItem:
         try:
             if len(line) > self._limits.json_elements_max:
                 jsonbody.counted(line, self._limits.json_elements_max)  # before it is parsed, which would delay every call
@@ -91,12 +93,12 @@ class InputLines:
             raise LineProblem("mismatched_endpoint", f"'url' must be the batch's endpoint, {self._endpoint}.", "url")
         if type(body) is not dict:
             raise LineProblem("missing_required_parameter", "'body' must be an object.", "body")
-        if hash(custom_id) in self._seen:
+        if hash(custom_id) in self._seen_ids:
             raise LineProblem("duplicate_custom_id", f"Duplicate custom_id {custom_id[:80]!r}.", "custom_id")
-        self._seen.add(hash(custom_id))
-        return NewItem(custom_id, self._endpoint, self._checked(line, body))
+        self._seen_ids.add(hash(custom_id))
+        return NewItem(custom_id, self._endpoint, self._encode_body(line, body))
 
-    def _checked(self, line: bytes, body: Json) -> bytes:
+    def _encode_body(self, line: bytes, body: Json) -> bytes:
         if body.get("stream"):
             raise LineProblem("invalid_request", "A batch cannot stream: remove 'stream'.", "body.stream")
         if body.get("background"):
@@ -105,14 +107,14 @@ class InputLines:
             )
         try:
             jsonbody.check_depth(line, body, self._limits.json_depth_max)
-            written = orjson.dumps(body)
-            check(self._api, self._endpoint, written, body, self._limits)
+            encoded = orjson.dumps(body)
+            check_request(self._api, self._endpoint, encoded, body, self._limits)
         except Refusal as refusal:
             raise LineProblem("invalid_request", str(refusal), "body") from None
-        return written
+        return encoded
 
-    def _note(self, problem: LineProblem) -> None:
-        self.problems.append({"code": problem.code, "message": str(problem), "line": self._number, "param": problem.param})
+    def _add_problem(self, problem: LineProblem) -> None:
+        self.problems.append({"code": problem.code, "message": str(problem), "line": self._line_number, "param": problem.param})
         if len(self.problems) >= _PROBLEMS_MAX:
             raise StopReading
 
@@ -121,13 +123,13 @@ class StopReading(Exception):
     """Raised to stop reading: the rest of the file does not matter."""
 
 
-def check(api: Api | None, path: str, written: bytes, value: Json, limits: JobLimits) -> None:
+def check_request(api: Api | None, path: str, encoded: bytes, value: Json, limits: JobLimits) -> None:
     """Raise if the gateway would refuse the request when the item runs."""
     if api is None:
         raise Refusal(reasons.BAD_FIELD, f"Unknown path {path}.")
-    if len(written) > limits.body_bytes_max:
+    if len(encoded) > limits.body_bytes_max:
         raise Refusal(reasons.BODY_TOO_LARGE)
-    if len(written) > limits.json_elements_max:
-        jsonbody.counted(written, limits.json_elements_max)
+    if len(encoded) > limits.json_elements_max:
+        jsonbody.counted(encoded, limits.json_elements_max)
     if api.generates:
         api.read(path, value, limits, assemble=True)

@@ -56,7 +56,7 @@ class ItemClient:
         self.body = bytearray()
         self.outline: Outline | None = None  # structure of a large answer
         self.assembler: object = None  # puts the events of a streamed answer together as they come, if its API has that
-        self.cut_for: Reason | None = None  # set if the answer was cut because of its size
+        self.cut_reason: Reason | None = None  # set if the answer was cut because of its size
         self.retry_after_s = 0.0  # from the last answer
         self.flow: ItemCall | None = None
         self.stopping: Reason | None = None  # why it is being cancelled, if it is
@@ -65,10 +65,10 @@ class ItemClient:
         self._owner = owner
         self._timer: asyncio.TimerHandle | None = None
         self._due = math.inf
-        self._excused = False  # a deadline was extended once, because the process had been stopped
+        self._extended = False  # a deadline was extended once, because the process had been stopped
 
     def __repr__(self) -> str:
-        return f"<item {self.claim.job} {self.claim.n}>"
+        return f"<item {self.claim.job_id} {self.claim.n}>"
 
     @property
     def single(self) -> bool:
@@ -83,11 +83,11 @@ class ItemClient:
 
     # From the gateway
 
-    def started(self) -> None:
+    def call_started(self) -> None:
         self._owner.item_started(self)
 
-    def over(self, call: Call, stop: PendingStop | None, entry: Entry) -> None:
-        """Report the end of the call. Only `leftover`, work that the engine may not have stopped, is not released yet."""
+    def call_ended(self, call: Call, stop: PendingStop | None, entry: Entry) -> None:
+        """Report the end of the call. Only `pending_stop`, work that the engine may not have stopped, is not released yet."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -98,12 +98,12 @@ class ItemClient:
 
     def begin(self, head: bytes, *, chunked: bool) -> None:
         self.body.clear()
-        self.outline = self.cut_for = None
-        after = _RETRY_AFTER.search(head)
-        self.retry_after_s = float(after[1]) if after is not None else 0.0
+        self.outline = self.cut_reason = None
+        match = _RETRY_AFTER.search(head)
+        self.retry_after_s = float(match[1]) if match is not None else 0.0
 
     def send(self, payload: bytes) -> None:
-        if self.cut_for is not None:
+        if self.cut_reason is not None:
             return
         self.body += payload
         if self.outline is not None:
@@ -119,14 +119,14 @@ class ItemClient:
     def _cut(self) -> None:
         """Replace an answer that is too large with an error: answers are held in memory, and a partial one is useless."""
         assert self.flow is not None
-        self.cut_for = reasons.ANSWER_BYTES
-        error = {"message": self.cut_for.message, "type": "server_error", "param": None, "code": self.cut_for.code}
+        self.cut_reason = reasons.ANSWER_BYTES
+        error = {"message": self.cut_reason.message, "type": "server_error", "param": None, "code": self.cut_reason.code}
         self.body, self.outline = bytearray(orjson.dumps({"error": error})), None
-        self.flow.end(self.cut_for)
+        self.flow.end(self.cut_reason)
 
     def status(self, call: Call) -> int:
         """Return the status of the answer that is stored."""
-        return call.status if self.cut_for is None else self.cut_for.status
+        return call.status if self.cut_reason is None else self.cut_reason.status
 
     write = send
 
@@ -152,11 +152,11 @@ class ItemClient:
     def _on_timer(self) -> None:
         self._timer = None
         late = self._loop.time() - self._due > _LATE_S
-        if late and not self._excused:  # the process was stopped: first read what the engine sent meanwhile
-            self._excused = True
+        if late and not self._extended:  # the process was stopped: first read what the engine sent meanwhile
+            self._extended = True
             self.set_due(self._loop.time() + _LATE_S)
             return
-        self._excused = False
+        self._extended = False
         if self.flow is not None:
             self.flow.on_due()
 

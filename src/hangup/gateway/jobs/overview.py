@@ -34,22 +34,22 @@ class JobsOverview:
             return store.jobs.page(tenant, Kind(kind) if kind else None, at, None, count + 1, active=active)
 
         rows = await store.do(work)
-        return {"jobs": [self._shown(job) for job in rows[:count]], "more": len(rows) > count}
+        return {"jobs": [self._job_json(job) for job in rows[:count]], "more": len(rows) > count}
 
     def active(self, count: int) -> tuple[int, list[dict[str, Any]]]:
         """Return how many jobs have not ended, and the newest of them, as far as this process knows."""
         active_jobs = self._registry.active_jobs()
-        return len(active_jobs), [self._shown(active.job) for active in islice(reversed(list(active_jobs)), count)]
+        return len(active_jobs), [self._job_json(active.job) for active in islice(reversed(list(active_jobs)), count)]
 
     async def show(self, id: str) -> dict[str, Any] | None:
         job = await self._registry.store.do(lambda: self._registry.store.jobs.find(id))
-        return self._shown(job) if job is not None else None
+        return self._job_json(job) if job is not None else None
 
     async def cancel(self, id: str) -> dict[str, Any] | None:
         """Cancel a job; return its state once its engines have stopped, or after `CANCEL_WAIT_S`."""
         try:
             job = await self._registry.find(id, None, None)
-            return self._shown(await self._registry.cancel(job, Cause.KILLED, CANCEL_WAIT_S))
+            return self._job_json(await self._registry.cancel(job, Cause.KILLED, CANCEL_WAIT_S))
         except Refusal:  # no such job, or deleted just now
             return None
 
@@ -64,7 +64,7 @@ class JobsOverview:
             "jobs": Counter((active.job.kind, active.job.status) for active in active_jobs),
             "queued": sum(active.job.tally.queued for active in active_jobs),
             "running": runner.running,
-            "ended": runner.writer.ended,
+            "ended": runner.writer.ended_by_state,
             "refused": runner.writer.refused,
             "failing": runner.writer.failing,
             "held_bytes": runner.writer.held_bytes,
@@ -72,7 +72,7 @@ class JobsOverview:
             "not_followed": 0,
         }
 
-    def _shown(self, job: Job) -> dict[str, Any]:
+    def _job_json(self, job: Job) -> dict[str, Any]:
         active = self._registry.active_job(job)
         lease = active.lease if active is not None else None
         request = job.about.get("request") or job.about
@@ -90,13 +90,13 @@ class JobsOverview:
             "expires_at": job.expires,
             "lease_s": job.lease_s,
             "lease_left_s": round(lease.remaining_s(self._now()), 1) if lease is not None else None,
-            "items": items(job.tally, self._registry.runner.running_of(job.key)),
+            "items": items_json(job.tally, self._registry.runner.running_of(job.key)),
             "bytes": job.bytes,
-            "release": self._registry.runner.release_of(job.key),
+            "release": self._registry.runner.stop_state_of(job.key),
             "problems": job.about.get("problems"),
         }
 
 
-def items(tally: ItemCounts, running: int) -> dict[str, int]:
+def items_json(tally: ItemCounts, running: int) -> dict[str, int]:
     """Return the progress of a job; `running` is how many of its claimed items have a call."""
     return {"total": tally.total, **asdict(tally), "running": running}

@@ -26,12 +26,12 @@ from hangup.gateway.backends.fetch import FetchCall, Fetched, fetch
 from hangup.gateway.http.head import Headers, RequestHead
 from hangup.tasks import Tasks
 
-_ASKS_MAX = 16  # our own requests in flight, over all providers
+_REQUESTS_MAX = 16  # our own requests in flight, over all providers
 _EVENT_END = b"\n\n"
 _ANTHROPIC = "anthropic-hosted"
 _FORWARDED = (b"anthropic-version", b"anthropic-beta", b"openai-organization", b"openai-project")
 _KEYS = (b"authorization", b"x-api-key")
-_MAY_PASS = (401, 403, 408, 429)  # refusals that say nothing about the job; worth a retry
+_TRANSIENT = (401, 403, 408, 429)  # refusals that say nothing about the job; worth a retry
 
 
 class ProviderHost(Protocol):
@@ -45,7 +45,7 @@ class ProviderHost(Protocol):
 
     def limits_of_tenant(self, tenant: str) -> JobLimits: ...
 
-    def told(self, event: str, **fields: object) -> None: ...
+    def log_event(self, event: str, **fields: object) -> None: ...
 
     def fault(self, error: Exception) -> None:
         """Log a bug of ours."""
@@ -71,11 +71,11 @@ class ProviderRecord:
     changed: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # replaced by a new event after each change
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
-    def note(self) -> None:
+    def notify_changed(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    async def changes(self, until: float) -> bool:
+    async def wait_for_change(self, until: float) -> bool:
         """Wait for a change; return False if there was none until then."""
         try:
             async with asyncio.timeout_at(until):
@@ -106,7 +106,7 @@ class Provider:
         self._host = host
         self._loop = loop
         self._jobs: dict[str, ProviderRecord] = {}  # the oldest first
-        self._asking = asyncio.Semaphore(_ASKS_MAX)
+        self._request_slots = asyncio.Semaphore(_REQUESTS_MAX)
         self._tasks = Tasks("provider jobs")
         self._closed = False
         self._unheard = 0  # answers that are waited for after their client has gone
@@ -122,14 +122,14 @@ class Provider:
     def jobs(self) -> Iterable[ProviderRecord]:
         return self._jobs.values()
 
-    def newest(self) -> Iterator[ProviderRecord]:
+    def newest_first(self) -> Iterator[ProviderRecord]:
         return reversed(self._jobs.values())
 
     def forget(self, job: ProviderRecord) -> None:
         """Remove a job that has ended."""
         self._jobs.pop(job.id, None)
 
-    def home(self, kind: Kind | None, job: ProviderRecord | None) -> Backend | None:
+    def backend_for(self, kind: Kind | None, job: ProviderRecord | None) -> Backend | None:
         """Return the backend for a request about jobs: the job's own, else always the same, so that jobs are found again."""
         backends = self._host.backends
         if job is not None and job.backend in backends:
@@ -144,7 +144,7 @@ class Provider:
         if count >= most:
             raise Refusal(reasons.JOB_QUOTA, f"Tenant quota exceeded: {count} unfinished jobs; at most {most} are allowed.")
 
-    def hold(self, size: int) -> int:
+    def reserve_upload(self, size: int) -> int:
         """Reserve `size` bytes for an upload, or refuse; the caller subtracts them from `held_bytes` afterwards."""
         if self.held_bytes + size > self._host.limits.provider_uploads_bytes_max:
             raise Refusal(reasons.QUEUE_FULL, "Too many uploads to the provider are in progress; retry later.")
@@ -155,7 +155,7 @@ class Provider:
 
     def follow(
         self,
-        read: ProviderAnswer,
+        answer: ProviderAnswer,
         kind: Kind,
         backend: Backend,
         owner: ProviderAccount,
@@ -166,47 +166,47 @@ class Provider:
         """Follow a job that the provider accepted, or that a client asked for and we did not know; None if too many."""
         if not self._make_room():
             self.not_followed += 1
-            self._host.told("job_not_followed", id=read.id, kind=kind, tenant=owner.tenant, backend=backend.name)
+            self._host.log_event("job_not_followed", id=answer.id, kind=kind, tenant=owner.tenant, backend=backend.name)
             return None
         now = self._loop.time()
         lease = Lease(lease_s, now) if lease_s is not None else None
         state = ProviderJob(_pace(self._host.limits), now, lease)
-        job = ProviderRecord(read.id, kind, owner.tenant, backend.name, state, time.time(), lease_s, owner.headers, made_here)
+        job = ProviderRecord(answer.id, kind, owner.tenant, backend.name, state, time.time(), lease_s, owner.headers, made_here)
         self._jobs[job.id] = job
-        self._host.told("job_followed", id=job.id, kind=kind, tenant=job.tenant, backend=job.backend, lease_s=lease_s)
-        self.saw(job, read)
+        self._host.log_event("job_followed", id=job.id, kind=kind, tenant=job.tenant, backend=job.backend, lease_s=lease_s)
+        self.update(job, answer)
         return job
 
     def _make_room(self) -> bool:
         if len(self._jobs) < self._host.limits.provider_jobs_max:
             return True
-        done = next((job for job in self._jobs.values() if job.state.finished), None)
-        if done is not None:
-            self.forget(done)
-        return done is not None
+        ended = next((job for job in self._jobs.values() if job.state.finished), None)
+        if ended is not None:
+            self.forget(ended)
+        return ended is not None
 
-    def saw(self, job: ProviderRecord, read: ProviderAnswer) -> None:
+    def update(self, job: ProviderRecord, answer: ProviderAnswer) -> None:
         """Update a job from an answer of the provider, whoever asked."""
-        job.tally, job.model, job.expires = read.tally, read.model or job.model, read.expires or job.expires
-        job.state.saw(read.status, self._loop.time())
-        self._changed(job)
+        job.tally, job.model, job.expires = answer.tally, answer.model or job.model, answer.expires or job.expires
+        job.state.saw(answer.status, self._loop.time())
+        self._job_changed(job)
 
-    def gone(self, job: ProviderRecord) -> None:
+    def mark_gone(self, job: ProviderRecord) -> None:
         job.state.deleted(self._loop.time())
-        self._changed(job)
+        self._job_changed(job)
 
     def _missing(self, job: ProviderRecord) -> None:
         job.state.missing(self._loop.time())
-        self._changed(job)
+        self._job_changed(job)
 
-    def cared_for(self, job: ProviderRecord, owner: ProviderAccount) -> None:
+    def renew_lease(self, job: ProviderRecord, owner: ProviderAccount) -> None:
         """Renew the lease of a job that its owner asked for."""
         if not job.state.finished:
             job.headers = owner.headers
         if job.state.lease is not None:
             job.state.lease.renew(self._loop.time())
 
-    def listened(self, job: ProviderRecord, on: bool) -> None:
+    def set_listening(self, job: ProviderRecord, on: bool) -> None:
         """Note that a stream of the job's events begins or ends; the lease cannot expire meanwhile."""
         lease, now = job.state.lease, self._loop.time()
         if lease is not None and on:
@@ -215,23 +215,23 @@ class Provider:
             lease.stop_listening(now)
         if not on:
             job.state.look_soon(now)  # in most cases the job has ended
-            self._changed(job)
+            self._job_changed(job)
 
-    def cancel_passed(self, job: ProviderRecord, owner: ProviderAccount, taken: bool) -> None:
-        """Note that the owner sent a cancel to the provider; `taken` if the provider accepted it."""
-        if taken:
+    def note_client_cancel(self, job: ProviderRecord, owner: ProviderAccount, accepted: bool) -> None:
+        """Note that the owner sent a cancel to the provider; `accepted` if the provider accepted it."""
+        if accepted:
             job.state.cancel_taken(self._loop.time())
         else:
             job.state.cancel_failed(self._loop.time())
         if not job.state.finished:
             job.headers = owner.headers
-        self._changed(job)
+        self._job_changed(job)
 
     def cancel(self, job: ProviderRecord, cause: Cause) -> None:
         job.state.cancel(cause, self._loop.time())
-        self._changed(job)
+        self._job_changed(job)
 
-    def hear_out(
+    def cancel_after_disconnect(
         self,
         connection: EngineConnection,
         kind: Kind,
@@ -245,47 +245,47 @@ class Provider:
         limit = self._host.limits.body_bytes_max
         if self._unheard >= self._host.limits.provider_jobs_max:  # each holds a connection, and its client is gone already
             connection.abort()
-            self.unheard(kind, backend, owner, "too many answers are waited for")
+            self.log_unfollowed(kind, backend, owner, "too many answers are waited for")
             return
         self._unheard += 1
-        inquiry = FetchCall.take_over(connection, limit, _EVENT_END if stream else b"")
-        self._tasks.start(self._stop_unheard(inquiry, kind, backend, owner, lease_s))
+        fetch_call = FetchCall.take_over(connection, limit, _EVENT_END if stream else b"")
+        self._tasks.start(self._read_and_cancel(fetch_call, kind, backend, owner, lease_s))
 
-    async def _stop_unheard(
-        self, inquiry: FetchCall, kind: Kind, backend: Backend, owner: ProviderAccount, lease_s: float | None
+    async def _read_and_cancel(
+        self, fetch_call: FetchCall, kind: Kind, backend: Backend, owner: ProviderAccount, lease_s: float | None
     ) -> None:
         try:
-            answer = await inquiry.rest(self._host.limits.provider_answer_s)
+            response = await fetch_call.rest(self._host.limits.provider_answer_s)
         except EngineFault as fault:
-            self.unheard(kind, backend, owner, fault.detail)
+            self.log_unfollowed(kind, backend, owner, fault.detail)
             return
         finally:
             self._unheard -= 1
-        read = hosted_jobs.read_answer(kind, answer.body) if 200 <= answer.head.status < 300 else None
-        if read is not None and not read.status.ended:
-            job = self.follow(read, kind, backend, owner, lease_s)
+        answer = hosted_jobs.read_answer(kind, response.body) if 200 <= response.head.status < 300 else None
+        if answer is not None and not answer.status.ended:
+            job = self.follow(answer, kind, backend, owner, lease_s)
             if job is not None:
                 self.cancel(job, Cause.UNHEARD)
 
-    def unheard(self, kind: Kind, backend: Backend, owner: ProviderAccount, why: str) -> None:
+    def log_unfollowed(self, kind: Kind, backend: Backend, owner: ProviderAccount, why: str) -> None:
         """Log that the provider may run a job that nobody follows."""
-        self._host.told("job_answer_invalid", kind=kind, tenant=owner.tenant, backend=backend.name, error=why)
+        self._host.log_event("job_answer_invalid", kind=kind, tenant=owner.tenant, backend=backend.name, error=why)
 
     # Following
 
-    def _changed(self, job: ProviderRecord) -> None:
+    def _job_changed(self, job: ProviderRecord) -> None:
         state = job.state
         if state.status.ended and job.ended is None:
             job.ended = time.time()
-            self._say_ended(job)
-        job.note()
+            self._log_end(job)
+        job.notify_changed()
         if not state.finished and job.task is None and not self._closed:
             job.task = self._tasks.keep("provider jobs", partial(self._follow, job))
-            job.task.add_done_callback(lambda _: self._followed(job))
+            job.task.add_done_callback(lambda _: self._follow_ended(job))
 
-    def _say_ended(self, job: ProviderRecord) -> None:
+    def _log_end(self, job: ProviderRecord) -> None:
         took = job.state.stopped_after_s
-        self._host.told(
+        self._host.log_event(
             "job_status_changed",
             id=job.id,
             kind=job.kind,
@@ -302,54 +302,54 @@ class Provider:
             now = self._loop.time()
             match state.next(now):
                 case ProviderStep.LOOK:
-                    await self._look(job)
+                    await self._poll(job)
                 case ProviderStep.CANCEL:
-                    await self._cancel_there(job)
+                    await self._send_cancel(job)
                 case ProviderStep.GIVE_UP:
-                    self._give_up(job)
+                    self._report_given_up(job)
                 case None:
-                    await job.changes(state.due_at(now))
+                    await job.wait_for_change(state.due_at(now))
 
-    def _followed(self, job: ProviderRecord) -> None:
+    def _follow_ended(self, job: ProviderRecord) -> None:
         """Clean up after the task of a job; start it again if a cancel came in just as it ended."""
         job.task = None
         if job.state.status.ended:  # one that we gave up on may be cancelled again, and needs its key
             job.headers = [pair for pair in job.headers if pair[0] not in _KEYS]
         elif not job.state.finished:
-            self._changed(job)
+            self._job_changed(job)
 
-    async def _look(self, job: ProviderRecord) -> None:
-        answer = await self._ask(job, "GET", hosted_jobs.look_path(job.kind, job.id))
-        read = None
-        if answer is not None and answer.head.status == 404:
+    async def _poll(self, job: ProviderRecord) -> None:
+        response = await self._request(job, "GET", hosted_jobs.look_path(job.kind, job.id))
+        answer = None
+        if response is not None and response.head.status == 404:
             self._missing(job)
             return
-        if answer is not None and answer.head.status == 200:
-            read = hosted_jobs.read_answer(job.kind, answer.body)
-        if read is None:
+        if response is not None and response.head.status == 200:
+            answer = hosted_jobs.read_answer(job.kind, response.body)
+        if answer is None:
             job.state.look_failed(self._loop.time())
         else:
-            self.saw(job, read)
+            self.update(job, answer)
 
-    async def _cancel_there(self, job: ProviderRecord) -> None:
-        answer = await self._ask(job, "POST", hosted_jobs.cancel_path(job.kind, job.id))
-        status = answer.head.status if answer is not None else 0
+    async def _send_cancel(self, job: ProviderRecord) -> None:
+        response = await self._request(job, "POST", hosted_jobs.cancel_path(job.kind, job.id))
+        status = response.head.status if response is not None else 0
         if status == 404:
             self._missing(job)
-        elif status >= 500 or status in _MAY_PASS or not status:
-            self._host.told("job_cancel_failed", id=job.id, backend=job.backend, status=status or None)
+        elif status >= 500 or status in _TRANSIENT or not status:
+            self._host.log_event("job_cancel_failed", id=job.id, backend=job.backend, status=status or None)
             job.state.cancel_failed(self._loop.time())
         else:
             # Other refusals count as taken, too: an ended job cannot be cancelled, and the next look will show that.
             job.state.cancel_taken(self._loop.time())
-        job.note()
+        job.notify_changed()
 
-    async def _ask(self, job: ProviderRecord, method: str, path: str) -> Fetched | None:
+    async def _request(self, job: ProviderRecord, method: str, path: str) -> Fetched | None:
         backend, limits = self._host.backends.get(job.backend), self._host.limits
         if backend is None:
             return None  # removed from the configuration
         try:
-            async with self._asking:
+            async with self._request_slots:
                 return await fetch(
                     backend,
                     method,
@@ -361,22 +361,22 @@ class Provider:
         except EngineFault:
             return None
 
-    def _give_up(self, job: ProviderRecord) -> None:
+    def _report_given_up(self, job: ProviderRecord) -> None:
         since = job.state.cancelling_since
         if since is None:
-            self._host.told("job_follow_timed_out", id=job.id, backend=job.backend)
+            self._host.log_event("job_follow_timed_out", id=job.id, backend=job.backend)
             return
         self.not_stopped += 1
-        after = round(self._loop.time() - since, 3)
-        self._host.told("job_cancel_timed_out", id=job.id, tenant=job.tenant, backend=job.backend, cancel_s=after)
+        after_s = round(self._loop.time() - since, 3)
+        self._host.log_event("job_cancel_timed_out", id=job.id, tenant=job.tenant, backend=job.backend, cancel_s=after_s)
 
     # Shutdown
 
     async def close(self) -> None:
         self._closed = True
-        left = sum(not job.state.finished for job in self._jobs.values())
-        if left:
-            self._host.told("provider_jobs_unfinished", count=left)
+        remaining = sum(not job.state.finished for job in self._jobs.values())
+        if remaining:
+            self._host.log_event("provider_jobs_unfinished", count=remaining)
         await self._tasks.close()
 
 

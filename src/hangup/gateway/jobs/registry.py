@@ -30,12 +30,14 @@ from hangup.tasks import Tasks
 
 R = TypeVar("R")
 _TICK_S = 0.5
-_BEAT_EVERY_S = 2.0
-_HEARD_OF_S = 2 * _BEAT_EVERY_S  # by then a renewal at another process is known here: it is written with a beat, read in a tick
-_PATIENCE_S = 1.0  # how long to wait for the store when this process knows the job, too
+_HEARTBEAT_EVERY_S = 2.0
+_HEARD_OF_S = (
+    2 * _HEARTBEAT_EVERY_S
+)  # by then a renewal at another process is known here: it is written with a beat, read in a tick
+_STORE_WAIT_S = 1.0  # how long to wait for the store when this process knows the job, too
 _PRUNE_EVERY_S = 600.0
 _DAY_S = 86_400.0
-_ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # event numbers leave room for so many attempts per claim, and events per attempt
+_ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # event numbers leave room for so many attempts per claim and events per attempt
 _REASON_OF = {
     Cause.ASKED: reasons.JOB_CANCELLED,
     Cause.LEASE: reasons.LEASE_EXPIRED,
@@ -48,10 +50,10 @@ _REASON_OF = {
 class ItemShape(Protocol):
     """How an API renders the results and events of its items."""
 
-    def result(self, job: Job, item: ItemClient, call: Call) -> bytes:
+    def render_result(self, job: Job, item: ItemClient, call: Call) -> bytes:
         """Return the result to store for an answer."""
 
-    def listen(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None] | None:
+    def chunk_listener(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None] | None:
         """Return a function that turns chunks of a stream into events, or None."""
 
 
@@ -71,28 +73,28 @@ class JobRegistry:
         # Whoever awaits a task reports its refusal; `ResultWriter` reports that the store fails.
         self._tasks = Tasks("job registry", handled=(StoreFailed, Refusal))
         self._others = False  # other processes use the store
-        self._version = -1  # of the file; differs once another process has written
-        self._change: int | None = None  # number of the last change of a job that we have read
+        self._file_version = -1  # of the file; differs once another process has written
+        self._last_change: int | None = None  # number of the last change of a job that we have read
         self._reading = asyncio.Lock()
-        self._lost: set[tuple[int, int, int]] = set()  # items that the store says we have claimed, and that we do not know
+        self._lost_items: set[tuple[int, int, int]] = set()  # the store says that we have claimed them; unknown here
 
     async def open(self) -> None:
         """Register as a worker and load all active jobs, including those of earlier and other processes."""
         store = self.store
-        self._worker = await store.do(lambda: store.workers.enter(workers.this_host(), workers.this_process()))
-        self._absences = workers.MissingWorkers(self._host.limits.job_worker_silence_s, _BEAT_EVERY_S)
+        self._worker = await store.do(lambda: store.workers.register(workers.this_host(), workers.this_process()))
+        self._missing_workers = workers.MissingWorkers(self._host.limits.job_worker_silence_s, _HEARTBEAT_EVERY_S)
         self._runner = ItemRunner(store, self._worker, self._host, self, self._loop)
         self._pruned_at = self._loop.time()
         try:
-            self._clock = SteadyClock(await store.do(store.clock.seen), time.time(), self._loop.time())
-            await self._bury()
+            self._clock = SteadyClock(await store.do(store.clock.latest), time.time(), self._loop.time())
+            await self._requeue_from_dead_workers()
             await self._refresh()
         except BaseException:
             await self._runner.close()
             raise
         # Two tasks, so that a slow tick cannot delay the heartbeat and make us look dead.
-        self._watches.keep("job leases", partial(self._every, _TICK_S, self._tick))
-        self._watches.keep("job heartbeat", partial(self._every, _BEAT_EVERY_S, self._beat))
+        self._watches.keep("job leases", partial(self._repeat, _TICK_S, self._tick))
+        self._watches.keep("job heartbeat", partial(self._repeat, _HEARTBEAT_EVERY_S, self._heartbeat))
 
     @property
     def worker(self) -> int:
@@ -118,11 +120,11 @@ class JobRegistry:
         *,
         window_s: float | None = None,
         lease_s: float | None = None,
-        opening: Callable[[Job, EventLog], None] | None = None,
+        add_first_events: Callable[[Job, EventLog], None] | None = None,
     ) -> Job:
-        """Accept a job; return once it is on disk. `opening` adds its first events."""
+        """Accept a job; return once it is on disk. `add_first_events` adds its first events."""
         store, now = self.store, time.time()
-        self._may_write()
+        self._check_writable()
         worker = self._worker if items is None else None
         size = sum(len(item.body) for item in items or ())
 
@@ -132,26 +134,26 @@ class JobRegistry:
             expires = max(now, self._clock.latest) + window_s if window_s is not None else None
             return store.jobs.submit(id, kind, tenant, now, about, items, expires=expires, lease_s=lease_s, worker=worker)
 
-        writing = self.own(self._submitted(work, opening))
+        writing = self.start_task(self._submit(work, add_first_events))
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:
-            self.own(self._unheard(writing))
+            self.start_task(self._cancel_unreceived(writing))
             raise
 
-    async def _submitted(self, work: Callable[[], Job], opening: Callable[[Job, EventLog], None] | None) -> Job:
+    async def _submit(self, work: Callable[[], Job], add_first_events: Callable[[Job, EventLog], None] | None) -> Job:
         """Register the job as soon as the store returns it: its item may have been claimed in the same transaction."""
         job = await self.store.do(work)
-        self.changed(job)
+        self.job_changed(job)
         active = self._active.get(job.key)
         if active is not None:
-            active.fresh = True
-            if opening is not None:
-                opening(job, self._event_log(active))
+            active.submitted_here = True
+            if add_first_events is not None:
+                add_first_events(job, self._event_log(active))
         self._runner.wake(job.tenant, urgent=job.kind.single)
         return job
 
-    async def _unheard(self, writing: asyncio.Task[Job]) -> None:
+    async def _cancel_unreceived(self, writing: asyncio.Task[Job]) -> None:
         """Cancel a job whose client disconnected before it received the id: nobody will ever ask for it."""
         await self.cancel(await writing, Cause.UNHEARD)
 
@@ -166,30 +168,30 @@ class JobRegistry:
             if count > most:
                 raise Refusal(reasons.JOB_QUOTA, f"Tenant quota exceeded: {count} {what} of jobs; at most {most} are allowed.")
 
-    def _may_write(self) -> None:
+    def _check_writable(self) -> None:
         if self._runner.writer.failing or self._draining:
             raise Refusal(reasons.JOBS_UNAVAILABLE)
 
     async def find(self, id: str, tenant: str | None, kind: Kind | None) -> Job:
         """Return a job and renew its lease: an owner who asks still wants the result. Operators (no tenant) do not renew it."""
-        job = self._known(id, tenant, kind) if self._runner.writer.failing else None
-        looking = partial(self.store.jobs.find, id, tenant, kind)
+        job = self._find_active(id, tenant, kind) if self._runner.writer.failing else None
+        lookup = partial(self.store.jobs.find, id, tenant, kind)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                job = job or await self.store.do(looking)
+            async with asyncio.timeout(_STORE_WAIT_S):
+                job = job or await self.store.do(lookup)
         except (StoreFailed, TimeoutError):
             # This process knows the jobs that it runs: a cancel need not wait for a locked store.
-            job = self._known(id, tenant, kind) or await self.store.do(looking)
+            job = self._find_active(id, tenant, kind) or await self.store.do(lookup)
         if job is None:
             raise _no_such(id)
         if job.key not in self._active:
-            self.changed(job)  # submitted to another process since we last read the store: unknown here does not mean ended
+            self.job_changed(job)  # submitted to another process since we last read the store: unknown here does not mean ended
         active = self._active.get(job.key)
         if active is not None and tenant is not None:
             self._renew(active)
         return job
 
-    def _known(self, id: str, tenant: str | None, kind: Kind | None) -> Job | None:
+    def _find_active(self, id: str, tenant: str | None, kind: Kind | None) -> Job | None:
         for active in self._active.values():
             job = active.job
             if job.id == id and tenant in (None, job.tenant) and kind in (None, job.kind):
@@ -207,13 +209,13 @@ class JobRegistry:
                 await self._runner.writer.cancel(job.key, cause)
             except StoreFailed as failure:
                 raise StoreFailed(f"{failure}; the job is stopped; its cancel is stored when the store works again") from None
-        return await self.ended_within(job, wait_s)
+        return await self.wait_until_ended(job, wait_s)
 
-    def unwanted(self, key: int) -> Reason | None:
+    def cancel_reason(self, key: int) -> Reason | None:
         cause = self._runner.writer.cancelled(key)
         return _REASON_OF[cause] if cause is not None else None
 
-    async def ended_within(self, job: Job, wait_s: float) -> Job:
+    async def wait_until_ended(self, job: Job, wait_s: float) -> Job:
         active = self._active.get(job.key)
         deadline = self._loop.time() + wait_s
         while active is not None and not active.job.status.ended:
@@ -224,10 +226,10 @@ class JobRegistry:
                 break
         if active is not None:
             return active.job
-        now = await self.store.do(lambda: self.store.jobs.look(job.key))
-        if now is None:
+        stored = await self.store.do(lambda: self.store.jobs.find_by_key(job.key))
+        if stored is None:
             raise _no_such(job.id)
-        return now
+        return stored
 
     def active_job(self, job: Job) -> ActiveJob | None:
         return self._active.get(job.key)
@@ -253,14 +255,14 @@ class JobRegistry:
 
     # Events of items (`ItemEvents`)
 
-    def sending(self, item: ItemClient) -> dict[str, str]:
-        active, job = self._active.get(item.claim.key), item.claim.of
+    def prepare_item(self, item: ItemClient) -> dict[str, str]:
+        active, job = self._active.get(item.claim.job_key), item.claim.job
         if active is not None and job.kind.single:
             event_log = self._event_log(active)
-            if not active.fresh or item.attempts > 1:
+            if not active.submitted_here or item.attempts > 1:
                 # A listener of an earlier attempt must get all events of this one, so no number may be used twice.
                 event_log.skip_to((item.claim.fence * _ATTEMPTS_MAX + item.attempts) * _EVENTS_MAX)
-            item.listener = self.shapes[job.kind].listen(job, item, event_log)
+            item.listener = self.shapes[job.kind].chunk_listener(job, item, event_log)
         headers: dict[str, str] = job.about.get("headers") or {}
         return headers
 
@@ -272,18 +274,18 @@ class JobRegistry:
     def limits_of(self, tenant: str) -> JobLimits:
         return self._host.limits_of_tenant(tenant)
 
-    def result(self, item: ItemClient, call: Call) -> tuple[bytes | None, bytes | None]:
-        active = self._active.get(item.claim.key)
+    def render_result(self, item: ItemClient, call: Call) -> tuple[bytes | None, bytes | None]:
+        active = self._active.get(item.claim.job_key)
         # If another process has ended the job, the store decides what counts; the result still needs the shape of its kind.
-        job = active.job if active is not None else item.claim.of
+        job = active.job if active is not None else item.claim.job
         body: bytes | None = None
         try:
-            body = self.shapes[job.kind].result(job, item, call)
+            body = self.shapes[job.kind].render_result(job, item, call)
         except Exception as error:  # an engine's answer may be anything
             self._host.fault(error)
         return body, active.event_log.dump() if active is not None and active.event_log is not None else None
 
-    def changed(self, job: Job) -> None:
+    def job_changed(self, job: Job) -> None:
         """Take over the state of a job as the store returned it."""
         active = self._active.get(job.key)
         if active is None and not job.status.ended:
@@ -291,10 +293,10 @@ class JobRegistry:
             active = self._active[job.key] = ActiveJob(job, now, max(self._clock.at(time.time(), now), job.created))
         if active is None:
             return
-        active.note(job)
+        active.update(job)
         if job.status.ended:
             self._forget(job.key)
-            self._host.told(
+            self._host.log_event(
                 "job_status_changed", id=job.id, kind=job.kind, tenant=job.tenant, status=job.status, cause=job.cause or None
             )
 
@@ -306,7 +308,7 @@ class JobRegistry:
 
     # Periodic work
 
-    async def _every(self, pause_s: float, work: Callable[[float], Awaitable[None]]) -> None:
+    async def _repeat(self, pause_s: float, work: Callable[[float], Awaitable[None]]) -> None:
         """Run `work` periodically until `close`, also during a drain.
 
         While we hold items, other workers must see our heartbeat, and we must see their changes.
@@ -315,7 +317,7 @@ class JobRegistry:
             try:
                 await work(self._loop.time())
             except StoreFailed as failure:
-                self._runner.writer.failed(failure)
+                self._runner.writer.store_failed(failure)
             except Exception as error:  # no bug may stop leases, heartbeats and windows
                 self._host.fault(error)
             try:
@@ -326,23 +328,25 @@ class JobRegistry:
 
     async def _tick(self, now: float) -> None:
         late_s = _HEARD_OF_S if self._others else 0.0
-        due = [(active.job, cause) for active in self._active.values() if (cause := active.due(now, late_s)) is not None]
-        cancels = [self.cancel(job, cause) for job, cause in due if self._may_end(job)]
+        due = [
+            (active.job, cause) for active in self._active.values() if (cause := active.cancel_cause(now, late_s)) is not None
+        ]
+        cancels = [self.cancel(job, cause) for job, cause in due if self._may_cancel(job)]
         for failed in await asyncio.gather(*cancels, return_exceptions=True):
             if isinstance(failed, Exception) and not isinstance(failed, StoreFailed | Refusal):
                 self._host.fault(failed)  # otherwise the cancel is written later, or another process ended the job
-        version = await self.store.do(self.store.jobs.changed_elsewhere)
-        if version != self._version:
-            self._version = version
+        version = await self.store.do(self.store.jobs.file_version)
+        if version != self._file_version:
+            self._file_version = version
             await self._refresh()
         if now - self._pruned_at >= _PRUNE_EVERY_S and not self._draining:
             self._pruned_at = now
-            self.own(self.prune(self._keep_s, now=self._clock.at(time.time(), now)))
+            self.start_task(self.prune(self._keep_s, now=self._clock.at(time.time(), now)))
 
-    def _may_end(self, job: Job) -> bool:
+    def _may_cancel(self, job: Job) -> bool:
         return job.status is not JobStatus.CANCELLING and self._runner.writer.cancelled(job.key) is None
 
-    async def _beat(self, now: float) -> None:
+    async def _heartbeat(self, now: float) -> None:
         store = self.store
         touched = [active.job.key for active in self._active.values() if active.take_touched()]
 
@@ -350,24 +354,24 @@ class JobRegistry:
 
         def work() -> bool:
             store.jobs.touch(touched)
-            store.clock.note(time_of_day)
-            return store.workers.beat(self._worker)
+            store.clock.record(time_of_day)
+            return store.workers.record_heartbeat(self._worker)
 
         try:
-            lives = await store.do(work)
+            registered = await store.do(work)
         except StoreFailed:
             for key in touched:  # retry with the next heartbeat
                 if key in self._active:
                     self._active[key].touched = True
             raise
-        if not lives:
-            self._worker = await store.do(lambda: store.workers.enter(workers.this_host(), workers.this_process()))
-            self._host.told("job_claims_expired")
+        if not registered:
+            self._worker = await store.do(lambda: store.workers.register(workers.this_host(), workers.this_process()))
+            self._host.log_event("job_claims_expired")
             self._runner.drop_all(self._worker)
-        await self._find_lost()
-        await self._bury()
+        await self._give_back_lost()
+        await self._requeue_from_dead_workers()
 
-    async def _find_lost(self) -> None:
+    async def _give_back_lost(self) -> None:
         """Give back items that the store has assigned to us and that we do not know; nobody would ever end them.
 
         Either their claim was committed but reported as failed, or a bug of ours lost them. An item that is unknown in two
@@ -375,70 +379,70 @@ class JobRegistry:
         """
         store, worker = self.store, self._worker
         lost = self._runner.unknown(await store.do(lambda: store.jobs.claimed_by(worker)))
-        again, self._lost = lost & self._lost, lost - self._lost
+        again, self._lost_items = lost & self._lost_items, lost - self._lost_items
         if again:
             await store.do(lambda: store.jobs.give_back_lost(again, time.time()))
-            self._host.told("job_items_requeued", items=len(again))
+            self._host.log_event("job_items_requeued", items=len(again))
             await self._refresh()
 
-    async def _bury(self) -> None:
+    async def _requeue_from_dead_workers(self) -> None:
         """Requeue the items that dead workers had claimed."""
         store = self.store
         workers = await store.do(store.workers.all)
         self._others = any(worker.id != self._worker for worker in workers)
         given_back = 0
-        for gone in self._absences.gone(workers, self._worker, self._loop.time()):
-            await store.do(partial(self._give_back, gone))
-            self._host.told("job_worker_gone", worker=gone)
+        for dead in self._missing_workers.find_dead(workers, self._worker, self._loop.time()):
+            await store.do(partial(self._give_back, dead))
+            self._host.log_event("job_worker_gone", worker=dead)
             given_back += 1
         given_back += await store.do(lambda: store.jobs.give_back_orphans(time.time()))
         if given_back:
             await self._refresh()
-        await self._look_for_lost()
+        await self._reconcile()
 
     def _give_back(self, worker: int) -> None:
         self.store.jobs.give_back_all(worker, time.time())
-        self.store.workers.leave(worker)
+        self.store.workers.remove(worker)
 
     async def _refresh(self) -> None:
         """Read the jobs that changed since the last time, perhaps by other processes; the first time, read all active jobs."""
         store = self.store
         async with self._reading:  # one at a time: two readers must not process the same changes
-            since = self._change
+            since = self._last_change
 
             def read() -> tuple[int, list[Job]]:
                 jobs = store.jobs.active() if since is None else store.jobs.changed_since(since)
-                return store.jobs.changes(), jobs
+                return store.jobs.last_change(), jobs
 
-            self._change, jobs = await store.do(read)
+            self._last_change, jobs = await store.do(read)
         for job in jobs:
             active = self._active.get(job.key)
             if active is not None and active.job.touched != job.touched and active.lease is not None:
                 active.lease.renew(self._loop.time())
             if job.status is JobStatus.CANCELLING:  # stop its items that run here, even if the job is new to us
                 self._runner.hang_up(job.key, _REASON_OF[job.cause])
-            self.changed(job)
+            self.job_changed(job)
             if job.tally.queued and job.status is JobStatus.RUNNING:
                 self._runner.wake(job.tenant)
 
-    async def _look_for_lost(self) -> None:
+    async def _reconcile(self) -> None:
         """Adopt batches whose checker is gone, and drop jobs that another process has ended, and perhaps deleted, meanwhile."""
         store, known = self.store, set(self._active)
         active, unchecked = await store.do(lambda: (store.jobs.active_keys(), store.jobs.unchecked()))
         for job in unchecked:
-            self._adopt(job)
+            self._adopt_check(job)
         for key in known - active:
-            ended = await store.do(partial(store.jobs.look, key))
+            ended = await store.do(partial(store.jobs.find_by_key, key))
             if ended is not None:
-                self.changed(ended)
+                self.job_changed(ended)
             else:
                 self._forget(key)
 
-    def _adopt(self, job: Job) -> None:
+    def _adopt_check(self, job: Job) -> None:
         """Check the lines of a batch whose checker is gone."""
         check = self.check_lines
         if check is not None and not self._draining:
-            self.own(check(job))
+            self.start_task(check(job))
 
     check_lines: Callable[[Job], Coroutine[object, object, None]] | None = (
         None  # set by `Batches`: checks the input lines of a batch
@@ -479,10 +483,10 @@ class JobRegistry:
         try:
             await store.do(lambda: self._give_back(worker))
         except StoreFailed as failure:
-            self._host.told("job_store_failed", error=str(failure))
+            self._host.log_event("job_store_failed", error=str(failure))
         await asyncio.to_thread(store.close)
 
-    def own(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
+    def start_task(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
         return self._tasks.start(work)
 
 

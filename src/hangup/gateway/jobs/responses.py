@@ -14,8 +14,8 @@ from hangup.core.jobs import Cause, JobStatus, Kind
 from hangup.errors import Refusal
 from hangup.gateway.apis.openai_responses import ResponsesAssembler
 from hangup.gateway.http.sse import SSE, Splitter
-from hangup.gateway.jobs.batches import body_of, error_body
-from hangup.gateway.jobs.calls import EVENT_STREAM, GAP, follow, lease_of
+from hangup.gateway.jobs.batches import error_body, parsed_body
+from hangup.gateway.jobs.calls import EVENT_STREAM, GAP, follow_events, lease_of
 from hangup.gateway.jobs.event_log import EventLog
 from hangup.gateway.jobs.http_messages import JobHttpRequest, JobHttpResponse, Json
 from hangup.gateway.jobs.item_client import ItemClient
@@ -27,7 +27,7 @@ _ODD = (KeyError, TypeError, AttributeError, IndexError, ValueError)  # events o
 _HEARTBEAT_S = 15.0
 _HEARTBEAT = b": hangup\n\n"
 # Request fields that a response repeats, with OpenAI's defaults.
-_SHOWN: Json = {
+_ECHOED_FIELDS: Json = {
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
@@ -53,40 +53,42 @@ class BackgroundResponses:
         self._registry = registry
         registry.shapes[Kind.RESPONSE] = self
 
-    async def create(self, asked: JobHttpRequest, value: Json, stream: bool) -> JobHttpResponse:
-        request = {name: value.get(name, default) for name, default in _SHOWN.items()}
-        about = {"path": asked.path, "stream": stream, "request": request, "headers": asked.replayed()}
+    async def create(self, request: JobHttpRequest, value: Json, stream: bool) -> JobHttpResponse:
+        echoed = {name: value.get(name, default) for name, default in _ECHOED_FIELDS.items()}
+        about = {"path": request.path, "stream": stream, "request": echoed, "headers": request.replayed_headers()}
         body = orjson.dumps({name: field for name, field in value.items() if name != "background"})
         id = f"resp_{secrets.token_hex(24)}"
-        item = NewItem("", asked.path, body)
-        lease_s = lease_of(asked.fields, asked.limits)
-        opening = _open if stream else None
-        job = await self._registry.submit(id, Kind.RESPONSE, asked.tenant, about, [item], lease_s=lease_s, opening=opening)
+        item = NewItem("", request.path, body)
+        lease_s = lease_of(request.fields, request.limits)
+        add_first_events = _add_first_events if stream else None
+        job = await self._registry.submit(
+            id, Kind.RESPONSE, request.tenant, about, [item], lease_s=lease_s, add_first_events=add_first_events
+        )
         if not stream:
-            return JobHttpResponse.json(_made(job))
+            return JobHttpResponse.json(_own_response(job))
         return JobHttpResponse(content_type=EVENT_STREAM, pieces=self._events(job, -1))
 
-    async def retrieve(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
-        job = await self._registry.find(id, asked.tenant, Kind.RESPONSE)
-        if asked.query.get("stream") != "true":
-            return JobHttpResponse.json(await self._shown(job))
+    async def retrieve(self, request: JobHttpRequest, id: str) -> JobHttpResponse:
+        job = await self._registry.find(id, request.tenant, Kind.RESPONSE)
+        if request.query.get("stream") != "true":
+            return JobHttpResponse.json(await self._response_json(job))
         if not job.about["stream"]:
             raise Refusal(reasons.BAD_FIELD, f"{id} was not created with stream: true, so it has no events.")
-        seen = asked.number("starting_after", -1, 0, 1 << 53)
+        seen = request.query_number("starting_after", -1, 0, 1 << 53)
         return JobHttpResponse(content_type=EVENT_STREAM, pieces=self._events(job, seen))
 
-    async def cancel(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+    async def cancel(self, request: JobHttpRequest, id: str) -> JobHttpResponse:
         """Cancel a response; answer once the engine has stopped, or after `job_cancel_wait_s` with the state at that time."""
-        job = await self._registry.find(id, asked.tenant, Kind.RESPONSE)
+        job = await self._registry.find(id, request.tenant, Kind.RESPONSE)
         return JobHttpResponse.json(
-            await self._shown(await self._registry.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s))
+            await self._response_json(await self._registry.cancel(job, Cause.ASKED, request.limits.job_cancel_wait_s))
         )
 
-    async def delete(self, asked: JobHttpRequest, id: str) -> JobHttpResponse:
+    async def delete(self, request: JobHttpRequest, id: str) -> JobHttpResponse:
         registry, store = self._registry, self._registry.store
-        job = await registry.find(id, asked.tenant, Kind.RESPONSE)
+        job = await registry.find(id, request.tenant, Kind.RESPONSE)
         if not job.status.ended:
-            job = await registry.cancel(job, Cause.ASKED, asked.limits.job_cancel_wait_s)
+            job = await registry.cancel(job, Cause.ASKED, request.limits.job_cancel_wait_s)
         if not job.status.ended:
             raise Refusal(
                 reasons.BAD_FIELD, f"{id} is being cancelled; its engine has not confirmed the stop yet. Retry later."
@@ -94,15 +96,15 @@ class BackgroundResponses:
         await store.do(lambda: store.jobs.delete(job.key))
         return JobHttpResponse.json({"id": id, "object": "response", "deleted": True})
 
-    async def _shown(self, job: Job) -> Json | orjson.Fragment:
+    async def _response_json(self, job: Job) -> Json | orjson.Fragment:
         rows = await self._registry.store.do(lambda: self._registry.store.jobs.results(job.key, 0, 1))
         if rows and rows[0].body is not None:
             return orjson.Fragment(rows[0].body)  # as it was written: it may be large
-        return _made(job, self._registry.runner.release_of(job.key))
+        return _own_response(job, self._registry.runner.stop_state_of(job.key))
 
     async def _events(self, job: Job, seen: int) -> AsyncIterator[bytes]:
         last = seen
-        async for event in follow(self._registry, job, seen, _HEARTBEAT_S):
+        async for event in follow_events(self._registry, job, seen, _HEARTBEAT_S):
             if event is None:
                 yield _HEARTBEAT
             elif event.name != GAP:  # OpenAI clients do not know this event; they see the gap in the sequence numbers
@@ -111,41 +113,41 @@ class BackgroundResponses:
         job = await self._registry.find(job.id, job.tenant, Kind.RESPONSE)
         if job.status is not JobStatus.COMPLETED:
             kind = "response.failed" if job.status is JobStatus.FAILED else "response.cancelled"
-            end = {"type": kind, "response": await self._shown(job), "sequence_number": last + 1}
+            end = {"type": kind, "response": await self._response_json(job), "sequence_number": last + 1}
             yield SSE.encode(orjson.dumps(end), kind.encode())
 
     # Results
 
-    def result(self, job: Job, item: ItemClient, call: Call) -> bytes:
+    def render_result(self, job: Job, item: ItemClient, call: Call) -> bytes:
         if not 200 <= item.status(call) < 300:
-            return orjson.dumps(_failed(job, error_body(item)))
+            return orjson.dumps(_failed_response(job, error_body(item)))
         if not job.about["stream"]:
             return _with_our_id(job, item)
-        return orjson.dumps(_ours(job, _assembler(item).result(capped=False)))
+        return orjson.dumps(_replace_id(job, _assembler(item).result(capped=False)))
 
-    def listen(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None] | None:
+    def chunk_listener(self, job: Job, item: ItemClient, log: EventLog) -> Callable[[bytes], None] | None:
         if not job.about["stream"]:
             return None
         splitter, assembler = Splitter(SSE, 1 << 30), ResponsesAssembler()
         item.assembler = assembler
-        fresh = bool(log.events) and item.attempts == 1  # the log already has `response.created`
+        has_created_event = bool(log.events) and item.attempts == 1  # the log already has `response.created`
 
-        def piece(payload: bytes) -> None:
+        def on_chunk(payload: bytes) -> None:
             for event in splitter.feed(payload):
-                value = _parsed(SSE.data(event))
+                value = _parse(SSE.data(event))
                 if value is None:
                     continue
                 try:
                     assembler.add(value)
                 except _ODD:  # the result tells of it
                     item.assembler = None
-                if fresh and value.get("type") == "response.created":
+                if has_created_event and value.get("type") == "response.created":
                     continue
                 if type(value.get("response")) is dict:
-                    value["response"] = _ours(job, value["response"])
-                _tell(log, value)
+                    value["response"] = _replace_id(job, value["response"])
+                _add_event(log, value)
 
-        return piece
+        return on_chunk
 
 
 def _assembler(item: ItemClient) -> ResponsesAssembler:
@@ -154,7 +156,7 @@ def _assembler(item: ItemClient) -> ResponsesAssembler:
         return item.assembler
     assembler = ResponsesAssembler()
     for event in Splitter(SSE, 1 << 30).feed(bytes(item.body)):
-        value = _parsed(SSE.data(event))
+        value = _parse(SSE.data(event))
         if value is not None:
             assembler.add(value)
     return assembler
@@ -165,23 +167,23 @@ def _with_our_id(job: Job, item: ItemClient) -> bytes:
     every call: its own `id` stays, and ours stands behind it, which is the one that counts in JSON with a key twice."""
     outline = item.outline
     if outline is None or not outline.whole or outline.values <= _PARSED_VALUES_MAX:
-        return orjson.dumps(_ours(job, body_of(item)))
+        return orjson.dumps(_replace_id(job, parsed_body(item)))
     text = bytes(item.body).rstrip()
     if not text.endswith(b"}"):
-        return orjson.dumps(_failed(job, error_body(item)))
+        return orjson.dumps(_failed_response(job, error_body(item)))
     return text[:-1] + b"," + orjson.dumps({"id": job.id, "background": True})[1:]
 
 
-def _open(job: Job, log: EventLog) -> None:
+def _add_first_events(job: Job, log: EventLog) -> None:
     for name in ("response.created", "response.queued"):
-        _tell(log, {"type": name, "response": _made(job)})
+        _add_event(log, {"type": name, "response": _own_response(job)})
 
 
-def _tell(log: EventLog, event: Json) -> None:
+def _add_event(log: EventLog, event: Json) -> None:
     log.add(str(event.get("type", "")), orjson.dumps({**event, "sequence_number": log.next_number}))
 
 
-def _parsed(data: bytes | None) -> Json | None:
+def _parse(data: bytes | None) -> Json | None:
     try:
         value = orjson.loads(data) if data else None
     except orjson.JSONDecodeError:
@@ -189,12 +191,12 @@ def _parsed(data: bytes | None) -> Json | None:
     return value if type(value) is dict else None
 
 
-def _ours(job: Job, response: Any) -> Json:
+def _replace_id(job: Job, response: Any) -> Json:
     """Return an engine's response with the id that the client knows."""
-    return {**response, "id": job.id, "background": True} if type(response) is dict else _failed(job, response)
+    return {**response, "id": job.id, "background": True} if type(response) is dict else _failed_response(job, response)
 
 
-def _made(job: Job, release: str | None = None) -> Json:
+def _own_response(job: Job, release: str | None = None) -> Json:
     """Build a response for which the engine has no complete answer."""
     running = "in_progress" if job.tally.claimed or job.status is JobStatus.CANCELLING else "queued"
     return {
@@ -212,7 +214,7 @@ def _made(job: Job, release: str | None = None) -> Json:
     }
 
 
-def _failed(job: Job, body: Any) -> Json:
+def _failed_response(job: Job, body: Any) -> Json:
     error = body.get("error") if type(body) is dict else None
     message = error.get("message") if type(error) is dict else str(body)
-    return {**_made(job), "status": "failed", "error": {"code": "server_error", "message": message}}
+    return {**_own_response(job), "status": "failed", "error": {"code": "server_error", "message": message}}

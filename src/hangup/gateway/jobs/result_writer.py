@@ -31,7 +31,7 @@ class ResultHost(Protocol):
 
     def record_cost(self, entry: Entry) -> None: ...
 
-    def told(self, event: str, **fields: object) -> None: ...
+    def log_event(self, event: str, **fields: object) -> None: ...
 
     def fault(self, error: Exception) -> None: ...
 
@@ -57,43 +57,43 @@ class ResultWriter:
         self,
         store: JobStore,
         host: ResultHost,
-        changed: Callable[[Job], None],
-        works: Callable[[], None],
+        on_changed: Callable[[Job], None],
+        on_recovered: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.failing = False  # the store cannot be written
         self.held_bytes = 0  # of results that are not written yet
         self.refused = 0  # results refused because their claim was stale
-        self.ended: Counter[ItemState] = Counter()  # ended items, by end state
+        self.ended_by_state: Counter[ItemState] = Counter()  # ended items, by end state
         self._store = store
         self._host = host
-        self._changed = changed  # called with each job that has changed
-        self._works = works  # called when items may start again: a failed store works, or what waited is written
+        self._on_changed = on_changed  # called with each job that has changed
+        self._on_recovered = on_recovered  # called when items may start again: a failed store works, or what waited is written
         self._loop = loop
         self._cancels: dict[int, Cause] = {}
-        self._waiting: list[asyncio.Future[None]] = []  # resolved when the cancels are on disk
-        self._ended: list[ItemOutcome] = []
+        self._cancel_waiters: list[asyncio.Future[None]] = []  # resolved when the cancels are on disk
+        self._outcomes: list[ItemOutcome] = []
         self._given_back: list[Claim] = []
         self._writing = False
-        self._pauses = Backoff(_PAUSE_S, _PAUSE_MAX_S)
+        self._backoff = Backoff(_PAUSE_S, _PAUSE_MAX_S)
         self._pause_s = 0.0
         self._wake = asyncio.Event()
         self._closing = asyncio.Event()
-        self._task = TASKS.keep("job results", self._keep)
+        self._task = TASKS.keep("job results", self._run)
 
     @property
     def idle(self) -> bool:
         """Whether no write is pending."""
-        return not (self._writing or self._ended or self._given_back or self._cancels)
+        return not (self._writing or self._outcomes or self._given_back or self._cancels)
 
     @property
     def full(self) -> bool:
         """Whether so much waits to be written that no further item should start."""
         return self.held_bytes > self._host.limits.job_results_held_bytes_max
 
-    def finish(self, ended: ItemOutcome) -> None:
-        self._ended.append(ended)
-        self.held_bytes += ended.size
+    def finish(self, outcome: ItemOutcome) -> None:
+        self._outcomes.append(outcome)
+        self.held_bytes += outcome.size
         self._wake.set()
 
     def give_back(self, claim: Claim) -> None:
@@ -107,7 +107,7 @@ class ResultWriter:
         if self.failing:
             raise StoreFailed("the store cannot be written")
         written = self._loop.create_future()
-        self._waiting.append(written)
+        self._cancel_waiters.append(written)
         self._wake.set()
         await written
 
@@ -115,17 +115,17 @@ class ResultWriter:
         """Return the cause of a cancel that is not yet in the store, or None."""
         return self._cancels.get(key)
 
-    def failed(self, failure: StoreFailed) -> None:
+    def store_failed(self, failure: StoreFailed) -> None:
         """Note that other work in the store failed; after a pause, a write tests whether it works again."""
         if not self.failing:
             self._fail(failure)
-            self._host.told("job_store_failed", error=str(failure))
+            self._host.log_event("job_store_failed", error=str(failure))
         self._wake.set()
 
     def _fail(self, failure: StoreFailed) -> None:
         self.failing = True
-        self._pause_s = self._pauses.failed(self._loop.time())
-        waiting, self._waiting = self._waiting, []
+        self._pause_s = self._backoff.failed(self._loop.time())
+        waiting, self._cancel_waiters = self._cancel_waiters, []
         for written in waiting:
             if not written.done():
                 written.set_exception(failure)
@@ -136,8 +136,8 @@ class ResultWriter:
         self._wake.set()
         await self._task
 
-    async def _keep(self) -> None:
-        while self._cancels or self._ended or self._given_back or not self._closing.is_set():
+    async def _run(self) -> None:
+        while self._cancels or self._outcomes or self._given_back or not self._closing.is_set():
             await self._wake.wait()
             self._wake.clear()
             if self.failing:
@@ -146,10 +146,10 @@ class ResultWriter:
             try:
                 await self._write_all()
             except StoreFailed as failure:
-                told = self.failing
+                was_failing = self.failing
                 self._fail(failure)
-                if not told:
-                    self._host.told("job_store_failed", error=str(failure))
+                if not was_failing:
+                    self._host.log_event("job_store_failed", error=str(failure))
                 if self._closing.is_set():
                     return
                 self._wake.set()
@@ -158,10 +158,10 @@ class ResultWriter:
                 self._writing = False
             if self.failing:
                 self.failing, held_up = False, True
-                self._host.told("job_store_recovered")
+                self._host.log_event("job_store_recovered")
             if held_up:
                 try:
-                    self._works()
+                    self._on_recovered()
                 except Exception as error:
                     self._host.fault(error)
 
@@ -174,56 +174,56 @@ class ResultWriter:
 
     async def _write_all(self) -> None:
         """Write everything at once; if part of it cannot be written, write each piece alone, so that it blocks no other."""
-        cancels, ended, given_back = dict(self._cancels), self._ended, self._given_back
-        waiting, self._waiting = self._waiting, []
-        self._ended, self._given_back = [], []
+        cancels, outcomes, given_back = dict(self._cancels), self._outcomes, self._given_back
+        waiting, self._cancel_waiters = self._cancel_waiters, []
+        self._outcomes, self._given_back = [], []
         try:
             try:
-                await self._write(cancels, ended, given_back)
+                await self._write(cancels, outcomes, given_back)
             except StoreFailed:
-                self._ended, self._given_back = ended + self._ended, given_back + self._given_back
+                self._outcomes, self._given_back = outcomes + self._outcomes, given_back + self._given_back
                 raise
             except Exception as error:
                 self._host.fault(error)
-                await self._write_singly(cancels, ended, given_back)
+                await self._write_one_by_one(cancels, outcomes, given_back)
         except StoreFailed:
-            self._waiting = waiting + self._waiting  # `_fail` passes the failure on to them
+            self._cancel_waiters = waiting + self._cancel_waiters  # `_fail` passes the failure on to them
             raise
         for written in waiting:
             if not written.done():
                 written.set_result(None)
 
-    async def _write_singly(self, cancels: dict[int, Cause], ended: list[ItemOutcome], given_back: list[Claim]) -> None:
+    async def _write_one_by_one(self, cancels: dict[int, Cause], outcomes: list[ItemOutcome], given_back: list[Claim]) -> None:
         pieces: list[tuple[dict[int, Cause], list[ItemOutcome], list[Claim]]] = [
             *(({key: cause}, [], []) for key, cause in cancels.items()),
-            *(({}, [one], []) for one in ended),
+            *(({}, [outcome], []) for outcome in outcomes),
             *(({}, [], [claim]) for claim in given_back),
         ]
         for at, piece in enumerate(pieces):
             try:
                 await self._write(*piece)
             except StoreFailed:
-                for _, rest, claims in pieces[at:]:
-                    self._ended, self._given_back = self._ended + rest, self._given_back + claims
+                for _, unwritten, claims in pieces[at:]:
+                    self._outcomes, self._given_back = self._outcomes + unwritten, self._given_back + claims
                 raise
             except Exception as error:  # drop this piece
                 self._host.fault(error)
-                self.held_bytes -= sum(one.size for one in piece[1])
+                self.held_bytes -= sum(outcome.size for outcome in piece[1])
                 for key in piece[0]:
                     self._cancels.pop(key, None)
 
-    async def _write(self, cancels: dict[int, Cause], ended: list[ItemOutcome], given_back: list[Claim]) -> None:
-        cancelled, jobs = await self._store.do(partial(self._written, cancels, ended, given_back, self.failing))
-        self.held_bytes -= sum(one.size for one in ended)
+    async def _write(self, cancels: dict[int, Cause], outcomes: list[ItemOutcome], given_back: list[Claim]) -> None:
+        cancelled, jobs = await self._store.do(partial(self._write_in_thread, cancels, outcomes, given_back, self.failing))
+        self.held_bytes -= sum(outcome.size for outcome in outcomes)
         for key in cancels:
             self._cancels.pop(key, None)
         for job in cancelled:
-            self._tell(job)
-        for one, job in zip(ended, jobs, strict=True):
-            self._kept(one, job)
+            self._notify_changed(job)
+        for outcome, job in zip(outcomes, jobs, strict=True):
+            self._on_written(outcome, job)
 
-    def _written(
-        self, cancels: dict[int, Cause], ended: list[ItemOutcome], given_back: list[Claim], probe: bool
+    def _write_in_thread(
+        self, cancels: dict[int, Cause], outcomes: list[ItemOutcome], given_back: list[Claim], probe: bool
     ) -> tuple[list[Job | None], list[Job | None]]:
         """Write in the store's thread. Cancels come first: what they stopped must end with their cause."""
         jobs, now = self._store.jobs, time.time()
@@ -231,27 +231,27 @@ class ResultWriter:
             self._store.clock.probe()
         cancelled = [jobs.cancel(key, cause, now) for key, cause in cancels.items()]
         jobs.give_back(given_back, now)
-        return cancelled, [jobs.finish(one.claim, one.state, now, one.body, one.events) for one in ended]
+        return cancelled, [jobs.finish(outcome.claim, outcome.state, now, outcome.body, outcome.events) for outcome in outcomes]
 
-    def _kept(self, one: ItemOutcome, job: Job | None) -> None:
+    def _on_written(self, outcome: ItemOutcome, job: Job | None) -> None:
         if job is None:
             self.refused += 1
-            self._host.told("job_result_refused", job=one.claim.job, item=one.claim.n)
-        if one.entry is not None:
-            self._host.record_cost(one.entry if job is not None else _in_vain(one.entry))
+            self._host.log_event("job_result_refused", job=outcome.claim.job_id, item=outcome.claim.n)
+        if outcome.entry is not None:
+            self._host.record_cost(outcome.entry if job is not None else _as_wasted(outcome.entry))
         if job is not None:
-            self.ended[one.state] += 1
-            self._tell(job)
+            self.ended_by_state[outcome.state] += 1
+            self._notify_changed(job)
 
-    def _tell(self, job: Job | None) -> None:
+    def _notify_changed(self, job: Job | None) -> None:
         if job is None:
             return
         try:
-            self._changed(job)
+            self._on_changed(job)
         except Exception as error:  # the write itself has succeeded
             self._host.fault(error)
 
 
-def _in_vain(entry: Entry) -> Entry:
+def _as_wasted(entry: Entry) -> Entry:
     """Book a refused result as wasted: the result of another claim counts."""
     return entry._replace(cause="fenced", account=entry.account.as_wasted())

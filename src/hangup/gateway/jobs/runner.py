@@ -32,12 +32,12 @@ from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import Job, JobStore
 from hangup.tasks import Tasks
 
-_IN_LINE = 2  # items per tenant in the gateway's queue: enough that a free slot never waits for us
-_HAND_MIN, _HAND_MAX = 8, 256  # items claimed and not yet sent
-_HAND_BYTES_MAX = 8 * 1024 * 1024
-_RELEASES_MAX = 10_000  # cancelled jobs for which we remember how their engines stopped
-_AFTER_MAX_S = 600.0  # longest `retry-after` that we honour
-_AGAIN_S, _AGAIN_MAX_S = 0.5, 30.0  # pause before a retry; doubles each time
+_WAITING_PER_TENANT = 2  # items per tenant in the gateway's queue: enough that a free slot never waits for us
+_CLAIMED_MIN, _CLAIMED_MAX = 8, 256  # items claimed and not yet sent
+_CLAIM_BYTES_MAX = 8 * 1024 * 1024
+_STOP_STATES_MAX = 10_000  # cancelled jobs for which we remember how their engines stopped
+_RETRY_AFTER_MAX_S = 600.0  # longest `retry-after` that we honour
+_RETRY_S, _RETRY_MAX_S = 0.5, 30.0  # pause before a retry; doubles each time
 
 
 class RunnerHost(Protocol):
@@ -58,7 +58,7 @@ class RunnerHost(Protocol):
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
         """Call back once the engine has stopped."""
 
-    def told(self, event: str, **fields: object) -> None: ...
+    def log_event(self, event: str, **fields: object) -> None: ...
 
     def fault(self, error: Exception) -> None:
         """Log a bug of ours."""
@@ -67,15 +67,15 @@ class RunnerHost(Protocol):
 class ItemEvents(Protocol):
     """Receives the events of items; implemented by `JobRegistry`."""
 
-    def sending(self, item: ItemClient) -> dict[str, str]:
+    def prepare_item(self, item: ItemClient) -> dict[str, str]:
         """Prepare for an item that is about to be sent; return the headers for its call."""
 
-    def result(self, item: ItemClient, call: Call) -> tuple[bytes | None, bytes | None]:
+    def render_result(self, item: ItemClient, call: Call) -> tuple[bytes | None, bytes | None]:
         """Return what to store of an answer: the result and the events before it. No result: none could be made of it."""
 
-    def changed(self, job: Job) -> None: ...
+    def job_changed(self, job: Job) -> None: ...
 
-    def unwanted(self, key: int) -> Reason | None:
+    def cancel_reason(self, key: int) -> Reason | None:
         """Return why a job's items must not run if it was cancelled and the store does not know that yet."""
 
 
@@ -83,22 +83,22 @@ class ItemEvents(Protocol):
 class _TenantItems:
     """A tenant's items between the store and the gateway."""
 
-    calls: deque[ItemClient] = field(default_factory=deque)  # claimed items of single calls, sent first,
-    hand: deque[ItemClient] = field(default_factory=deque)  # then claimed items of batches
+    single_items: deque[ItemClient] = field(default_factory=deque)  # claimed items of single calls, sent first,
+    batch_items: deque[ItemClient] = field(default_factory=deque)  # then claimed items of batches
     sent: int = 0
-    more: bool = True  # the store may have queued items
+    more_in_store: bool = True  # the store may have queued items
     urgent: bool = False  # among them a single call
     claiming: bool = False
-    feeding: bool = False
+    dispatch_scheduled: bool = False
 
     def __len__(self) -> int:
-        return len(self.calls) + len(self.hand)
+        return len(self.single_items) + len(self.batch_items)
 
-    def of(self, item: ItemClient) -> deque[ItemClient]:
-        return self.calls if item.single else self.hand
+    def queue_of(self, item: ItemClient) -> deque[ItemClient]:
+        return self.single_items if item.single else self.batch_items
 
-    def next(self) -> ItemClient:
-        return (self.calls or self.hand).popleft()
+    def pop_next(self) -> ItemClient:
+        return (self.single_items or self.batch_items).popleft()
 
 
 class ItemRunner:
@@ -112,17 +112,17 @@ class ItemRunner:
         self._host = host
         self._item_events = item_events
         self._loop = loop
-        self._lines: dict[str, _TenantItems] = {}
-        self._releases: dict[int, StopState] = {}  # how engines stopped cancelled jobs, latest last
+        self._tenants: dict[str, _TenantItems] = {}
+        self._stop_states: dict[int, StopState] = {}  # how engines stopped cancelled jobs, latest last
         self._items: dict[int, dict[int, ItemClient]] = {}  # all claimed items, by job and number
-        self._pausing: dict[ItemClient, asyncio.TimerHandle] = {}
-        self._claims = Tasks("job claims")
+        self._retry_timers: dict[ItemClient, asyncio.TimerHandle] = {}
+        self._claim_tasks = Tasks("job claims")
         self._stopped = False
-        self.writer = ResultWriter(store, host, item_events.changed, self._store_works, loop)
+        self.writer = ResultWriter(store, host, item_events.job_changed, self._on_store_recovered, loop)
 
     @property
     def running(self) -> int:
-        return sum(item.flow is not None for item in self._all())
+        return sum(item.flow is not None for item in self._all_items())
 
     def running_of(self, key: int) -> int:
         """Return how many of a job's items have a call in this process."""
@@ -130,10 +130,10 @@ class ItemRunner:
 
     def wake(self, tenant: str, *, urgent: bool = False) -> None:
         """Look for items of this tenant to run; `urgent` if one is a single call, which need not wait behind batches."""
-        line = self._lines.setdefault(tenant, _TenantItems())
-        line.more = True
-        line.urgent = line.urgent or urgent
-        self._feed_soon(tenant)
+        tenant_items = self._tenants.setdefault(tenant, _TenantItems())
+        tenant_items.more_in_store = True
+        tenant_items.urgent = tenant_items.urgent or urgent
+        self._dispatch_soon(tenant)
 
     def hang_up(self, key: int, reason: Reason) -> None:
         """Cancel all items of a job: stop running items in their engines, and end the others at once."""
@@ -146,45 +146,45 @@ class ItemRunner:
 
     def unknown(self, claimed: set[tuple[int, int, int]]) -> set[tuple[int, int, int]]:
         """Return which claimed items (job, number, fence) we do not know; none while a claim or write is pending."""
-        if not self.writer.idle or any(line.claiming for line in self._lines.values()):
+        if not self.writer.idle or any(tenant_items.claiming for tenant_items in self._tenants.values()):
             return set()
-        return claimed - {(e.claim.key, e.claim.n, e.claim.fence) for e in self._all()}
+        return claimed - {(item.claim.job_key, item.claim.n, item.claim.fence) for item in self._all_items()}
 
     def item(self, key: int, n: int) -> ItemClient | None:
         return self._items.get(key, {}).get(n)
 
-    def _all(self) -> list[ItemClient]:
+    def _all_items(self) -> list[ItemClient]:
         return [item for items in self._items.values() for item in items.values()]
 
     # From the store to the gateway
 
-    def _feed_soon(self, tenant: str) -> None:
-        line = self._lines[tenant]
-        if not line.feeding:
-            line.feeding = True
-            self._loop.call_soon(self._feed, tenant, line)
+    def _dispatch_soon(self, tenant: str) -> None:
+        tenant_items = self._tenants[tenant]
+        if not tenant_items.dispatch_scheduled:
+            tenant_items.dispatch_scheduled = True
+            self._loop.call_soon(self._dispatch, tenant, tenant_items)
 
-    def _feed(self, tenant: str, line: _TenantItems) -> None:
-        line.feeding = False
+    def _dispatch(self, tenant: str, tenant_items: _TenantItems) -> None:
+        tenant_items.dispatch_scheduled = False
         if self._stopped:
             return
-        while len(line) and not self.writer.full and self._host.jobs_waiting(tenant) < _IN_LINE:
-            self._send(line.next(), line)
-        wanted = min(max(_HAND_MIN, 2 * line.sent), _HAND_MAX)
-        wants = line.more and (line.urgent or len(line) <= wanted // 2)
-        if wants and not line.claiming and not self.writer.failing and not self.writer.full:
-            line.claiming, line.urgent = True, False
-            self._claims.start(self._claim(tenant, line, max(wanted - len(line), 1)))
+        while len(tenant_items) and not self.writer.full and self._host.jobs_waiting(tenant) < _WAITING_PER_TENANT:
+            self._send(tenant_items.pop_next(), tenant_items)
+        wanted = min(max(_CLAIMED_MIN, 2 * tenant_items.sent), _CLAIMED_MAX)
+        claim_more = tenant_items.more_in_store and (tenant_items.urgent or len(tenant_items) <= wanted // 2)
+        if claim_more and not tenant_items.claiming and not self.writer.failing and not self.writer.full:
+            tenant_items.claiming, tenant_items.urgent = True, False
+            self._claim_tasks.start(self._claim(tenant, tenant_items, max(wanted - len(tenant_items), 1)))
 
-    def _send(self, item: ItemClient, line: _TenantItems) -> None:
-        line.sent += 1
+    def _send(self, item: ItemClient, tenant_items: _TenantItems) -> None:
+        tenant_items.sent += 1
         item.attempts += 1
         claim = item.claim
-        again = f"-{item.attempts}" if item.attempts > 1 else ""
+        retry_suffix = f"-{item.attempts}" if item.attempts > 1 else ""
         try:
-            self._host.run_item(item, f"{claim.job}.{claim.n}{again}", self._item_events.sending(item))
+            self._host.run_item(item, f"{claim.job_id}.{claim.n}{retry_suffix}", self._item_events.prepare_item(item))
         except Exception as error:  # no call has it, so nobody else would ever end it
-            line.sent -= 1
+            tenant_items.sent -= 1
             self._failed(item, error)
 
     def _failed(self, item: ItemClient, error: Exception) -> None:
@@ -192,118 +192,118 @@ class ItemRunner:
         self._host.fault(error)
         self._finish(item, ItemState.ERRORED)
 
-    async def _claim(self, tenant: str, line: _TenantItems, count: int) -> None:
+    async def _claim(self, tenant: str, tenant_items: _TenantItems, count: int) -> None:
         store, worker = self._store, self._worker
         try:
-            claims = await store.do(lambda: store.jobs.claim(worker, tenant, count, _HAND_BYTES_MAX, time.time()))
+            claims = await store.do(lambda: store.jobs.claim(worker, tenant, count, _CLAIM_BYTES_MAX, time.time()))
         except StoreFailed as failure:
-            self.writer.failed(failure)
+            self.writer.store_failed(failure)
             return
         finally:
-            line.claiming = False
-        line.more = bool(claims)
-        for job in {claim.key: claim.of for claim in claims}.values():
-            self._item_events.changed(job)  # before any item is sent: the job may be new to this process
+            tenant_items.claiming = False
+        tenant_items.more_in_store = bool(claims)
+        for job in {claim.job_key: claim.job for claim in claims}.values():
+            self._item_events.job_changed(job)  # before any item is sent: the job may be new to this process
         for claim in claims:
-            self._take(ItemClient(claim, tenant, self._loop, self), line)
-        for key in {claim.key for claim in claims}:
-            reason = self._item_events.unwanted(key)
+            self._add(ItemClient(claim, tenant, self._loop, self), tenant_items)
+        for key in {claim.job_key for claim in claims}:
+            reason = self._item_events.cancel_reason(key)
             if reason is not None:
                 self.hang_up(key, reason)
         if self._stopped:
-            self._give_back([*line.calls, *line.hand])
-            line.calls.clear()
-            line.hand.clear()
+            self._give_back([*tenant_items.single_items, *tenant_items.batch_items])
+            tenant_items.single_items.clear()
+            tenant_items.batch_items.clear()
         elif claims:
-            self._feed_soon(tenant)
+            self._dispatch_soon(tenant)
 
-    def _take(self, item: ItemClient, line: _TenantItems) -> None:
-        before = self.item(item.claim.key, item.claim.n)
-        if before is not None:  # we have claimed the item again, so the earlier claim is stale
-            self._drop(before)
-        self._items.setdefault(item.claim.key, {})[item.claim.n] = item
-        line.of(item).append(item)
+    def _add(self, item: ItemClient, tenant_items: _TenantItems) -> None:
+        earlier = self.item(item.claim.job_key, item.claim.n)
+        if earlier is not None:  # we have claimed the item again, so the earlier claim is stale
+            self._drop(earlier)
+        self._items.setdefault(item.claim.job_key, {})[item.claim.n] = item
+        tenant_items.queue_of(item).append(item)
 
     # From the gateway
 
     def item_started(self, item: ItemClient) -> None:
-        self._feed_soon(item.tenant)
+        self._dispatch_soon(item.tenant)
 
     def item_ended(self, item: ItemClient, call: Call, stop: PendingStop | None, entry: Entry) -> None:
-        line = self._lines[item.tenant]
-        line.sent -= 1
+        tenant_items = self._tenants[item.tenant]
+        tenant_items.sent -= 1
         try:
-            self._after(item, line, call, stop, entry)
+            self._after(item, tenant_items, call, stop, entry)
         except Exception as error:
             self._failed(item, error)
-        self._feed_soon(item.tenant)
+        self._dispatch_soon(item.tenant)
 
-    def _after(self, item: ItemClient, line: _TenantItems, call: Call, stop: PendingStop | None, entry: Entry) -> None:
+    def _after(self, item: ItemClient, tenant_items: _TenantItems, call: Call, stop: PendingStop | None, entry: Entry) -> None:
         """Do with an item what follows from the end of its call: keep a result, run it again, or give it back."""
         assert call.reason is not None
         item.failures += call.reason.outcome is Outcome.ENGINE_FAILED
         item.yields += call.reason is reasons.PREEMPTED
         stopping = item.stopping is not None
-        what = after(
+        next_step = after(
             call.reason,
             call.status,
             stopping=stopping,
             failures=item.failures,
             failures_max=self._host.limits.job_failures_max,
         )
-        if what in (AfterEffects.SUCCEEDED, AfterEffects.ERRORED):
-            body, events = self._item_events.result(item, call)
-            self._finish(item, ItemState(what) if body is not None else ItemState.ERRORED, body, events, entry)
+        if next_step in (AfterEffects.SUCCEEDED, AfterEffects.ERRORED):
+            body, events = self._item_events.render_result(item, call)
+            self._finish(item, ItemState(next_step) if body is not None else ItemState.ERRORED, body, events, entry)
         else:
-            self._host.record_cost(_without_result(entry, call.reason))
-            if what is AfterEffects.AGAIN and not self._stopped:
-                self._again(item, line)
-            elif what is AfterEffects.CANCELLED:
-                self._when_gone(item, stop)
+            self._host.record_cost(_as_shed(entry, call.reason))
+            if next_step is AfterEffects.AGAIN and not self._stopped:
+                self._retry_later(item, tenant_items)
+            elif next_step is AfterEffects.CANCELLED:
+                self._finish_when_stopped(item, stop)
             else:
                 self._give_back([item])
 
-    def _again(self, item: ItemClient, line: _TenantItems) -> None:
+    def _retry_later(self, item: ItemClient, tenant_items: _TenantItems) -> None:
         """Retry an item after a pause, also if it made way for a live client, since more live clients are likely to follow."""
         item.body.clear()
-        pause = min(_AGAIN_S * 2 ** min(item.attempts - 1, 10), _AGAIN_MAX_S)
-        pause = max(pause, min(item.retry_after_s, _AFTER_MAX_S)) * random.uniform(1.0, 1.25)  # noqa: S311
-        self._pausing[item] = self._loop.call_later(pause, self._paused, item, line)
+        pause = min(_RETRY_S * 2 ** min(item.attempts - 1, 10), _RETRY_MAX_S)
+        pause = max(pause, min(item.retry_after_s, _RETRY_AFTER_MAX_S)) * random.uniform(1.0, 1.25)  # noqa: S311
+        self._retry_timers[item] = self._loop.call_later(pause, self._retry, item, tenant_items)
 
-    def _paused(self, item: ItemClient, line: _TenantItems) -> None:
-        del self._pausing[item]
-        line.of(item).append(item)
-        self._feed_soon(item.tenant)
+    def _retry(self, item: ItemClient, tenant_items: _TenantItems) -> None:
+        del self._retry_timers[item]
+        tenant_items.queue_of(item).append(item)
+        self._dispatch_soon(item.tenant)
 
-    def _when_gone(self, item: ItemClient, stop: PendingStop | None) -> None:
+    def _finish_when_stopped(self, item: ItemClient, stop: PendingStop | None) -> None:
         """End a cancelled item when the reaper has settled its `PendingStop`, and not before."""
         state = _stopped_state(item)
         if stop is None:
             self._finish(item, state)
         else:
-            self._host.when_confirmed(stop, partial(self._gone, item, state, stop))
+            self._host.when_confirmed(stop, partial(self._on_stop_confirmed, item, state, stop))
 
-    def _gone(self, item: ItemClient, state: ItemState, stop: PendingStop) -> None:
-        key, worst = item.claim.key, list(StopState)
-        known = self._releases.pop(key, stop.state)
-        self._releases[key] = max(known, stop.state, key=worst.index)
-        while len(self._releases) > _RELEASES_MAX:
-            del self._releases[next(iter(self._releases))]
+    def _on_stop_confirmed(self, item: ItemClient, state: ItemState, stop: PendingStop) -> None:
+        key, by_severity = item.claim.job_key, list(StopState)
+        earlier = self._stop_states.pop(key, stop.state)
+        self._stop_states[key] = max(earlier, stop.state, key=by_severity.index)
+        while len(self._stop_states) > _STOP_STATES_MAX:
+            del self._stop_states[next(iter(self._stop_states))]
         self._finish(item, state)
 
-    def release_of(self, key: int) -> str | None:
+    def stop_state_of(self, key: int) -> str | None:
         """Return the worst `StopState` among a job's cancelled items; None if none was running, or if we have forgotten it."""
-        fate = self._releases.get(key)
-        return fate.value if fate is not None else None
+        state = self._stop_states.get(key)
+        return state.value if state is not None else None
 
     def _withdraw(self, item: ItemClient) -> None:
-        """Take an item out of the hand or its retry pause, so that it is not sent."""
-        timer = self._pausing.pop(item, None)
+        """Take an item out of its queue or its retry pause, so that it is not sent."""
+        timer = self._retry_timers.pop(item, None)
         if timer is not None:
             timer.cancel()
-        hand = self._lines[item.tenant].of(item)
-        if item in hand:
-            hand.remove(item)
+        queue = self._tenants[item.tenant].queue_of(item)
+        if item in queue:
+            queue.remove(item)
 
     # Back to the store
 
@@ -315,17 +315,17 @@ class ItemRunner:
         events: bytes | None = None,
         entry: Entry | None = None,
     ) -> None:
-        if self._let_go(item):  # otherwise we no longer own it
+        if self._release(item):  # otherwise we no longer own it
             self.writer.finish(ItemOutcome(item.claim, state, body, events, entry))
 
     def _give_back(self, items: list[ItemClient]) -> None:
         for item in items:
-            if self._let_go(item):
+            if self._release(item):
                 self.writer.give_back(item.claim)
 
-    def _let_go(self, item: ItemClient) -> bool:
+    def _release(self, item: ItemClient) -> bool:
         """Forget an item; return False if we do not own it, or own it under a later claim."""
-        key, n = item.claim.key, item.claim.n
+        key, n = item.claim.job_key, item.claim.n
         items = self._items.get(key, {})
         if items.get(n) is not item:
             return False
@@ -334,8 +334,8 @@ class ItemRunner:
             del self._items[key]
         return True
 
-    def _store_works(self) -> None:
-        for tenant in self._lines:
+    def _on_store_recovered(self) -> None:
+        for tenant in self._tenants:
             self.wake(tenant)
 
     # Shutdown
@@ -343,14 +343,14 @@ class ItemRunner:
     def stop(self) -> None:
         """Start no more items: give back those that are not running; running items may finish."""
         self._stopped = True
-        for line in self._lines.values():
-            line.calls.clear()
-            line.hand.clear()
-        for timer in self._pausing.values():
+        for tenant_items in self._tenants.values():
+            tenant_items.single_items.clear()
+            tenant_items.batch_items.clear()
+        for timer in self._retry_timers.values():
             timer.cancel()
-        self._pausing.clear()
-        self._give_back([item for item in self._all() if item.flow is None and item.stopping is None])
-        for item in [e for e in self._all() if e.flow is not None and e.flow.call.sent_at is None]:
+        self._retry_timers.clear()
+        self._give_back([item for item in self._all_items() if item.flow is None and item.stopping is None])
+        for item in [item for item in self._all_items() if item.flow is not None and item.flow.call.sent_at is None]:
             assert item.flow is not None
             item.flow.end(reasons.DRAINED)
 
@@ -360,9 +360,9 @@ class ItemRunner:
         All items are given back in case nobody owns them; if somebody does, the store refuses our stale fence.
         """
         self._worker = worker
-        for item in self._all():
+        for item in self._all_items():
             self._drop(item)
-        for tenant in self._lines:
+        for tenant in self._tenants:
             self.wake(tenant)
 
     def _drop(self, item: ItemClient) -> None:
@@ -377,11 +377,11 @@ class ItemRunner:
         """Write all pending results. Every call must have ended."""
         self._stopped = True
         self._items.clear()  # the rest wait for an engine to stop; the registry gives their claims back
-        await self._claims.wait()
+        await self._claim_tasks.wait()
         await self.writer.close()
 
 
-def _without_result(entry: Entry, reason: Reason) -> Entry:
+def _as_shed(entry: Entry, reason: Reason) -> Entry:
     """Book an answer that is retried as shed: an engine without room completed nothing, though its answer was complete."""
     return entry._replace(cause=Outcome.SHED.value) if reason.outcome is Outcome.COMPLETED else entry
 

@@ -23,7 +23,7 @@ _FIELD_BYTES_MAX = 4096
 _FIELDS_MAX = 64  # per form; OpenAI's form has four
 _FIELD_HEADER_BYTES_MAX = 8192
 _SLICE_BYTES = 8192  # parsed at a time: the parser works byte by byte,
-_TURN_S = 0.005  # and after this long it yields to the event loop
+_PARSE_MAX_S = 0.005  # and after this long it yields to the event loop
 _EXPIRES_S = (3600, 30 * 86_400)  # OpenAI's limits
 _NO_FILE = "The form must have a field 'file' with a file name."
 
@@ -41,23 +41,23 @@ class Upload:
         self._pause = pause
         self._paused = False
         self._unparsed: deque[bytes] = deque()
-        self._at = 0  # offset in the first chunk
-        self._turn: asyncio.Handle | None = None  # scheduled continuation of the parser
-        self._parsed = asyncio.Event()
-        self._parsed.set()
-        self._count = 0  # fields in the form
+        self._offset = 0  # offset in the first chunk
+        self._scheduled_parse: asyncio.Handle | None = None  # scheduled continuation of the parser
+        self._all_parsed = asyncio.Event()
+        self._all_parsed.set()
+        self._field_count = 0  # fields in the form
         self._fields: dict[str, str] = {}
         self._filename: str | None = None
         self._header = b""
         self._header_value = b""
         self._header_bytes = 0
         self._disposition = b""
-        self._name = ""
-        self._is_file = False
-        self._value = bytearray()
+        self._field_name = ""
+        self._in_file_field = False
+        self._field_value = bytearray()
         self._buffer = bytearray()
         self._unwritten: deque[bytes] = deque()
-        self._written = 0
+        self._parts_written = 0
         self._key: int | None = None
         self._failure: Exception | None = None
         self._complete = False
@@ -85,25 +85,25 @@ class Upload:
     def feed(self, data: bytes) -> None:
         """Parse a chunk; raise a `Refusal` if the form is invalid. A large chunk is finished later, with the client paused."""
         self._unparsed.append(data)
-        if self._turn is None:
+        if self._scheduled_parse is None:
             self._parse()
         if self._failure is not None:
             raise self._failure
 
     def _parse(self) -> None:
-        self._turn = None
+        self._scheduled_parse = None
         loop = asyncio.get_running_loop()
-        until = loop.time() + _TURN_S
+        until = loop.time() + _PARSE_MAX_S
         try:
             while self._unparsed and self._failure is None:
                 data = self._unparsed[0]
-                self._parser.write(data[self._at : self._at + _SLICE_BYTES])
-                self._at += _SLICE_BYTES
-                if self._at >= len(data):
+                self._parser.write(data[self._offset : self._offset + _SLICE_BYTES])
+                self._offset += _SLICE_BYTES
+                if self._offset >= len(data):
                     self._unparsed.popleft()
-                    self._at = 0
+                    self._offset = 0
                 if self._unparsed and loop.time() >= until:
-                    self._turn = loop.call_later(0, self._parse)
+                    self._scheduled_parse = loop.call_later(0, self._parse)
                     break
         except FormParserError as error:
             self._failure = Refusal(reasons.BAD_FIELD, f"The form cannot be read: {error}.")
@@ -111,22 +111,22 @@ class Upload:
             self._failure = refusal
         if self._failure is not None:
             self._unparsed.clear()
-        if self._turn is None:
-            self._parsed.set()
+        if self._scheduled_parse is None:
+            self._all_parsed.set()
         else:
-            self._parsed.clear()
-        self._hold_client()
+            self._all_parsed.clear()
+        self._pause_or_resume_client()
 
-    def _hold_client(self) -> None:
+    def _pause_or_resume_client(self) -> None:
         """Pause or resume reading from the client, depending on the backlog."""
-        hold = self._turn is not None or (len(self._unwritten) > _UNWRITTEN_MAX and self._failure is None)
-        if hold != self._paused:
-            self._paused = hold
-            self._pause(hold)
+        pause = self._scheduled_parse is not None or (len(self._unwritten) > _UNWRITTEN_MAX and self._failure is None)
+        if pause != self._paused:
+            self._paused = pause
+            self._pause(pause)
 
     async def finish(self) -> File:
         """Finish a complete form: return the stored file, or raise a `Refusal`."""
-        await self._parsed.wait()
+        await self._all_parsed.wait()
         if self._failure is not None:
             raise self._failure
         if not self._complete:
@@ -136,8 +136,8 @@ class Upload:
         purpose = self._fields.get("purpose")
         if not purpose:
             raise Refusal(reasons.BAD_FIELD, "The form must have a field 'purpose'.")
-        expires = self._expires()
-        self._write_buffer(all_of_it=True)
+        expires = self._expiry()
+        self._write_buffer(flush=True)
         if self._writer is not None:
             await self._writer
         if self._failure is not None:
@@ -145,20 +145,20 @@ class Upload:
         if self._key is None:
             raise Refusal(reasons.BAD_FIELD, "The file is empty.")
         store, key, filename = self._registry.store, self._key, self._filename
-        file = await store.do(lambda: store.files.ready(key, purpose, filename, expires))
+        file = await store.do(lambda: store.files.mark_ready(key, purpose, filename, expires))
         self._key = None
         return file
 
     def close(self) -> None:
         """Discard an upload that was not finished."""
-        if self._turn is not None:
-            self._turn.cancel()
+        if self._scheduled_parse is not None:
+            self._scheduled_parse.cancel()
         if self._paused:
             self._paused = False
             self._pause(False)
         self._unwritten.clear()
         if self._writer is not None or self._key is not None:
-            self._registry.own(self._discard())
+            self._registry.start_task(self._discard())
 
     async def _discard(self) -> None:
         """Delete what was written. A part that is being written is waited for: only then is it known which file it went to."""
@@ -169,7 +169,7 @@ class Upload:
         if key is not None:
             await store.do(lambda: store.files.delete(key))
 
-    def _expires(self) -> float | None:
+    def _expiry(self) -> float | None:
         given = self._fields.get("expires_after[seconds]")
         if given is None:
             return None
@@ -180,24 +180,24 @@ class Upload:
 
     # To the store
 
-    def _write_buffer(self, *, all_of_it: bool = False) -> None:
-        while len(self._buffer) >= _PART_BYTES or (all_of_it and self._buffer):
+    def _write_buffer(self, *, flush: bool = False) -> None:
+        while len(self._buffer) >= _PART_BYTES or (flush and self._buffer):
             self._unwritten.append(bytes(self._buffer[:_PART_BYTES]))
             del self._buffer[:_PART_BYTES]
         if self._unwritten and (self._writer is None or self._writer.done()):
-            self._writer = self._registry.own(self._write())
-        self._hold_client()
+            self._writer = self._registry.start_task(self._write())
+        self._pause_or_resume_client()
 
     async def _write(self) -> None:
         try:
             while self._unwritten and self._failure is None:
                 data = self._unwritten.popleft()
-                self._key = await self._registry.store.do(partial(self._write_part, self._key, self._written, data))
-                self._written += 1
-                self._hold_client()
+                self._key = await self._registry.store.do(partial(self._write_part, self._key, self._parts_written, data))
+                self._parts_written += 1
+                self._pause_or_resume_client()
         except Exception as error:
             self._failure = error
-        self._hold_client()
+        self._pause_or_resume_client()
 
     def _write_part(self, key: int | None, n: int, data: bytes) -> int:
         """Write a part, in the store's thread; return the key of the file."""
@@ -205,17 +205,17 @@ class Upload:
         self._registry.check_quota(self._tenant, size=len(data))
         if key is None:
             key = files.begin(f"file-{secrets.token_hex(12)}", self._tenant, time.time())
-        files.add(key, n, data)
+        files.add_part(key, n, data)
         return key
 
     # From the parser
 
     def _on_part_begin(self) -> None:
-        self._disposition, self._name, self._is_file = b"", "", False
-        self._value.clear()
-        self._count += 1
+        self._disposition, self._field_name, self._in_file_field = b"", "", False
+        self._field_value.clear()
+        self._field_count += 1
         self._header_bytes = 0
-        if self._count > _FIELDS_MAX:
+        if self._field_count > _FIELDS_MAX:
             raise Refusal(reasons.BAD_FIELD, f"The form has more than {_FIELDS_MAX} fields.")
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
@@ -238,24 +238,24 @@ class Upload:
 
     def _on_headers_finished(self) -> None:
         _, options = parse_options_header(self._disposition)
-        self._name = options.get(b"name", b"").decode("utf-8", "replace")
+        self._field_name = options.get(b"name", b"").decode("utf-8", "replace")
         filename = options.get(b"filename")
-        if self._name == "file" and filename is not None and self._filename is None:
-            self._is_file, self._filename = True, filename.decode("utf-8", "replace")[:255] or "upload"
+        if self._field_name == "file" and filename is not None and self._filename is None:
+            self._in_file_field, self._filename = True, filename.decode("utf-8", "replace")[:255] or "upload"
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._is_file:
+        if self._in_file_field:
             self._buffer += memoryview(data)[start:end]
             if len(self._buffer) >= _PART_BYTES:
                 self._write_buffer()
-        elif len(self._value) + end - start <= _FIELD_BYTES_MAX:
-            self._value += data[start:end]
+        elif len(self._field_value) + end - start <= _FIELD_BYTES_MAX:
+            self._field_value += data[start:end]
         else:
-            raise Refusal(reasons.BAD_FIELD, f"The form's field {self._name[:80]!r} is too long.")
+            raise Refusal(reasons.BAD_FIELD, f"The form's field {self._field_name[:80]!r} is too long.")
 
     def _on_part_end(self) -> None:
-        if not self._is_file and self._name:
-            self._fields[self._name[:80]] = self._value.decode("utf-8", "replace")
+        if not self._in_file_field and self._field_name:
+            self._fields[self._field_name[:80]] = self._field_value.decode("utf-8", "replace")
 
     def _on_end(self) -> None:
         self._complete = True

@@ -42,7 +42,7 @@ class JobItemCall(CallFlow):
         """Begins: it may have waited for as long as it took, and its time runs from now on."""
         waited_s = time.monotonic() - self.call.started_at
         self.call.clock = self.call.clock._replace(total_s=waited_s + self.limits.total_s)
-        self._item.started()
+        self._item.call_started()
         super().placed(backend, waited=waited)
 
     def _begin_anew(self) -> bool:
@@ -50,4 +50,4 @@ class JobItemCall(CallFlow):
 
     def _record_cost(self, ticket: Ticket[Placed] | None) -> None:
         """Leaves the booking to the job: what a result cost is booked when the result is kept."""
-        self._item.over(self.call, self.pending_stop, self.ports.accounting.entry(self.call, ticket))
+        self._item.call_ended(self.call, self.pending_stop, self.ports.accounting.entry(self.call, ticket))

@@ -47,7 +47,7 @@ class ServerOptions(ClientRequest):
 class LocalRequest(ClientRequest):
     """A request about jobs or files, answered by a task of its own."""
 
-    __slots__ = ("_asked", "_body", "_connection", "_head_only", "_job_api", "_writable")
+    __slots__ = ("_body", "_connection", "_head_only", "_job_api", "_job_request", "_writable")
 
     def __init__(
         self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest, job_api: JobApi
@@ -63,7 +63,7 @@ class LocalRequest(ClientRequest):
         host = head.fields.get(b"host", b"").decode("latin-1")
         secure = ports.policy.settings.tls_cert or head.fields.get(b"x-forwarded-proto") == b"https"
         self._head_only = head.method == "HEAD"
-        self._asked = JobHttpRequest(
+        self._job_request = JobHttpRequest(
             "GET" if self._head_only else head.method,
             head.path,
             parse_query(head.query),
@@ -75,13 +75,13 @@ class LocalRequest(ClientRequest):
 
     def start(self) -> None:
         """Starts the task that answers; what an upload must not be is refused before it is sent."""
-        asked, limits = self._asked, self.limits
-        asked.upload = self._job_api.upload(asked, self._pause)
-        if asked.upload is not None:
+        request, limits = self._job_request, self.limits
+        request.upload = self._job_api.upload(request, self._pause)
+        if request.upload is not None:
             self.body_bytes_max = limits.file_bytes_max + _FORM_BYTES_MAX
             self.body_s = limits.upload_s
         self.call.clock = CallTimeLimits(total_s=self.body_s + limits.total_s)
-        self.task = TASKS.start("job request", self._run(partial(self._job_api.answer, asked)))
+        self.task = TASKS.start("job request", self._run(partial(self._job_api.answer, request)))
 
     @classmethod
     def take_over(cls, flow: CallFlow, job_api: JobApi, generation: GenerationRequest) -> None:
@@ -92,13 +92,13 @@ class LocalRequest(ClientRequest):
         request._body.set_result(generation.body)
         request.call.clock = CallTimeLimits(total_s=request.limits.total_s)
         flow.hand_over(connection, request)
-        answer = partial(job_api.defer, request._asked, generation.ask, generation.value)
+        answer = partial(job_api.defer, request._job_request, generation.ask, generation.value)
         request.task = TASKS.start("job request", request._run(answer))
 
     # From the connection
 
     def body_piece(self, piece: bytes) -> bool:
-        upload = self._asked.upload
+        upload = self._job_request.upload
         if upload is None:
             return False
         try:
@@ -108,7 +108,7 @@ class LocalRequest(ClientRequest):
         return True
 
     def body_arrived(self, body: bytes) -> None:
-        if self._asked.upload is not None and body:
+        if self._job_request.upload is not None and body:
             self.body_piece(body)
         if not self.call.ended:
             self.call.received(time.monotonic())
@@ -138,9 +138,9 @@ class LocalRequest(ClientRequest):
     # The answer
 
     async def _run(self, make_answer: Callable[[], Awaitable[JobHttpResponse]]) -> None:
-        asked = self._asked
+        request = self._job_request
         try:
-            asked.body = await self._body
+            request.body = await self._body
             await self._give(await make_answer())
         except (Refusal, StoreFailed) as error:
             self.task = None  # it ends with the call
@@ -151,16 +151,16 @@ class LocalRequest(ClientRequest):
 
     def _drop_references(self) -> None:
         super()._drop_references()
-        if self._asked.upload is not None:  # here, and not in the task: that may be cancelled before it has begun
-            self._asked.upload.close()
+        if self._job_request.upload is not None:  # here, and not in the task: that may be cancelled before it has begun
+            self._job_request.upload.close()
 
     def _refused(self, error: Refusal | StoreFailed) -> None:
         try:
-            asked = self._ask_engine(error)
+            request = self._ask_engine(error)
         except Exception as fault:
             self.fault(fault)
         else:
-            if not asked:
+            if not request:
                 self.end(*_reason(error))
 
     def _ask_engine(self, error: Refusal | StoreFailed) -> bool:
@@ -173,7 +173,7 @@ class LocalRequest(ClientRequest):
         except Refusal:
             return False
         self.hand_over(self._connection, question)
-        question.ask(self._asked.body)
+        question.ask(self._job_request.body)
         return True
 
     async def _give(self, answer: JobHttpResponse) -> None:

@@ -86,7 +86,7 @@ class ProviderRequest(ForwardedRequest):
         if target.what is ProviderRequestKind.CREATE:
             provider.check_quota(tenant)
         self._lease_s = lease_of(head.fields, limits) if target.kind is Kind.RESPONSE else None
-        backend = provider.home(target.kind, self._job)
+        backend = provider.backend_for(target.kind, self._job)
         if backend is None:
             raise Refusal(reasons.NO_BACKEND)
         self._backend = backend
@@ -110,7 +110,7 @@ class ProviderRequest(ForwardedRequest):
         self.body_s = limits.upload_s if upload else self.body_s
         if upload:
             size = head.content_length if head.content_length is not None else self.body_bytes_max
-            self._held_bytes = self._provider.hold(min(size, self.body_bytes_max))
+            self._held_bytes = self._provider.reserve_upload(min(size, self.body_bytes_max))
 
     @classmethod
     def take_over(cls, flow: CallFlow, provider: Provider, engine_request: GenerationRequest) -> None:
@@ -174,7 +174,9 @@ class ProviderRequest(ForwardedRequest):
             return super()._abort(attempt, keep_place=keep_place)
         assert target.kind is not None
         attempt.connection = None
-        self._provider.hear_out(connection, target.kind, attempt.backend, self._owner, self._lease_s, stream=self._stream)
+        self._provider.cancel_after_disconnect(
+            connection, target.kind, attempt.backend, self._owner, self._lease_s, stream=self._stream
+        )
         return None
 
     def _record_cost(self, ticket: Ticket[Placed] | None) -> None:
@@ -186,18 +188,18 @@ class ProviderRequest(ForwardedRequest):
         """What is known now of the job that the call was about."""
         job, provider = self._job, self._provider
         if self._listening is not None:
-            provider.listened(self._listening, on=False)
+            provider.set_listening(self._listening, on=False)
             return
         match self._target.what:
             case ProviderRequestKind.CANCEL:
                 self._learn_of_cancel()
             case ProviderRequestKind.DELETE if job is not None and self._accepted:
-                provider.gone(job)
+                provider.mark_gone(job)
             case ProviderRequestKind.CREATE | ProviderRequestKind.LOOK if self._accepted:
                 answer = self._read_answer()
                 self._note(answer)
                 if answer is None and self._target.what is ProviderRequestKind.CREATE and self._target.kind is not None:
-                    provider.unheard(self._target.kind, self._backend, self._owner, "its answer has an unknown format")
+                    provider.log_unfollowed(self._target.kind, self._backend, self._owner, "its answer has an unknown format")
 
     def _learn_of_cancel(self) -> None:
         job, answer = self._job, self._read_answer() if self._accepted else None
@@ -206,7 +208,7 @@ class ProviderRequest(ForwardedRequest):
         if job is None or self.call.sent_at is None:
             return
         if self._accepted or not 400 <= self._status < 500:  # what was refused changes nothing
-            self._provider.cancel_passed(job, self._owner, taken=self._accepted)
+            self._provider.note_client_cancel(job, self._owner, accepted=self._accepted)
 
     @property
     def _accepted(self) -> bool:
@@ -214,8 +216,8 @@ class ProviderRequest(ForwardedRequest):
 
     def _listen(self, job: ProviderRecord) -> None:
         self._listening = job
-        self._provider.cared_for(job, self._owner)
-        self._provider.listened(job, on=True)
+        self._provider.renew_lease(job, self._owner)
+        self._provider.set_listening(job, on=True)
 
     def _read_answer(self) -> ProviderAnswer | None:
         kind = self._target.kind
@@ -224,11 +226,11 @@ class ProviderRequest(ForwardedRequest):
     def _note(self, answer: ProviderAnswer | None) -> None:
         job = self._job
         if job is not None:
-            self._provider.cared_for(job, self._owner)
+            self._provider.renew_lease(job, self._owner)
         if answer is None:
             return
         if job is not None:
-            self._provider.saw(job, answer)
+            self._provider.update(job, answer)
         else:
             self._job = self._follow(answer)
 

@@ -20,9 +20,9 @@ from hangup.errors import HangupError
 from hangup.tasks import TASKS
 
 R = TypeVar("R")
-_TOGETHER_MAX = 512  # pieces of work per transaction
+_BATCH_MAX = 512  # pieces of work per transaction
 WAL_BYTES_MAX = 64 * 1024 * 1024  # unless the configuration says otherwise
-_PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # worth a retry
+_TRANSIENT = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)  # worth a retry
 _BUSY_S = 5.0  # how long to wait while another process holds the lock
 
 
@@ -76,11 +76,11 @@ class Database:
             self._wake.wait()
             self._wake.clear()
             while self._work:
-                self._do_together([self._work.popleft() for _ in range(min(len(self._work), _TOGETHER_MAX))])
+                self._run_batch([self._work.popleft() for _ in range(min(len(self._work), _BATCH_MAX))])
             if self._closing:
                 return
 
-    def _do_together(self, batch: list[tuple[Callable[[], Any], asyncio.Future[Any]]]) -> None:
+    def _run_batch(self, batch: list[tuple[Callable[[], Any], asyncio.Future[Any]]]) -> None:
         outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
         try:
             if file_identity(self._path) != self._identity:
@@ -98,15 +98,15 @@ class Database:
                     raise  # the file's fault, not this piece of work's: the whole transaction fails
                 except Exception as error:
                     self.db.execute("ROLLBACK TO work")
-                    outcomes.append((future, None, _told(error)))
+                    outcomes.append((future, None, _as_store_error(error)))
                 self.db.execute("RELEASE work")
             self.db.execute("COMMIT")
         except Exception as error:  # whatever it was, every caller gets an error and the thread survives
             with contextlib.suppress(sqlite3.Error):
                 self.db.execute("ROLLBACK")
-            failure = StoreDamaged if _is_damage(error) else StoreFailed
-            told = failure(f"the store cannot be written: {error}")
-            outcomes = [(future, None, told) for _, future in batch]
+            kind = StoreDamaged if _is_damage(error) else StoreFailed
+            failure = kind(f"the store cannot be written: {error}")
+            outcomes = [(future, None, failure) for _, future in batch]
         with contextlib.suppress(RuntimeError):  # the event loop is closed, and so is every caller
             batch[0][1].get_loop().call_soon_threadsafe(_resolve, outcomes)
 
@@ -123,7 +123,7 @@ def file_identity(path: str) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if found is not None else None
 
 
-def _told(error: Exception) -> Exception:
+def _as_store_error(error: Exception) -> Exception:
     """Map corruption to `StoreDamaged`: a damaged page fails only the work that reads it."""
     return StoreDamaged(f"the store cannot be used: {error}") if _is_damage(error) else error
 
@@ -155,7 +155,7 @@ def _open(path: str, migrations: tuple[str, ...], wal_bytes_max: int = WAL_BYTES
         db.execute("PRAGMA foreign_keys = ON")
         _migrate(db, path, migrations)
     except (OSError, sqlite3.Error) as error:
-        kind = StoreFailed if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING else HangupError
+        kind = StoreFailed if getattr(error, "sqlite_errorcode", 0) & 0xFF in _TRANSIENT else HangupError
         raise kind(f"cannot use {path}: {error}") from None
     return db
 

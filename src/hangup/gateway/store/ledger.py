@@ -33,10 +33,10 @@ _MODEL_CHARS_MAX = 200
 _OTHER = "(other)"
 _VERSION = 1
 _FIRST_SWEEP_S, _RETENTION_EVERY_S = 1.0, 3600.0
-_FORGOTTEN_MINUTES = 1440  # deleted per transaction
+_DELETED_MINUTES = 1440  # deleted per transaction
 _COUNTS_WAITING_MAX = 10_000  # engine counts held in memory while the file cannot be written
 _USED_BYTES = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
-_MOST = 2.0**53  # above this, floats no longer represent every integer, and sums are inexact
+_EXACT_MAX = 2.0**53  # above this, floats no longer represent every integer, and sums are inexact
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS spent (
     minute INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in GROUPS)},
@@ -52,14 +52,14 @@ CREATE TABLE IF NOT EXISTS uncounted (
     PRIMARY KEY (minute, backend)
 ) WITHOUT ROWID;
 """
-_SPEND = (
+_INSERT_SPENT = (
     f"INSERT INTO spent VALUES (?, {', '.join('?' * (len(GROUPS) + len(SUMS)))})"  # noqa: S608 - names of ours
     f" ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
 )
-_COUNTS = ("computed", "uncounted")  # tokens that engines report, and tokens that died with an engine before it reported them
-_COUNT = {
+_COUNT_TABLES = ("computed", "uncounted")  # tokens reported by engines, and lost with an engine before its report
+_INSERT_COUNT = {
     table: f"INSERT INTO {table} VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens"  # noqa: S608
-    for table in _COUNTS
+    for table in _COUNT_TABLES
 }
 
 
@@ -76,9 +76,9 @@ class LedgerStore:
         bytes_max: int = 1024**3,
         wal_bytes_max: int = WAL_BYTES_MAX,
         clock: Callable[[], float] = time.time,
-        told: Callable[..., None] = lambda event, **fields: None,
+        log_event: Callable[..., None] = lambda event, **fields: None,
     ) -> None:
-        """`told` receives log events about a file that cannot be written; it may be called in any thread."""
+        """`log_event` receives log events about a file that cannot be written; it may be called in any thread."""
         self.dropped = 0
         self.flush_s = flush_s
         self._days = days
@@ -87,18 +87,18 @@ class LedgerStore:
         self._wal_bytes_max = wal_bytes_max
         self._clock = clock
         self._accounts: _Accounts = {}
-        self._booking = threading.Lock()  # guards the accounts: held to book one call, or to take all accounts
-        self._counts: dict[str, deque[tuple[int, str, int]]] = {table: deque() for table in _COUNTS}
+        self._accounts_lock = threading.Lock()  # guards the accounts: held to book one call, or to take all accounts
+        self._counts: dict[str, deque[tuple[int, str, int]]] = {table: deque() for table in _COUNT_TABLES}
         self._models: set[str] = set()
         self._unserved_models: set[str] = set()
-        self._lock = threading.Lock()  # guards the database: taken by the writer thread and by reports, never on the data path
+        self._db_lock = threading.Lock()  # guards the database: for the writer thread and reports, never on the data path
         self._path = str(Path(path).expanduser()) if path else ""
         self._db = _open(path, wal_bytes_max)
         self._identity = file_identity(self._path)
         self._sweep_at = time.monotonic() + _FIRST_SWEEP_S
-        self._day = SteadyClock(_newest(self._db), clock(), time.monotonic())
+        self._steady_clock = SteadyClock(_newest_time(self._db), clock(), time.monotonic())
         self.failing = False  # the file cannot be written: booked calls wait in memory
-        self._told = told
+        self._log_event = log_event
         self._closing = threading.Event()
         self._thread = TASKS.thread("ledger", self._run)
 
@@ -110,12 +110,12 @@ class LedgerStore:
         key = (
             int(self._clock() // 60),
             call.tenant,
-            self._known(call.model, _served(call)),
+            self._model_name(call.model, _was_served(call)),
             call.backend,
             call.reason.outcome.value,
         )
-        with self._booking:
-            account = self._accounts.get(key) or self._open(key)
+        with self._accounts_lock:
+            account = self._accounts.get(key) or self._account_for(key)
             if account is not None:
                 account.add_call(call, engine_s, predicted_tokens, price)
 
@@ -124,23 +124,23 @@ class LedgerStore:
         key = (
             int(self._clock() // 60),
             entry.tenant,
-            self._known(entry.model, bool(entry.account.tokens_delivered)),
+            self._model_name(entry.model, bool(entry.account.tokens_delivered)),
             entry.backend,
             entry.cause,
         )
-        with self._booking:
-            account = self._open(key)
+        with self._accounts_lock:
+            account = self._account_for(key)
             if account is not None:
                 account.add(entry.account)
 
-    def _open(self, key: tuple[int, str, str, str, str]) -> Account | None:
+    def _account_for(self, key: tuple[int, str, str, str, str]) -> Account | None:
         """Return the account for `key`, creating it if needed; return None and count a drop if there are too many."""
         if len(self._accounts) >= self._accounts_max and key not in self._accounts:
             self.dropped += 1
             return None
         return self._accounts.setdefault(key, Account())
 
-    def _known(self, model: str, served: bool) -> str:
+    def _model_name(self, model: str, served: bool) -> str:
         if model in self._models:
             return model
         model = model[:_MODEL_CHARS_MAX]
@@ -151,11 +151,11 @@ class LedgerStore:
             known.add(model)
         return model
 
-    def computed(self, backend: str, tokens: int) -> None:
+    def add_computed(self, backend: str, tokens: int) -> None:
         """Add the tokens that a backend reports to have computed since its last report."""
         self._count("computed", backend, tokens)
 
-    def uncounted(self, backend: str, tokens: int) -> None:
+    def add_uncounted(self, backend: str, tokens: int) -> None:
         """Add tokens that a backend delivered but never reported, because its counters died with it."""
         self._count("uncounted", backend, tokens)
 
@@ -171,7 +171,7 @@ class LedgerStore:
             raise HangupError(f"by: expected one of {', '.join(GROUPS)}, got {by!r}")
         first = int((self._clock() - since_s) // 60)
         sums = ", ".join(f"sum({name})" for name in SUMS)
-        with self._lock:
+        with self._db_lock:
             self._write()
             rows = self._db.execute(
                 f"SELECT {by}, {sums} FROM spent WHERE minute >= ? GROUP BY {by} ORDER BY sum(engine_s) DESC",  # noqa: S608
@@ -190,10 +190,10 @@ class LedgerStore:
                         (first,),
                     )
                 )
-                for table in _COUNTS
+                for table in _COUNT_TABLES
             )
-        named = [{by: row[0], **dict(zip(SUMS, map(_plain, SUMS, row[1:]), strict=True))} for row in rows]
-        total = {name: _plain(name, sum(row[at] for row in rows)) for at, name in enumerate(SUMS, 1)}
+        named = [{by: row[0], **dict(zip(SUMS, map(_rounded, SUMS, row[1:]), strict=True))} for row in rows]
+        total = {name: _rounded(name, sum(row[at] for row in rows)) for at, name in enumerate(SUMS, 1)}
         engines = {
             name: {"computed": tokens, "uncounted": uncounted.get(name, 0), "booked": int(booked.get(name, 0))}
             for name, tokens in computed.items()
@@ -204,9 +204,9 @@ class LedgerStore:
         """Write the remaining accounts and close the file."""
         self._closing.set()
         self._thread.join(timeout=5)
-        with self._lock:
+        with self._db_lock:
             self._write()  # anything booked since the thread's last write
-            with self._booking:
+            with self._accounts_lock:
                 self.dropped += sum(account.calls for account in self._accounts.values())
             self._db.close()
 
@@ -215,33 +215,33 @@ class LedgerStore:
     def _run(self) -> None:
         """Write every `flush_s`. A full or damaged file delays writes and is logged, but never ends the loop."""
         while not self._closing.wait(self.flush_s):
-            with self._lock:
+            with self._db_lock:
                 self._write()
             try:
-                self._forget()
+                self._delete_expired()
             except Exception as error:
-                self._fail(error)
+                self._report_failure(error)
 
     def _write(self) -> None:
-        with self._booking:
+        with self._accounts_lock:
             accounts, self._accounts = self._accounts, {}
-        counts = {table: list(_taken(waiting)) for table, waiting in self._counts.items()}
+        counts = {table: list(_drain(waiting)) for table, waiting in self._counts.items()}
         if not accounts and not any(counts.values()):
             return
         try:
             self._prepare()
             with self._db:
                 spent = [(*key, *map(_bounded, astuple(account))) for key, account in accounts.items()]
-                self._db.executemany(_SPEND, spent)
+                self._db.executemany(_INSERT_SPENT, spent)
                 for table, rows in counts.items():
-                    self._db.executemany(_COUNT[table], rows)
+                    self._db.executemany(_INSERT_COUNT[table], rows)
         except Exception as error:  # a full disk must not stop the gateway
             self._put_back(accounts, counts)
-            self._fail(error)
+            self._report_failure(error)
         else:
             if self.failing:
                 self.failing = False
-                self._told("ledger_recovered")
+                self._log_event("ledger_recovered")
 
     def _prepare(self) -> None:
         """Roll back an open transaction and reopen a deleted file.
@@ -253,7 +253,7 @@ class LedgerStore:
             opened = _open(self._path, self._wal_bytes_max)
             self._db.close()
             self._db, self._identity = opened, file_identity(self._path)
-            self._told("ledger_reopened", path=self._path)
+            self._log_event("ledger_reopened", path=self._path)
 
     def _roll_back(self) -> None:
         """Drop a transaction that an earlier failure left open: a commit of other work would write it as well."""
@@ -262,7 +262,7 @@ class LedgerStore:
 
     def _put_back(self, accounts: _Accounts, counts: dict[str, list[tuple[int, str, int]]]) -> None:
         """Merge unwritten accounts into the next batch; beyond the limit, only count the dropped calls."""
-        with self._booking:
+        with self._accounts_lock:
             for key, account in accounts.items():
                 waiting = self._accounts.get(key)
                 if waiting is not None:
@@ -274,26 +274,26 @@ class LedgerStore:
         for table, rows in counts.items():
             self._counts[table].extendleft(reversed(rows[-_COUNTS_WAITING_MAX:]))
 
-    def _fail(self, error: Exception) -> None:
+    def _report_failure(self, error: Exception) -> None:
         if not self.failing:
             self.failing = True
-            self._told("ledger_failed", error=str(error))
+            self._log_event("ledger_failed", error=str(error))
 
-    def _forget(self) -> None:
+    def _delete_expired(self) -> None:
         now = time.monotonic()
         if now < self._sweep_at:
             return
         self._sweep_at = now + _RETENTION_EVERY_S
-        oldest = int((self._day.at(self._clock(), now) - self._days * 86400) // 60)
-        for table in ("spent", *_COUNTS):
-            while self._forget_some(table, oldest):  # releases the lock between deletions, so that reports can run
+        oldest = int((self._steady_clock.at(self._clock(), now) - self._days * 86400) // 60)
+        for table in ("spent", *_COUNT_TABLES):
+            while self._delete_some_expired(table, oldest):  # releases the lock between deletions, so that reports can run
                 pass
         while self._forget_for_room():
             pass
 
     def _forget_for_room(self) -> bool:
         """Delete the oldest entries of a ledger that is too large; return whether that may not have been enough."""
-        with self._lock:
+        with self._db_lock:
             self._roll_back()
             (used,) = self._db.execute(_USED_BYTES).fetchone()
             first, last = self._db.execute("SELECT min(minute), max(minute) FROM spent").fetchone()
@@ -302,22 +302,22 @@ class LedgerStore:
             with self._db:
                 until = first + max((last - first) // 10, 1)
                 self._db.execute("DELETE FROM spent WHERE minute < ?", (until,))
-        self._told("ledger_full", bytes=used, deleted_until=until * 60)
+        self._log_event("ledger_full", bytes=used, deleted_until=until * 60)
         return True
 
-    def _forget_some(self, table: str, oldest: int) -> bool:
-        with self._lock:
+    def _delete_some_expired(self, table: str, oldest: int) -> bool:
+        with self._db_lock:
             self._roll_back()
             with self._db:
                 (first,) = self._db.execute(f"SELECT min(minute) FROM {table}").fetchone()  # noqa: S608 - names of ours
                 if first is None or first >= oldest:
                     return False
-                until = min(first + _FORGOTTEN_MINUTES, oldest)
+                until = min(first + _DELETED_MINUTES, oldest)
                 self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
                 return bool(until < oldest)
 
 
-def _served(call: Call) -> bool:
+def _was_served(call: Call) -> bool:
     """Return whether an engine knows the model: it produced tokens, or answered with 200."""
     return bool(call.tokens_out) or (call.outcome is Outcome.COMPLETED and call.status == 200)
 
@@ -345,7 +345,7 @@ def _open(path: str, wal_bytes_max: int) -> sqlite3.Connection:
     return db
 
 
-def _newest(db: sqlite3.Connection) -> float:
+def _newest_time(db: sqlite3.Connection) -> float:
     """Return the wall-clock time of the newest row, or 0 if there are none."""
     (minute,) = db.execute("SELECT max(minute) FROM spent").fetchone()
     return float(minute) * 60 if minute is not None else 0.0
@@ -353,14 +353,14 @@ def _newest(db: sqlite3.Connection) -> float:
 
 def _bounded(value: float) -> float:
     """Clamp a number from an engine or a client to what SQLite and sums can represent; NaN becomes 0."""
-    return min(max(value, -_MOST), _MOST) if value == value else 0.0  # noqa: PLR0124 - only NaN differs from itself
+    return min(max(value, -_EXACT_MAX), _EXACT_MAX) if value == value else 0.0  # noqa: PLR0124 - only NaN differs from itself
 
 
-def _taken(entries: deque[T]) -> Iterable[T]:
+def _drain(entries: deque[T]) -> Iterable[T]:
     """Empty a deque while another thread appends to it."""
     for _ in range(len(entries)):
         yield entries.popleft()
 
 
-def _plain(name: str, value: float) -> float | int:
+def _rounded(name: str, value: float) -> float | int:
     return int(value) if name.startswith(("calls", "tokens")) else round(value, 6)

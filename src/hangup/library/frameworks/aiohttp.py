@@ -10,7 +10,7 @@ from aiohttp.abc import AbstractStreamWriter
 from hangup.core.reasons import Reason
 from hangup.library.ended import CallEnded
 from hangup.library.limits import Limits
-from hangup.library.sockets import of_transport
+from hangup.library.sockets import descriptor_of_transport
 from hangup.library.stream import Headers, StreamCall
 from hangup.library.watch import ClientWatch
 
@@ -24,7 +24,7 @@ class AiohttpStreamResponse(web.StreamResponse):
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         if not self.prepared:
-            watch = ClientWatch.over_transport(request.transport, self.call.limits.client_silence_s)
+            watch = ClientWatch.for_transport(request.transport, self.call.limits.client_silence_s)
             await self.call.run(watch, _AiohttpClient(self, request))
         return await super().prepare(request)
 
@@ -61,10 +61,10 @@ class AiohttpCallEnded(web.HTTPException, CallEnded):
 
 class Aiohttp:
     def watch(self, request: Any, limits: Limits) -> ClientWatch:
-        return ClientWatch.over_transport(request.transport, limits.client_silence_s)
+        return ClientWatch.for_transport(request.transport, limits.client_silence_s)
 
     def descriptor(self, request: Any) -> int | None:
-        return of_transport(request.transport)
+        return descriptor_of_transport(request.transport)
 
     def response(self, request: Any, call: StreamCall) -> AiohttpStreamResponse:
         return AiohttpStreamResponse(call)

@@ -8,7 +8,7 @@ from typing import Any
 from hangup.core.reasons import Reason
 from hangup.library.ended import CallEnded
 from hangup.library.limits import Limits
-from hangup.library.sockets import of_asgi
+from hangup.library.sockets import descriptor_of_asgi
 from hangup.library.stream import Headers, StreamCall
 from hangup.library.watch import ClientWatch, Receive
 
@@ -36,7 +36,7 @@ class AsgiClient:
 
 
 async def send_stream(call: StreamCall, scope: Any, receive: Receive, send: Send) -> None:
-    watch = ClientWatch.over_asgi(scope, receive, call.limits.client_silence_s)
+    watch = ClientWatch.for_asgi(scope, receive, call.limits.client_silence_s)
     await call.run(watch, AsgiClient(send))
 
 
@@ -54,19 +54,19 @@ class OverAsgi:
     """Shared part of the adapters whose requests have ASGI's `scope` and `receive`."""
 
     def watch(self, request: Any, limits: Limits) -> ClientWatch:
-        return ClientWatch.over_asgi(request.scope, request.receive, limits.client_silence_s)
+        return ClientWatch.for_asgi(request.scope, request.receive, limits.client_silence_s)
 
     def descriptor(self, request: Any) -> int | None:
-        return of_asgi(request.scope, request.receive)
+        return descriptor_of_asgi(request.scope, request.receive)
 
 
 class Asgi:
     def watch(self, request: Any, limits: Limits) -> ClientWatch:
         scope, receive = request
-        return ClientWatch.over_asgi(scope, receive, limits.client_silence_s)
+        return ClientWatch.for_asgi(scope, receive, limits.client_silence_s)
 
     def descriptor(self, request: Any) -> int | None:
-        return of_asgi(*request)
+        return descriptor_of_asgi(*request)
 
     def response(self, request: Any, call: StreamCall) -> StreamApp:
         return StreamApp(call)

@@ -49,10 +49,10 @@ def cancellation_eaten(module: Module) -> Iterator[Hit]:
                 continue
             for handler in node.handlers:
                 caught = _caught(module, handler)
-                if caught and not _lets_through(handler) and not _is_part_of_ending(module, function, node, frame):
-                    if caught == "CancelledError" and not _goes_on(handler, frame, node):
+                if caught and not _passes_error_on(handler) and not _is_part_of_ending(module, function, node, frame):
+                    if caught == "CancelledError" and not _awaits_more(handler, frame, node):
                         continue
-                    yield handler, f"`except{_shown(handler)}` swallows the cancellation after a hang-up"
+                    yield handler, f"`except{_caught_text(handler)}` swallows the cancellation after a hang-up"
                 if _caught(module, handler):
                     break  # later clauses no longer see it
 
@@ -68,11 +68,11 @@ def _caught(module: Module, handler: ast.ExceptHandler) -> str:
     return next((name for name in ("BaseException", "CancelledError") if name in names), "")
 
 
-def _shown(handler: ast.ExceptHandler) -> str:
+def _caught_text(handler: ast.ExceptHandler) -> str:
     return f" {ast.unparse(handler.type)}" if handler.type is not None else ":"
 
 
-def _own(body: list[ast.stmt]) -> Iterator[ast.AST]:
+def _own_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
     """Yield the nodes of a block, without those of functions defined in it."""
     stack: list[ast.AST] = list(body)
     while stack:
@@ -83,30 +83,30 @@ def _own(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _awaits(statement: ast.stmt) -> bool:
-    return any(isinstance(n, (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Yield)) for n in _own([statement]))
+    return any(isinstance(n, (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Yield)) for n in _own_nodes([statement]))
 
 
-def _lets_through(handler: ast.ExceptHandler) -> bool:
+def _passes_error_on(handler: ast.ExceptHandler) -> bool:
     """Return whether the clause re-raises the error or passes it on as an object."""
-    for node in _own(handler.body):
+    for node in _own_nodes(handler.body):
         if isinstance(node, ast.Raise):
             return True
-        if handler.name and isinstance(node, ast.Call) and _is_handed_on(node, handler.name):
+        if handler.name and isinstance(node, ast.Call) and _is_passed_on(node, handler.name):
             return True
-        if handler.name and isinstance(node, (ast.Assign, ast.Return, ast.AnnAssign)) and _keeps(node.value, handler.name):
+        if handler.name and isinstance(node, (ast.Assign, ast.Return, ast.AnnAssign)) and _stores(node.value, handler.name):
             return True
         if isinstance(node, ast.Attribute) and node.attr in {"uncancel", "_exit", "exit"}:
             return True  # the author has handled it
     return False
 
 
-def _keeps(value: ast.expr | None, name: str) -> bool:
+def _stores(value: ast.expr | None, name: str) -> bool:
     """Return whether `error = exc` or `error = error or exc` stores the error itself, not only its text."""
     parts = value.values if isinstance(value, ast.BoolOp) else [value]
     return any(_is_name(part, name) for part in parts)
 
 
-def _is_handed_on(call: ast.Call, name: str) -> bool:
+def _is_passed_on(call: ast.Call, name: str) -> bool:
     verb = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     takes = any(_is_name(a, name) for a in (*call.args, *(k.value for k in call.keywords)))
     return takes and verb not in {
@@ -140,7 +140,7 @@ def _is_part_of_ending(module: Module, function: Function, node: ast.Try, frame:
     return cancelled and only_waits
 
 
-def _goes_on(handler: ast.ExceptHandler, frame: Frame, node: ast.Try) -> bool:
+def _awaits_more(handler: ast.ExceptHandler, frame: Frame, node: ast.Try) -> bool:
     """Return whether more is awaited after the clause: in the clause itself, after the try, or in the next loop iteration."""
     leaves = isinstance(handler.body[-1], (ast.Return, ast.Break, ast.Raise))
     if isinstance(handler.body[-1], ast.Return):

@@ -52,7 +52,7 @@ def unbounded_queue(module: Module) -> Iterator[Hit]:
         return
     for site in module.calls():
         if site.name in _QUEUES and not _bounded(site):
-            name = _given_to(site)
+            name = _assigned_name(site)
             if _WAITING.search(name) and not _LEAVING.search(name):
                 yield site.node, f"`{name}` may grow without bound while the engine is busy"
 
@@ -62,7 +62,7 @@ def _bounded(site: Site) -> bool:
     return size is not None and not (isinstance(size, ast.Constant) and size.value == 0)
 
 
-def _given_to(site: Site) -> str:
+def _assigned_name(site: Site) -> str:
     """Return the name that the queue is assigned to."""
     statement = site.statement
     target: ast.expr | None = None

@@ -71,7 +71,7 @@ def stream_not_closed(module: Module) -> Iterator[Hit]:
             if not isinstance(loop, ast.AsyncFor) or not any(y.inside(loop) for y in function.yields):
                 continue
             source = _upstream(module, inference, loop.iter, function)
-            if source is not None and not _closed(module, frame) and not _handed_on(function, loop.iter):
+            if source is not None and not _closed(module, frame) and not _is_passed_on(function, loop.iter):
                 yield loop, f"the stream of `{source.name}` is not closed when the client disconnects"
 
 
@@ -94,14 +94,14 @@ def _upstream(module: Module, inference: Inference, iterated: ast.expr, function
     return None
 
 
-def _handed_on(function: Function, iterated: ast.expr) -> bool:
+def _is_passed_on(function: Function, iterated: ast.expr) -> bool:
     """Return whether an outer function passes its stream to other code, which may close it."""
     if not isinstance(iterated, ast.Name) or iterated.id in function.assigned:
         return False
     outside = (site for outer in function.around() if outer is not function for site in outer.calls)
     calls = (site.node for site in outside if site.name not in {"anext", "aiter", "print", "isinstance"})
-    given = (argument for call in calls for argument in (*call.args, *(k.value for k in call.keywords)))
-    return any(isinstance(n, ast.Name) and n.id == iterated.id for argument in given for n in ast.walk(argument))
+    arguments = (argument for call in calls for argument in (*call.args, *(k.value for k in call.keywords)))
+    return any(isinstance(n, ast.Name) and n.id == iterated.id for argument in arguments for n in ast.walk(argument))
 
 
 def _closed(module: Module, frame: Frame) -> bool:
@@ -112,7 +112,7 @@ def _closed(module: Module, frame: Frame) -> bool:
             return True
         if isinstance(node, ast.Try) and outer.part == "body":
             endings = [node.finalbody, *(h.body for h in node.handlers if catches_cancel(module, h))]
-            if any(_lets_go(module, body) for body in endings):
+            if any(_closes_stream(module, body) for body in endings):
                 return True
     return False
 
@@ -122,7 +122,7 @@ def _only_bounds(module: Module, context: ast.expr) -> bool:
     return bool(re.search(r"timeout|semaphore|lock|span|suppress|limiter|trace", module.dotted(context), re.I))
 
 
-def _lets_go(module: Module, body: list[ast.stmt]) -> bool:
+def _closes_stream(module: Module, body: list[ast.stmt]) -> bool:
     calls = (n for statement in body for n in ast.walk(statement) if isinstance(n, ast.Call))
     return any(_CLOSES.search(module.dotted(call.func)) for call in calls)
 

@@ -11,10 +11,10 @@ class ClockTable:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
-    def seen(self) -> float:
+    def latest(self) -> float:
         return float(self._db.execute("SELECT seen FROM clock").fetchone()[0])
 
-    def note(self, time: float) -> None:
+    def record(self, time: float) -> None:
         self._db.execute("UPDATE clock SET seen = max(seen, ?)", (time,))
 
     def probe(self) -> None:

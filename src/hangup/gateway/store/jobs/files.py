@@ -24,11 +24,11 @@ class FileTable:
         assert key is not None
         return key
 
-    def add(self, key: int, n: int, data: bytes) -> None:
+    def add_part(self, key: int, n: int, data: bytes) -> None:
         self._db.execute("INSERT INTO part VALUES (?, ?, ?)", (key, n, data))
         self._db.execute("UPDATE file SET bytes = bytes + ? WHERE key = ?", (len(data), key))
 
-    def ready(self, key: int, purpose: str, filename: str, expires: float | None) -> File:
+    def mark_ready(self, key: int, purpose: str, filename: str, expires: float | None) -> File:
         self._db.execute(
             "UPDATE file SET purpose = ?, filename = ?, expires = ?, ready = 1 WHERE key = ?", (purpose, filename, expires, key)
         )
@@ -57,7 +57,7 @@ class FileTable:
         row = self._db.execute("SELECT data FROM part WHERE file = ? AND n = ?", (key, n)).fetchone()
         return row[0] if row is not None else None
 
-    def counted(self, key: int, size: int) -> None:
+    def set_size(self, key: int, size: int) -> None:
         """Set the size of a file that is not stored but generated when it is read."""
         self._db.execute("UPDATE file SET bytes = ? WHERE key = ?", (size, key))
 

@@ -33,11 +33,11 @@ class Job:
     about: dict[str, Any]  # what its API needs to render it
 
     @classmethod
-    def read(cls, row: tuple[Any, ...]) -> Job:
+    def from_row(cls, row: tuple[Any, ...]) -> Job:
         key, id, kind, tenant, status, cause, created, begun, cancelling, ended, expires, lease_s, touched, worker = row[:14]
-        known = (created, begun, cancelling, ended, expires, lease_s, touched, worker)
+        columns = (created, begun, cancelling, ended, expires, lease_s, touched, worker)
         tally, about = ItemCounts(*row[14:20]), orjson.loads(row[21])
-        return cls(key, id, Kind(kind), tenant, JobStatus(status), Cause(cause), *known, tally, row[20], about)
+        return cls(key, id, Kind(kind), tenant, JobStatus(status), Cause(cause), *columns, tally, row[20], about)
 
 
 JOB_COLUMNS = (
@@ -57,7 +57,7 @@ class NewItem(NamedTuple):
 class Claim(NamedTuple):
     """An item that this worker owns; `fence` is unique to this claim, so a late result of an earlier claim cannot match it."""
 
-    of: Job  # the job at the time of the claim, so that the owner need not look it up
+    job: Job  # the job at the time of the claim, so that the owner need not look it up
     n: int
     fence: int
     custom_id: str
@@ -65,17 +65,17 @@ class Claim(NamedTuple):
     body: bytes
 
     @property
-    def job(self) -> str:
-        return self.of.id
+    def job_id(self) -> str:
+        return self.job.id
 
     @property
-    def key(self) -> int:
-        return self.of.key
+    def job_key(self) -> int:
+        return self.job.key
 
     @property
     def single(self) -> bool:
         """Whether the item is the only one of its job."""
-        return self.of.kind.single
+        return self.job.kind.single
 
 
 class Result(NamedTuple):

@@ -13,7 +13,7 @@ from hangup.gateway.store.jobs.table import JobTable
 from hangup.gateway.store.jobs.workers import WorkerTable
 
 R = TypeVar("R")
-_PAGES_TOGETHER = 1000  # freed per call of `shrink`
+_PAGES_PER_CALL = 1000  # freed per call of `shrink`
 
 
 class JobStore:
@@ -33,7 +33,7 @@ class JobStore:
         """
         db = self._database.db
         (before,) = db.execute("PRAGMA freelist_count").fetchone()
-        db.execute(f"PRAGMA incremental_vacuum({_PAGES_TOGETHER})").fetchall()
+        db.execute(f"PRAGMA incremental_vacuum({_PAGES_PER_CALL})").fetchall()
         (after,) = db.execute("PRAGMA freelist_count").fetchone()
         return bool(0 < after < before)
 

@@ -14,10 +14,10 @@ import orjson
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind, outcome
 from hangup.gateway.store.jobs.rows import JOB_COLUMNS, Claim, Job, NewItem, Result, Used
 
-_STATES = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # columns of `job`, ordered as `ItemState`
+_STATE_COLUMNS = ("queued", "claimed", "succeeded", "errored", "cancelled", "expired")  # ordered as `ItemState`
 _READ_BYTES = 8 * 1024 * 1024  # of results per query; the last may exceed it
-_PRUNED_TOGETHER = 100  # jobs, or items of a job, read per query
-_PRUNED_ITEMS, _PRUNED_BYTES = 1000, 16 * 1024 * 1024  # deleted per transaction, with requests and results
+_ROWS_PER_QUERY = 100  # jobs, or items of a job, read per query
+_PRUNED_ITEMS_MAX, _PRUNED_BYTES_MAX = 1000, 16 * 1024 * 1024  # deleted per transaction, with requests and results
 
 
 class JobTable:
@@ -30,36 +30,36 @@ class JobTable:
 
     def find(self, id: str, tenant: str | None = None, kind: Kind | None = None) -> Job | None:
         """Return a job by id, or None. Operators pass no `tenant` and see the jobs of all tenants."""
-        return self._one("id = ? AND (?2 IS NULL OR tenant = ?2) AND (?3 IS NULL OR kind = ?3)", id, tenant, kind)
+        return self._select_one("id = ? AND (?2 IS NULL OR tenant = ?2) AND (?3 IS NULL OR kind = ?3)", id, tenant, kind)
 
-    def look(self, key: int) -> Job | None:
-        return self._one("key = ?", key)
+    def find_by_key(self, key: int) -> Job | None:
+        return self._select_one("key = ?", key)
 
     def get(self, key: int) -> Job:
         """Return a job that is known to exist."""
-        job = self.look(key)
+        job = self.find_by_key(key)
         assert job is not None
         return job
 
     def active(self) -> list[Job]:
-        return self._many("ended IS NULL ORDER BY key")
+        return self._select("ended IS NULL ORDER BY key")
 
     def active_keys(self) -> set[int]:
         return {key for (key,) in self._db.execute("SELECT key FROM job WHERE ended IS NULL")}
 
     def unchecked(self) -> list[Job]:
         """Return jobs whose input lines were being checked by a worker that is gone."""
-        return self._many(
+        return self._select(
             "ended IS NULL AND status = ? AND NOT EXISTS (SELECT 1 FROM worker WHERE id = job.worker)", JobStatus.VALIDATING
         )
 
-    def changes(self) -> int:
+    def last_change(self) -> int:
         """Return a number that grows with each change of a job."""
         return int(self._db.execute("SELECT n FROM change").fetchone()[0])
 
     def changed_since(self, change: int) -> list[Job]:
         """Return jobs, including ended ones, that changed after change number `change`."""
-        return self._many("changed > ? ORDER BY key", change)
+        return self._select("changed > ? ORDER BY key", change)
 
     def page(
         self,
@@ -75,7 +75,7 @@ class JobTable:
         where = "(?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR kind = ?2) AND key < ?3 AND key > ?4"
         where += " AND ended IS NULL" if active else ""
         order = "ASC" if after is not None else "DESC"
-        return self._many(
+        return self._select(
             f"{where} ORDER BY key {order} LIMIT ?5", tenant, kind, before if before is not None else 1 << 62, after or 0, count
         )
 
@@ -105,7 +105,7 @@ class JobTable:
         row = self._db.execute("SELECT events FROM answer WHERE job = ? AND n = 0", (key,)).fetchone()
         return row[0] if row is not None else None
 
-    def changed_elsewhere(self) -> int:
+    def file_version(self) -> int:
         """Return a number that differs once another process has written to the file."""
         (version,) = self._db.execute("PRAGMA data_version").fetchone()
         return int(version)
@@ -136,7 +136,7 @@ class JobTable:
         assert key is not None
         if items is not None:
             self.add_items(key, 0, items)
-            self._settle(key, now)
+            self._end_if_done(key, now)
         return self.get(key)
 
     def add_items(self, key: int, first: int, items: Iterable[NewItem]) -> None:
@@ -164,15 +164,15 @@ class JobTable:
             self._db.execute("DELETE FROM item WHERE job = ?", (key,))
         return bool(changed)
 
-    def checks(self, key: int, worker: int) -> bool:
+    def is_checker(self, key: int, worker: int) -> bool:
         """Return whether this worker still owns the check of the job's lines."""
-        job = self.look(key)
+        job = self.find_by_key(key)
         return job is not None and job.status is JobStatus.VALIDATING and job.worker == worker
 
-    def checked(self, key: int, worker: int, now: float, problems: list[dict[str, Any]]) -> Job | None:
+    def finish_check(self, key: int, worker: int, now: float, problems: list[dict[str, Any]]) -> Job | None:
         """End the check: the job runs, or fails with `problems`. Return None if it was deleted meanwhile."""
-        job = self.look(key)
-        if job is None or not self.checks(key, worker):
+        job = self.find_by_key(key)
+        if job is None or not self.is_checker(key, worker):
             return job
         if problems:
             self._db.execute("DELETE FROM ask WHERE job = ?", (key,))
@@ -184,7 +184,7 @@ class JobTable:
             )
         else:
             self._db.execute("UPDATE job SET status = ?, begun = ? WHERE key = ?", (JobStatus.RUNNING, now, key))
-            self._settle(key, now)
+            self._end_if_done(key, now)
         return self.get(key)
 
     # Running
@@ -217,7 +217,7 @@ class JobTable:
                 "UPDATE item SET state = 1, fence = ?, worker = ? WHERE job = ? AND n = ?",
                 [(fence, worker, key, n) for n, fence, *_ in taken],
             )
-            self._move(key, ItemState.QUEUED, ItemState.CLAIMED, len(taken))
+            self._move_count(key, ItemState.QUEUED, ItemState.CLAIMED, len(taken))
             self._db.execute("UPDATE job SET begun = ? WHERE key = ? AND begun IS NULL", (now, key))
             job = self.get(key)
             claims += [Claim(job, *row) for row in taken]
@@ -231,22 +231,22 @@ class JobTable:
         """End an item and store its result; return None if the claim is stale, that is, the worker no longer owns the item."""
         changed = self._db.execute(
             "UPDATE item SET state = ?, worker = NULL WHERE job = ? AND n = ? AND fence = ? AND state = 1",
-            (state, claim.key, claim.n, claim.fence),
+            (state, claim.job_key, claim.n, claim.fence),
         ).rowcount
         if not changed:
             return None
-        self._move(claim.key, ItemState.CLAIMED, state, 1)
+        self._move_count(claim.job_key, ItemState.CLAIMED, state, 1)
         if body is not None:
             size = len(body) + len(events or b"")
-            self._db.execute("INSERT INTO answer VALUES (?, ?, ?, ?)", (claim.key, claim.n, body, events))
-            self._db.execute("UPDATE job SET bytes = bytes + ? WHERE key = ?", (size, claim.key))
-        self._settle(claim.key, now)
-        return self.get(claim.key)
+            self._db.execute("INSERT INTO answer VALUES (?, ?, ?, ?)", (claim.job_key, claim.n, body, events))
+            self._db.execute("UPDATE job SET bytes = bytes + ? WHERE key = ?", (size, claim.job_key))
+        self._end_if_done(claim.job_key, now)
+        return self.get(claim.job_key)
 
     def give_back(self, claims: Iterable[Claim], now: float) -> None:
         """Requeue items that were claimed but not run."""
         for claim in claims:
-            self._requeue(claim.key, "n = ? AND fence = ? AND state = 1", (claim.n, claim.fence), now)
+            self._requeue(claim.job_key, "n = ? AND fence = ? AND state = 1", (claim.n, claim.fence), now)
 
     def give_back_all(self, worker: int, now: float) -> None:
         """Requeue all items that a worker has claimed; items of a job that is being cancelled end instead."""
@@ -277,7 +277,7 @@ class JobTable:
         return len(keys)
 
     def _requeue(self, key: int, where: str, values: tuple[Any, ...], now: float) -> None:
-        job = self.look(key)
+        job = self.find_by_key(key)
         if job is None:  # it ended and was deleted since
             return
         state = job.cause.of_items if job.status is JobStatus.CANCELLING else ItemState.QUEUED
@@ -285,8 +285,8 @@ class JobTable:
             f"UPDATE item SET state = ?, worker = NULL WHERE job = ? AND {where}",  # noqa: S608 - ours
             (state, key, *values),
         ).rowcount
-        self._move(key, ItemState.CLAIMED, state, changed)
-        self._settle(key, now)
+        self._move_count(key, ItemState.CLAIMED, state, changed)
+        self._end_if_done(key, now)
 
     # Ending
 
@@ -295,15 +295,15 @@ class JobTable:
 
         Does nothing if the job is being cancelled already or has ended. Return None if it was deleted meanwhile.
         """
-        job = self.look(key)
+        job = self.find_by_key(key)
         if job is None or job.status.ended or job.status is JobStatus.CANCELLING:
             return job
         changed = self._db.execute("UPDATE item SET state = ? WHERE job = ? AND state = 0", (cause.of_items, key)).rowcount
-        self._move(key, ItemState.QUEUED, cause.of_items, changed)
+        self._move_count(key, ItemState.QUEUED, cause.of_items, changed)
         self._db.execute(
             "UPDATE job SET status = ?, cause = ?, cancelling = ? WHERE key = ?", (JobStatus.CANCELLING, cause, now, key)
         )
-        self._settle(key, now)
+        self._end_if_done(key, now)
         return self.get(key)
 
     def touch(self, keys: Iterable[int]) -> None:
@@ -321,20 +321,20 @@ class JobTable:
         """
         rows = self._db.execute(
             "SELECT key FROM job WHERE ended < ?1 AND (?2 IS NULL OR tenant = ?2) ORDER BY ended LIMIT ?3",
-            (ended_before, tenant, _PRUNED_TOGETHER),
+            (ended_before, tenant, _ROWS_PER_QUERY),
         ).fetchall()
-        items, size, jobs = _PRUNED_ITEMS, _PRUNED_BYTES, 0
+        items_budget, bytes_budget, jobs = _PRUNED_ITEMS_MAX, _PRUNED_BYTES_MAX, 0
         for (key,) in rows:
-            while items > 0 and size > 0:
-                count, bytes = self._prune_items(key, min(items, _PRUNED_TOGETHER))
-                items, size = items - count, size - bytes
+            while items_budget > 0 and bytes_budget > 0:
+                count, bytes = self._prune_items(key, min(items_budget, _ROWS_PER_QUERY))
+                items_budget, bytes_budget = items_budget - count, bytes_budget - bytes
                 if not count:
                     self._db.execute("DELETE FROM job WHERE key = ?", (key,))
                     jobs += 1
                     break
             else:
                 return jobs, True
-        return jobs, len(rows) == _PRUNED_TOGETHER
+        return jobs, len(rows) == _ROWS_PER_QUERY
 
     def _prune_items(self, key: int, count: int) -> tuple[int, int]:
         """Delete the last `count` items of a job with requests and results; return how many, and their bytes."""
@@ -350,21 +350,21 @@ class JobTable:
 
     # Counting
 
-    def _move(self, key: int, from_: ItemState, to: ItemState, count: int) -> None:
+    def _move_count(self, key: int, from_: ItemState, to: ItemState, count: int) -> None:
         if count and from_ is not to:
-            a, b = _STATES[from_], _STATES[to]
-            self._db.execute(f"UPDATE job SET {a} = {a} - ?1, {b} = {b} + ?1 WHERE key = ?2", (count, key))  # noqa: S608 - ours
+            source, target = _STATE_COLUMNS[from_], _STATE_COLUMNS[to]
+            self._db.execute(f"UPDATE job SET {source} = {source} - ?1, {target} = {target} + ?1 WHERE key = ?2", (count, key))  # noqa: S608
 
-    def _settle(self, key: int, now: float) -> None:
+    def _end_if_done(self, key: int, now: float) -> None:
         job = self.get(key)
         end = outcome(job.kind, job.status, job.cause, job.tally)
         if end is None:
             return
         self._db.execute("UPDATE job SET status = ?, ended = ?, worker = NULL WHERE key = ?", (end, now, key))
         if job.kind is Kind.BATCH:
-            self._offer_results(job, now)
+            self._add_result_files(job, now)
 
-    def _offer_results(self, job: Job, now: float) -> None:
+    def _add_result_files(self, job: Job, now: float) -> None:
         """Create the output and error files of a batch; they are views of its items' results."""
         tally = job.tally
         for part, count in (("output", tally.succeeded), ("error", tally.ended - tally.succeeded)):
@@ -375,12 +375,12 @@ class JobTable:
                     (id, job.tenant, "batch_output", f"{job.id}_{part}.jsonl", now, job.key),
                 )
 
-    def _one(self, where: str, *values: Any) -> Job | None:
+    def _select_one(self, where: str, *values: Any) -> Job | None:
         row = self._db.execute(f"SELECT {JOB_COLUMNS} FROM job WHERE {where}", values).fetchone()  # noqa: S608 - ours
-        return Job.read(row) if row is not None else None
+        return Job.from_row(row) if row is not None else None
 
-    def _many(self, where: str, *values: Any) -> list[Job]:
-        return [Job.read(row) for row in self._db.execute(f"SELECT {JOB_COLUMNS} FROM job WHERE {where}", values)]  # noqa: S608
+    def _select(self, where: str, *values: Any) -> list[Job]:
+        return [Job.from_row(row) for row in self._db.execute(f"SELECT {JOB_COLUMNS} FROM job WHERE {where}", values)]  # noqa: S608
 
 
 def result_file(job: str, part: str) -> str:

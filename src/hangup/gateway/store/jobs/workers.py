@@ -25,17 +25,17 @@ class WorkerTable:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
 
-    def enter(self, host: str, process: str) -> int:
+    def register(self, host: str, process: str) -> int:
         id = self._db.execute("INSERT INTO worker (host, process) VALUES (?, ?)", (host, process)).lastrowid
         assert id is not None
         return id
 
-    def beat(self, id: int) -> bool:
+    def record_heartbeat(self, id: int) -> bool:
         """Record a heartbeat; return False if another worker has declared this one dead."""
         return bool(self._db.execute("UPDATE worker SET beats = beats + 1 WHERE id = ?", (id,)).rowcount)
 
     def all(self) -> list[Worker]:
         return [Worker(*row) for row in self._db.execute("SELECT id, host, process, beats FROM worker")]
 
-    def leave(self, id: int) -> None:
+    def remove(self, id: int) -> None:
         self._db.execute("DELETE FROM worker WHERE id = ?", (id,))
