@@ -187,7 +187,7 @@ def test_a_start_that_cannot_be_says_why_in_a_line(name: str, tmp_path: Path) ->
 def test_config_check_sees_what_a_start_would(tmp_path: Path) -> None:
     for text, problem in (
         ('[[backend]]\nurl = "http://c:1"\n[[tenant]]\nname = "t"\n', "no key"),
-        ('[[backend]]\nurl = "http://c:1"\nengine = "vlm"\n', "no engine named"),
+        ('[[backend]]\nurl = "http://c:1"\nengine = "vlm"\n', "unknown engine"),
         ('[[backend]]\nurl = "https://c:1"\nca_file = "/nowhere"\n', "ca_file"),
     ):
         file = tmp_path / "hangup.toml"
