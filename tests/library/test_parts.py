@@ -145,12 +145,13 @@ def test_a_stream_that_cannot_be_closed_does_not_keep_its_call(caplog: pytest.Lo
 def test_a_thread_that_does_not_answer_is_named_after_the_grace(caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
 
-    def deaf_engine(token: hangup.CancelToken) -> None:
-        release.wait(60)
-
     async def main() -> None:
-        client = Pretender()
-        asyncio.get_running_loop().call_later(0.05, client.disconnected.set)
+        client, loop = Pretender(), asyncio.get_running_loop()
+
+        def deaf_engine(token: hangup.CancelToken) -> None:
+            loop.call_soon_threadsafe(client.disconnected.set)  # the client leaves while this runs, however busy the machine is
+            release.wait(60)
+
         try:
             await run(client.request, deaf_engine, grace_s=0.1)
         finally:
