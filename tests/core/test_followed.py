@@ -111,7 +111,7 @@ def test_one_that_never_stops_is_given_up_and_stays_cancelling() -> None:
 
 def test_given_up_is_not_for_ever_for_one_who_cancels_again() -> None:
     world = World()
-    world.job.cancel(Cause.ASKED, 0)
+    world.job.cancel(Cause.CANCELLED, 0)
     world.run(5000)
     world.job.cancel(Cause.KILLED, world.now)
     assert not world.job.finished and world.job.next(world.now) is ProviderStep.CANCEL
@@ -120,7 +120,7 @@ def test_given_up_is_not_for_ever_for_one_who_cancels_again() -> None:
 def test_a_cancel_that_fails_is_sent_again_with_ever_longer_pauses() -> None:
     world = World()
     world.cancel_failures, world.stops_after_s = 2, 0
-    world.job.cancel(Cause.ASKED, 0)
+    world.job.cancel(Cause.CANCELLED, 0)
     world.run(1000)
     assert world.times(ProviderStep.CANCEL) == [0, 1, 3] and world.job.status is JobStatus.CANCELLED
 
@@ -147,7 +147,7 @@ def test_cancelled_elsewhere() -> None:
     assert world.job.status is JobStatus.CANCELLING and world.job.due_at(10) == 11
     world.stops_after_s, world.told_at = 0, 10
     world.run(100)
-    assert world.done == [(11, ProviderStep.LOOK)] and world.job.cause is Cause.ASKED
+    assert world.done == [(11, ProviderStep.LOOK)] and world.job.cause is Cause.CANCELLED
 
 
 def test_an_end_that_was_quicker_than_the_cancel() -> None:
@@ -167,7 +167,7 @@ def test_what_the_provider_forgot_has_ended() -> None:
 def test_what_the_provider_does_not_know_yet_is_not_gone() -> None:
     """One that was accepted a moment ago may not be known everywhere: its cancel is sent again."""
     job = World().job
-    job.cancel(Cause.UNHEARD, 0)
+    job.cancel(Cause.CLIENT_GONE, 0)
     assert job.next(0) is ProviderStep.CANCEL
     job.missing(0)
     assert not job.finished and job.next(0.5) is None and job.next(job.due_at(0.5)) is ProviderStep.CANCEL

@@ -125,7 +125,7 @@ def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPat
         item = [NewItem("a", "/v1/chat/completions", b"{}")]
         if first:
             done = await registry.submit("job_a", Kind.CALL, "ann", {}, item, lease_s=60)
-            await registry.cancel(done, Cause.ASKED)
+            await registry.cancel(done, Cause.CANCELLED)
             await registry.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
             key = await store.do(lambda: store.files.begin("file-a", "ann", time.time()))
             await store.do(lambda: store.files.mark_ready(key, "batch", "f", time.time() + 86_400))

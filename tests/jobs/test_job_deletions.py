@@ -83,7 +83,7 @@ class TestPrune:
         jobs = store.jobs
         for n in range(3):
             job = jobs.submit(f"j{n}", Kind.BATCH, "ann", 0.0, {}, [NewItem(f"c{k}", "/", b"x" * 100) for k in range(2500)])
-            jobs.cancel(job.key, Cause.ASKED, 1.0)
+            jobs.cancel(job.key, Cause.CANCELLED, 1.0)
         rounds, count, more = 0, 0, True
         while more:
             before = store._database.db.total_changes
@@ -104,7 +104,7 @@ class TestPrune:
                 registry.runner.stop()
                 big = [NewItem(f"c{k}", "/", b"x" * 100_000) for k in range(300)]
                 job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, big, window_s=60)
-                await registry.cancel(job, Cause.ASKED)
+                await registry.cancel(job, Cause.CANCELLED)
                 assert path.stat().st_size > 25_000_000
                 await registry.prune(-1)
             assert path.stat().st_size < 5_000_000, "closed, so all of it is in the file"

@@ -230,7 +230,7 @@ class TestDrain:
                 async with asyncio.timeout(60):
                     while await store.do(lambda: store.workers.all()[0].beats) < beats + 2:  # noqa: ASYNC110 - the store has no event for it
                         await asyncio.sleep(0.1)
-                await store.do(lambda: store.jobs.cancel(job.key, Cause.ASKED, 0.0))
+                await store.do(lambda: store.jobs.cancel(job.key, Cause.CANCELLED, 0.0))
                 registry._file_version = -2  # as if another process had written
                 await soon(lambda: host.items[0].stopping is reasons.JOB_CANCELLED)
 
@@ -246,7 +246,7 @@ class TestTwo:
                 two.runner.wake("ann", urgent=True)
                 await soon(lambda: len(idle.items) == 1)
                 two._active.pop(job.key, None)
-                await one.cancel(job, Cause.ASKED)
+                await one.cancel(job, Cause.CANCELLED)
                 await soon(lambda: idle.items[0].flow is None)
                 await soon(lambda: one.active_job(job) is None)
                 assert (await one.find("job_a", "ann", Kind.CALL)).status is JobStatus.CANCELLED
@@ -272,11 +272,11 @@ class TestTwo:
                     return found
 
                 two.store.jobs.changed_since = changed_since  # type: ignore[method-assign]
-                await one.cancel(await one.find("job_7", "ann", Kind.CALL), Cause.ASKED)
+                await one.cancel(await one.find("job_7", "ann", Kind.CALL), Cause.CANCELLED)
                 await asyncio.gather(two._refresh(), two._refresh())  # as when a tick and a beat meet
                 assert sum(read) == 1 and len(two.active_jobs()) == 49
                 job = await one.find("job_8", "ann", Kind.CALL)
-                await one.cancel(job, Cause.ASKED)
+                await one.cancel(job, Cause.CANCELLED)
                 await one.store.do(lambda: one.store.jobs.delete(job.key))
                 await two._heartbeat(0.0)
                 assert len(two.active_jobs()) == 48, "and what is gone altogether is noticed"

@@ -33,9 +33,11 @@ def test_a_job_ends_with_its_last_item_and_not_before(kind: Kind, status: JobSta
 
 
 def test_a_cancel_that_came_too_late_changes_nothing() -> None:
-    assert outcome(Kind.CALL, JobStatus.CANCELLING, Cause.ASKED, ItemCounts(succeeded=1)) is JobStatus.COMPLETED
-    assert outcome(Kind.CALL, JobStatus.CANCELLING, Cause.ASKED, ItemCounts(errored=1)) is JobStatus.FAILED
-    assert outcome(Kind.BATCH, JobStatus.CANCELLING, Cause.ASKED, ItemCounts(succeeded=2, cancelled=1)) is JobStatus.CANCELLED
+    assert outcome(Kind.CALL, JobStatus.CANCELLING, Cause.CANCELLED, ItemCounts(succeeded=1)) is JobStatus.COMPLETED
+    assert outcome(Kind.CALL, JobStatus.CANCELLING, Cause.CANCELLED, ItemCounts(errored=1)) is JobStatus.FAILED
+    assert (
+        outcome(Kind.BATCH, JobStatus.CANCELLING, Cause.CANCELLED, ItemCounts(succeeded=2, cancelled=1)) is JobStatus.CANCELLED
+    )
 
 
 @given(
@@ -109,7 +111,7 @@ def test_what_ends_an_item_is_a_state_of_items(what: AfterEffects) -> None:
 
 def test_what_a_cancel_makes_of_the_rest() -> None:
     assert Cause.WINDOW.of_items is ItemState.EXPIRED
-    assert Cause.LEASE.of_items is Cause.ASKED.of_items is Cause.KILLED.of_items is ItemState.CANCELLED
+    assert Cause.LEASE.of_items is Cause.CANCELLED.of_items is Cause.KILLED.of_items is ItemState.CANCELLED
 
 
 class TestLease:
@@ -138,7 +140,7 @@ class TestEventLog:
         """However much more it is than what is kept."""
 
         async def run() -> None:
-            log, received, position = EventLog(1000), [], 0
+            log, received, position = EventLog(2600), [], 0
             for n in range(500):
                 log.add("chunk", b"x" * 100)
                 events, position = await log.next_events(position)

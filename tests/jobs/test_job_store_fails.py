@@ -51,14 +51,14 @@ class TestCancel:
                 await soon(lambda: len(host.items) == 1)
                 store.fails = True
                 with pytest.raises(StoreFailed, match="is stopped"):
-                    await registry.cancel(await registry.find("job_a", "ann", Kind.CALL), Cause.ASKED)
+                    await registry.cancel(await registry.find("job_a", "ann", Kind.CALL), Cause.CANCELLED)
                 assert host.items[0].flow is None, "at once"
                 with pytest.raises(StoreFailed):
                     await registry.find("job_a", "bob", Kind.CALL)
                 store.fails = False
                 await soon(lambda: registry.active_job(job) is None)
                 ended = await store.do(lambda: store.jobs.get(job.key))
-                assert (ended.status, ended.cause) == (JobStatus.CANCELLED, Cause.ASKED), "with its cause"
+                assert (ended.status, ended.cause) == (JobStatus.CANCELLED, Cause.CANCELLED), "with its cause"
 
         asyncio.run(run())
 
@@ -81,7 +81,7 @@ class TestCancel:
             host, store = FakeGateway(), FailingStore()
             async with open_registry(store, host) as registry:
                 job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(1), window_s=60)
-                registry.runner.writer._cancels[job.key] = Cause.ASKED  # decided, and not yet written
+                registry.runner.writer._cancels[job.key] = Cause.CANCELLED  # decided, and not yet written
                 await soon(lambda: registry.active_job(job) is None)
                 assert not host.items
 
@@ -301,7 +301,7 @@ class TestResultWriter:
                     raise OverflowError("Python int too large to convert to SQLite INTEGER")
 
                 store.jobs.finish = finish  # type: ignore[method-assign, assignment]
-                cancelling = asyncio.create_task(registry.cancel(other, Cause.ASKED))
+                cancelling = asyncio.create_task(registry.cancel(other, Cause.CANCELLED))
                 await asyncio.sleep(0)
                 answered(host.items[0])  # in the turn of the cancel, so that they are written together
                 with pytest.raises(StoreFailed):

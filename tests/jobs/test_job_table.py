@@ -166,7 +166,7 @@ class Jobs(RuleBasedStateMachine):
         assert self.workers[who] != gone, "a worker's number is never used again"
 
     @precondition(lambda self: self.jobs)
-    @rule(data=st.data(), cause=st.sampled_from([Cause.ASKED, Cause.LEASE, Cause.WINDOW]))
+    @rule(data=st.data(), cause=st.sampled_from([Cause.CANCELLED, Cause.LEASE, Cause.WINDOW]))
     def cancel(self, data: st.DataObject, cause: Cause) -> None:
         key = data.draw(st.sampled_from(sorted(self.jobs)))
         job = self.jobs[key]

@@ -241,7 +241,7 @@ class Life:
 
     async def cancel(self, id: str) -> None:
         registry = self.opened()
-        await registry.cancel(await registry.find(id, TENANT, None), Cause.ASKED, 2.0)
+        await registry.cancel(await registry.find(id, TENANT, None), Cause.CANCELLED, 2.0)
 
     async def look(self, id: str) -> JobStatus:
         return (await self.opened().find(id, TENANT, None)).status

@@ -69,11 +69,11 @@ class Cause(StrEnum):
     """Why a job is cancelled."""
 
     NONE = ""
-    ASKED = "cancelled"
+    CANCELLED = "cancelled"
     LEASE = "lease_expired"
     WINDOW = "window_passed"
     KILLED = "killed"
-    UNHEARD = "client_gone"  # its client hung up before it received the job's id
+    CLIENT_GONE = "client_gone"  # its client hung up before it received the job's id
 
     @property
     def of_items(self) -> ItemState:

@@ -132,7 +132,7 @@ class ProviderJob:
         if status.ended:
             self._ended(status, now)
         elif self.cancelling_since is None and status is JobStatus.CANCELLING:
-            self._begin_to_cancel(Cause.ASKED, now)  # cancelled by somebody at the provider, not through us
+            self._begin_to_cancel(Cause.CANCELLED, now)  # cancelled by somebody at the provider, not through us
             self._rest(now)
         elif not self._to_be_sent:  # a look must not delay a cancel that is still to be sent
             if self.cancelling_since is None:
@@ -166,7 +166,7 @@ class ProviderJob:
         if self.status.ended:
             return
         if self.cancelling_since is None or self.given_up:
-            self._begin_to_cancel(Cause.ASKED, now)
+            self._begin_to_cancel(Cause.CANCELLED, now)
         self._to_be_sent = False
         self._due_at = now  # only a look at the job shows whether it stops
 
@@ -175,7 +175,7 @@ class ProviderJob:
         if self.status.ended:
             return
         if self.cancelling_since is None or self.given_up:
-            self._begin_to_cancel(Cause.ASKED, now)
+            self._begin_to_cancel(Cause.CANCELLED, now)
             self._to_be_sent = True
         if self._to_be_sent:  # otherwise another cancel was accepted
             self._attempts += 1
@@ -194,7 +194,7 @@ class ProviderJob:
         if status not in (JobStatus.CANCELLED, JobStatus.EXPIRED):
             self.cause = Cause.NONE  # it ended before the cancel took effect
         elif status is JobStatus.CANCELLED and self.cause is Cause.NONE:
-            self.cause = Cause.ASKED
+            self.cause = Cause.CANCELLED
         elif status is JobStatus.EXPIRED:
             self.cause = Cause.WINDOW
         self.status = status

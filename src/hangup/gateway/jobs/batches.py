@@ -143,7 +143,7 @@ class Batches:
 
     async def cancel(self, request: JobHttpRequest, id: str) -> JobHttpResponse:
         job = await self._registry.find(id, request.tenant, Kind.BATCH)
-        return JobHttpResponse.json(batch_json(await self._registry.cancel(job, Cause.ASKED)))
+        return JobHttpResponse.json(batch_json(await self._registry.cancel(job, Cause.CANCELLED)))
 
     # Results
 
@@ -241,7 +241,7 @@ def batch_json(job: Job) -> Json:
         "completed_at": ended.get(JobStatus.COMPLETED),
         "failed_at": ended.get(JobStatus.FAILED),
         "expired_at": ended.get(JobStatus.EXPIRED),
-        "cancelling_at": _whole_seconds(job.cancelling) if job.cause is Cause.ASKED else None,
+        "cancelling_at": _whole_seconds(job.cancelling) if job.cause is Cause.CANCELLED else None,
         "cancelled_at": ended.get(JobStatus.CANCELLED),
         "request_counts": {"total": tally.total, "completed": tally.succeeded, "failed": failed},
         "metadata": about["metadata"],

@@ -81,7 +81,7 @@ class Calls:
         """Cancel a job; repeating this is harmless. With `?purge=true`, also delete an ended job and its result."""
         registry, store = self._registry, self._registry.store
         job = await registry.find(id, request.tenant, Kind.CALL)
-        job = await registry.cancel(job, Cause.ASKED, request.limits.job_cancel_wait_s)
+        job = await registry.cancel(job, Cause.CANCELLED, request.limits.job_cancel_wait_s)
         if request.query.get("purge") == "true" and job.status.ended:
             await store.do(lambda: store.jobs.delete(job.key))
             return JobHttpResponse.json({"id": id, "object": "job", "deleted": True})

@@ -96,7 +96,7 @@ class MessageBatches:
 
     async def cancel(self, request: JobHttpRequest, id: str) -> JobHttpResponse:
         job = await self._registry.find(id, request.tenant, Kind.MESSAGES)
-        return JobHttpResponse.json(batch_json(await self._registry.cancel(job, Cause.ASKED), request))
+        return JobHttpResponse.json(batch_json(await self._registry.cancel(job, Cause.CANCELLED), request))
 
     async def delete(self, request: JobHttpRequest, id: str) -> JobHttpResponse:
         store, job = self._registry.store, await self._registry.find(id, request.tenant, Kind.MESSAGES)
@@ -161,7 +161,7 @@ def batch_json(job: Job, request: JobHttpRequest) -> Json:
         "created_at": _timestamp(job.created),
         "expires_at": _timestamp(job.expires),
         "ended_at": _timestamp(job.ended),
-        "cancel_initiated_at": _timestamp(job.cancelling) if job.cause is Cause.ASKED else None,
+        "cancel_initiated_at": _timestamp(job.cancelling) if job.cause is Cause.CANCELLED else None,
         "archived_at": None,
         "results_url": f"{request.base_url}/v1/messages/batches/{job.id}/results" if job.status.ended else None,
     }

@@ -109,7 +109,7 @@ class Provider:
         self._request_slots = asyncio.Semaphore(_REQUESTS_MAX)
         self._tasks = Tasks("provider jobs")
         self._closed = False
-        self._unheard = 0  # answers that are waited for after their client has gone
+        self._abandoned_answers = 0  # answers that are waited for after their client has gone
         self.held_bytes = 0  # of uploads in progress
         self.not_stopped = 0  # cancelled jobs that the provider did not stop in time
         self.not_followed = 0  # jobs beyond `provider_jobs_max`
@@ -243,11 +243,11 @@ class Provider:
     ) -> None:
         """Read the provider's answer after its client disconnected, and cancel the job in it, since nobody knows its id."""
         limit = self._host.limits.body_bytes_max
-        if self._unheard >= self._host.limits.provider_jobs_max:  # each holds a connection, and its client is gone already
+        if self._abandoned_answers >= self._host.limits.provider_jobs_max:  # each holds a connection
             connection.abort()
             self.log_unfollowed(kind, backend, owner, "too many answers are waited for")
             return
-        self._unheard += 1
+        self._abandoned_answers += 1
         fetch_call = FetchCall.take_over(connection, limit, _EVENT_END if stream else b"")
         self._tasks.start(self._read_and_cancel(fetch_call, kind, backend, owner, lease_s))
 
@@ -260,12 +260,12 @@ class Provider:
             self.log_unfollowed(kind, backend, owner, fault.detail)
             return
         finally:
-            self._unheard -= 1
+            self._abandoned_answers -= 1
         answer = hosted_jobs.read_answer(kind, response.body) if 200 <= response.head.status < 300 else None
         if answer is not None and not answer.status.ended:
             job = self.follow(answer, kind, backend, owner, lease_s)
             if job is not None:
-                self.cancel(job, Cause.UNHEARD)
+                self.cancel(job, Cause.CLIENT_GONE)
 
     def log_unfollowed(self, kind: Kind, backend: Backend, owner: ProviderAccount, why: str) -> None:
         """Log that the provider may run a job that nobody follows."""

@@ -31,19 +31,17 @@ from hangup.tasks import Tasks
 R = TypeVar("R")
 _TICK_S = 0.5
 _HEARTBEAT_EVERY_S = 2.0
-_HEARD_OF_S = (
-    2 * _HEARTBEAT_EVERY_S
-)  # by then a renewal at another process is known here: it is written with a beat, read in a tick
+_RENEWAL_LAG_S = 2 * _HEARTBEAT_EVERY_S  # until a renewal at another process is known here: written in a beat, read in a tick
 _STORE_WAIT_S = 1.0  # how long to wait for the store when this process knows the job, too
 _PRUNE_EVERY_S = 600.0
 _DAY_S = 86_400.0
 _ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # event numbers leave room for so many attempts per claim and events per attempt
 _REASON_OF = {
-    Cause.ASKED: reasons.JOB_CANCELLED,
+    Cause.CANCELLED: reasons.JOB_CANCELLED,
     Cause.LEASE: reasons.LEASE_EXPIRED,
     Cause.WINDOW: reasons.WINDOW_PASSED,
     Cause.KILLED: reasons.KILLED,
-    Cause.UNHEARD: reasons.CLIENT_FIN,
+    Cause.CLIENT_GONE: reasons.CLIENT_FIN,
 }
 
 
@@ -155,7 +153,7 @@ class JobRegistry:
 
     async def _cancel_unreceived(self, writing: asyncio.Task[Job]) -> None:
         """Cancel a job whose client disconnected before it received the id: nobody will ever ask for it."""
-        await self.cancel(await writing, Cause.UNHEARD)
+        await self.cancel(await writing, Cause.CLIENT_GONE)
 
     def check_quota(self, tenant: str, *, jobs: int = 0, items: int = 0, size: int = 0) -> None:
         """Raise if this would exceed the tenant's quota; runs in the store's thread."""
@@ -327,7 +325,7 @@ class JobRegistry:
                 continue
 
     async def _tick(self, now: float) -> None:
-        late_s = _HEARD_OF_S if self._others else 0.0
+        late_s = _RENEWAL_LAG_S if self._others else 0.0
         due = [
             (active.job, cause) for active in self._active.values() if (cause := active.cancel_cause(now, late_s)) is not None
         ]

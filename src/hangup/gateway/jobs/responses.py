@@ -81,14 +81,14 @@ class BackgroundResponses:
         """Cancel a response; answer once the engine has stopped, or after `job_cancel_wait_s` with the state at that time."""
         job = await self._registry.find(id, request.tenant, Kind.RESPONSE)
         return JobHttpResponse.json(
-            await self._response_json(await self._registry.cancel(job, Cause.ASKED, request.limits.job_cancel_wait_s))
+            await self._response_json(await self._registry.cancel(job, Cause.CANCELLED, request.limits.job_cancel_wait_s))
         )
 
     async def delete(self, request: JobHttpRequest, id: str) -> JobHttpResponse:
         registry, store = self._registry, self._registry.store
         job = await registry.find(id, request.tenant, Kind.RESPONSE)
         if not job.status.ended:
-            job = await registry.cancel(job, Cause.ASKED, request.limits.job_cancel_wait_s)
+            job = await registry.cancel(job, Cause.CANCELLED, request.limits.job_cancel_wait_s)
         if not job.status.ended:
             raise Refusal(
                 reasons.BAD_FIELD, f"{id} is being cancelled; its engine has not confirmed the stop yet. Retry later."

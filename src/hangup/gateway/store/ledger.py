@@ -177,7 +177,7 @@ class LedgerStore:
                 f"SELECT {by}, {sums} FROM spent WHERE minute >= ? GROUP BY {by} ORDER BY sum(engine_s) DESC",  # noqa: S608
                 (first,),
             ).fetchall()
-            booked = dict(
+            recorded = dict(
                 self._db.execute(
                     "SELECT backend, sum(tokens_delivered + tokens_wasted) FROM spent WHERE minute >= ? GROUP BY backend",
                     (first,),
@@ -195,7 +195,7 @@ class LedgerStore:
         named = [{by: row[0], **dict(zip(SUMS, map(_rounded, SUMS, row[1:]), strict=True))} for row in rows]
         total = {name: _rounded(name, sum(row[at] for row in rows)) for at, name in enumerate(SUMS, 1)}
         engines = {
-            name: {"computed": tokens, "uncounted": uncounted.get(name, 0), "booked": int(booked.get(name, 0))}
+            name: {"computed": tokens, "uncounted": uncounted.get(name, 0), "booked": int(recorded.get(name, 0))}
             for name, tokens in computed.items()
         }
         return {"by": by, "since_s": since_s, "rows": named, "total": total, "engines": engines}
