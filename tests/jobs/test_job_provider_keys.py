@@ -139,7 +139,7 @@ class TestBounds:
             events.post("/v1/batches", BATCH)
             hosted.wait_for_requests("POST", "/v1/batches")
             events.fin()
-            assert "within 0.3 s" in wait_event(gateway, "job_answer_invalid")["error"]
+            assert "after 0.3 s" in wait_event(gateway, "job_answer_invalid")["error"]
 
     def test_so_many_answers_are_waited_for_and_no_more(self) -> None:
         """provider_jobs_max: each of them holds a connection, and no client's connection counts for it any more."""
