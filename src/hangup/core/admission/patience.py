@@ -136,7 +136,7 @@ def _bin(seconds: float) -> int:
     return min(int(_BINS_PER_OCTAVE * math.log2(seconds / _FIRST_S)) + 1, _BINS - 1)
 
 
-class PatienceBook:
+class TenantPatience:
     """The patience of one tenant's clients, by the name that they give themselves and by whether they read a stream."""
 
     __slots__ = ("_kinds",)

@@ -8,7 +8,7 @@ from typing import Generic
 
 from hangup.config import TenantSettings
 from hangup.core.admission.estimates import Lengths
-from hangup.core.admission.patience import PatienceBook
+from hangup.core.admission.patience import TenantPatience
 from hangup.core.admission.retries import RetryBudget
 from hangup.core.admission.tenant_queue import Q, TenantQueue
 
@@ -87,7 +87,7 @@ class Tenant(Generic[Q]):
         self.waiting = 0  # queued, or set aside
         self.in_flight = 0
         self.version = 0  # of its entry in the queue's heap
-        self.patience = PatienceBook()
+        self.patience = TenantPatience()
         self.patience_s: float | None = None  # how long its clients would wait in the queue, on average
         self.retries = RetryBudget()
         self._lengths: dict[int, Lengths] = {}
