@@ -96,9 +96,10 @@ class JobQueue(Queue[K]):
         Without live calls many items do that. Beside live calls one at a time does, while nothing shows that the engine
         queues: live calls that never stop would otherwise keep all jobs out. Each yields when a live call comes beyond what
         was seen. If that is one call, only a short answer starts before a live call does, because it would always yield.
+        Beside live calls that come close to what was seen, an item would delay the next of them.
         """
         if load.in_flight < load.known_capacity:
-            return alone or whole or load.known_capacity > 1
+            return alone or ((whole or load.known_capacity > 1) and load.limiter.has_free_slot(load.in_flight))
         return load.limiter.try_more(load.in_flight, now)
 
     def _kept_free(self, most: int, peak: int) -> int:
