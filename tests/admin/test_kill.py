@@ -124,4 +124,7 @@ def test_a_wedged_engine_that_is_restarted_ends_its_zombies() -> None:
         story = wait_until(lambda: next((z for z in zombies(gateway) if z["lived_s"] is not None), None))
         assert story is not None
         assert (story["id"], story["release"], story["aborts"]) == ("haunted", "restarted", 1)
-        assert as_json(gateway, "trace", "haunted")["timeline"][-1]["what"] == "gone: the engine was restarted"
+        assert (
+            as_json(gateway, "trace", "haunted")["timeline"][-1]["what"]
+            == "restarted: the work is gone with the old engine process"
+        )

@@ -106,7 +106,7 @@ class TestLooking:
     def test_where_there_are_none(self, engine: StandIn) -> None:
         with Gateway(engine.url, jobs="none") as gateway:
             done = hangup(gateway, "ls")
-            assert done.returncode == 1 and "turned off" in done.stderr
+            assert done.returncode == 1 and "jobs are off" in done.stderr
 
     def test_a_page_of_another_site_may_cancel_nothing(self, gateway: Gateway) -> None:
         id = start_job(gateway.url)["id"]
