@@ -168,7 +168,7 @@ class TestCancel:
             sdk = client(gateway.url)
             id = sdk.batches.create(**BATCH).id
             hosted.cancel_failures = 2
-            with pytest.raises(openai.InternalServerError, match="retry later") as failed:
+            with pytest.raises(openai.InternalServerError, match="try again") as failed:
                 sdk.batches.cancel(id)
             assert failed.value.status_code == 500
             wait_status(gateway, id, "cancelled")
