@@ -276,7 +276,7 @@ def test_a_ledger_that_is_too_large_loses_its_oldest_minutes(tmp_path: Path) -> 
     """ledger_bytes_max: a client that invents names must not fill the disk within ledger_days."""
     now, logged = [60.0 * 1000], list[str]()
     path = tmp_path / "ledger.sqlite"
-    store = make(path, bytes_max=200_000, clock=lambda: now[0], logged=lambda event, **_: logged.append(event))
+    store = make(path, bytes_max=200_000, clock=lambda: now[0], log_event=lambda event, **_: logged.append(event))
     for minute in range(1000, 1040):
         now[0] = 60.0 * minute
         for n in range(60):
