@@ -225,8 +225,12 @@ def test_an_item_that_made_way_as_often_as_it_must_runs_to_its_end() -> None:
         wait_until(lambda: engine.stats()["started"] == 4, what="the second try")
         burst()
         assert wait_job(gateway.url, id)["status"] == "completed"
-        causes = [row["cause"] for row in gateway.log() if row.get("client") == "job"]
-        assert causes == ["preempted", "completed"]
+
+        def causes() -> list[str]:
+            return [row["cause"] for row in gateway.log() if row.get("client") == "job"]
+
+        wait_until(lambda: len(causes()) > 1, what="the line of the second try")  # the log is written a little later
+        assert causes() == ["preempted", "completed"]
 
 
 class TestLease:
