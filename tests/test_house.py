@@ -205,7 +205,7 @@ def commands() -> Iterator[tuple[str, str]]:
 # Private words that were replaced: what they stood for is called load, item, stop, release, log_event, record, tasks …
 RETIRED_WORDS = {
     *("book", "books", "cares", "duties", "duty", "errand", "errands", "haunting", "heard", "leftover", "leftovers", "lefts"),
-    *("seat", "seats", "told", "undertaking"),
+    *("board", "desk", "ears", "keeper", "meant", "seat", "seats", "told", "undertake", "undertaken", "undertaking"),
 }
 RETIRED_PHRASE = "let_go"
 
