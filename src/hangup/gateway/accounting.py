@@ -1,4 +1,4 @@
-"""The end of a call in the books: counters, log line, trace, and what it cost."""
+"""Records the end of a call: counters, log line, trace, and cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hangup.gateway.placement import Placed
 from hangup.gateway.store.ledger import LedgerStore
 from hangup.gateway.tracing import Tracer
 
-Cost = tuple[float, float, Price]  # the call's share of its engine's time, how long such answers are on average, the price
+Cost = tuple[float, float, Price]  # engine time (s), expected output tokens, price
 
 
 class Accounting:
@@ -30,7 +30,7 @@ class Accounting:
         self._prices: dict[str, Price] = {}
 
     def take_prices(self, backends: Iterable[Backend]) -> None:
-        """Takes the prices of the backends that are configured now."""
+        """Use the prices of these backends."""
         prices = {b.name: Price(b.settings.price_per_hour, b.settings.price_per_million_tokens) for b in backends}
         self._prices = {name: price for name, price in prices.items() if any(price)}
 
@@ -38,23 +38,23 @@ class Accounting:
         return self._prices.get(backend, FREE)
 
     def record_end(self, call: Call) -> None:
-        """Counts a call that has ended, and writes its log line and its trace."""
+        """Count an ended call, and write its log line and its trace."""
         self.ledger.record(call)
         self.lines.ended(call)
         if self.tracer is not None:
             self.tracer.end(call)
 
     def record_cost(self, call: Call, ticket: Ticket[Placed] | None) -> None:
-        """Adds a call to the ledger; what the gateway answered itself cost nothing, and is left out."""
+        """Add a call to the ledger, unless the gateway answered it itself, at no cost."""
         if self.store is not None and (call.sent_at is not None or call.outcome is not Outcome.COMPLETED):
             self.store.add_call(call, *self._cost(call, ticket))
 
     def entry(self, call: Call, ticket: Ticket[Placed] | None) -> Entry:
-        """Makes the ledger's entry for an item of a job, to be booked when its result is kept."""
+        """Return the ledger entry for an item of a job, which the job adds when it stores the result."""
         return entry(call, *self._cost(call, ticket))
 
     def note_savings(self, call: Call, ticket: Ticket[Placed] | None, stop: PendingStop) -> None:
-        """Writes down what the early end of a call is expected to save, if its engine stops."""
+        """Note in the stop what the early end of the call is expected to save, if the engine does stop."""
         engine_s, expected, price = self._cost(call, ticket)
         stop.account.saved = saved(call, expected, price.of(engine_s, call.tokens_out))
 
@@ -62,6 +62,6 @@ class Accounting:
         if ticket is None or ticket.tenant is None:
             return 0.0, 0.0, FREE
         lengths = None if call.engine_finished else ticket.tenant.lengths(ticket.output_max)
-        known = lengths is not None and lengths.known  # before that, nobody can tell what the rest would have been
+        known = lengths is not None and lengths.known  # too few answers seen to estimate the rest
         expected = ticket.tenant.predict(ticket.output_max) * ticket.choices if known else 0.0
         return ticket.engine_s, expected, self._prices.get(call.backend, FREE)

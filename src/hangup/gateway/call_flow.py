@@ -1,20 +1,20 @@
-"""The way of a call, from its request to its one end.
+"""Takes a call from its request to its end.
 
-Read it from top to bottom; each step ends by starting the next, at once or when its wait is over:
+Read it from top to bottom; each step starts the next one, at once or when a wait is over:
 
-    body_arrived     reads what is asked for: model, caps, choices           may refuse
-    find_place       finds the backends that can answer, then queues         may refuse; the admission may shed
-    placed           takes a kept connection, or opens a new one ──┐         the backend failed before its first byte:
+    body_arrived     reads the request: model, caps, choices                 may refuse
+    find_place       finds the backends that can answer, then queues         may refuse; admission may shed
+    placed           takes an idle connection, or opens a new one ─┐         the backend failed before its first byte:
     _send            sends the request                             ├───────▶ attempt_failed ─▶ another backend
     engine_answered  chooses a relay for the answer ───────────────┘
-    (the relay)      passes the bytes on, counts tokens, keeps caps
-    end              exactly once, from anywhere: stops the engine, tells the client, frees the place, writes it down
+    (the relay)      passes the bytes on, counts tokens, enforces caps
+    end              exactly once, from anywhere: stops the engine, tells the client, frees the place, records the call
 
-There is no task per call: nothing is awaited but a new connection, and every step happens in the turn of the event that made
-it possible. `core.Call` decides which step is allowed and who ends the call; this class does the rest.
+A call has no task of its own: it awaits only new connections and backends' lists of models, and every other step runs in the
+event loop's callback that made it possible. `core.Call` decides which step is allowed and who ends the call.
 
-A flow calls its `FlowPorts`; none of them knows more of a flow than the few methods in its own Protocol. What differs between
-the kinds of calls is in `kinds/`: subclasses that override the methods under "Differs by kind".
+A flow calls its `FlowPorts`, which know a flow only by the few methods in their own Protocols. The kinds of calls are
+subclasses in `kinds/`, which override the methods under "Differs by kind".
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ from hangup.gateway.stopping import Attempt
 from hangup.gateway.stream_refusal import StreamRefusal
 from hangup.tasks import TASKS
 
-_MODEL_ATTEMPTS_MAX = 4  # backends that a call is sent to, one after the other, because they do not know its model
+_MODEL_ATTEMPTS_MAX = 4  # backends to try, one after the other, while they answer that they do not know the model
 
 
 class CallFlow(ClientRequest):
-    """One call in flight: a client on one side, at most one attempt at one backend on the other."""
+    """One call in flight: a client on one side, and at most one attempt at one backend on the other."""
 
-    upgrades = False  # it asks the engine to go on in another protocol
-    can_move = True  # another backend may serve it as well
-    is_job = False  # nobody waits at the other end: it makes way for those who have somebody,
-    yields = 0  # and had to do so this many times
+    upgrades = False  # True if it asks the engine to switch to another protocol
+    can_move = True  # True if another backend can serve it
+    is_job = False  # True if no client waits for it: it then yields to live calls,
+    yields = 0  # and has done so this many times
 
     __slots__ = ("_refusal", "_structure", "engine_request", "wanted")
 
     def __init__(self, ports: FlowPorts, client: ResponseSink, call: Call, request: IncomingRequest) -> None:
         super().__init__(ports, client, call, request)
-        self.engine_request: EngineRequest = NO_ENGINE_REQUEST  # until the request is read
+        self.engine_request: EngineRequest = NO_ENGINE_REQUEST  # replaced when the request has been read
         self.wanted = NOTHING_WANTED
         self._structure: jsonbody.Structure | None = None
-        self._refusal: StreamRefusal | None = None  # that is being read
+        self._refusal: StreamRefusal | None = None  # while it is being read
 
     @property
     def counts_tokens(self) -> bool:
@@ -83,7 +83,7 @@ class CallFlow(ClientRequest):
     # 1. The request
 
     def body_piece(self, piece: bytes) -> bool:
-        """Counts a large body as it comes, so that nobody waits while it is looked at as a whole."""
+        """Check the JSON structure of a large body piece by piece, so that other calls do not wait for one long check."""
         if self.api.generates:
             self._structure = self._structure or jsonbody.Structure(self.limits.json_elements_max)
             try:
@@ -93,7 +93,7 @@ class CallFlow(ClientRequest):
         return False
 
     def body_arrived(self, body: bytes) -> None:
-        """Takes the whole body: the call is read, and goes on its way."""
+        """Read the complete request, then continue with the call."""
         self.call.bytes_in = len(body)
         try:
             self._read(body)
@@ -106,12 +106,12 @@ class CallFlow(ClientRequest):
             self._continue()
 
     def _read(self, body: bytes) -> None:
-        """Reads what is asked for, and how much of it is allowed; what cannot be is refused."""
+        """Parse the request and apply the limits; raise a `Refusal` if it cannot be served."""
         call, request, assemble = self.call, self.request, self.ports.policy.settings.assemble
         try:
             engine_request = self.engine_request = read_request(request, body, self._structure, assemble=assemble)
         finally:
-            self.api, call.route = request.api, request.api.name  # for some paths, the body decides which API it is
+            self.api, call.route = request.api, request.api.name  # on some paths, the body decides which API it is
         if isinstance(engine_request, GenerationRequest):
             call.model, call.stream = engine_request.ask.model, engine_request.ask.stream
             if engine_request.api.kept_by_engine:
@@ -121,10 +121,10 @@ class CallFlow(ClientRequest):
     # 2. A place
 
     def find_place(self, *, models_refreshed: bool = False) -> None:
-        """Finds out who can answer, and queues for them; `models_refreshed`: backends were just asked for their models."""
+        """Find the backends that can answer, and queue for them; `models_refreshed`: their lists of models are new."""
         routing, request = self.ports.routing, self.engine_request
         model = request.model(search=routing.reads_bodies)
-        if len(model) > self.limits.name_bytes_max:  # in a body that is read for nothing else
+        if len(model) > self.limits.name_bytes_max:  # not checked before, if nothing else in the body is read
             self.end(reasons.BAD_FIELD, name_too_long(self.limits))
             return
         self.wanted = Wanted(self.api.family, model, self.wanted.home)
@@ -137,12 +137,12 @@ class CallFlow(ClientRequest):
         placement = self.ports.placement
         estimate = placement.admission.prompt_tokens
         ticket = self.ticket = request.ticket(self, found.eligible, estimate, job=self.is_job, yields=self.yields)
-        placement.place(ticket, self.call.tenant)  # which calls `placed` or `end`, now or later
+        placement.place(ticket, self.call.tenant)  # calls `placed` or `end`, now or later
         if self.call.phase is Phase.WAITING:
             self.reset_timer()
 
     def _find_model(self, models_refreshed: bool) -> None:
-        """No backend is known to have the model: asks them anew, unless that was just done, before the call is refused."""
+        """Refuse the call, as no backend is known to have its model; ask stale backends for their models first."""
         stale = [] if models_refreshed else self.ports.routing.stale_backends()
         if stale:
             self.task = TASKS.start("models", self._ask_backends(stale))
@@ -160,13 +160,13 @@ class CallFlow(ClientRequest):
             self.fault(error)
 
     def eligible_backends(self) -> BackendNames:
-        """Finds anew which backends can answer, while the call waits for one."""
+        """Return the backends that can answer now; called while the call is queued."""
         return self.ports.routing.eligible_backends(self.wanted)
 
     # 3. The engine
 
     def placed(self, backend: Backend, *, waited: bool = False) -> None:
-        """Begins an attempt at a backend. Nothing is begun for a client that left while it `waited`."""
+        """Start an attempt at a backend, unless the client hung up while the call `waited` in the queue."""
         if waited and self.client.has_left():
             self.end(reasons.CLIENT_FIN)
             return
@@ -180,7 +180,7 @@ class CallFlow(ClientRequest):
             self.task = TASKS.start("connect", self._connect(attempt))
 
     async def _connect(self, attempt: Attempt) -> None:
-        """Opens a connection: the only thing that is waited for, and cancelled if the call ends meanwhile."""
+        """Open a connection, then send the request. `end` cancels this task if the call ends first."""
         try:
             attempt.connection = await attempt.backend.pool.connect(last_resort=not attempt.backend.load.health.up)
             self.task = None
@@ -193,8 +193,8 @@ class CallFlow(ClientRequest):
             self.fault(error)
 
     def _send(self, attempt: Attempt, connection: EngineConnection) -> None:
-        """Sends the request. The connection is ours from here on: whatever happens, the end of the call lets go of it."""
-        key = self.ports.policy.ids.new()  # never used again: an abort that comes late can reach no other call
+        """Send the request. From here on the attempt owns the connection, and the end of the call releases it."""
+        key = self.ports.policy.ids.new()  # never used twice, so a late abort cannot hit another call
         try:
             request = self._encode(attempt, key)
         except Exception as error:
@@ -202,7 +202,7 @@ class CallFlow(ClientRequest):
             return
         attempt.key = key
         connection.ask(self, *request, may_switch=self.upgrades)
-        if self.client.stalled:  # it has not read what it got before: an earlier answer, or heartbeats
+        if self.client.stalled:  # it has not yet read an earlier answer, or heartbeats
             connection.pause()
 
     def _encode(self, attempt: Attempt, key: str) -> tuple[bytes, bytes]:
@@ -225,7 +225,7 @@ class CallFlow(ClientRequest):
         )
 
     def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
-        """Takes the engine's first byte: relayed from here on, unless it says that it failed and another one may try."""
+        """Relay the engine's answer, unless it is a failure and another backend may be tried."""
         if head.status in stream_refusal.STATUSES and self.engine_request.streams_unasked:
             refused = self._refusal = StreamRefusal(self, connection, head)
             refused.feed(rest)
@@ -235,7 +235,7 @@ class CallFlow(ClientRequest):
         return self.relay_answer(head, rest)
 
     def relay_answer(self, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
-        """Passes the answer on: nothing else is tried from here on. Returns where the rest of it goes."""
+        """Start relaying the answer, and return the receiver of its remaining bytes."""
         ports, attempt, self._refusal = self.ports, self.attempt, None
         assert attempt is not None
         self.call.answered(time.monotonic())
@@ -246,10 +246,10 @@ class CallFlow(ClientRequest):
             ports.placement.pauses.answered(backend, head, self.limits.refusal_pause_s_max)
         relay = self._relay = self._choose_relay(head)
         if not relay.can_move():
-            self.engine_request.forget_body()  # nothing is replayed any more
+            self.engine_request.forget_body()  # it is never sent again
         relay.keep_alive = head.keep_alive and not (rest and relay.decoder.done)
         if head.status == 200 and isinstance(relay, PassRelay):
-            self._first_token_seen()  # nothing more will be seen of it than that it comes
+            self._first_token_seen()  # this relay does not see tokens: the first byte counts as one
         feed = self._body_receiver(relay, head)
         if relay.decoder.done:
             relay.engine_finished()
@@ -258,13 +258,13 @@ class CallFlow(ClientRequest):
         self.client.flush()
         return feed
 
-    # 4. Another try
+    # 4. Retry
 
     def _move_on_if_refused(self, head: ResponseHead) -> bool:
-        """Takes the call elsewhere if the engine's first line says that it did not take it; returns whether it did."""
+        """Retry the call if the head of the engine's answer says that it was not served; return whether it is retried."""
         status = head.status
         if status in (200, 101):
-            if self.engine_request.streams_unasked and is_encoded(head):  # its events cannot be read
+            if self.engine_request.streams_unasked and is_encoded(head):  # compressed events cannot be read
                 self._ask_without_stream()
                 self._abort_attempt()
                 self._try_again()
@@ -281,7 +281,7 @@ class CallFlow(ClientRequest):
         return status == 404 and self._skip_backend()
 
     def attempt_failed(self, fault: EngineFault, *, blame: bool = True) -> None:
-        """Tries another backend, if there is one, after this one failed before its first byte; without `blame` it is well."""
+        """Try another backend after this one failed before its first byte. Without `blame`, its health stays as it is."""
         attempt = self.attempt
         assert attempt is not None
         if blame:
@@ -295,15 +295,15 @@ class CallFlow(ClientRequest):
         self._try_again()
 
     def ask_plainly(self) -> None:
-        """Asks again as the client put it: the engine refuses to stream this call."""
+        """Send the request again without streaming, as the client asked, because the engine refuses to stream it."""
         self._refusal = None
         self._ask_without_stream()
         self._withdraw_attempt()
         self._try_again()
 
     def abandon(self, why: str) -> None:
-        """Leaves a stuck engine: for another backend if the client has nothing but a stream's head, else with an error."""
-        if self.task is not None:  # it was still connecting
+        """Leave a stuck engine: try another backend if the client has at most a stream's head, else end with an error."""
+        if self.task is not None:  # still connecting
             self.task.cancel()
             self.task = None
         if self.can_move and (self.call.phase is Phase.SENT or self._begin_anew()):
@@ -312,7 +312,7 @@ class CallFlow(ClientRequest):
             self.end(reasons.ENGINE_WEDGED, why)
 
     def _begin_anew(self) -> bool:
-        """Drops an answer of which the client has seen no token; returns whether that could be done."""
+        """Discard an answer of which the client has seen no token; return False if that is not possible."""
         if self._relay is None or not self._relay.can_move() or not self._may_fail_over():
             return False
         if not self.engine_request.begin_anew(self.limits, self.ports.policy.settings.assemble):
@@ -321,7 +321,7 @@ class CallFlow(ClientRequest):
         return True
 
     def engine_lost(self, connection: EngineConnection, error: Exception | None) -> None:
-        """Takes the loss of the engine's connection: the end of the answer, a reason to try again, or a failure."""
+        """Handle the loss of the engine's connection: it ends the answer, calls for a retry, or is a failure."""
         attempt = self.attempt
         assert attempt is not None
         attempt.connection = None
@@ -332,13 +332,13 @@ class CallFlow(ClientRequest):
             if (error is not None and not self._relay.verdict()) or not self._relay.engine_closed():
                 self._engine_failed(reasons.ENGINE_DIED, str(error or ""))
         elif connection.was_closed_while_idle() and self._repeatable():
-            self._ask_again(attempt)  # the engine closed it as it lay idle, which says nothing about the engine
+            self._ask_again(attempt)  # the engine closed an idle connection, which is not a failure
         else:
             self.attempt_failed(EngineFault(reasons.ENGINE_DIED, "The engine closed the connection without an answer."))
 
     def engine_garbled(self, connection: EngineConnection, error: WireError) -> None:
         if self._relay is None and connection.reused and self._repeatable() and self.attempt is not None:
-            # What came may belong to an earlier answer on this connection. What the engine does for us is stopped with it.
+            # The bytes may belong to an earlier answer on this connection. Abort, as the engine may be at work on this call.
             backend = self.attempt.backend
             self._abort_attempt()
             self.attempt = Attempt(backend)
@@ -349,7 +349,7 @@ class CallFlow(ClientRequest):
             self._engine_failed(reasons.ENGINE_INVALID_ANSWER, f"The engine's answer is invalid: {error}.")
 
     def _ask_again(self, attempt: Attempt) -> None:
-        """Sends the same again, on a new connection: it was the kept one that failed, not the engine."""
+        """Send the same request on a new connection: the reused connection failed, not the engine."""
         self.call.attempts += 1
         self.task = TASKS.start("connect", self._connect(attempt))
 
@@ -368,7 +368,7 @@ class CallFlow(ClientRequest):
             self._abort(attempt, keep_place=False)
 
     def _withdraw_attempt(self) -> None:
-        """Lets go of an engine that does nothing for the call: there is nothing to abort, and nothing to wait for."""
+        """Release an attempt that the engine does no work for: there is nothing to abort or to wait for."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             self.ports.stopping.withdraw(attempt)
@@ -379,10 +379,10 @@ class CallFlow(ClientRequest):
         if self.call.phase is Phase.WAITING:
             self.reset_timer()
 
-    # 5. What the client's connection and the relay tell
+    # 5. Called by the client's connection and the relay
 
     def client_left(self, reason: Reason) -> None:
-        """Ends the call: its client hung up. If it has all of the answer but for the framing, that is how the call ends."""
+        """End the call because its client hung up; if it has the whole answer but for the framing, as the answer ended."""
         verdict = self._relay.verdict() if self._relay is not None and reason is reasons.CLIENT_FIN else None
         if verdict is None or self.client.stalled:
             self.end(reason)
@@ -392,7 +392,7 @@ class CallFlow(ClientRequest):
         self.end(*verdict)
 
     def first_token(self) -> None:
-        """Goes from the wait for the first token to the watch over gaps; nothing is replayed any more."""
+        """Switch the timer from the first token to gaps, and free the request's body, as there is no retry from here on."""
         self.engine_request.forget_body()
         self.reset_timer()
         self._first_token_seen()
@@ -402,20 +402,20 @@ class CallFlow(ClientRequest):
             self.ports.placement.first_token(self.ticket)
 
     def answer_whole(self, status: int, answer: Json, head: ResponseHead) -> None:
-        """Sends an answer that was put together here, as the engine itself would have given it."""
+        """Send an answer that was assembled here, as the engine itself would have sent it."""
         if self.attempt is not None:
             self.attempt.backend.adapter.complete(answer)
         try:
             body = orjson.dumps(answer)
-        except TypeError as error:  # what can be read can be too deep to be written
+        except TypeError as error:  # orjson reads deeper nesting than it writes
             raise WireError(f"cannot encode it as JSON: {error}") from None
         answers.whole(self, status, body, head)
 
-    # 6. The end is `ClientRequest.end`, for all kinds of requests
+    # 6. The end: `ClientRequest.end` does it for all kinds of requests
 
     def _release_place(self, ticket: Ticket[Placed]) -> None:
-        if self.engine_request.files and ticket.placed_on is not None:  # one that waits still counts with its size in the queue
-            ticket.size = 0  # so that nobody learns from it how many bytes of text make a token
+        if self.engine_request.files and ticket.placed_on is not None:  # the queue still counts a waiting one by its size
+            ticket.size = 0  # its bytes are not text, so bytes per token must not be learned from them
         super()._release_place(ticket)
 
     def _drop_references(self) -> None:
@@ -428,24 +428,24 @@ class CallFlow(ClientRequest):
         else:
             self.end(reason)
 
-    # Differs by kind: which clock, may it queue, what at the first byte, what at the end
+    # Differs by kind: the time limits, the queue, the first byte and the end
 
     def _clock(self, *, to_client: bool, from_engine: bool) -> CallTimeLimits:
-        """Makes the time limits, once it is known where the answer streams."""
+        """Return the time limits of an answer that streams from the engine, to the client, to neither, or both."""
         raise NotImplementedError
 
     def _continue(self) -> None:
-        """Goes on once the request is read."""
+        """Continue after the request has been read."""
         self.find_place()
 
     def _wait_for_room(self, head: ResponseHead) -> bool:
-        """Takes the call back from an engine without room, if it can be served elsewhere or later; returns whether it did."""
+        """Requeue the call if its engine has no room and it can be served elsewhere or later; return whether it was."""
         ticket, attempt, placement = self.ticket, self.attempt, self.ports.placement
         if ticket is None or attempt is None or self.call.attempts > self.limits.refusals_max:
             return False
         backend = attempt.backend
         if backend.adapter.hosted and backend.gets_client_key:
-            return False  # it is about the client's own key
+            return False  # the refusal is about the client's own key
         if not placement.note_refusal(ticket, backend, head, self.limits.refusal_pause_s_max):
             return False
         self._withdraw_attempt()
@@ -456,7 +456,7 @@ class CallFlow(ClientRequest):
         return True
 
     def _skip_backend(self) -> bool:
-        """Leaves a backend that does not know the model or the path for one that may; returns whether there is one."""
+        """Move on from a backend that does not know the model or the path; return False if there is no other."""
         ports, ticket, attempt = self.ports, self.ticket, self.attempt
         if ticket is None or attempt is None or not self.wanted.model:
             return False
@@ -469,27 +469,27 @@ class CallFlow(ClientRequest):
         return True
 
     def _may_fail_over(self) -> bool:
-        """Tells whether another backend may be tried after the one at hand."""
+        """Return whether another backend may be tried after the current one."""
         ticket, failover_max = self.ticket, self.ports.policy.limits.failover_max
         return ticket is not None and self.ports.placement.may_fail_over(ticket, self.call.backend, failover_max)
 
     def _place_again(self) -> None:
-        """Finds another place after an attempt that failed before its first byte."""
+        """Queue the call again after an attempt that failed before its first byte."""
         ticket = self.ticket
         assert ticket is not None
         ticket.blind = self.engine_request.blind
         self.ports.placement.fell_back(ticket)
 
     def _repeatable(self) -> bool:
-        """Tells whether the request may be sent again when its connection turns out to have been closed before."""
+        """Return whether the request may be sent again if its connection proves to have been closed before."""
         return True
 
     def _choose_relay(self, head: ResponseHead) -> Relay:
-        """Begins the client's answer, and chooses who passes on the rest of it."""
+        """Begin the client's answer, and choose the relay for the rest of it."""
         return self.engine_request.relay(self, head)
 
     def _body_receiver(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:
-        """Says where the engine's bytes go."""
+        """Return the receiver of the engine's bytes."""
         return relay.feed
 
     def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
@@ -497,4 +497,4 @@ class CallFlow(ClientRequest):
 
 
 def _ignore(data: bytes) -> None:
-    """What an engine sends behind an answer that is not relayed."""
+    """Discard the rest of an answer that is not relayed."""

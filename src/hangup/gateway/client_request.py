@@ -1,7 +1,7 @@
-"""One request and its one end: what every kind of call has, whether an engine answers it or we do.
+"""The base class of all requests, whether an engine or the gateway answers them: their timers and their end.
 
-A request ends exactly once, whoever wants it to: a client that hangs up, a limit, a failing engine, an operator, the drain.
-`core.Call.end` picks the first, and `end` lets go of everything the request holds: its engine or task, its client, its place.
+A request ends exactly once, whatever the cause: the client hangs up, a limit, a failing engine, an operator, the drain.
+`core.Call.end` accepts the first cause, and `end` then releases all that the request holds: engine, task, client, place.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from hangup.gateway.routing import Routing
 from hangup.gateway.stopping import Attempt, Stopping
 from hangup.gateway.uploads import Uploads
 
-_NO_ENGINE = frozenset([reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])  # a no, as a refusal is: it says when to come back
+_NO_ENGINE = frozenset([reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])  # answered like a refusal, with `retry-after`
 
 
 class FlowPorts(NamedTuple):
-    """What calls use, and share."""
+    """The parts of the gateway that all calls share."""
 
     loop: asyncio.AbstractEventLoop
     log: Log
@@ -58,9 +58,9 @@ class FlowPorts(NamedTuple):
 
 
 class ClientRequest:
-    """A request that a client waits for, from its head to its end."""
+    """A client's request, from its head to its end."""
 
-    may_be_silent = False  # nothing need come from its engine for as long as it likes
+    may_be_silent = False  # True if its engine may send nothing for any length of time
 
     __slots__ = (
         "_relay",
@@ -91,46 +91,46 @@ class ClientRequest:
         self.limits = request.limits
         self.body_bytes_max = request.body_bytes_max
         self.body_s = request.body_s
-        self.held_bytes = 0  # of `media_held_bytes_max`
-        self.task: asyncio.Task[None] | None = None  # the one thing that it waits for: cancelled when the call ends
+        self.held_bytes = 0  # counted against `media_held_bytes_max`
+        self.task: asyncio.Task[None] | None = None  # the one task that it waits for; cancelled when the call ends
         self.ticket: Ticket[Placed] | None = None  # its place in the queue or on a backend
-        self.attempt: Attempt | None = None  # what it holds at a backend
+        self.attempt: Attempt | None = None  # the current attempt, and all that it holds at a backend
         self.heartbeat: asyncio.TimerHandle | None = None  # cancelled when the call ends
-        self._relay: Relay | None = None  # who passes the engine's answer on
-        self.stalls = 0  # times that its client could not take more
-        self.pending_stop: PendingStop | None = None  # what it left behind in an engine
-        self.ends_on_drain = False  # its answer is a stream of a job's events, which goes on elsewhere, or later
+        self._relay: Relay | None = None  # passes the engine's answer on
+        self.stalls = 0  # how often its client stopped reading
+        self.pending_stop: PendingStop | None = None  # its abort, until the engine has stopped
+        self.ends_on_drain = False  # True for a stream of a job's events: the client can resume it elsewhere, or later
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.call!r} {self.client!r}>"
 
     @property
     def backend(self) -> Backend | None:
-        """The backend that works for it now."""
+        """The backend of the current attempt."""
         return self.attempt.backend if self.attempt is not None else None
 
     @property
     def engine_key(self) -> str:
-        """The name that its engine knows it by, once it has it."""
+        """The id under which the engine knows the call; "" until it was sent."""
         return self.attempt.key if self.attempt is not None else ""
 
     @property
     def connected(self) -> bool:
-        """Whether it has a connection to an engine."""
+        """True if it has a connection to an engine."""
         return self.attempt is not None and self.attempt.connection is not None
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether tokens come of it, so that their pace says something."""
+        """True if its answer consists of tokens, so that their pace tells how the engine is doing."""
         return False
 
     def hand_over(self, connection: ClientConnection, to: ClientRequest) -> None:
-        """Lets a request of another kind carry the call on; this one holds nothing any more."""
+        """Pass the call to a request of another kind. This one holds nothing from here on."""
         to.held_bytes, self.held_bytes = self.held_bytes, 0
         self.ports.registry.add(to)
         connection.handler = to
 
-    # What the client's connection tells
+    # Called by the client's connection
 
     def body_piece(self, piece: bytes) -> bool:
         return False
@@ -139,41 +139,41 @@ class ClientRequest:
         raise NotImplementedError
 
     def client_left(self, reason: Reason) -> None:
-        """Ends the call: its client hung up."""
+        """End the call because its client hung up."""
         self.end(reason)
 
     def refuse(self, reason: Reason, detail: str = "") -> None:
-        """Ends the call: what its client sends is not taken."""
+        """End the call because its request is not accepted."""
         if reason is reasons.BODY_TOO_LARGE and not detail:
             limit = "media_bytes_max" if self.api.media else reason.code
             detail = f"The request's body is too large: the limit is {self.body_bytes_max} bytes ({limit})."
         self.end(reason, detail)
 
     def pause_engine(self) -> None:
-        """Stops taking more of the answer: the client does not read what it has."""
+        """Stop reading from the engine, because the client does not read."""
         self.stalls += 1
         if self.attempt is not None and self.attempt.connection is not None:
             self.attempt.connection.pause()
 
     def resume_engine(self) -> None:
-        """Goes on: the client has read."""
+        """Read from the engine again, because the client has caught up."""
         if self.attempt is not None and self.attempt.connection is not None:
             self.attempt.connection.resume()
 
     def abandon(self, why: str) -> None:
-        """Leaves an engine that is stuck."""
+        """Leave an engine that is stuck."""
 
-    # Time
+    # Time limits
 
     def reset_timer(self) -> None:
-        """Sets the connection's one timer, which watches over its call, too."""
+        """Set the connection's one timer, which serves its call too, to the call's next limit."""
         self.client.set_due(self.call.next_due())
 
     def on_due(self) -> None:
         try:
             self._check_limits()
         except Exception as error:
-            self.fault(error)  # the client of a job's item has nobody else who would
+            self.fault(error)  # nothing else catches it where the client is a job's item
 
     def _check_limits(self) -> None:
         reason = self.call.overdue(time.monotonic())
@@ -183,13 +183,13 @@ class ClientRequest:
             self._reach_limit(reason)
 
     def _reach_limit(self, reason: Reason) -> None:
-        """Ends the call at its limit."""
+        """End the call because it reached a limit."""
         self.end(reason)
 
     # The end
 
     def end(self, reason: Reason, detail: str = "") -> None:
-        """Ends the call: whoever is first says why, and everything it holds is let go of here."""
+        """End the call and release all that it holds. Only the first caller's reason counts; later calls do nothing."""
         ending = self.call.end(reason, time.monotonic(), detail)
         if ending is None:
             return
@@ -197,19 +197,19 @@ class ClientRequest:
         if not guard(id, self._stop_work, ending):
             guard(id, self._cut_connection)
         if self._relay is not None:
-            guard(id, self._relay.settle)  # a last look at what the engine told about its tokens
+            guard(id, self._relay.settle)  # takes over the engine's own token counts
         if not guard(id, self._tell_client, ending):
             guard(id, self.client.drop)
         self._record_end(guard)
         self._drop_references()
 
     def fault(self, error: Exception) -> None:
-        """Ends the call after a bug of ours: it costs this call and no other."""
+        """End the call after a bug in the gateway, which must not affect other calls."""
         self.ports.log.fault(error, self.call.id)
         self.end(reasons.INTERNAL)
 
     def _stop_work(self, ending: Ending) -> None:
-        """Stops whatever is done for the call: its timer, its task, its engine."""
+        """Stop all work for the call: its heartbeat, its task, its engine."""
         if self.heartbeat is not None:
             self.heartbeat.cancel()
             self.heartbeat = None
@@ -229,19 +229,20 @@ class ClientRequest:
         self.attempt = None
 
     def _cut_connection(self) -> None:
-        """Stops the engine the hard way, after a bug of ours: its connection is cut, and its slot is free."""
+        """Cut the engine's connection and free its slot, after a bug kept `_stop_work` from stopping it."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             self.ports.stopping.withdraw(attempt)
 
     def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
-        """Stops the engine's work; returns what the reaper must look after, if anything. `keep_place`: the call has ended, and
-        its place in the engine is free only when the engine has stopped."""
+        """Stop the engine's work, and return the stop that the reaper must watch, if any.
+
+        `keep_place`: the call has ended, and its place in the engine stays taken until the engine has stopped."""
         self.ports.stopping.withdraw(attempt)
         return None
 
     def _drop_references(self) -> None:
-        """Breaks cycles between objects, so that they are freed here, and not when the collector comes round."""
+        """Break reference cycles, so that the objects are freed now and not by the garbage collector."""
         self._relay = None
 
     def _tell_client(self, ending: Ending) -> None:
@@ -260,7 +261,7 @@ class ClientRequest:
                 client.break_off()
 
     def _at_event_boundary(self) -> bool:
-        """Tells whether an error event can follow what the client has."""
+        """Return whether an error event may follow the bytes that the client has."""
         return self._relay is None or self._relay.at_event_boundary()
 
     def _error_headers(self, reason: Reason) -> Headers:
@@ -271,9 +272,9 @@ class ClientRequest:
         return headers + ports.origins.headers(self.request.head)
 
     def _record_end(self, guard: Callable[..., bool]) -> None:
-        """Writes the call down, and gives what it held to the next one."""
+        """Record the call, and give its place to the next one."""
         ports, call, ticket = self.ports, self.call, self.ticket
-        self.ticket = None  # they point at each other
+        self.ticket = None  # ticket and request refer to each other
         if self.held_bytes:
             ports.uploads.release(self.held_bytes)
             self.held_bytes = 0
@@ -286,15 +287,15 @@ class ClientRequest:
         guard(call.id, self._record_cost, ticket)
 
     def _release_place(self, ticket: Ticket[Placed]) -> None:
-        """Frees the call's place, but not one in an engine that may still be at work on it: that is the reaper's to free."""
+        """Free the call's place. If the engine may still work on the call, the reaper frees the place in the engine."""
         self.ports.placement.end(ticket, self.call, steady=not self.stalls, hold=self.pending_stop is not None)
 
     def _record_cost(self, ticket: Ticket[Placed] | None) -> None:
-        """Books what the call cost, and lets those know whom it was for."""
+        """Record in the ledger what the call cost; an item of a job leaves that to its job."""
         self.ports.accounting.record_cost(self.call, ticket)
 
     def waits_for(self) -> str:
-        """Says what the call is waiting for, for operators."""
+        """Say, for operators, what the call is waiting for."""
         call = self.call
         match call.phase:
             case Phase.RECEIVING:

@@ -1,7 +1,7 @@
-"""What is asked of an engine: a body that is passed on as it is, or a generation, which is read, capped and counted.
+"""Requests to engines: a body that is passed on unchanged, or a generation, which is parsed, capped and counted.
 
-It knows what the admission must know of it (`prompt_tokens`, `choices` and so on), how an engine is asked for it (`encode`) and
-which relay its answer needs (`relay`).
+A request tells admission its size (`prompt_tokens`, `choices` and so on), encodes itself for an engine (`encode`), and chooses
+the relay for its answer (`relay`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hangup.gateway.relay.stream import StreamRelay
 from hangup.gateway.request_policy import IncomingRequest, check_model_name, client_kind
 from hangup.gateway.stopping import Attempt
 
-# Another backend may do better; 501 and 505 are about the request.
+# Another backend may answer instead. 501 and 505 are missing, because they are about the request itself.
 FAILED_STATUSES = frozenset([500, 502, 503, 504])
 _NO_VALUE: Json = {}
 
@@ -40,7 +40,7 @@ class AnsweredSink(RelaySink, answers.Answered, Protocol):
 
 
 class EngineRequest:
-    """A request whose body means nothing to us: embeddings, audio, whatever is passed on."""
+    """A request whose body is passed on without being parsed: embeddings, audio, and all other paths."""
 
     __slots__ = (
         "_body",
@@ -58,21 +58,21 @@ class EngineRequest:
 
     def __init__(self, api: Api, head: RequestHead, body: bytes) -> None:
         self.api = api
-        self.renamed = ""  # the model's own name, where the client used an alias
-        self.files = 0  # images and the like that belong to the prompt
-        self.choices = 1  # answers that are asked for,
-        self.output_max = 0  # and tokens of each of them, at most
-        self.blind = not api.sized  # nothing is seen of the answer before its end, and nothing tells when that should come
-        self.whole = api.sized  # the answer comes as one, in a time that depends on what is sent
-        self.streams = False  # the engine is asked to stream,
-        self.streams_unasked = False  # though the client wants a whole answer
+        self.renamed = ""  # the model's real name, if the client used an alias
+        self.files = 0  # images and other files in the prompt
+        self.choices = 1  # answers requested,
+        self.output_max = 0  # and the maximum of tokens in each
+        self.blind = not api.sized  # True if the answer arrives all at once, after an unpredictable time
+        self.whole = api.sized  # True if the answer arrives all at once, after a time that depends on the input's size
+        self.streams = False  # True if the engine is asked to stream,
+        self.streams_unasked = False  # although the client wants a whole answer
         self._head = head
         self._body = body
 
     # For the admission
 
     def prompt_tokens(self, estimate: Callable[[int], int]) -> int:
-        """Tells about how many tokens the prompt has; the bytes of files say nothing about that."""
+        """Estimate the prompt's tokens. The size of a file says nothing about them."""
         if self.api.media:
             self.files = 1
             return estimate(0)
@@ -81,7 +81,7 @@ class EngineRequest:
     def ticket(
         self, flow: Placed, eligible: BackendNames, estimate: Callable[[int], int], *, job: bool, yields: int
     ) -> Ticket[Placed]:
-        """Makes the ticket that stands for a call in the queue and on a backend."""
+        """Make the ticket that represents the call in the queue and on a backend."""
         call, fields = flow.call, self._head.fields
         clock, start = call.clock, call.started_at
         return Ticket(
@@ -106,13 +106,13 @@ class EngineRequest:
     # For the engine
 
     def model(self, *, search: bool) -> str:
-        """Finds the model that is asked for; a body that is not read otherwise is searched only where it matters."""
+        """Return the requested model. Without `search`, a body that is not parsed is not searched for it either."""
         if not search:
             return ""
         return model_field.find(self._body, self._head.fields.get(b"content-type", b""), self._head.query)
 
     def encode(self, attempt: Attempt, key: str) -> tuple[str, bytes, bytes | None]:
-        """Makes path, body and query as this engine gets them; no query means the client's own."""
+        """Return path, body and query for this engine; None as query stands for the client's own."""
         head, body = self._head, self._body
         if not self.renamed:
             return head.path, body, None
@@ -121,20 +121,20 @@ class EngineRequest:
         return head.path, body, model_field.in_query(head.query, self.renamed)
 
     def forget_body(self) -> None:
-        """Frees the body: nothing is replayed any more."""
+        """Free the body, as the request is never sent again."""
         self._body = b""
 
     def ask_plainly(self) -> None:
-        """Asks the engine as the client did, without a stream."""
+        """Change the request to what the client sent: without a stream."""
 
     def begin_anew(self, limits: LimitSettings, assemble: bool) -> bool:
-        """Forgets what has come of an answer; False if that cannot be taken back."""
+        """Discard what has been read of an answer; return False if that is not possible."""
         return False
 
     # For the answer
 
     def relay(self, sink: AnsweredSink, head: ResponseHead) -> Relay:
-        """Begins the client's answer, and chooses the relay for the rest of it."""
+        """Begin the client's answer, and return the relay for the rest of it."""
         return self._pass(sink, head, self.decoder(head), has_events=False, api=None)
 
     def decoder(self, head: ResponseHead) -> BodyDecoder:
@@ -159,7 +159,7 @@ class GenerationRequest(EngineRequest):
     def __init__(self, api: Api, head: RequestHead, body: bytes, ask: Ask, value: Json) -> None:
         self.api = api
         self.ask = ask
-        self.value = value  # the body, read
+        self.value = value  # the parsed body
         self.renamed = ""
         self.files = 0
         self.choices = ask.choices
@@ -216,7 +216,7 @@ class GenerationRequest(EngineRequest):
         self._note_streams()
 
     def begin_anew(self, limits: LimitSettings, assemble: bool) -> bool:
-        if self.ask.assembler is not None:  # it may have taken something in
+        if self.ask.assembler is not None:  # it may have consumed events
             self.ask = self.api.read(self._head.path, self.value, limits, assemble)
             self._note_streams()  # a reload may have changed whether answers are assembled
         return True
@@ -229,7 +229,7 @@ class GenerationRequest(EngineRequest):
         is_stream = has_events and not is_encoded(head)
         if is_stream and ask.assembler is not None:
             return AssembleRelay(sink, decoder, api, ask, ask.assembler, head)
-        if sink.call.answering_client and not is_stream:  # a heartbeat was quicker
+        if sink.call.answering_client and not is_stream:  # a heartbeat has begun the answer
             return ErrorRelay(sink, decoder, api, head.status)
         if is_stream and ask.stream:
             answers.begin(sink, head.status, head, True)
@@ -243,16 +243,16 @@ NO_ENGINE_REQUEST = EngineRequest(UNKNOWN, RequestHead(b"GET / HTTP/1.1\r\nhost:
 def read_request(
     request: IncomingRequest, body: bytes, structure: jsonbody.Structure | None, *, assemble: bool
 ) -> EngineRequest:
-    """Reads what a client asks for, and how much of it is allowed; what cannot be is refused.
+    """Parse a client's request and apply the limits; raise a `Refusal` if it cannot be served.
 
-    `structure` has counted a large body as it came."""
+    `structure` holds the checks that were made while a large body arrived."""
     api, head, route, limits = request.api, request.head, request.route, request.limits
     if not api.generates or route is None:
         plain = EngineRequest(api, head, body)
-        plain.choices = count_inputs(body)  # texts that each get an answer
+        plain.choices = count_inputs(body)  # each text gets an answer of its own
         return plain
     value = jsonbody.decode(body, structure, limits.json_elements_max, limits.json_depth_max)
-    api = request.api = route.api_for(value)  # which a refusal from here on must speak
+    api = request.api = route.api_for(value)  # a refusal from here on must have this API's format
     if not api.generates:
         return EngineRequest(api, head, body)
     ask = api.read(head.path, value, limits, assemble)
@@ -261,7 +261,7 @@ def read_request(
 
 
 def is_encoded(head: ResponseHead) -> bool:
-    """Tells whether the engine compressed its answer, though it was asked not to."""
+    """Return whether the engine compressed its answer, although it was asked not to."""
     return head.fields.get(b"content-encoding", b"identity").lower() not in (b"identity", b"")
 
 

@@ -1,4 +1,4 @@
-"""The gateway: its parts, put together. What each of them does is in its own module; here is only who gets whom.
+"""Puts the parts of the gateway together. Each part has a module of its own; this one only connects them.
 
 Intake ──▶ kinds/ (CallFlow) ──▶ Routing, Placement ──▶ core.admission
                     │   └──────▶ Stopping ──▶ Reaper
@@ -93,8 +93,8 @@ class Gateway:
         return self.policy.limits
 
     def configure(self, settings: Settings) -> None:
-        """Takes new settings into use, all or none; calls that run keep what they started with."""
-        backends = self.backends.prepare(settings)  # what can fail comes first: nothing may be half in effect
+        """Apply new settings, all or none; running calls keep the ones they started with."""
+        backends = self.backends.prepare(settings)  # first, because it can fail, and settings must not be half applied
         self.policy.configure(settings)
         self.intake.configure(settings)
         self.placement.configure(settings.limits, {tenant.name: TenantTerms.of(tenant) for tenant in settings.tenant})
@@ -113,13 +113,13 @@ class Gateway:
         )
 
     def _backend_changed(self, backend: Backend) -> None:
-        self.stopping.reaper.look(backend)  # what it runs already may take the room that calls would get
+        self.stopping.reaper.look(backend)  # orphans that it already runs may take up room
         self.placement.backend_changed(backend)
 
-    # The process ends
+    # Shutdown
 
     def start_drain(self) -> None:
-        """Takes no new calls; idle connections close, busy ones after their answer."""
+        """Stop accepting calls. Idle connections close now, busy ones after their answer."""
         self.intake.draining = True
         if self.jobs.api is not None:
             self.jobs.api.registry.stop()
@@ -127,11 +127,11 @@ class Gateway:
         self.intake.close_after_answers()
 
     def end_all(self, reason: Reason) -> None:
-        """Ends all live calls."""
+        """End all live calls."""
         self.registry.end_all(reason, self.log.guard)
 
     async def close(self) -> None:
-        """Lets go of everything; no call is live any more."""
+        """Close all parts, after the last call has ended."""
         self._paces.close()
         self.placement.close()
         if self.jobs.provider is not None:

@@ -1,4 +1,4 @@
-"""Takes requests in: each head becomes a call of its kind, or is refused. Nothing of the body is read before this."""
+"""Opens a call of the right kind for each request's head, or refuses the request, before any of its body is read."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _UNREADABLE = RequestHead(b"GET / HTTP/1.1\r\nhost: unknown\r\n\r\n", count_max=
 
 
 class Intake(ClientConnections):
-    """Owns the clients' connections, and opens a call for each request that they bring."""
+    """Owns the clients' connections, and opens a call for each of their requests."""
 
     def __init__(self, ports: FlowPorts) -> None:
         super().__init__(ports.policy.limits)
-        self.tls: ssl.SSLContext | None = None  # of the data port
+        self.tls: ssl.SSLContext | None = None  # for the data port
         self.half_close_is_hangup = True
         self.draining = False
         self._ports = ports
@@ -46,13 +46,13 @@ class Intake(ClientConnections):
         self.half_close_is_hangup = settings.half_close == "hangup"
 
     def why_not_ready(self) -> Reason | None:
-        """Tells why a call that came now could not be served, as far as is known; None if it could."""
+        """Return why a new call could not be served now, as far as known; None if it could."""
         if self.draining:
             return reasons.DRAINING
         return None if self._ports.backends.any_ready() else reasons.NO_BACKEND
 
     def open(self, connection: ClientConnection, head: RequestHead) -> ClientRequest | Probe | None:
-        """Opens the call that a request asks for; None when it was refused."""
+        """Open the call for a request; return None if the request was refused."""
         ports = self._ports
         route = ports.policy.router.find(head.path)
         if route is not None and route.api is HEALTH and head.method in allowed_methods(route):
@@ -68,20 +68,20 @@ class Intake(ClientConnections):
         except Refusal as refusal:
             self._refuse(connection, call, request, refusal)
             return None
-        except Exception as error:  # nobody else would end it
+        except Exception as error:  # nothing else would end the call
             LiveCall(ports, connection, call, request).fault(error)
             return None
         ports.registry.add(flow)
         return flow
 
     def refuse_unreadable(self, connection: ClientConnection, reason: Reason, detail: str) -> None:
-        """Refuses a request that could not be read, and closes its connection."""
+        """Refuse a request that could not be parsed, and close its connection."""
         ports = self._ports
         call = Call(ports.policy.ids.new(), time.monotonic(), connection.peer)
         self._refuse(connection, call, IncomingRequest(_UNREADABLE, ports.policy.limits, None), Refusal(reason, detail))
 
     def _trace(self, call: Call, traceparent: bytes | None) -> None:
-        """Joins the client's trace, or begins one."""
+        """Join the client's trace, or begin a new one."""
         if traceparent is not None and (match := TRACEPARENT.fullmatch(traceparent)):
             call.trace_id = match["trace"].decode("ascii")
         if self._ports.accounting.tracer is not None:
@@ -89,11 +89,11 @@ class Intake(ClientConnections):
 
     def _refuse(self, connection: ClientConnection, call: Call, request: IncomingRequest, refusal: Refusal) -> None:
         if refusal.reason is reasons.DRAINING:
-            connection.close_after_this()  # whoever keeps the connection finds no one here later
+            connection.close_after_this()  # on a kept connection, the client's next request would find no server
         LiveCall(self._ports, connection, call, request).refuse(refusal.reason, refusal.detail)
 
     def _choose_kind(self, connection: ClientConnection, call: Call, request: IncomingRequest) -> ClientRequest:
-        """Decides what a request is, if it is allowed."""
+        """Return a call of the kind that the request needs; raise a `Refusal` if it is not allowed."""
         ports, head = self._ports, request.head
         if head.path == "*":
             return ServerOptions(ports, connection, call, request)
@@ -108,7 +108,7 @@ class Intake(ClientConnections):
             return WebSocketCall(ports, connection, call, request)
         if api.about_jobs:
             return self._about_jobs(connection, call, request)
-        # What is no inference takes no place.
+        # Requests that need no inference take no place in an engine.
         is_question = api.question or (isinstance(api, PassThroughApi) and head.method in ("GET", "HEAD"))
         flow = (EngineQuestion if is_question else LiveCall)(ports, connection, call, request)
         if api.media:
@@ -116,7 +116,7 @@ class Intake(ClientConnections):
         return flow
 
     def _about_jobs(self, connection: ClientConnection, call: Call, request: IncomingRequest) -> ClientRequest:
-        """Decides who answers a request about jobs: the provider that has them, an engine, or we."""
+        """Choose who answers a request about jobs: the provider that runs them, an engine, or the gateway."""
         ports, jobs = self._ports, self._ports.jobs
         if jobs.provider is not None:
             target, stream = target_of(request.head)

@@ -1,4 +1,4 @@
-"""Between a call and the admission: tickets go in, and what is decided about them comes back to their calls.
+"""Connects calls with admission: passes their tickets in, and carries out what admission decides about them.
 
 call ── place, fell_back, refused, end ──▶ Placement ──▶ core.admission (decides)
   ◀────────── placed, or end ──────────────────┘ actions, carried out one after another (`actions.py`)
@@ -23,7 +23,7 @@ from hangup.gateway.backends.backend import Backend
 from hangup.gateway.http.head import Headers, ResponseHead
 from hangup.gateway.pauses import BackendPauses, worth_waiting
 
-BackendNames = frozenset[str] | None  # the backends that can answer a call, by name; None: any
+BackendNames = frozenset[str] | None  # names of the backends that can answer a call; None: any
 
 
 class Placed(Protocol):
@@ -33,10 +33,10 @@ class Placed(Protocol):
     def call(self) -> Call: ...
 
     def eligible_backends(self) -> BackendNames:
-        """Finds anew which backends can answer it."""
+        """Return the backends that can answer it now."""
 
     def placed(self, backend: Backend, *, waited: bool) -> None:
-        """It is its turn, on this backend."""
+        """Start on this backend, which has a place for it."""
 
     def end(self, reason: Reason, detail: str = "") -> None: ...
 
@@ -44,7 +44,7 @@ class Placed(Protocol):
 
 
 class Placement:
-    """Owns the queue. Whoever changes what is free calls a method of this class, which starts those whose turn it is."""
+    """Owns the queue. Every change of free capacity goes through a method of this class, which starts the next calls."""
 
     def __init__(self, limits: LimitSettings, backends: Backends, loop: asyncio.AbstractEventLoop) -> None:
         self.admission: Admission[Placed] = Admission(limits, [], random.random)
@@ -53,30 +53,30 @@ class Placement:
         self._act: Callable[[Iterable[Action[Placed]]], None] = ActionLoop(self._carry_out, self._action_failed).run
 
     def configure(self, limits: LimitSettings, terms: dict[str, TenantTerms]) -> None:
-        """Takes new limits and the tenants' terms into use."""
+        """Apply new limits and the tenants' terms."""
         self.admission.configure(limits, terms)
 
     def use(self, backends: Iterable[Backend]) -> None:
-        """Takes these backends into use; one that is retired still gets its calls' places back."""
+        """Use these backends from now on; a retired one still gets its calls' places back."""
         self.admission.fleet.set_loads(backend.load for backend in backends)
 
-    # A call on its way
+    # Calls
 
     def place(self, ticket: Ticket[Placed], tenant: str) -> None:
-        """Starts the call, puts it in line or refuses it; the ticket stands for whatever it holds until the end."""
+        """Start the call, queue it or refuse it. The ticket represents all that the call holds, until its end."""
         self._act(self.admission.arrive(ticket, tenant, time.monotonic()))
 
     def fell_back(self, ticket: Ticket[Placed]) -> None:
-        """Places a call again that its backend failed before the first byte."""
+        """Place a call again after its backend failed before the first byte."""
         self._act(self.admission.fell_back(ticket, time.monotonic()))
 
     def may_fail_over(self, ticket: Ticket[Placed], backend: str, failover_max: int) -> bool:
-        """Tells whether another backend may be tried after the one at hand."""
+        """Return whether another backend may be tried after this one."""
         tried = ticket.tried | {backend}
         return len(tried) <= failover_max and self.admission.fleet.usable(tried, ticket.eligible)
 
     def skip(self, ticket: Ticket[Placed], backend: str, backends_max: int) -> bool:
-        """Leaves a backend out that does not know the call's model; returns whether another one can be asked."""
+        """Exclude a backend that does not know the call's model; return False if there is no other to try."""
         tried = ticket.tried | {backend}
         if len(tried) > backends_max or not self.admission.fleet.usable(tried, ticket.eligible):
             return False
@@ -84,8 +84,9 @@ class Placement:
         return True
 
     def note_refusal(self, ticket: Ticket[Placed], backend: Backend, head: ResponseHead, pause_s_max: float) -> bool:
-        """Notes that a backend has no room for the call; tells whether it may go elsewhere or wait, so that its client need
-        not hear of it. If so, `refused` follows."""
+        """Note that a backend has no room for the call; return whether the call can go elsewhere or wait.
+
+        If so, the client does not see the refusal, and the caller must call `refused`."""
         self.pauses.refused(backend, ticket.sent_at, head, pause_s_max)
         tried = ticket.tried | {backend.name}
         if self.admission.fleet.has_other(tried, ticket.eligible):
@@ -94,19 +95,19 @@ class Placement:
         return worth_waiting(backend.load, min(ticket.queue_by, ticket.first_by, ticket.all_by))
 
     def refused(self, ticket: Ticket[Placed]) -> None:
-        """Places a call again for which its backend had no room."""
+        """Place a call again after its backend had no room for it."""
         self._act(self.admission.refused(ticket, time.monotonic()))
 
     def first_token(self, ticket: Ticket[Placed]) -> None:
-        """Notes that the wait for the first token is over."""
+        """Note that the call's first token has arrived."""
         actions = self.admission.first_token(ticket, time.monotonic())
         if actions:
             self._act(actions)
 
     def end(self, ticket: Ticket[Placed], call: Call, *, steady: bool, hold: bool) -> None:
-        """Gives whatever the call held to the next one, in this turn; with `hold`, all but its place in the engine.
+        """Give all that the call held to the next one, at once; with `hold`, all but its place in the engine.
 
-        `steady`: nothing but the engine set the pace of the answer."""
+        `steady`: only the engine set the pace of the answer, because the client never stalled."""
         load, outcome = ticket.placed_on, call.outcome
         actions = self.admission.end(
             ticket,
@@ -124,13 +125,13 @@ class Placement:
             self._act(actions)
 
     def release_held(self, load: BackendLoad, kv: int) -> None:
-        """Frees a place that was held until the engine let go of its call."""
+        """Free a place that was held until the engine stopped its call."""
         actions = self.admission.release_held(load, kv, time.monotonic())
         self._backends.close_if_done(load)
         self._act(actions)
 
     def retry_headers(self, ticket: Ticket[Placed] | None, tenant: str, reason: Reason) -> Headers:
-        """Tells a client whose call was shed when to come back."""
+        """Return the headers that tell the client of a shed call when to retry."""
         admission = self.admission
         eligible = None if ticket is None else ticket.eligible
         seconds = math.ceil(admission.retry_after_s(tenant, reason, time.monotonic(), eligible))
@@ -142,29 +143,29 @@ class Placement:
     # Backends
 
     def dispatch(self) -> None:
-        """Starts those who wait, as far as there is room."""
+        """Start queued calls, as far as there is room."""
         self._act(self.admission.dispatch(time.monotonic()))
 
     def backend_changed(self, backend: Backend) -> None:
-        """Takes note of a backend that went up, down, into quarantine, or that was drained."""
+        """Note that a backend went up, went down, was quarantined, or was drained."""
         self.admission.fleet.refresh()
         self.dispatch()
 
     def queue_reported(self, backend: Backend, waiting: int) -> None:
-        """Takes note of how many calls wait in the engine, by its own figures."""
+        """Note how many calls wait in the engine's own queue, by its own figures."""
         self._act(self.admission.engine_reported(backend.load, waiting, time.monotonic()))
 
     def steps_seen(self, steps: Iterable[tuple[BackendLoad, float, float]]) -> None:
-        """Takes note of how long a token takes on a backend just now: backend, seconds, when that was seen."""
+        """Note how long a token currently takes on each backend: its load, the seconds, the time of the measurement."""
         actions: list[Action[Placed]] = []
         for load, seconds, at in steps:
             actions += self.admission.step(load, seconds, at)
         if self.admission.jobs.count:
-            actions += self.admission.dispatch(time.monotonic())  # what was kept free for live calls may have become less
+            actions += self.admission.dispatch(time.monotonic())  # less room may be reserved for live calls now
         self._act(actions)
 
     def regroup(self) -> None:
-        """Finds anew which backends each waiting call can go to."""
+        """Find again which backends can answer each queued call."""
         for line in (self.admission.queue, self.admission.jobs):
             line.regroup(lambda ticket: ticket.key.eligible_backends())
         self.dispatch()
@@ -182,7 +183,7 @@ class Placement:
     def close(self) -> None:
         self.pauses.close()
 
-    # What was decided
+    # Carrying out decisions
 
     def _carry_out(self, action: Action[Placed]) -> None:
         ticket, load, reason = action

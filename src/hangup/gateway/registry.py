@@ -1,4 +1,4 @@
-"""What exists right now: live calls, the calls that ended last, and the clients' connections."""
+"""Keeps the live calls, the last ended calls, and the clients' connections."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hangup.core.call import Call
 from hangup.core.reasons import Reason
 from hangup.gateway.client.connection import ClientConnection
 
-TURNED_AWAY_MAX = 32  # connections beyond connections_max that are being told so; any more are cut
+TURNED_AWAY_MAX = 32  # connections beyond connections_max that get an error answer; any more are cut
 
 
 class Endable(Protocol):
-    """A live call, as the registry sees it."""
+    """A live call, as far as the registry needs it."""
 
     @property
     def call(self) -> Call: ...
@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Endable)
 
 
 class CallRegistry(Generic[F]):
-    """Live calls by id, and the calls that ended last."""
+    """The live calls by id, and the last ended calls."""
 
     def __init__(self, ended_max: int) -> None:
         self.live: dict[str, F] = {}
@@ -37,45 +37,45 @@ class CallRegistry(Generic[F]):
         self.idle.set()
 
     def add(self, flow: F) -> None:
-        """Makes a call live. Another flow of the same call takes the place of the one before."""
+        """Add a live call. A new flow of the same call replaces the one before."""
         if not self.live:
             self.idle.clear()
         self.live[flow.call.id] = flow
 
     def remove(self, call: Call) -> None:
-        """Takes a call that has ended out of the live ones, and keeps it among the ended."""
+        """Move a call from the live calls to the ended ones."""
         self.live.pop(call.id, None)
         if not self.live:
             self.idle.set()
         self.ended.append(call)
 
     def find(self, id: str) -> Call | None:
-        """Finds a call by its id, live or ended."""
+        """Find a live or ended call by its id."""
         flow = self.live.get(id)
         if flow is not None:
             return flow.call
         return next((call for call in reversed(self.ended) if call.id == id), None)
 
     def end_all(self, reason: Reason, guard: Callable[..., bool], which: Callable[[F], bool] = lambda flow: True) -> None:
-        """Ends all live calls that are meant; one that fails to end keeps no other alive."""
+        """End all live calls that `which` selects; an error in one does not keep the others alive."""
         for flow in [flow for flow in self.live.values() if which(flow)]:
             guard(flow.call.id, flow.end, reason)
 
 
 class ClientConnections:
-    """Counts clients' connections against what is allowed: the owner of sockets that `edge` asks for room."""
+    """Counts the clients' connections against the limits, and decides whether a new one has room."""
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
         self.open_connections: set[ClientConnection] = set()
-        self.turned_away: set[ClientConnection] = set()  # they are being told that there is no room
-        self.connections_allowed = limits.connections_max  # fewer where file descriptors are scarce
+        self.turned_away: set[ClientConnection] = set()  # these get an error answer, because there is no room
+        self.connections_allowed = limits.connections_max  # lower if file descriptors are scarce
         self.connections_refused = 0
-        self.handshakes = 0  # TLS connections that are not ready yet; they count like any other
-        self.body_bytes = 0  # of bodies on their way in, of all connections together
+        self.handshakes = 0  # unfinished TLS handshakes; they count as connections
+        self.body_bytes = 0  # of all request bodies that are arriving, over all connections
 
     def connected(self, connection: ClientConnection) -> bool:
-        """Takes a new connection in, if there is room."""
+        """Accept a new connection if there is room; return whether it was accepted."""
         if not self.has_room():
             self.count_refused()
             return False
@@ -86,11 +86,11 @@ class ClientConnections:
         return len(self.open_connections) + self.handshakes < self.connections_allowed
 
     def count_refused(self) -> None:
-        """Counts a connection for which there was no room."""
+        """Count a connection that was refused for lack of room."""
         self.connections_refused += 1
 
     def keep_to_refuse(self, connection: ClientConnection) -> bool:
-        """Lets a connection without room stay until it was told why, if not too many are being told already."""
+        """Keep a refused connection open for its error answer, unless there are too many of them."""
         if len(self.turned_away) >= TURNED_AWAY_MAX:
             return False
         self.turned_away.add(connection)
@@ -101,6 +101,6 @@ class ClientConnections:
         self.turned_away.discard(connection)
 
     def close_after_answers(self) -> None:
-        """Closes idle connections now, and busy ones after the answer that they are waiting for."""
+        """Close idle connections now, and busy ones after their current answer."""
         for connection in list(self.open_connections):
             connection.close_after_this()

@@ -1,4 +1,4 @@
-"""Stops engines: one attempt's connection, key and slot, let go of exactly once; what may be left of it is the reaper's.
+"""Ends attempts: releases connection, key and slot exactly once, and gives work that may still run to the reaper.
 
 Attempt ──┬── finish     the engine is done: its connection can serve another call
           ├── withdraw   the engine refused the call or never got it: there is nothing to stop
@@ -28,15 +28,15 @@ from hangup.gateway.stuck_calls import InEngine
 
 
 class Attempt:
-    """One try of one call at one backend, and what it holds there."""
+    """One try of one call at one backend, and all that it holds there."""
 
     __slots__ = ("backend", "connection", "key", "slot")
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.connection: EngineConnection | None = None
-        self.key = ""  # the engine's name for this attempt, once it was sent
-        self.slot: int | None = None  # its own slot there
+        self.key = ""  # the engine's id for this attempt; "" until it was sent
+        self.slot: int | None = None  # the slot that is pinned for it there
 
     def __repr__(self) -> str:
         return f"<attempt {self.key or 'not sent'} at {self.backend!r}>"
@@ -44,31 +44,31 @@ class Attempt:
 
 @dataclass(slots=True)
 class _Held:
-    """What an ended call keeps until its engine has stopped."""
+    """The place that an ended call holds until its engine has stopped."""
 
-    kv: int  # with its place in the engine, so much of the engine's cache
+    kv: int  # its share of the engine's KV cache
     on_confirmed: Callable[[], None] | None = None
 
 
 class Stopping:
-    """Ends attempts, and is the reaper's host: what it needs of calls and places, it asks for here."""
+    """Ends attempts, and is the reaper's host, which gives it access to calls and places."""
 
     def __init__(
         self, live: Mapping[str, InEngine], placement: Placement, log: Log, lines: CallLines, stories_max: int
     ) -> None:
         self.aborts = Aborts()
         self.reaper = Reaper(self.aborts, self, stories_max)
-        self.released = asyncio.Event()  # wakes those who wait for a release, and is never set for longer
-        self._held: dict[PendingStop, _Held] = {}  # released when the reaper lets go of the stop, and only once
+        self.released = asyncio.Event()  # set and cleared at once, to wake all that wait for a release
+        self._held: dict[PendingStop, _Held] = {}  # released once, when the reaper is done with the stop
         self._live = live
         self._placement = placement
         self._log = log
-        self._lines = lines  # of the log, which wait for what becomes of a stop
+        self._lines = lines  # log lines that wait for the outcome of a stop
 
-    # The end of an attempt
+    # Ending an attempt
 
     def finish(self, attempt: Attempt, *, reusable: bool) -> None:
-        """Lets go of an attempt that the engine has finished."""
+        """Release an attempt that the engine has finished."""
         if attempt.slot is not None:
             attempt.backend.unpin(attempt.slot)
             attempt.slot = None
@@ -77,7 +77,7 @@ class Stopping:
             attempt.connection = None
 
     def withdraw(self, attempt: Attempt) -> None:
-        """Lets go of an attempt that the engine does nothing for."""
+        """Release an attempt that the engine does no work for."""
         attempt.backend.unpin(attempt.slot)
         attempt.slot = None
         if attempt.connection is not None:
@@ -87,8 +87,8 @@ class Stopping:
     def abort(
         self, attempt: Attempt, call: Call, ticket: Ticket[Placed] | None, choices: int, *, keep_place: bool
     ) -> PendingStop | None:
-        """Ends the engine's work on a call. What may be left of it is returned, and belongs to the reaper until the engine
-        shows that it is gone; None if nothing is left. `keep_place`: the ticket's place stays taken until then."""
+        """Abort the engine's work on a call, and return the stop, which the reaper watches until the engine is seen to have
+        stopped; None if there is nothing to watch. `keep_place`: the ticket's place stays taken until then."""
         backend, key, slot = attempt.backend, attempt.key, attempt.slot
         if not key:
             self.withdraw(attempt)
@@ -117,26 +117,26 @@ class Stopping:
             self.withdraw(attempt)
             return None
         backend.leave_pinned(slot)
-        attempt.slot = None  # it is the stop's from here on
+        attempt.slot = None  # the stop owns it from here on
         if keep_place and ticket is not None and ticket.placed_on is not None:
             self._held[stop] = _Held(ticket.kv)
         return stop
 
     def when_confirmed(self, stop: PendingStop, callback: Callable[[], None]) -> None:
-        """Calls back once the engine has stopped; at once if it has already."""
+        """Call back once the engine has stopped; at once if it already has."""
         held = self._held.get(stop)
         if held is None:
             callback()
         else:
             held.on_confirmed = callback
 
-    # For the reaper
+    # Called by the reaper
 
     def release(self, backend: Backend, stop: PendingStop) -> None:
-        """Frees what a stopped call held: the reaper is done with it."""
+        """Free what a stopped call held, because the reaper is done with it."""
         backend.free_slot(stop.slot)  # first: a bug in what follows must not keep the slot or the place
         held = self._held.pop(stop, None)
-        if held is not None:  # else an attempt that failed, whose call went elsewhere; or a stop believed confirmed before
+        if held is not None:  # else its call went to another backend, or the stop was confirmed before
             self._placement.release_held(backend.load, held.kv)
             if held.on_confirmed is not None:
                 held.on_confirmed()
@@ -159,7 +159,7 @@ class Stopping:
     def log_event(self, event: str, **fields: object) -> None:
         self._log.event(event, **fields)
 
-    # The process ends
+    # Shutdown
 
     async def close(self) -> None:
         await self.reaper.close()
