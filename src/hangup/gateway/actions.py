@@ -1,7 +1,7 @@
-"""Carries out what the admission decided, one action after another.
+"""Carries out the actions that the admission decided, one after another.
 
-An action may end a call, and a call that ends frees a place, which is a decision again. Acted upon at once, a queue full of
-callers who have left would be as many calls deep as it is long; so whatever is decided meanwhile is put behind the rest.
+An action may end a call, and the end of a call frees a place, which leads to more actions. Recursion would be as deep as a
+queue of calls whose clients have left is long; so new actions are appended to the queue instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ActionLoop(Generic[K]):
         waiting = self._waiting
         waiting.extend(actions)
         if self._busy:
-            return  # whoever is at it comes to these, too
+            return  # the loop further up the stack carries these out, too
         self._busy = True
         try:
             while waiting:

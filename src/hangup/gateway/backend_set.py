@@ -1,4 +1,4 @@
-"""The configured backends: the tasks that watch each of them, and how one leaves when the configuration changes."""
+"""`Backends`: the configured backends, the tasks that watch each of them, and the removal of those that a reload drops."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hangup.tasks import TASKS
 
 
 class BackendEvents(NamedTuple):
-    """Who hears about backends."""
+    """Callbacks for changes of backends."""
 
-    configured: Callable[[Backend], None]  # it is in use from now on, or has new limits
+    configured: Callable[[Backend], None]  # it is new, or has new limits
     changed: Callable[[Backend], None]  # it takes more calls than before, or fewer
-    models_reported: Callable[[Backend], None]  # it was asked for its models
-    queue_reported: Callable[[Backend, int], None]  # by its own figures so many calls wait in it
-    removed: Callable[[Backend], Coroutine[object, object, None]]  # out of the configuration, and nothing of ours is left in it
+    models_reported: Callable[[Backend], None]  # its models were queried
+    queue_reported: Callable[[Backend, int], None]  # so many calls wait in the engine, by its own figures
+    removed: Callable[[Backend], Coroutine[object, object, None]]  # it left the configuration and has no calls any more
 
 
 class Backends:
-    """All backends by name. Each has a health check and a reader of its figures for as long as it is configured."""
+    """All backends by name. Each has a health check and a reader of its figures while it is configured."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, log: Log, dials: Mapping[str, Dial]) -> None:
         self.by_name: dict[str, Backend] = {}
@@ -37,16 +37,16 @@ class Backends:
         self._dials = dials  # engines in this process, by name
         self._slots = 0
         self._events: BackendEvents | None = None
-        self._retired: set[Backend] = set()  # out of the configuration, with calls that may finish
+        self._retired: set[Backend] = set()  # no longer configured; their running calls may finish
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._figures: dict[str, asyncio.Task[None]] = {}  # who asks backends about their queues
+        self._figures: dict[str, asyncio.Task[None]] = {}  # tasks that query the engines' queues
         self._removals: set[asyncio.Task[None]] = set()
 
     # Configuration
 
     def prepare(self, settings: Settings) -> list[Backend]:
-        """Makes the backends of a configuration without using them. One whose settings are as before stays as it is: limits
-        can change under a backend, and were it made anew, an engine that is a process of ours would be started anew."""
+        """Create the backends of a configuration without using them. A backend with unchanged settings is kept: its limits can
+        change in place, and a new one would restart an engine that is a child process."""
         kept = {b.settings: b for b in self.by_name.values() if b.settings.slots or self._slots == settings.slots}
         return [
             kept.get(s) or Backend(s, settings.limits, self._loop, settings.slots, self._dials.get(s.name))
@@ -54,7 +54,7 @@ class Backends:
         ]
 
     def use(self, settings: Settings, backends: list[Backend], events: BackendEvents) -> None:
-        """Takes these backends into use; others get no new calls."""
+        """Use these backends from now on; retire all others."""
         self._slots, self._events = settings.slots, events
         for backend in list(self.by_name.values()):
             if backend not in backends:
@@ -70,7 +70,7 @@ class Backends:
             events.configured(backend)
 
     def _retire(self, backend: Backend) -> None:
-        """Sends no new calls to a backend that is out of the configuration; those that run may finish."""
+        """Stop sending calls to a backend that left the configuration; its running calls may finish."""
         backend.load.health.apply(HealthEvent.RETIRED)
         backend.pool.close_idle()
         for tasks in (self._watches, self._figures):
@@ -83,7 +83,7 @@ class Backends:
             self._remove(backend)
 
     def close_if_done(self, load: BackendLoad) -> None:
-        """Closes a retired backend when its last call is gone."""
+        """Close a retired backend after its last call."""
         if not load.health.retired or load.in_flight:
             return
         for backend in [backend for backend in self._retired if backend.load is load]:
@@ -100,23 +100,23 @@ class Backends:
     # State
 
     def changed(self, backend: Backend, what: str) -> None:
-        """Logs what happened to a backend; those who wait may have more to choose from."""
+        """Log a change of a backend, and report it: waiting calls may have more backends to choose from."""
         self._log.event("backend_changed", backend=backend.name, change=what)
         if self._events is not None:
             self._events.changed(backend)
 
     def succeeded(self, backend: Backend) -> None:
-        """Notes that a backend answered."""
+        """Note that a backend answered."""
         if backend.load.health.apply(HealthEvent.ANSWERED):
             self.changed(backend, "up")
 
     def failed(self, backend: Backend, detail: str) -> None:
-        """Notes that a backend failed a call; after a few in a row it is taken for down."""
+        """Note that a backend failed a call; after a few failures in a row it counts as down."""
         if backend.load.health.apply(HealthEvent.FAILED):
             self.changed(backend, f"down: {detail}")
 
     def drain(self, name: str, on: bool) -> bool:
-        """Sends no new calls to a backend, until it is taken back; False when there is none of that name."""
+        """Stop sending new calls to a backend, or resume; return False if there is no such backend."""
         backend = self.by_name.get(name)
         if backend is None:
             return False
@@ -125,14 +125,14 @@ class Backends:
         return True
 
     def any_ready(self) -> bool:
-        """Tells whether a call that came now could be served, as far as is known."""
+        """Return whether a new call could be served now, as far as is known."""
         loads = [backend.load for backend in self.by_name.values()]
         return any(load.health.ready and not load.full_of_others for load in loads)
 
-    # The process ends
+    # Shutdown
 
     async def stop_watching(self) -> None:
-        """Ends the health checks and the readers of figures."""
+        """Stop the health checks and the readers of figures."""
         tasks = [*self._watches.values(), *self._figures.values()]
         for task in tasks:
             task.cancel()
@@ -141,7 +141,7 @@ class Backends:
         self._figures.clear()
 
     async def close(self) -> None:
-        """Cuts all connections to backends."""
+        """Close all connections to backends."""
         await asyncio.gather(*self._removals, return_exceptions=True)
         for backend in (*self.by_name.values(), *self._retired):
             backend.pool.close()

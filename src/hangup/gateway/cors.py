@@ -1,7 +1,8 @@
-"""Pages of other sites (CORS): whether they may call is the engine's to say, where it has an opinion.
+"""CORS: lets web pages of other sites call, if the engine allows it.
 
-Their preflights are passed to an engine as questions. What it allowed is remembered, so that such a page can read our own
-answers, too: without the header a refusal is a mere "network error" to it, and its `Retry-After` is lost.
+Preflights are passed on to an engine as questions. The gateway remembers the origins that an engine allowed, so that their
+pages can read its own answers, too: without the header a page sees a refusal only as a "network error", and loses its
+`Retry-After`.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ _READABLE = b"retry-after, x-hangup-reason, x-request-id, x-should-retry"
 
 
 def is_preflight(head: RequestHead) -> bool:
-    """A browser asks whether a page of another site may send what it is about to send."""
+    """Return whether a browser asks if a page of another site may send its request."""
     return head.method == "OPTIONS" and b"origin" in head.fields and b"access-control-request-method" in head.fields
 
 
 class Origins:
-    """Those that an engine has allowed, the newest last."""
+    """The origins that an engine has allowed, newest last."""
 
     def __init__(self) -> None:
         self._allowed: OrderedDict[bytes, bytes] = OrderedDict()
 
     def learn(self, origin: bytes, answer: ResponseHead) -> None:
-        """What an engine said to a preflight."""
+        """Note an engine's answer to a preflight."""
         allowed = answer.fields.get(_ALLOWED, b"")
         self._allowed.pop(origin, None)
         if 200 <= answer.status < 300 and allowed in (b"*", origin):
@@ -36,7 +37,7 @@ class Origins:
                 self._allowed.popitem(last=False)
 
     def headers(self, head: RequestHead) -> Headers:
-        """What lets the page of a request read an answer of ours."""
+        """Return the headers with which the request's page can read the gateway's own answer."""
         origin = head.fields.get(b"origin") if self._allowed else None
         allowed = self._allowed.get(origin) if origin is not None else None
         if allowed is None:

@@ -1,6 +1,6 @@
-"""The look at the engines from outside: their own counters beside what came to clients, and the alarm when these part.
+"""Compares the engines' own counters with the tokens that clients received, and raises an alarm when they diverge.
 
-Once per `counters_interval_s` and per backend; nothing of it is on the data path.
+It queries each backend once per `counters_interval_s`, and never on the data path.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from hangup.gateway.zombies import ZombieLedger
 from hangup.tasks import TASKS
 
 _SUSPECTS_MAX = 5  # tenants and calls named by an alarm
-_ASK_AGAIN = 12  # looks before an engine without counters is asked again
+_ASK_AGAIN = 12  # rounds before an engine without counters is queried again
 _ENDED_EARLY = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED])
 
 
 @dataclass(slots=True)
 class Watched:
-    """What is known of one backend."""
+    """What the monitor knows about one backend."""
 
     alarm: DivergenceAlarm
     count: EngineCount = field(default_factory=EngineCount)
     counters: counters.ReportedCounters | None = None
     busy: float | None = None
-    ask_in: int = 0  # looks to be left out
+    ask_in: int = 0  # rounds to skip
     zombie_ledger: ZombieLedger | None = None
-    alone_since: float = -1.0  # the call-seconds of a backend without a call, when it was last asked; -1 with calls
+    alone_since: float = -1.0  # the backend's call-seconds at the last query, if it had no call then; else -1
 
     @property
     def computed(self) -> int | None:
-        """Tokens it says it has computed since we know it; None while it does not say."""
+        """The tokens that the engine reports as computed since the first query; None while it reports none."""
         return self.count.computed if self.counters is not None and self.counters.tokens is not None else None
 
 
@@ -68,7 +68,7 @@ class DivergenceMonitor:
     accounting: Accounting
     log: Log
     watched: dict[str, Watched] = field(default_factory=dict)
-    history: deque[dict[str, float]] = field(init=False)  # the looks that the dashboard's picture is made of
+    history: deque[dict[str, float]] = field(init=False)  # samples for the dashboard's chart
     alarms_raised: int = 0
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _webhooks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -77,17 +77,17 @@ class DivergenceMonitor:
         self.history = deque(maxlen=self.policy.limits.history_looks_max)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Query all backends at intervals, until cancelled."""
         while True:
             try:
                 await self.look()
                 self._remember()
-            except Exception as error:  # one odd answer must not end the watch
+            except Exception as error:  # one odd answer must not end the loop
                 self.log.fault(error)
             await asyncio.sleep(self.policy.limits.counters_interval_s)
 
     async def look(self) -> None:
-        """One look at every backend; one at a time, since answers that overtake each other look like engines that restart."""
+        """Query every backend once. Rounds never overlap: answers out of order would look like a restart of the engine."""
         async with self._looking:
             await self._look()
 
@@ -115,7 +115,7 @@ class DivergenceMonitor:
             found = await counters.ask(backend, limits)
             watched.ask_in = 0 if found is not None else _ASK_AGAIN
             if (found is None or found.running is None) and (status := self.reaper.status(backend)) is not None:
-                # What it told the reaper will do, where it has no page of metrics.
+                # An engine without metrics: use the status that it reported to the reaper.
                 found = counters.ReportedCounters(found.tokens if found is not None else status.tokens, float(status.running))
                 watched.ask_in = 0
             self._note(backend.name, watched, found, shared=backend.settings.shared)
@@ -133,7 +133,7 @@ class DivergenceMonitor:
             self.accounting.store.add_computed(name, (watched.count.computed or 0) - before)
 
     def _tokens(self) -> tuple[Counter[str], Counter[str]]:
-        """Tokens that came, per backend; and those that live calls may have had without our seeing them."""
+        """Return, per backend, the tokens that arrived, and those that live calls may have received unseen."""
         seen: Counter[str] = Counter()
         unseen: Counter[str] = Counter()
         for (_, backend, fate), count in self.accounting.ledger.tokens.items():
@@ -154,7 +154,7 @@ class DivergenceMonitor:
         time_of = backend.load.time
         time_of.pass_until(now)
         sample = CounterSample(watched.computed, watched.busy, seen, unseen, time_of.call_s, time_of.busy_s)
-        if backend.settings.shared:  # what others make it do says nothing about us
+        if backend.settings.shared:  # other clients' work says nothing about ours
             sample = sample._replace(computed=None, busy=None)
         else:
             zombies = len(self.reaper.zombies_since(backend, now))
@@ -165,13 +165,13 @@ class DivergenceMonitor:
             self._report(backend.name, watched.alarm.finding)
 
     def _textless(self, backend: Backend) -> bool:
-        """Whether it has calls that give no tokens, such as embeddings: then tokens per second say nothing."""
+        """Return whether the backend has calls without tokens, such as embeddings: then tokens per second say nothing."""
         live = (flow for flow in self.registry.live.values() if flow.backend is backend)
         return not all(flow.counts_tokens for flow in live)
 
     def _settle(self, backend: Backend, seen: int, unseen: int, now: float) -> None:
-        """What the engine's count and the books differ by gets its name: as soon as it is known whose it can be, or when
-        neither side has anything at work. Of what an engine computes that others use as well, nothing can be said."""
+        """Record tokens that the engine counted and no client received. Zombies' tokens are recorded at once; the rest when
+        neither the gateway nor the engine has a call. Nothing can be said about an engine that other clients use as well."""
         watched = self.watched.get(backend.name)
         if watched is None or backend.settings.shared:
             return
@@ -183,7 +183,7 @@ class DivergenceMonitor:
         afterlives.record_zombies(backend, count, seen + unseen, now)
         if count is None or watched.counters is None or watched.counters.running != 0:
             return
-        if not backend.load.time.count and backend.load.time.call_s == watched.alone_since:  # else a call came and went
+        if not backend.load.time.count and backend.load.time.call_s == watched.alone_since:  # otherwise a call came and went
             afterlives.record_rest(backend, count, seen, now)
 
     def _report(self, backend: str, finding: DivergenceFinding | None) -> None:
@@ -205,7 +205,7 @@ class DivergenceMonitor:
             self.log.event("webhook_failed", error=type(error).__name__)
 
     def suspects(self, backend: str) -> dict[str, Any]:
-        """Whose work may still be running: calls that ended while the engine had them, and nobody saw it let go."""
+        """Return the tenants and calls whose work may still run: calls that ended early and are not known to have stopped."""
         ended = [call for call in self.registry.ended if call.backend == backend and _may_be_zombie(call)]
         tenants = Counter(call.tenant for call in ended)
         now = time.monotonic()

@@ -1,6 +1,6 @@
-"""Responses that engines keep themselves (`/v1/responses/{id}`): which backend made which, and for whom.
+"""Remembers which backend made which stored response (`/v1/responses/{id}`), and for which tenant.
 
-An id that is not known, from before a restart or beyond the bound, is asked for in turn.
+For an unknown id, from before a restart or beyond the limit, the backends are queried one after the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hangup.errors import Refusal
 from hangup.gateway.apis.base import Json
 
 _ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_.:-]{1,128})"')
-_LOOK_BYTES = 4096  # the id stands at the beginning of an answer, and in a stream's first event
+_LOOK_BYTES = 4096  # the id is at the beginning of an answer, and in a stream's first event
 
 
 class ResponseOrigin(NamedTuple):
@@ -28,7 +28,7 @@ class EngineResponses:
         self._makers: OrderedDict[str, ResponseOrigin] = OrderedDict()
 
     def note(self, call: Call, beginning: bytes, most: int) -> None:
-        """Looks for the id in the first bytes of an engine's answer to `/v1/responses`."""
+        """Remember the id in the first bytes of an engine's answer to `/v1/responses`, if it has one."""
         found = _ID.search(beginning, 0, _LOOK_BYTES)
         if found is not None:
             self._makers[found[1].decode("ascii")] = ResponseOrigin(call.backend, call.tenant)
@@ -36,12 +36,12 @@ class EngineResponses:
                 self._makers.popitem(last=False)
 
     def home(self, value: Json, tenant: str) -> str:
-        """Names the backend that has what a request continues, if that is known."""
+        """Return the backend with the response that a request continues; "" if it is unknown."""
         before = value.get("previous_response_id")
         return self.maker(before, tenant) if type(before) is str else ""
 
     def maker(self, id: str, tenant: str) -> str:
-        """Names the backend that made it, if that is known. Nobody sees one of another tenant."""
+        """Return the backend that made a response; "" if it is unknown. Raise if it belongs to another tenant."""
         origin = self._makers.get(id)
         if origin is None:
             return ""

@@ -1,4 +1,4 @@
-"""Who has the jobs: this gateway, once its store is open, or a hosted provider."""
+"""Holds the service that runs jobs: the gateway's own, once its store is open, or a hosted provider."""
 
 from __future__ import annotations
 

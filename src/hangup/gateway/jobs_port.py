@@ -1,4 +1,4 @@
-"""The gateway as jobs see it: each item that is run here becomes a call, which goes the way of all calls."""
+"""`JobsPort`: the gateway's interface for jobs. Each job item becomes a call like any other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JobsPort:
         return self._ports.policy.limits_of("", tenant)
 
     def run_item(self, item: ItemClient, id: str, headers: dict[str, str]) -> None:
-        """Makes a call for an item of a job."""
+        """Start a call for an item of a job."""
         ports, policy, path = self._ports, self._ports.policy, item.claim.path
         call = Call(unused(id, ports.registry.live), time.monotonic(), item.peer)
         call.tenant = item.tenant
@@ -48,7 +48,7 @@ class JobsPort:
         try:
             self._begin(flow, item)
         except Exception as error:
-            flow.fault(error)  # it is live already, and nobody else would end it
+            flow.fault(error)  # the call is registered as live, and nobody else would end it
 
     def _begin(self, flow: JobItemCall, item: ItemClient) -> None:
         tracer, route = self._ports.accounting.tracer, flow.request.route
@@ -79,7 +79,7 @@ class JobsPort:
 
 @lru_cache(maxsize=256)
 def _head(path: str, headers: tuple[tuple[str, str], ...]) -> RequestHead:
-    """Makes the head of a call that no client made."""
+    """Build the request head of a call without a client."""
     lines = [f"POST {path} HTTP/1.1", "host: hangup", "content-type: application/json"]
     lines += [f"{name}: {value}" for name, value in headers]
     return RequestHead("\r\n".join([*lines, "", ""]).encode("latin-1"), count_max=128, url_bytes_max=8192)

@@ -1,6 +1,6 @@
-"""A watch over the event loop, from a thread of its own: when the loop does not come round, its stack is told.
+"""Watches the event loop from a separate thread, and logs the loop's stack while it is blocked.
 
-One callback that takes long holds up every client. Which one it was can only be seen while it runs.
+One slow callback delays every client. Only the stack at that time shows which callback it is.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import time
 import traceback
 from collections.abc import Callable
 
-_LOOKS = 4  # within the time after which it is told
+_LOOKS = 4  # checks per `stall_s`
 _FRAMES_MAX = 30
 
 
 class LoopWatch:
-    """`beat` is called by the loop, often; `run` in the thread."""
+    """Detects stalls: the loop calls `beat` often, and `run` checks in the thread."""
 
     def __init__(self, log_event: Callable[..., None], stall_s: float) -> None:
         self.stalls = 0
@@ -34,7 +34,7 @@ class LoopWatch:
         self._closing.set()
 
     def run(self) -> None:
-        stalled_at = 0.0  # the beat after which nothing came
+        stalled_at = 0.0  # time of the last beat before the stall
         wall, cpu = time.monotonic(), time.process_time()
         while not self._closing.wait(self.stall_s / _LOOKS):
             beat, now, used = self._beat_at, time.monotonic(), time.process_time()
@@ -45,7 +45,7 @@ class LoopWatch:
                 self._log_event("loop_resumed", after_s=round(beat - stalled_at, 3))
                 stalled_at = 0.0
             if slept > self.stall_s and worked < slept / 2:
-                continue  # all of the process stood still, this thread too: the loop has not had its turn yet
+                continue  # the whole process stood still, this thread included: the loop could not run yet
             if not stalled_at and now - beat > self.stall_s:
                 stalled_at = beat
                 self.stalls += 1
@@ -53,7 +53,7 @@ class LoopWatch:
                 self._log_event("loop_stalled", after_s=round(now - beat, 3), where=self._stack())
 
     def _stack(self) -> list[str]:
-        """Where the loop is, innermost last; places in the code, and no values."""
+        """Return the loop's stack, innermost frame last: positions in the code only, no values."""
         frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001 (documented, and there is no other way)
         frames = traceback.extract_stack(frame)[-_FRAMES_MAX:] if frame is not None else []
         return [f"{each.filename}:{each.lineno} {each.name}" for each in frames]

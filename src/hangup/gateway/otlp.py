@@ -1,4 +1,4 @@
-"""Spans as a collector takes them: OTLP over HTTP, as JSON, or as protobuf with `hangup[otel]`."""
+"""Exports spans to a collector with OTLP over HTTP, as JSON, or as protobuf with `hangup[otel]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SERVICE = {"key": "service.name", "value": {"stringValue": "hangup"}}
 
 
 class Exporter:
-    """One collector. HangupError says at the start what is missing."""
+    """A client of one collector. The constructor raises `HangupError` if a package is missing or the headers are invalid."""
 
     def __init__(self, endpoint: str, protocol: str, headers: str, timeout_s: float) -> None:
         self._url = endpoint.rstrip("/") + "/v1/traces"
@@ -26,14 +26,14 @@ class Exporter:
         self._timeout_s = timeout_s
 
     def send(self, spans: list[dict[str, Any]]) -> None:
-        """OSError or ValueError if it was not taken."""
+        """Send the spans; raise OSError or ValueError if the collector does not accept them."""
         request = urllib.request.Request(self._url, self._encode(spans), self._headers)  # noqa: S310 - from the configuration
         with urllib.request.urlopen(request, timeout=self._timeout_s):  # noqa: S310
             pass
 
 
 def _read_headers(text: str) -> dict[str, str]:
-    """`name=value,name=value`, as in OTEL_EXPORTER_OTLP_HEADERS."""
+    """Parse `name=value,name=value`, the format of OTEL_EXPORTER_OTLP_HEADERS."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     if any(not name.strip() or not equals for name, equals, _ in pairs):
         raise HangupError("otlp_headers_env: expected name=value,name=value in that variable")
@@ -65,7 +65,7 @@ def _protobuf() -> Encode:
 
 
 def _fill(message: Any, span: dict[str, Any]) -> None:
-    """Protobuf's span out of JSON's: ids are bytes there, times are numbers."""
+    """Copy a JSON span into a protobuf span, in which ids are bytes and times are numbers."""
     message.trace_id, message.span_id = bytes.fromhex(span["traceId"]), bytes.fromhex(span["spanId"])
     message.parent_span_id = bytes.fromhex(span["parentSpanId"])
     message.name, message.kind = span["name"], span["kind"]

@@ -1,4 +1,4 @@
-"""Watches how long a token takes just now, from a few of the calls that run: their ends would tell it late."""
+"""Measures the current time per token from a sample of running calls: ended calls would show it too late."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hangup.core.call import Call
 from hangup.gateway.client.client import ResponseSink
 from hangup.gateway.placement import Placed, Placement
 
-_PACE_S = 1.0  # between two looks,
-_CALLS_MAX = 64  # at how many calls,
-_LOOKS_MAX = 1024  # those left out whose clients read too slowly
+_PACE_S = 1.0  # between two samples
+_CALLS_MAX = 64  # calls in a sample
+_LOOKS_MAX = 1024  # calls to look at for a sample, including unsuitable ones
 
 
 class Paced(Protocol):
-    """A live call, as far as its pace is concerned."""
+    """The part of a live call that concerns its pace."""
 
     @property
     def call(self) -> Call: ...
@@ -34,19 +34,19 @@ class Paced(Protocol):
 
 
 class _Seen(NamedTuple):
-    tokens: int  # of each choice
+    tokens: int  # per choice
     at: float
     stalls: int
 
 
 class PaceWatch:
-    """Looks at running calls once a second."""
+    """Samples running calls once a second."""
 
     def __init__(self, live: Mapping[str, Paced], placement: Placement, loop: asyncio.AbstractEventLoop) -> None:
         self._live = live
         self._placement = placement
         self._loop = loop
-        self._seen: dict[Paced, _Seen] = {}  # when they were last looked at
+        self._seen: dict[Paced, _Seen] = {}  # state at the last sample
         self._timer = loop.call_later(_PACE_S, self._look)
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class PaceWatch:
         self._seen.clear()
 
     def _look(self) -> None:
-        self._timer = self._loop.call_later(_PACE_S, self._look)  # first: nothing may end the looks
+        self._timer = self._loop.call_later(_PACE_S, self._look)  # first, so that an exception cannot end the sampling
         seen: dict[Paced, _Seen] = {}
         steps: list[tuple[BackendLoad, float, float]] = []
         for flow in islice(self._live.values(), _LOOKS_MAX):

@@ -1,7 +1,7 @@
-"""Backends that refuse calls for now: where their calls go, and until when they get no new ones.
+"""Pauses backends that refuse calls for a while, and decides whether a refused call should wait for one.
 
-A refusal of an engine (429, 529, or 503 with a time to come back) is not its client's to see as long as another backend, or the
-same one a little later, may take the call.
+A client does not see an engine's refusal (429, 529, or 503 with a time to retry) as long as another backend, or the same one a
+little later, may serve the call.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class BackendPauses:
         self._loop = loop
         self._start = pause  # begins a pause until a given time, or extends one
         self._resume = resume
-        self._timers: dict[Backend, asyncio.TimerHandle] = {}  # not by name: after a reload two may have the same
+        self._timers: dict[Backend, asyncio.TimerHandle] = {}  # not by name: after a reload two backends may have the same name
 
     def refused(self, backend: Backend, sent_at: float, head: ResponseHead, pause_s_max: float) -> None:
-        """The backend refused a call: it gets none for as long as it says.
+        """Pause a backend that refused a call, for as long as it says.
 
-        A short wait is no reason to leave it alone while it works on others: with their ends it has room again.
+        A short wait is no reason for a pause while the backend works on other calls: it has room again when one ends.
         """
         wait_s, load = come_back_s(head.fields), backend.load
         if wait_s and (wait_s > _SHORT_S or load.in_flight <= 1 or load.limiter.refuses_all(sent_at)):
             self._pause(backend, min(wait_s, pause_s_max))
 
     def answered(self, backend: Backend, head: ResponseHead, pause_s_max: float) -> None:
-        """The backend took a call, and may say that it was the last for now."""
+        """Pause a backend that served a call and reports that it was the last one for now."""
         wait_s = spent_s(head.fields)
         if wait_s:
             self._pause(backend, min(wait_s, pause_s_max))
@@ -65,8 +65,8 @@ class BackendPauses:
 
 
 def worth_waiting(load: BackendLoad, give_up_at: float) -> bool:
-    """Return whether a backend that refused a call may serve it before the call is given up: it said when, or it works on
-    something that ends. If it refuses although it has nothing to do, nothing can be expected of it."""
+    """Return whether a backend that refused a call may serve it before the call's deadline: it said when, or it has room
+    again when another call ends. A backend that refuses although it is idle is not worth waiting for."""
     if not load.health.paused and load.in_flight <= 1:
         return False
     return load.health.paused_until < give_up_at

@@ -1,6 +1,6 @@
-"""`/health` and `/ping`: whether a call that came now could be served, answered here.
+"""Answers `/health` and `/ping`: whether a new call could be served now.
 
-A probe comes every few seconds for as long as the gateway lives. It is no call: it has no line in the log and is not counted.
+Probes arrive every few seconds for as long as the gateway runs. They are not calls: they are neither logged nor counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hangup.gateway.log import Log
 
 
 class Probe:
-    """Stands where a call would. Like vLLM's, the answer has no body; `x-hangup-reason` says why it is 503."""
+    """Takes the place of a call on its connection. Like vLLM's, the answer has no body; `x-hangup-reason` explains a 503."""
 
     def __init__(
         self, connection: ClientConnection, limits: LimitSettings, log: Log, why_not_ready: Callable[[], Reason | None]

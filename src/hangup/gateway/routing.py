@@ -1,7 +1,7 @@
-"""Which backends a call may go to, and what is told of their models: `core.catalog`, fed and asked.
+"""Decides which backends may serve a call, and answers `/v1/models` for all of them, from `core.catalog`.
 
-Backends are asked for their models at intervals (`engines.health`). A name that nobody has is not refused on old news: they are
-asked again first, all at once and once for all calls that wait for it.
+Health checks query the backends for their models at intervals (`backends.health`). Before a call for an unknown model is
+refused, all backends are queried again, in parallel, and once for all calls that wait for the answer.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from hangup.gateway.log import Log
 from hangup.gateway.placement import BackendNames
 from hangup.tasks import TASKS
 
-_NEWS_S = 1.0  # what a backend said of its models is believed for so long, before a name is refused
+_NEWS_S = 1.0  # a model is refused only if the backends' lists are younger than this
 _LISTED_IN_ERROR_MAX = 10
-_LOGGED_MAX = 100  # names of a backend's models in a line of the log
+_LOGGED_MAX = 100  # names of a backend's models in a log line
 Row = dict[str, Any]
 
 
 class Wanted(NamedTuple):
-    """What a call needs of its backend."""
+    """What a call needs from its backend."""
 
     api: str = ""  # the family of its API
-    model: str = ""  # as the client names it; empty where it does not matter
-    home: str = ""  # the one backend that has what it continues
+    model: str = ""  # as the client names it; empty if any will do
+    home: str = ""  # the backend that stores the response that the call continues
 
 
 NOTHING_WANTED = Wanted()
@@ -48,24 +48,24 @@ NOTHING_WANTED = Wanted()
 class Routing:
     def __init__(self, backends: Backends, loop: asyncio.AbstractEventLoop, log: Log, regroup: Callable[[], None]) -> None:
         self.catalog = Catalog()
-        self.reads_bodies = False  # whether it matters which model a request names that is not read otherwise
-        self.answers_models = False  # whether /v1/models is answered here, for all backends
+        self.reads_bodies = False  # the model decides the backend, even of requests that are not parsed for anything else
+        self.answers_models = False  # the gateway answers /v1/models, for all backends
         self._backends = backends
         self._loop = loop
         self._log = log
-        self._regroup = regroup  # those who wait may have other backends to wait for
+        self._regroup = regroup  # waiting calls may have other eligible backends now
         self._asks: dict[Backend, asyncio.Task[None]] = {}
         self._refused_s = 0.0
 
     def configure(self, settings: Settings) -> None:
-        """Takes the configured backends and aliases into use."""
+        """Apply the configured backends and aliases."""
         backends = self._backends.by_name.values()
         shown = backends_with_client_key(settings.backend)
         for backend in backends:
             backend.passes_client_key = backend.settings in shown
         self.catalog.configure({b.name: b.offer() for b in backends}, {a.name: a.model for a in settings.alias})
         self.reads_bodies = len(backends) > 1 or bool(settings.alias)
-        # One backend by itself answers for itself, byte for byte.
+        # A single backend's own answer is passed on, byte for byte.
         self.answers_models = self.reads_bodies or any(b.settings.models for b in backends)
         self._refused_s = settings.limits.model_refused_s
         self._regroup()
@@ -75,10 +75,10 @@ class Routing:
             task.cancel()
         await asyncio.gather(*self._asks.values(), return_exceptions=True)
 
-    # What backends tell
+    # Models of the backends
 
     def models_reported(self, backend: Backend) -> None:
-        """Takes note of the models that a backend has told."""
+        """Note the models that a backend has reported."""
         self.catalog.expire(time.monotonic())
         if self._backends.by_name.get(backend.name) is backend and self.catalog.learn(backend.name, backend.offer()):
             names = [row["id"] for row in backend.model_rows or ()]
@@ -86,14 +86,14 @@ class Routing:
             self._regroup()
 
     def stale_backends(self) -> list[Backend]:
-        """Lists the backends whose models were not asked for lately."""
+        """Return the backends whose models were not queried lately."""
         since = self._loop.time() - _NEWS_S
-        # One that is down would keep the client waiting, and say nothing new.
+        # A backend that is down would keep the client waiting, and report nothing new.
         candidates = [b for b in self._backends.by_name.values() if b.load.health.up and not b.settings.models]
         return [b for b in candidates if b.models_asked_at is None or b.models_asked_at < since]
 
     async def ask(self, backends: list[Backend]) -> None:
-        """Asks backends for their models now, once for all who want to know."""
+        """Query the backends for their models now; concurrent callers share one query."""
         await asyncio.wait([self._ask(backend) for backend in backends])
 
     def _ask(self, backend: Backend) -> asyncio.Task[None]:
@@ -111,22 +111,22 @@ class Routing:
         finally:
             del self._asks[backend]
 
-    # Where a call goes
+    # Backends for a call
 
     def find(self, wanted: Wanted) -> Found:
-        """Finds the backends that can answer a call; it goes nowhere else than where it has its home."""
+        """Return the backends that can serve a call. A call with a home goes nowhere else."""
         found = self.catalog.find(wanted.api, wanted.model)
         if wanted.home in self._backends.by_name:
             return found._replace(eligible=frozenset([wanted.home]))
         return found
 
     def eligible_backends(self, wanted: Wanted) -> BackendNames:
-        """Finds anew where a waiting call can go."""
+        """Return where a waiting call can go now."""
         eligible = self.find(wanted).eligible
-        return eligible if eligible is None or eligible else None  # nobody has it any more: that is for an engine to say
+        return eligible if eligible is None or eligible else None  # no backend has the model any more: let an engine say so
 
     def not_found(self, wanted: Wanted) -> Refusal:
-        """Explains why no backend can answer a call."""
+        """Return the error for a call that no backend can serve."""
         if not self.catalog.speaks(wanted.api):
             return Refusal(reasons.NOT_FOUND, f"No backend speaks the {wanted.api} API.")
         return Refusal(reasons.MODEL_NOT_FOUND, self._unknown(wanted.model, wanted.api))
@@ -140,20 +140,20 @@ class Routing:
         return f"The model {model[:200]!r} does not exist.{words}"
 
     def refused(self, backend: Backend, wanted: Wanted, model: str) -> BackendNames:
-        """Takes note of a 404: the backend has no such model, or does not speak this API. Others are asked first for a while;
-        returns those that can be."""
+        """Note a 404: the backend lacks the model or the API, so for a while other backends are preferred. Return the backends
+        that are now eligible."""
         self.catalog.refused(backend.name, wanted.api, model, time.monotonic() + self._refused_s)
         if backend.models_asked_at is None or backend.models_asked_at < self._loop.time() - _NEWS_S:
             self._ask(backend)
         return self.catalog.find(wanted.api, wanted.model).eligible
 
-    # The models there are
+    # `/v1/models`
 
     def list_models(self, head: RequestHead, api: str, *, anthropic: bool) -> bytes | None:
-        """Answers GET /v1/models for all backends; None if it is for one of them to answer."""
+        """Return the answer to GET /v1/models for all backends; None if a backend should answer instead."""
         rows = self.rows(api)
         if not rows:
-            return None  # none of them has a list
+            return None  # no backend has a list
         name = unquote(head.path.removeprefix("/v1/models").removeprefix("/"))
         if name and name not in rows:
             raise Refusal(reasons.MODEL_NOT_FOUND, self._unknown(name, api))
@@ -165,7 +165,7 @@ class Routing:
         return orjson.dumps(shaped[name] if name else listing)
 
     def rows(self, api: str) -> dict[str, Row]:
-        """Lists the models that can be asked for, by name, as their backends tell of them."""
+        """Return the available models by name, as their backends describe them."""
         listed: dict[str, Row] = {}
         for backend in self._backends.by_name.values():
             for row in backend.model_rows or ():
@@ -176,7 +176,7 @@ class Routing:
         for name in self.catalog.names(api):
             if name in aliases:
                 rows[name] = {**listed.get(aliases[name], {}), "id": name, "root": aliases[name]}
-            elif name in listed or name in configured:  # not every name that a model goes by
+            elif name in listed or name in configured:  # leaves out other names of the same model
                 rows[name] = listed.get(name, {"id": name})
         return rows
 

@@ -1,4 +1,4 @@
-"""The process: ports, signals, drain and reload around a gateway."""
+"""The server process: opens the ports around a `Gateway`, and handles signals, drain and reload."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from hangup.gateway.tracing import Tracer
 from hangup.gateway.view import AdminView
 from hangup.tasks import TASKS
 
-# What a reload cannot change, since it is bound to the process.
+# Settings that a reload cannot change, because they are bound to the process.
 _FIXED = (
     "host",
     "port",
@@ -78,12 +78,12 @@ _FIXED_LIMITS = (
     "admin_connections_max",
 )
 _LAG_PERIOD_S = 0.1
-_FILES_RESERVED = 64 + TURNED_AWAY_MAX  # file descriptors for everything that is no call, the admin port apart
-_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S = 2.0, 60.0  # before a store of jobs that could not be opened is tried again
+_FILES_RESERVED = 64 + TURNED_AWAY_MAX  # file descriptors for everything but calls and the admin port
+_OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S = 2.0, 60.0  # before another attempt to open the job store
 
 
 class Server:
-    """Runs until it is told to stop; `load` reads the configuration anew for a reload."""
+    """Runs a gateway until `stop` or a signal; `load` reads the configuration again for a reload."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Server:
         self._lag = Histogram((0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1))
         self._admin: AdminServer | None = None
         self._reload_tasks: set[asyncio.Task[None]] = set()
-        self._jobs_task: asyncio.Task[None] | None = None  # opens the store of jobs, if it could not be opened at the start
-        self._reloading = asyncio.Lock()  # the last to be asked for is the last to be taken
+        self._jobs_task: asyncio.Task[None] | None = None  # opens the job store if that failed at the start
+        self._reloading = asyncio.Lock()  # reloads run in the order of their requests
 
     async def run(self, announce: Callable[[str, str], None]) -> None:
         settings = self._configuration.settings
@@ -176,9 +176,9 @@ class Server:
             self._log.close()
 
     async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: LimitSettings) -> None:
-        self._admin = AdminServer(view, sock.dup(), policy, limits)  # a copy: uvicorn closes what it was given
+        self._admin = AdminServer(view, sock.dup(), policy, limits)  # a copy, because uvicorn closes its socket
         await self._admin.run_until_stopped()
-        if not self._admin.should_exit:  # then nobody told it to
+        if not self._admin.should_exit:  # nobody called `stop`
             raise RuntimeError("the admin server ended by itself")
 
     async def _listen_for_clients(self, sock: socket.socket) -> asyncio.Server | TlsListener:
@@ -196,7 +196,7 @@ class Server:
         except HangupError as error:
             if settings.jobs != "auto" and not isinstance(error, StoreFailed):
                 raise
-            # Whoever has no use for jobs need not have a place for them. A full disk, or a lock, keeps no live call waiting.
+            # Users without jobs need no place to store them, and a full disk or a lock must not keep live calls waiting.
             self._log.event("jobs_disabled", error=str(error))
             self._jobs_task = TASKS.keep("jobs", partial(self._open_jobs_later, path, settings))
             return None
@@ -207,7 +207,7 @@ class Server:
         job_api = JobApi(registry, lambda: self.gateway.policy.router)
         try:
             await registry.open()
-        except BaseException as failure:  # told to stop meanwhile, too: its thread and its file are nobody else's
+        except BaseException as failure:  # cancellation included: nobody else would close the store's thread and file
             await asyncio.to_thread(store.close)
             if not isinstance(failure, StoreFailed):
                 raise
@@ -216,7 +216,7 @@ class Server:
         return job_api
 
     async def _opened(self, path: str, wal_bytes_max: int) -> JobStore:
-        """A store that opens after this was cancelled has no other owner, and is closed at once."""
+        """Return the opened store. If cancelled meanwhile, close the store once it is open, because it has no other owner."""
         opening = TASKS.start("job store", asyncio.to_thread(JobStore, path, wal_bytes_max), handled=(HangupError,))
         try:
             return await asyncio.shield(opening)
@@ -234,7 +234,7 @@ class Server:
                 self._log.event("job_store_opened")
 
     def stop(self) -> None:
-        """The first time: drain. The second time: now."""
+        """Start the drain; when called again, cut it short."""
         (self._force if self._stop.is_set() else self._stop).set()
 
     def _catch_signals(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -258,7 +258,7 @@ class Server:
             self._log.event("drain_cut_short", ended=len(gateway.registry.live), forced=self._force.is_set())
 
     async def _let_clients_read(self) -> None:
-        """What was written last is on its way; wait for it no longer than for any refused client."""
+        """Let clients read the last bytes that were sent to them, for at most `linger_s`, as with refused clients."""
         deadline = asyncio.get_running_loop().time() + self.gateway.limits.linger_s
         intake, loop = self.gateway.intake, asyncio.get_running_loop()
         while intake.open_connections and loop.time() < deadline and not self._force.is_set():
@@ -277,7 +277,7 @@ class Server:
             await self._reload()
 
     async def _reload(self) -> None:
-        """Takes a new configuration as a whole, or keeps the old one as a whole and says why."""
+        """Apply the new configuration as a whole, or keep the old one as a whole and log why."""
         old = self._configuration.settings
         try:
             new = await asyncio.to_thread(self._load)
@@ -298,7 +298,7 @@ class Server:
         kept += [name for name in _FIXED_LIMITS if getattr(new.settings.limits, name) != getattr(old.limits, name)]
         kept += ["tls_cert"] if bool(new.settings.tls_cert) != (tls is not None) else []
         self._configuration = new
-        self.gateway.intake.tls = tls  # from the files as they are now: a renewed certificate is taken by a reload
+        self.gateway.intake.tls = tls  # read from the files again, so a reload picks up a renewed certificate
         self.gateway.intake.connections_allowed = _connections_allowed(new.settings.limits)
         tenants = [tenant.name for tenant in new.settings.tenant]
         self._log.event("config_reloaded", backends=list(self.gateway.backends.by_name), tenants=tenants, needs_restart=kept)
@@ -315,7 +315,7 @@ class Server:
 
 
 def _report_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a callback let through, or a task that nobody waited for: counted, and told as before."""
+    """Count an exception from a callback or an unawaited task, then report it as asyncio does by default."""
     error = context.get("exception")
     if isinstance(error, Exception):
         TASKS.failed("callback", error)
@@ -323,7 +323,7 @@ def _report_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, A
 
 
 def _check_reload(old: Settings, new: Settings) -> None:
-    """What a file that was cut short, or is empty for a moment, would do to a running gateway."""
+    """Raise if the new configuration lacks all backends or tenants: the file may be truncated, or empty for a moment."""
     if old.backend and not new.backend:
         raise HangupError("the new configuration has no backend; restart hangup to serve with the embedded engine")
     if old.tenant and not new.tenant:
@@ -338,12 +338,12 @@ def _open_log(settings: Settings) -> Log:
 
 
 def jobs_path(settings: Settings, port: int) -> str | None:
-    """The store of jobs; empty for memory, None where there is none."""
+    """Return the path of the job store; "" for a store in memory, None for no store."""
     if settings.jobs in ("none", "provider"):
         return None
     if settings.jobs != "auto":
         return str(Path(settings.jobs).expanduser())
-    if settings.port == 0:  # another one each time: nobody could find it again
+    if settings.port == 0:  # a random port, by which the next process could not find the store
         return ""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return str(Path(state).expanduser() / "hangup" / f"jobs-{port}.sqlite")
@@ -358,7 +358,7 @@ def _listen(what: str, host: str, port: int, settings: Settings) -> socket.socke
 
 
 def _admin_policy(settings: Settings) -> Policy:
-    """Who may use the admin port; off loopback that needs a secret."""
+    """Return who may use the admin port; raise if it listens beyond loopback without a token."""
     variable = settings.admin_token_env
     token = os.environ.get(variable, "") if variable else ""
     if variable and not token:
@@ -377,7 +377,7 @@ def _tracer(settings: Settings) -> Tracer | None:
     limits, variable = settings.limits, settings.otlp_headers_env
     headers = os.environ.get(variable, "") if variable else ""
     exporter = Exporter(settings.otlp_endpoint, settings.otlp_protocol, headers, limits.trace_send_s)
-    close_s = limits.trace_send_s + 1.0  # one batch, and a little
+    close_s = limits.trace_send_s + 1.0  # enough for one last batch
     return Tracer(exporter, calls_max=limits.traced_calls_max, release_s=limits.trace_release_s, close_s=close_s)
 
 
@@ -399,7 +399,8 @@ def _url(address: tuple[str, int], tls: bool) -> str:
 
 
 def _connections_allowed(limits: LimitSettings) -> int:
-    """As many client connections as there are file descriptors for, with one more each for its engine."""
+    """Raise the limit of file descriptors as far as possible, and return how many client connections it allows. Each needs a
+    second descriptor for its engine."""
     wanted, reserved = limits.connections_max, _FILES_RESERVED + limits.admin_connections_max
     needed = 2 * wanted + reserved
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -412,7 +413,7 @@ def _connections_allowed(limits: LimitSettings) -> int:
 
 
 def _tune_collector() -> None:
-    """What was loaded at the start stays; calls leave no cycles behind, so there is little to look for."""
+    """Make the garbage collector run rarely: objects from the start stay for good, and calls leave no cycles behind."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

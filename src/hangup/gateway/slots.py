@@ -1,4 +1,4 @@
-"""Which slot of its engine each call is in, where only the engine knows: it is asked when somebody looks."""
+"""Finds the engine slot of each live call, for engines that assign slots themselves. They are queried only on request."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hangup.gateway.backends.health import see
 from hangup.gateway.client_request import ClientRequest
 from hangup.gateway.registry import CallRegistry
 
-ASK_EVERY_S = 0.5  # however many look
-ASK_S = 0.25  # whoever looks waits no longer for an engine than this
+ASK_EVERY_S = 0.5  # however many callers there are
+ASK_S = 0.25  # the timeout of each query
 
 
 class Slots:
@@ -22,7 +22,7 @@ class Slots:
         self._asked_at = -ASK_EVERY_S
 
     async def find(self) -> None:
-        """Puts the slots into the calls that are live."""
+        """Set `slot` of the live calls."""
         now = time.monotonic()
         telling = [b for b in self._backends.by_name.values() if b.adapter.slots_path and b.load.in_flight]
         if telling and now - self._asked_at >= ASK_EVERY_S:

@@ -1,4 +1,4 @@
-"""An engine refuses a call that we asked it to stream, though its client did not: was that the reason?"""
+"""Decides whether an engine refused a call because the gateway asked it to stream, which the client had not."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from hangup.gateway.backends.connection import EngineConnection, body_decoder
 from hangup.gateway.http.body import UntilClose
 from hangup.gateway.http.head import ResponseHead
 
-# How an engine says that it cannot do what it was asked.
+# Statuses with which engines refuse a request that they cannot serve.
 STATUSES = frozenset([400, 422, 501])
-_NOT_IMPLEMENTED = 501  # whatever that is, it may be the stream
+_NOT_IMPLEMENTED = 501  # may always be about the stream
 _KEPT_BYTES_MAX = 64 * 1024
 
 
 class RefusedCall(Protocol):
-    """The call that an engine refused to stream."""
+    """A call that an engine refused to stream."""
 
     def ask_plainly(self) -> None:
-        """Asks again, as the client put it."""
+        """Send the request again, as the client wrote it."""
 
     def relay_answer(self, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
-        """Passes the refusal on; returns where the rest of it goes."""
+        """Relay the refusal to the client; return the function that takes the rest of it."""
 
     def engine_garbled(self, connection: EngineConnection, error: WireError) -> None: ...
 
 
 class StreamRefusal:
-    """Reads the engine's answer whole. If it speaks of streams, the call is asked again as the client put it; any other
-    refusal is the client's own, and is passed on: asking twice would be refused twice.
+    """Reads the engine's whole answer. If it mentions streams, or is empty, the request is sent again as the client wrote
+    it. Any other refusal concerns the client's own request and is relayed: a second attempt would be refused as well.
     """
 
     __slots__ = ("_body", "_connection", "_decoder", "_flow", "_head", "_next", "_raw")
@@ -42,7 +42,7 @@ class StreamRefusal:
         self._decoder = body_decoder(head)
         self._raw = b""
         self._body = b""
-        self._next: Callable[[bytes], None] | None = None  # where the rest goes, once it is decided
+        self._next: Callable[[bytes], None] | None = None  # takes the rest of the answer, after the decision
 
     def feed(self, data: bytes) -> None:
         if self._next is not None:
@@ -58,13 +58,13 @@ class StreamRefusal:
             self._decide()
 
     def connection_ended(self) -> bool:
-        """Takes the end of the connection, which may be how the refusal ends; returns whether the call is asked again."""
+        """Note the end of the connection, which may be how the answer ends; return whether the request is sent again."""
         if isinstance(self._decoder, UntilClose):
             self._decide()
         return self._next is _ignore
 
     def _decide(self) -> None:
-        """All of it is here, or as much as is looked at."""
+        """Decide, with the whole answer or as much of it as is kept."""
         about_streams = not self._body or b"stream" in self._body.lower()
         if about_streams or self._head.status == _NOT_IMPLEMENTED:
             self._next = _ignore
@@ -74,4 +74,4 @@ class StreamRefusal:
 
 
 def _ignore(data: bytes) -> None:
-    """What comes behind a refusal that is not passed on."""
+    """Discard the rest of a refusal that is not relayed."""

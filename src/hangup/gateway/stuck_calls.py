@@ -1,4 +1,4 @@
-"""Live calls in an engine of which nothing comes: what is known of them, and where they go when it is given up."""
+"""Lists the live calls that wait for an engine's output, and takes them away from an engine that is stuck."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hangup.core.reaper import Waiting, reading_s
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.placement import Placed
 
-_WHOLE_S = 60.0  # of an answer that comes as a whole nothing is seen before its end: so long that says nothing
+_WHOLE_S = 60.0  # an answer that is not streamed may be silent for so much longer
 _PHASES = (Phase.SENT, Phase.ANSWERING)
 
 
 class InEngine(Protocol):
     """A call that an engine may be working on."""
 
-    may_be_silent: bool  # nothing need come of it for as long as it likes
+    may_be_silent: bool  # it may produce no output for any length of time
 
     @property
     def call(self) -> Call: ...
@@ -34,7 +34,7 @@ class InEngine(Protocol):
     def engine_key(self) -> str: ...
 
     def abandon(self, why: str) -> None:
-        """Goes to another backend if it has not begun, and ends if it has."""
+        """Move to another backend if the answer has not begun; otherwise end the call."""
 
     def fault(self, error: Exception) -> None: ...
 
@@ -44,7 +44,7 @@ def _inside(flows: Iterable[InEngine], backend: Backend) -> Iterator[InEngine]:
 
 
 def waiting(flows: Iterable[InEngine], backend: Backend) -> tuple[list[Waiting], float]:
-    """Lists the calls that wait for something from this engine, and tells when anything last came from it."""
+    """Return the calls that wait for output from this engine, and when it last sent any."""
     now, last_output_at, waits = time.monotonic(), backend.last_output_at, list[Waiting]()
     estimate = backend.load.estimates.first_token
     for flow in _inside(flows, backend):
@@ -61,16 +61,16 @@ def waiting(flows: Iterable[InEngine], backend: Backend) -> tuple[list[Waiting],
 
 
 def keys(flows: Iterable[InEngine], backend: Backend) -> set[str]:
-    """Lists the names that this engine knows our live calls by."""
+    """Return the keys by which this engine knows our live calls."""
     return {flow.engine_key for flow in flows if flow.backend is backend and flow.engine_key}
 
 
 def abandon(flows: Iterable[InEngine], backend: Backend, why: str) -> int:
-    """Takes all calls away from an engine; returns how many there were."""
+    """Take all live calls away from an engine; return how many there were."""
     stuck = list(_inside(flows, backend))
     for flow in stuck:
         try:
             flow.abandon(why)
-        except Exception as error:  # a bug costs this call, and leaves no other in the engine
+        except Exception as error:  # a bug fails this call only; the others must leave the engine, too
             flow.fault(error)
     return len(stuck)

@@ -1,8 +1,8 @@
-"""Traces: a call's spans, sent to an OpenTelemetry collector when all is known of the call.
+"""Sends the spans of each ended call to an OpenTelemetry collector.
 
-Off, there is no tracer and nothing is done. On, a call costs an id at its start and an append at its end; a thread makes the
-spans and sends them in batches. A call whose engine was told to stop is kept until that engine's word, for `trace_release_s` at
-most. What the collector does not take in time is dropped, and counted.
+Without a collector there is no tracer, and calls cost nothing. With one, a call costs an id at its start and an append at its
+end; a thread builds the spans and sends them in batches. A call whose engine had to be stopped is kept until the engine
+confirms, for `trace_release_s` at most. Traces that the collector does not accept in time are dropped and counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hangup.core.spans import settled, spans
 from hangup.gateway.otlp import Exporter
 from hangup.tasks import TASKS
 
-# W3C's trace context; versions to come may have more behind the flags.
+# W3C's trace context; later versions may append fields after the flags.
 TRACEPARENT = re.compile(
     rb"(?:(?P<today>00)|(?!00|ff)[0-9a-f]{2})-(?!0{32})(?P<trace>[0-9a-f]{32})-(?!0{16})(?P<parent>[0-9a-f]{16})"
     rb"-(?P<flags>[0-9a-f]{2})(?(today)|(?:-.*)?)"
@@ -36,13 +36,13 @@ class Tracer:
         self._release_s = release_s
         self._close_s = close_s
         self._calls: deque[Call] = deque()
-        self._unsettled: list[Call] = []  # the thread's
+        self._unsettled: list[Call] = []  # used by the thread only
         self._offset_s = time.time() - time.monotonic()
         self._closing = threading.Event()
         self._thread = TASKS.thread("traces", self._run)
 
     def begin(self, call: Call, traceparent: bytes | None) -> None:
-        """Joins the client's trace, or begins one; a trace that its beginner does not sample is left alone."""
+        """Join the client's trace, or begin one. A trace that the client does not sample is ignored."""
         match = TRACEPARENT.fullmatch(traceparent) if traceparent is not None else None
         if match is not None:
             if not int(match["flags"], 16) & _SAMPLED:
@@ -70,7 +70,7 @@ class Tracer:
         self._send_all(time.monotonic())
 
     def _send_all(self, ended_before: float) -> None:
-        """All that are settled, and those that ended so long ago that no more is waited for."""
+        """Send all settled calls, and those that ended before the given time, settled or not."""
         taken = self._unsettled + [self._calls.popleft() for _ in range(len(self._calls))]
         ready: list[Call] = []
         self._unsettled = []
@@ -81,7 +81,7 @@ class Tracer:
             batch = ready[at : at + _BATCH_MAX]
             try:
                 self._exporter.send([span for call in batch for span in spans(call, self._nanoseconds, _new_id)])
-            except Exception:  # a collector can answer with anything, and the thread must go on
+            except Exception:  # a collector may answer anything; the thread must survive it
                 self.dropped += len(batch)
 
     def _nanoseconds(self, moment: float) -> int:

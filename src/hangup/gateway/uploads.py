@@ -1,4 +1,4 @@
-"""Bodies with files: how many bytes of them may be in memory at a time. Each is held from its head to the end of its call."""
+"""Limits how many bytes of request bodies with files are in memory. Each body counts from its head to the end of its call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Uploads:
         self.held_bytes = 0
 
     def hold(self, head: RequestHead, body_bytes_max: int, held_bytes_max: int) -> int:
-        """Makes room for a call's file and returns how much; without room, the call is refused before the client sends it."""
+        """Reserve room for a call's file and return its size. Without room, refuse the call before the client sends it."""
         size = body_bytes_max
         if head.content_length is not None:
             size = min(size, head.content_length)

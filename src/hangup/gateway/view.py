@@ -1,4 +1,4 @@
-"""The gateway as the admin port sees it: everything is read off what exists, when somebody asks."""
+"""`AdminView`: implements `GatewayView` for the admin port, by reading the gateway's state on request."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ class AdminView:
             return None
         return {"backend": backend, "orphans": orphans.calls, "means": orphans.means.value, "shared": found.settings.shared}
 
-    # The books
+    # Ledger and history
 
     async def report(self, since_s: float, by: str) -> dict[str, Any]:
-        """The ledger, with the engines' own counters as they are now beside it; the difference is shown, not hidden."""
+        """Return the ledger's sums beside the engines' own counters of now, with the difference between them."""
         await self._monitor.look()
         live: Counter[str] = Counter()
         for call in self.calls():
@@ -168,7 +168,6 @@ class AdminView:
         return rows
 
     def ended(self, count: int) -> list[Call]:
-        """The calls that ended last, the latest first."""
         return list(islice(reversed(self._ports.registry.ended), count))
 
     # The process
@@ -265,7 +264,7 @@ def _backend_row(backend: Backend, watched: Watched | None, stands: BackendView 
 
 
 def _models(backend: Backend) -> list[str] | None:
-    """What it is configured to have, or lists; None where that is not known."""
+    """Return the models that are configured or that the backend lists; None if neither is known."""
     if backend.settings.models:
         return list(backend.settings.models)
     return [row["id"] for row in backend.model_rows] if backend.model_rows is not None else None

@@ -1,4 +1,4 @@
-"""Books what engines compute for calls that are over, as it is learned: to whom it belongs, and what it costs."""
+"""Records what engines compute for calls that have ended: whose work it is, and what it costs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from hangup.gateway.reaper import Reaper
 
 
 class ZombieLedger:
-    """One backend's."""
+    """The record of one backend."""
 
     def __init__(self, accounting: Accounting, reaper: Reaper, ended: Iterable[Call], now: float, busy_s: float) -> None:
         self._accounting = accounting
         self._reaper = reaper
-        self._ended = ended  # the calls that ended last
-        self._looked_at, self._busy_s = now, busy_s  # then, and how long it had had live calls
+        self._ended = ended  # recently ended calls
+        self._looked_at, self._busy_s = now, busy_s  # the last round's time, and the backend's busy seconds at that time
         self._rested_at = now
 
     def record_zombies(self, backend: Backend, count: EngineCount | None, seen: int, now: float) -> None:
-        """`count` is None where the engine counts no tokens; `seen` are all that came, or may have come unseen."""
+        """Record the zombies' tokens and engine time since the last round. `count` is None if the engine counts no tokens;
+        `seen` are all tokens that arrived, or may have arrived unseen."""
         since, before = self._looked_at, self._busy_s
         self._looked_at, self._busy_s = now, backend.load.time.busy_s
         owners = self._reaper.zombies_since(backend, since)
@@ -39,7 +40,8 @@ class ZombieLedger:
         self._record(backend, owners, tokens, alone_s, since, now)
 
     def record_rest(self, backend: Backend, count: EngineCount, seen: int, now: float) -> None:
-        """Neither side has anything at work: what is left over belongs to those that ended since the last rest, if any did."""
+        """Record the remaining tokens while neither the gateway nor the engine has a call. They belong to the calls that were
+        stopped since the last such moment; without any, they are unexplained."""
         found = count.settle(seen)
         since, self._rested_at = self._rested_at, now
         if self._accounting.store is None:

@@ -162,7 +162,7 @@ class ItemClient:
 
 
 class ItemOwner(Protocol):
-    """Owns items and is told of their calls; implemented by `ItemRunner`."""
+    """Owns items and follows their calls; implemented by `ItemRunner`."""
 
     def item_started(self, item: ItemClient) -> None: ...
 

@@ -427,7 +427,7 @@ class BackendWatch:
                 self._log_event("zombie_gone", id=stop.call_id, slot=stop.slot, after_s=after_s, **counted)
             try:
                 self._host.release(self.backend, stop)
-            except Exception as error:  # the others are out of the book as well, and nobody else would free their places
+            except Exception as error:  # the others are not pending any more either, and nobody else would free their slots
                 self._log_fault(error)
 
     def _name_zombies(self) -> None:
