@@ -73,10 +73,10 @@ class Books:
     def __init__(self) -> None:
         self.total = 0
 
-    def computed(self, backend: str, tokens: int) -> None:
+    def add_computed(self, backend: str, tokens: int) -> None:
         self.total += tokens
 
-    def uncounted(self, backend: str, tokens: int) -> None: ...
+    def add_uncounted(self, backend: str, tokens: int) -> None: ...
 
     def add(self, entry: Entry) -> None: ...
 
