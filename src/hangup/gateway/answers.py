@@ -1,4 +1,4 @@
-"""What the client is answered: the engine's head passed on, whole answers made here, errors in the API's own shape."""
+"""Writes answers to clients: the engine's head, the gateway's own answers, and errors in the format of the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hangup.gateway.client.client import ResponseSink
 from hangup.gateway.http.answer import date_line, encode_headers, status_line
 from hangup.gateway.http.head import HOP_BY_HOP, Headers, ResponseHead
 
-# Of the engine's headers, what is between it and us, or what we set anew.
+# Headers of the engine that concern only its connection with the gateway, or that the gateway sets itself.
 _NOT_RELAYED = HOP_BY_HOP | {
     b"content-length",
     b"set-cookie",
@@ -29,9 +29,9 @@ _NO_HEADERS: Headers = []
 
 
 class Answered(Protocol):
-    """A call whose client gets an answer."""
+    """A call whose client can be answered."""
 
-    api: Api  # whose shape errors have
+    api: Api  # decides the format of errors
 
     @property
     def call(self) -> Call: ...
@@ -41,14 +41,14 @@ class Answered(Protocol):
 
 
 def begin(to: Answered, status: int, head: ResponseHead, is_stream: bool) -> None:
-    """Passes the engine's head on. A stream gets a framing of ours: it may be ended at its cap, or with an error."""
+    """Pass the engine's head on. A stream gets new framing, because the gateway may end it at a cap or with an error."""
     if to.call.answering_client:
-        return  # a heartbeat was quicker
+        return  # a heartbeat has begun the answer
     if is_stream:
         _write_open_head(to, status, _relayed(head, _NOT_RELAYED_ON_STREAMS, _STREAM_HEADERS))
         return
     length, headers = head.content_length, _relayed(head, _NOT_RELAYED)
-    if length is not None and status != 204:  # which has none by its nature
+    if length is not None and status != 204:  # 204 never has a length
         headers = b"%bcontent-length: %d\r\n" % (headers, length)
     if length is not None or head.without_body():
         _write_head(to, status, headers, chunked=False)
@@ -57,33 +57,33 @@ def begin(to: Answered, status: int, head: ResponseHead, is_stream: bool) -> Non
 
 
 def _relayed(head: ResponseHead, dropped: frozenset[bytes], more: Headers = _NO_HEADERS) -> bytes:
-    """Encodes the engine's headers for the client: without `dropped`, with `more`, and with a date."""
+    """Return the engine's headers encoded for the client, without `dropped` and with `more`; the result is cached."""
     return head.notes.get(dropped) or head.note(dropped, _relay_headers(head, dropped, more))
 
 
 def _relay_headers(head: ResponseHead, dropped: frozenset[bytes], more: Headers) -> bytes:
     if b"connection" in head.fields:
         dropped = dropped | head.connection_options()
-    # Headers that begin with `x-hangup-` are our word alone.
+    # Only the gateway itself may send headers that begin with `x-hangup-`.
     headers = [pair for pair in head.headers if pair[0] not in dropped and not pair[0].startswith(b"x-hangup-")]
     return encode_headers(headers + more)
 
 
 def switched(to: Answered, head: ResponseHead) -> None:
-    """Passes on the engine's word that it goes on in WebSocket."""
+    """Pass on the engine's 101, by which it switches to WebSocket."""
     more = b"connection: Upgrade\r\nupgrade: websocket\r\nx-request-id: %b\r\n" % to.call.id.encode("ascii")
     to.call.client_answer_began(head.status)
     to.client.begin(b"%b%b%b\r\n" % (status_line(head.status), _relayed(head, _NOT_RELAYED), more), chunked=False)
 
 
 def begin_stream(to: Answered) -> None:
-    """Begins a stream before the engine does, for a heartbeat."""
+    """Begin a stream before the engine does, to send a heartbeat."""
     headers = [(b"content-type", b"text/event-stream; charset=utf-8"), *_STREAM_HEADERS]
     _write_open_head(to, 200, encode_headers(headers))
 
 
 def whole(to: Answered, status: int, body: bytes, head: ResponseHead) -> None:
-    """A complete JSON answer made here, under the engine's own headers, but for those that were meant for us."""
+    """Send a complete JSON answer that was assembled here, with the headers of the engine's answer."""
     headers = b"%bcontent-length: %d\r\n" % (_relayed(head, _NOT_RELAYED_ON_WHOLE, _JSON), len(body))
     _write_head(to, status, headers, chunked=False)
     to.client.send(body)
@@ -91,7 +91,7 @@ def whole(to: Answered, status: int, body: bytes, head: ResponseHead) -> None:
 
 
 def own_answer(to: Answered, status: int, content_type: bytes, headers: Headers, body: bytes) -> None:
-    """A complete answer of the gateway's own."""
+    """Send a complete answer of the gateway's own."""
     own = [(b"content-type", content_type), (b"content-length", b"%d" % len(body))]
     _write_head(to, status, encode_headers(own + headers), chunked=False)
     to.client.send(body)
@@ -99,12 +99,12 @@ def own_answer(to: Answered, status: int, content_type: bytes, headers: Headers,
 
 
 def begin_own_answer(to: Answered, status: int, content_type: bytes, headers: Headers) -> None:
-    """Begins an answer of the gateway's own that is made while it is read."""
+    """Begin an answer of the gateway's own that is produced while it is sent."""
     _write_open_head(to, status, encode_headers([(b"content-type", content_type), *_STREAM_HEADERS, *headers]))
 
 
 def error(to: Answered, reason: Reason, detail: str, more: Headers) -> None:
-    """A complete error answer; `more` headers say what to do about it."""
+    """Send a complete error answer; the `more` headers tell the client what to do about it."""
     body = orjson.dumps(to.api.error(reason.status, reason.code, detail or reason.message))
     headers: Headers = [
         (b"content-type", b"application/json"),
@@ -118,12 +118,12 @@ def error(to: Answered, reason: Reason, detail: str, more: Headers) -> None:
 
 
 def error_event(to: Answered, reason: Reason, detail: str) -> None:
-    """An error in the midst of a stream."""
+    """Send an error as an event of a running stream."""
     to.client.send(to.api.error_event(reason.status, reason.code, detail or reason.message))
 
 
 def _write_open_head(to: Answered, status: int, headers: bytes) -> None:
-    """A head without a length: chunked, or for HTTP/1.0 delimited by the close."""
+    """Write a head without a length: the body is chunked, or with HTTP/1.0 ends when the connection closes."""
     if to.client.http11:
         headers += b"transfer-encoding: chunked\r\n"
     else:

@@ -1,5 +1,8 @@
-"""The log lines of calls. That of a call which was stopped in its engine waits a moment for the engine's word: so it tells
-whether the engine let go, and what it computed after the hang-up."""
+"""Writes the log lines of ended calls.
+
+The line of an aborted call waits a moment for the outcome of the stop, so that it can say whether the engine stopped, and how
+many tokens it computed after the hang-up.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ class CallLines:
         self._log = log
         self._loop = loop
         self._wait_s = wait_s
-        self._waiting: OrderedDict[Call, tuple[dict[str, Any], float]] = OrderedDict()  # lines, and when due; oldest first
-        self._owners: dict[PendingStop, Call] = {}  # of what those calls left behind
+        self._waiting: OrderedDict[Call, tuple[dict[str, Any], float]] = OrderedDict()  # line and due time; oldest first
+        self._owners: dict[PendingStop, Call] = {}  # the calls of those stops
         self._timer: asyncio.TimerHandle | None = None
 
     def ended(self, call: Call) -> None:
@@ -36,13 +39,13 @@ class CallLines:
             self._timer = self._loop.call_later(wait_s, self._look)
 
     def stop_confirmed(self, stop: PendingStop) -> None:
-        """What an engine did with something that it was told to stop is known now."""
+        """Write the call's line if this was the last of its stops that was pending."""
         call = self._owners.get(stop)
         if call is not None and not _is_unconfirmed(call):
             self._write(call)
 
     def close(self) -> None:
-        """What is not known by now will not be."""
+        """Write all waiting lines with what is known now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -51,7 +54,7 @@ class CallLines:
 
     def _look(self) -> None:
         self._timer, now = None, self._loop.time()
-        while self._waiting:  # from the oldest on: a look must not cost more, the more lines wait
+        while self._waiting:  # oldest first, so that the cost does not grow with the number of lines
             call, (_, due) = next(iter(self._waiting.items()))
             if due > now:
                 self._timer = self._loop.call_at(due, self._look)

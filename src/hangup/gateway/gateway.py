@@ -113,7 +113,7 @@ class Gateway:
         )
 
     def _backend_changed(self, backend: Backend) -> None:
-        self.stopping.reaper.look(backend)  # orphans that it already runs may take up room
+        self.stopping.reaper.look(backend)  # work that it already runs may take up the room for calls
         self.placement.backend_changed(backend)
 
     # Shutdown

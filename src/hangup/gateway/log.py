@@ -1,7 +1,7 @@
-"""The log: one JSON line per call at its end, and the gateway's own few words. Never a prompt, never a key.
+"""The log: one JSON line for each ended call, and a few events of the gateway itself. Never a prompt, never a key.
 
-Lines are written by a thread of their own, so that a slow reader of the log cannot hold up a stream; what it cannot
-take in time is dropped, and counted.
+A thread of its own writes the lines, so that a slow reader of the log cannot delay a stream. Lines beyond the buffer are
+dropped and counted.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Log:
         self._lines: deque[bytes] = deque()
         self.lines_max = lines_max
         self._wake = threading.Event()
-        self._awake = False  # the same, but cheaper to look at
+        self._awake = False  # the same as `_wake.is_set()`, but cheaper to read
         self._closing = False
-        self._torn = False  # what was written last is half a line
+        self._torn = False  # True if the last write ended in the middle of a line
         self._out: BinaryIO | None = None
         self._thread: threading.Thread | None = None
         if target != "none":
@@ -40,7 +40,7 @@ class Log:
             self._thread = TASKS.thread("log", self._write_lines)
 
     def record(self, call: Call) -> dict[str, Any] | None:
-        """The line of a call that has ended; None where no log is kept."""
+        """Return the log line of an ended call; None if there is no log."""
         return call_record(call) if self._out is not None else None
 
     def write(self, record: dict[str, Any]) -> None:
@@ -48,24 +48,24 @@ class Log:
             self._put(record)
 
     def event(self, event: str, **fields: object) -> None:
-        """Something about the gateway itself: a backend went down, a reload, the drain."""
+        """Log an event of the gateway itself: a backend that went down, a reload, the drain."""
         if self._out is not None:
             self._put({"time": _wall_time(), "event": event, **fields})
 
     def fault(self, error: Exception, call_id: str = "") -> None:
-        """A bug of ours: where it is, but not the values, which may hold what a client sent."""
+        """Log where a bug of the gateway occurred, but no values, which may contain a client's data."""
         frames = traceback.extract_tb(error.__traceback__)
         where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         self.event("internal_error", id=call_id or None, type=type(error).__name__, where=where)
 
     def task_failed(self, name: str, error: Exception) -> None:
-        """A task or thread that must go on has failed; it is started again."""
+        """Log that a task or thread that must keep running has failed, and is restarted."""
         frames = traceback.extract_tb(error.__traceback__)
         where = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
         self.event("task_failed", task=name, type=type(error).__name__, where=where)
 
     def guard(self, call_id: str, step: Callable[..., object], *arguments: object) -> bool:
-        """Takes one step of many that must all be taken: a bug in it is logged, and keeps nothing from the others."""
+        """Run one of several steps that must all run: log an exception instead of raising it, and return False."""
         try:
             step(*arguments)
         except Exception as error:
@@ -87,7 +87,7 @@ class Log:
             return
         try:
             line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
-        except TypeError:  # a number beyond 64 bits, or half a character: an engine may say anything
+        except TypeError:  # an integer beyond 64 bits or a lone surrogate, from an engine
             line = json.dumps(record, default=str).encode() + b"\n"
         self._lines.append(line)
         if not self._awake:
@@ -110,9 +110,9 @@ class Log:
                 return
 
     def _write(self, data: bytes) -> None:
-        """All of it, or as many whole lines as there is room for; the rest is counted as dropped."""
+        """Write all lines, or as many as there is room for, and count the others as dropped."""
         assert self._out is not None
-        if self._torn:  # a disk that was full has half a line: the next one must not be glued to it
+        if self._torn:  # after a full disk, the next line must not continue half a line
             data = b"\n" + data
         written = 0
         try:
@@ -120,14 +120,14 @@ class Log:
                 written += self._out.write(data[written:]) or 0
             self._out.flush()
         except (OSError, ValueError):
-            # The first line that was not taken whole counts, unless only its end is missing: that comes with the next write.
+            # A line that was cut counts as dropped, unless only its line end is missing, which the next write adds.
             self.dropped += data.count(b"\n", written + data.startswith(b"\n", written))
         if written:
             self._torn = data[written - 1 : written] != b"\n"
 
 
 class _WallClock:
-    """The time of day as text; the part down to seconds is made once a second."""
+    """Formats the current UTC time; caches the part down to seconds."""
 
     def __init__(self) -> None:
         self._second = 0
@@ -146,7 +146,7 @@ _wall_time = _WallClock()
 
 
 def call_record(call: Call) -> dict[str, Any]:
-    """A call as its log line has it; times are seconds since its first byte."""
+    """Return the fields of a call's log line; times are in seconds since the call's first byte."""
     reason, start = call.reason, call.started_at
     assert reason is not None and call.ended_at is not None
     return {
@@ -180,7 +180,7 @@ def call_record(call: Call) -> dict[str, Any]:
 
 
 def after_the_end(call: Call) -> dict[str, Any]:
-    """What its engine did after the call's end, as far as that is known by now."""
+    """Return what the engine did after the call's end, as far as known by now."""
     tokens, fate = call.tokens_after_end, call.stop_state
     return {
         "release": fate.value if fate is not None else None,

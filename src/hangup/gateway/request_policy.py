@@ -1,4 +1,4 @@
-"""What a request's head says, and whether that is allowed: keys, ids, deadlines, routes. No body is read before this."""
+"""Checks a request's head before any body is read: API key, host, route, ids and deadlines."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from hangup.gateway.cors import is_preflight
 from hangup.gateway.http.head import Headers, RequestHead
 from hangup.gateway.http.hosts import is_address, is_loopback
 
-ANONYMOUS = "default"  # the tenant of everyone when no keys are configured
+ANONYMOUS = "default"  # the tenant of all clients if no keys are configured
 _DIGITS = 24
-_AGENT_BYTES = 40  # of a client's name for itself
+_AGENT_BYTES = 40  # of the user-agent
 _CALL_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,9})?")
-# What HTTP knows (RFC 9110, and PATCH): another method is answered 501, one of these where it does not fit 405.
+# The methods of HTTP (RFC 9110, and PATCH): if a route does not allow one of these the answer is 405; any other gets 501.
 _METHODS = frozenset(["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
-# No name on the internet ends in one of these, so no stranger's web site has such a name.
+# No public name ends in one of these, so no foreign web site can have such a name.
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal")
 
 
 class IncomingRequest:
-    """A request's head, and what follows from it for its call."""
+    """A request's head, and the limits and deadlines that follow from it."""
 
     __slots__ = (
         "api",
@@ -54,15 +54,15 @@ class IncomingRequest:
         self.head = head
         self.route = route
         self.api: Api = route.api if route is not None else UNKNOWN
-        self.keyed = False  # the client's key is one of ours: the engine must not see it
-        self.client_total_s = math.inf  # how long the client says it waits: for all of the answer,
+        self.keyed = False  # True if the client's key is the gateway's: the engine must not see it
+        self.client_total_s = math.inf  # how long the client waits, by its own word: for the whole answer,
         self.client_read_s = math.inf  # and for the next byte
         self.limits = limits
         self.body_bytes_max = limits.body_bytes_max
         self.body_s = limits.body_s
 
     def take_limits(self, limits: LimitSettings) -> None:
-        """Takes the limits of its route and tenant, once these are known."""
+        """Apply the limits of its route and tenant."""
         self.limits = limits
         self.body_bytes_max = limits.body_bytes_max
         self.body_s = limits.body_s
@@ -71,13 +71,13 @@ class IncomingRequest:
             self.body_s = limits.upload_s
 
     def remaining_s(self, since: float, now: float) -> float | None:
-        """Tells what is left of the client's own patience; None if it did not say how long it waits."""
+        """Return how long the client will still wait; None if it did not say."""
         patience_s = min(self.client_total_s, self.client_read_s)
         return None if patience_s == math.inf else max(since + patience_s - now, 0.001)
 
 
 class RequestPolicy:
-    """Who may ask for what, under which limits; made anew by each reload, all at once or not at all."""
+    """Decides which requests are allowed, and under which limits. A reload replaces it completely or not at all."""
 
     def __init__(self, settings: Settings, *, provider: bool) -> None:
         self._provider = provider
@@ -85,23 +85,23 @@ class RequestPolicy:
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
-        """Takes new settings into use. What can fail comes first: nothing may be half in effect."""
+        """Apply new settings. The steps that can fail come first, so that settings are never half applied."""
         router, keys, hosts = Router(settings.route, provider=self._provider), Keys(settings.tenant), Hosts(settings)
         self.settings = settings
         self.limits = settings.limits
         self.router, self._keys, self._hosts = router, keys, hosts
-        self._keyed = bool(keys)  # whether clients need a key
+        self._keyed = bool(keys)  # True if clients need a key
         self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
         self._own_limits |= {f"route {r.path}": r.limits for r in settings.route}
         self.limits_of = lru_cache(maxsize=4096)(self._merge_limits)
-        self._decided = object()  # marks what was decided under these settings
+        self._decided = object()  # identifies decisions that were made under these settings
 
     def _merge_limits(self, route: str, tenant: str) -> LimitSettings:
         own = {**self._own_limits.get(f"route {route}", {}), **self._own_limits.get(f"tenant {tenant}", {})}
         return replace(self.limits, **own) if own else self.limits
 
     def admit(self, request: IncomingRequest, call: Call) -> Route:
-        """Finds out who asks, and whether they may: fills in tenant, limits and deadlines, or raises a `Refusal`."""
+        """Set the call's tenant, limits and deadlines, and return its route; raise a `Refusal` if it is not allowed."""
         head = request.head
         decided = head.notes.get("policy")
         if decided is None or decided[0] is not self._decided:
@@ -112,23 +112,23 @@ class RequestPolicy:
         return route
 
     def _decide(self, request: IncomingRequest) -> tuple[Route, str, bool, float, float, LimitSettings]:
-        """Decides by the head alone, so the answer holds for every request with the same head."""
+        """Decide by the head alone, so that the decision can be reused for every request with the same head."""
         head, route, tenant, keyed = request.head, request.route, "", False
         if not self._keyed:
             self._hosts.check(head)
-        if head.method != "OPTIONS" or route is None or not self._passes_preflight(route, head):  # which has no key
+        if head.method != "OPTIONS" or route is None or not self._passes_preflight(route, head):  # a preflight has no key
             tenant, keyed = self._keys.tenant_of(head) if self._keyed else ANONYMOUS, self._keyed
             route = check_route(route, head)
         limits = self.limits_of(route.path, tenant or ANONYMOUS)
         return route, tenant, keyed, own_deadline(head), sdk_read_timeout(head), limits
 
     def _passes_preflight(self, route: Route, head: RequestHead) -> bool:
-        """Tells whether a browser's question goes to an engine. What we answer ourselves is for no page of another site."""
+        """Return whether a browser's preflight goes to an engine. The gateway's own answers are not for other sites' pages."""
         return is_preflight(head) and self.settings.cors == "engine" and not route.api.about_jobs and route.api is not HEALTH
 
 
 class Keys:
-    """The tenants' API keys, by their digests."""
+    """The tenants' API keys, by their SHA-256 digests."""
 
     def __init__(self, tenants: Iterable[TenantSettings]) -> None:
         self._tenants = {digest: tenant for tenant in tenants for digest in tenant.key_sha256}
@@ -145,19 +145,19 @@ class Keys:
             key = token.strip()
         digest = hashlib.sha256(key).hexdigest()
         tenant = self._tenants.get(digest)
-        # The look-up is by digest, so its timing tells nothing of the key; the comparison is for good measure.
+        # The look-up is by digest, so its timing reveals nothing about the key; the comparison is an extra precaution.
         if not key or tenant is None or not any(hmac.compare_digest(digest, d) for d in tenant.key_sha256):
             raise Refusal(reasons.UNAUTHORIZED)
         return tenant.name
 
 
 class Hosts:
-    """Which names we answer to where nobody needs a key.
+    """Checks the Host of requests if no API keys are configured.
 
-    A web page can have its own name point at 127.0.0.1 (DNS rebinding); for the browser, we are then that page's own
-    server. Such a request bears the page's name as its Host. So on loopback, without keys and TLS, a Host must be a name
-    that no stranger can have: an address, localhost, a name without a dot or of a private domain, this machine's, or a
-    configured one.
+    A web page can point its own name at 127.0.0.1 (DNS rebinding), and the browser then takes the gateway for that page's
+    server. Such a request has the page's name as its Host. So on loopback, without keys and TLS, a Host must be a name that no
+    stranger can own: an address, localhost, a name without a dot or of a private domain, this machine's name, or a configured
+    one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -177,7 +177,7 @@ class Hosts:
 
 
 class CallIds:
-    """Ids of ours: fixed in length and not to be guessed; the randomness is drawn for many at a time."""
+    """Makes the gateway's call ids, which have a fixed length and cannot be guessed; draws random bytes for 256 at a time."""
 
     def __init__(self) -> None:
         self._random: list[str] = []
@@ -189,7 +189,7 @@ class CallIds:
         return "hu-" + self._random.pop()
 
     def of(self, head: RequestHead | None, in_use: Container[str]) -> str:
-        """The client's own id if it is well-formed and not in use, else one of ours."""
+        """Return the client's own id if it is well-formed, with a suffix if it is in use; else a new one."""
         given = head.fields.get(b"x-request-id") if head is not None else None
         if given is not None and _CALL_ID.fullmatch(given):
             return unused(given.decode("ascii"), in_use)
@@ -197,12 +197,12 @@ class CallIds:
 
 
 def unused(id: str, in_use: Container[str]) -> str:
-    """No two live calls have one id, whoever chose it."""
+    """Return the id, with a random suffix if a live call has it already."""
     return id if id not in in_use else f"{id[:100]}-{secrets.token_hex(6)}"
 
 
 def check_route(route: Route | None, head: RequestHead) -> Route:
-    """The route that takes such a request."""
+    """Return the route if it accepts the request, else raise a `Refusal`."""
     allowed = route is not None and (head.method in route.methods or head.method in allowed_methods(route))
     if not allowed and head.method not in _METHODS:
         raise Refusal(reasons.NOT_IMPLEMENTED, f"Unknown method {head.method}.")
@@ -211,15 +211,15 @@ def check_route(route: Route | None, head: RequestHead) -> Route:
     if not allowed:
         raise Refusal(reasons.METHOD_NOT_ALLOWED)
     if b"origin" in head.fields and head.method == "POST" and not _is_json(head) and is_of_other_site(head):
-        # Browsers send such a request to any address, ours included, without asking first.
+        # Browsers send such a request to any address without a preflight.
         raise Refusal(reasons.UNSUPPORTED_MEDIA_TYPE)
     return route
 
 
 def is_of_other_site(head: RequestHead) -> bool:
-    """Whether a page of another site may have sent it without having been allowed to.
+    """Return whether a page of another site may have sent the request without permission.
 
-    A key in a header is something that a page can only send after a preflight, and never with a WebSocket's handshake.
+    A page can send a key in a header only after a preflight, and never with a WebSocket's handshake.
     """
     origin = head.fields.get(b"origin", b"").lower()
     if not origin or b"authorization" in head.fields or b"x-api-key" in head.fields:
@@ -228,13 +228,13 @@ def is_of_other_site(head: RequestHead) -> bool:
 
 
 def allowed_methods(route: Route) -> tuple[str, ...]:
-    """Where GET is served, HEAD is."""
+    """Return the route's methods, with HEAD wherever there is GET."""
     methods = route.methods
     return (*methods, "HEAD") if "GET" in methods and "HEAD" not in methods else methods
 
 
 def own_deadline(head: RequestHead) -> float:
-    """How long the client says it will wait for the whole answer."""
+    """Return how long the client waits for the whole answer, by its `x-request-timeout`; infinity if it does not say."""
     given = head.fields.get(b"x-request-timeout")
     if given is None:
         return math.inf
@@ -244,7 +244,7 @@ def own_deadline(head: RequestHead) -> float:
 
 
 def sdk_read_timeout(head: RequestHead) -> float:
-    """The read timeout of the official SDKs, which send it unasked: nonsense in it is ignored."""
+    """Return the read timeout that the official SDKs send. It is not a user's choice, so an invalid value is ignored."""
     given = head.fields.get(b"x-stainless-read-timeout")
     return float(given) if given is not None and _SECONDS.fullmatch(given) else math.inf
 
@@ -254,7 +254,7 @@ def _is_json(head: RequestHead) -> bool:
 
 
 def client_kind(head: RequestHead) -> str:
-    """What a client calls itself, without its version: those who are alike wait alike."""
+    """Return the client's name from its user-agent, without the version: clients of one kind wait about equally long."""
     kind: str | None = head.notes.get("client")
     if kind is None:
         agent = head.fields.get(b"user-agent", b"")
@@ -263,7 +263,7 @@ def client_kind(head: RequestHead) -> str:
 
 
 def refusal_headers(request: IncomingRequest, reason: Reason) -> Headers:
-    """Tells a client that was refused what would have been right."""
+    """Return the headers that tell a refused client what would be allowed."""
     if reason is reasons.UNAUTHORIZED:
         return [(b"www-authenticate", b"Bearer")]
     if reason is reasons.METHOD_NOT_ALLOWED and request.route is not None:
@@ -272,7 +272,7 @@ def refusal_headers(request: IncomingRequest, reason: Reason) -> Headers:
 
 
 def check_model_name(name: str, limits: LimitSettings) -> None:
-    """Refuses a long name: names outlive their call, so they must not be large."""
+    """Raise a `Refusal` if a model's name is too long: names are kept after their call, so they must be small."""
     if len(name.encode()) > limits.name_bytes_max:
         raise Refusal(reasons.BAD_FIELD, name_too_long(limits))
 

@@ -1,5 +1,5 @@
-"""The pump: what an engine sends goes to the client in the same turn of the loop.
+"""Relays: they pass an engine's answer to the client, in the same callback of the event loop that received the bytes.
 
-Which relay takes an answer depends on what it is: `passthrough` for bytes that mean nothing to us, `stream` for a stream of
-events (the hottest code of the gateway), `assemble` for a stream that becomes one JSON answer.
+The relay depends on the answer: `passthrough` for bytes that are not parsed, `stream` for a stream of events (the hottest code
+of the gateway), and `assemble` for a stream that becomes one JSON answer.
 """

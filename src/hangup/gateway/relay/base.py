@@ -1,4 +1,4 @@
-"""What all relays share: they take an engine's body in raw bytes, and end the call when it is complete or broken."""
+"""The base class of relays, which decode an engine's body and end the call when it is complete or broken."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class RelaySink(Protocol):
     def end(self, reason: Reason, detail: str = "") -> None: ...
 
     def first_token(self) -> None:
-        """The wait for the first token is over."""
+        """Note that the first token has arrived."""
 
     def answer_whole(self, status: int, answer: Json, head: ResponseHead) -> None:
-        """Answers the client with one JSON value, under the headers of the engine's own `head`."""
+        """Send the client one JSON value, with the headers of the engine's `head`."""
 
     def fault(self, error: Exception) -> None: ...
 
@@ -49,7 +49,7 @@ WELL = Verdict(reasons.COMPLETED)
 
 
 class Relay:
-    """Takes the engine's body; `feed` gets its raw bytes."""
+    """Receives an engine's body: `feed` gets the raw bytes, `take` the decoded ones."""
 
     __slots__ = ("_final", "call", "decoder", "keep_alive", "sink")
 
@@ -57,8 +57,8 @@ class Relay:
         self.sink = sink
         self.call = sink.call
         self.decoder = decoder
-        self.keep_alive = True  # what the engine said about its connection
-        self._final = final  # how the call ends if the answer comes whole
+        self.keep_alive = True  # True if the engine keeps its connection open
+        self._final = final  # how the call ends if the answer is complete
 
     def feed(self, data: bytes) -> None:
         try:
@@ -86,7 +86,7 @@ class Relay:
         self.finished()
 
     def engine_closed(self) -> bool:
-        """The connection ended; True if that is how this answer ends."""
+        """Handle the end of the connection; return whether it is the regular end of this answer."""
         if not isinstance(self.decoder, UntilClose):
             return False
         try:
@@ -100,19 +100,19 @@ class Relay:
         self.sink.end(self._final)
 
     def at_event_boundary(self) -> bool:
-        """Whether an error event can follow what the client has."""
+        """Return whether an error event may follow the bytes that the client has."""
         return False
 
     def can_move(self) -> bool:
-        """Whether another engine may answer in this one's stead, since nothing of the answer has come to the client."""
+        """Return whether another engine may still answer instead, because the client has nothing of this answer."""
         return False
 
     def verdict(self) -> Verdict | None:
-        """How the answer has ended for a client that leaves now, though the engine has still to end its own framing."""
+        """Return how the answer ended if it is complete but for the engine's framing, for a client that hangs up now."""
         return None
 
     def connection_reusable(self) -> bool:
         return self.keep_alive and self.decoder.done and not self.decoder.rest
 
     def settle(self) -> None:
-        """The call ends: last look at what the engine told about its tokens."""
+        """Take over the engine's own token counts, at the end of the call."""

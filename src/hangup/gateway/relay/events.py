@@ -1,4 +1,4 @@
-"""An engine's events, looked at under guard: one of a shape that its API does not have must not break the stream."""
+"""Reads an engine's events without raising: an event that does not fit its API must not break the stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hangup.gateway.apis.base import Api, Failure, Json, Usage
 
 
 def parse(data: bytes | None) -> Json | None:
-    """An event's object; None for anything else."""
+    """Return the JSON object in an event's data; None for anything else."""
     if not data:
         return None
     try:
@@ -22,7 +22,7 @@ def parse(data: bytes | None) -> Json | None:
 
 
 _TOKENS_MAX = 1 << 40
-_FAILURE_CHARS_MAX = 500  # of an engine's own words, in the log
+_FAILURE_CHARS_MAX = 500  # of an engine's error message, in the log
 ODD = (KeyError, TypeError, AttributeError, IndexError, ValueError)
 
 
@@ -49,12 +49,12 @@ def usage_of(api: Api, event: Json) -> Usage | None:
 
 
 def _plausible(tokens: object) -> int | None:
-    """An engine can say anything; what no call can have is as good as nothing said."""
+    """Return the count, or None if it is impossible: an engine can send anything."""
     return tokens if type(tokens) is int and 0 <= tokens <= _TOKENS_MAX else None
 
 
 def note_usage(call: Call, usage: Usage) -> None:
-    """Takes over the counts that the engine tells."""
+    """Take over the engine's own token counts."""
     if type(usage.tokens_in) is int:
         call.tokens_in = usage.tokens_in
     if type(usage.tokens_out) is int:
@@ -98,21 +98,21 @@ def failure_of(api: Api, event: Json) -> Failure | None:
 
 
 def failure_text(failure: Failure) -> str:
-    """The failure in the engine's own words, for the log."""
+    """Return the engine's own error message, for the log."""
     error = error_in(failure.body)
     words = f"{error.code}: {error.message}" if error.code and error.message else error.code or error.message
     return f"The engine reported an error: {words[:_FAILURE_CHARS_MAX]}" if words else "The engine reported an error."
 
 
 class EngineErrorText(NamedTuple):
-    """What an engine's error says; "" where it does not."""
+    """The code and message of an engine's error; "" if missing."""
 
     code: str
     message: str
 
 
 def error_text(body: bytes) -> EngineErrorText:
-    """Out of an error in any of the shapes that engines give it."""
+    """Read an engine's error answer, in any of the formats that engines use."""
     value = parse(body)
     return EngineErrorText("", body.decode("utf-8", "replace").strip()) if value is None else error_in(value)
 

@@ -1,4 +1,4 @@
-"""Answers that are passed on as they are, and errors that become an event of a stream."""
+"""Relays for answers that are passed on unchanged, and for errors that become an event of a stream."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hangup.gateway.http.body import BodyDecoder, UntilClose
 from hangup.gateway.relay.base import Relay, RelaySink, Verdict
 from hangup.gateway.relay.events import abandoned_reason, error_text, failure_of, failure_text, note_usage, parse, usage_of
 
-_ERROR_KEPT_BYTES_MAX = 64 * 1024  # of an error that is told in an event
-_JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, kept to read its usage from
+_ERROR_KEPT_BYTES_MAX = 64 * 1024  # of an error that becomes an event
+_JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, to read its usage
 
 
 class PassRelay(Relay):
-    """Any answer, as it is. Of a JSON answer the usage is read at the end, where the API has one."""
+    """Passes any answer on unchanged. At the end it reads the usage from a JSON answer, if the API has one."""
 
     __slots__ = ("_answer", "_api", "_is_json", "_kept", "_last_byte")
 
     def __init__(self, sink: RelaySink, decoder: BodyDecoder, final: Reason, api: Api | None, *, is_json: bool = False) -> None:
         super().__init__(sink, decoder, final)
         self._api = api
-        self._is_json = is_json and isinstance(decoder, UntilClose)  # then its end must be looked for
+        self._is_json = is_json and isinstance(decoder, UntilClose)  # only its content shows whether it is complete
         self._kept = bytearray()
         self._last_byte = b""
         self._answer: Json | None = None
@@ -51,7 +51,7 @@ class PassRelay(Relay):
         super().finished()
 
     def _is_whole(self) -> bool:
-        """A connection that was cut looks like one that was closed; what was being sent tells them apart."""
+        """Return whether the JSON is complete: a cut connection looks like a closed one, so only the content tells."""
         if len(self._kept) > _JSON_KEPT_BYTES_MAX:
             return self._last_byte in (b"}", b"]")
         try:
@@ -68,7 +68,7 @@ class PassRelay(Relay):
 
 
 def _failure_in(api: Api, answer: Json) -> Verdict | None:
-    """A whole answer, with 200, that says that it is none."""
+    """Return the failure that a complete answer with status 200 reports, if any."""
     failure, why = failure_of(api, answer), abandoned_reason(api, answer)
     if failure is not None:
         return Verdict(reasons.ENGINE_ERROR, failure_text(failure))
@@ -76,7 +76,7 @@ def _failure_in(api: Api, answer: Json) -> Verdict | None:
 
 
 class ErrorRelay(Relay):
-    """An answer that is no stream, for a client whose stream has begun with a heartbeat: it is told of it in an event."""
+    """Turns an answer that is no stream into an error event, for a client whose stream a heartbeat has begun."""
 
     __slots__ = ("_api", "_kept", "_status")
 
