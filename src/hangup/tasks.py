@@ -49,7 +49,7 @@ class LongTasks:
         self._tasks: set[asyncio.Task[object]] = set()
 
     def keep(self, name: str, make: Callable[[], Coroutine[object, object, None]]) -> asyncio.Task[None]:
-        """Run `make()` until it returns or is cancelled; after a failure, make it anew and run that."""
+        """Run `make()` until it returns or is cancelled; after a failure, call `make` again and run the result."""
         return self._own(asyncio.get_running_loop().create_task(self._keep(self._named(name), make)))
 
     def start(

@@ -19,7 +19,7 @@ _SECOND_LEVEL = frozenset(["ac", "co", "com", "edu", "gov", "net", "org"])  # as
 
 
 def party(url: str) -> str:
-    """Return the party that a backend belongs to, as far as its address tells: a domain, or this network."""
+    """Return the party that a backend belongs to, judging by its address: a domain, or this network."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     try:
         return host if ipaddress.ip_address(host).is_global else PRIVATE

@@ -72,7 +72,7 @@ class CallTimeLimits(NamedTuple):
 
 
 UNLIMITED = CallTimeLimits()
-DETAIL_CHARS_MAX = 2000  # of what is told about a call's end: engines' own words go into it, and calls are kept after their end
+DETAIL_CHARS_MAX = 2000  # of `detail`: it may quote an engine, and calls are kept after their end
 _STATES = list(StopState)
 _STOPPED = {
     None: True,
@@ -151,7 +151,7 @@ class Call:
         self.client_has_all = False  # a whole answer was written, whatever the reason of the end
         self.reason: Reason | None = None
         self.detail = ""
-        self.pending_stops: tuple[PendingStop, ...] = ()  # the work that engines were told to stop, attempt by attempt
+        self.pending_stops: tuple[PendingStop, ...] = ()  # work that engines had to stop, one per attempt
         self.started_at = now
         self.received_at: float | None = None
         self.waiting_since = now
@@ -187,8 +187,8 @@ class Call:
 
     @property
     def stop_state(self) -> StopState | None:
-        """Return the worst state of the work that the call's engines were told to stop; None if there is none: its engine
-        finished, or never had it."""
+        """Return the worst state of the work that the call's engines had to stop; None if there was none to stop, because the
+        engine had finished or never had the call."""
         if not self.pending_stops:
             return None
         return max((stop.state for stop in self.pending_stops), key=_STATES.index)

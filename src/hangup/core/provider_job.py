@@ -4,8 +4,8 @@
        │ look, now and then                                     │ cancel, again if it failed; look, less and less often
        └──────────── follow_s has passed ─▶ given up ◀──────────┘ cancel_s has passed, or the cancel failed too often
 
-A job counts as stopped only when a look at the job itself says so: the answer to a cancel is only a promise. A job that was
-given up keeps its status, and still ends here if a later look shows its end.
+A job counts as stopped only when a look at the job itself says so: the answer to a cancel is only a promise. A job with
+`given_up` keeps its status, and still ends here if a later look shows its end.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class ProviderJob:
     # Requests
 
     def cancel(self, cause: Cause, now: float) -> None:
-        """Request a cancel that the provider does not know about yet. Repeated requests do nothing, unless the job was given
-        up."""
+        """Request a cancel that the provider does not know about yet. Repeated requests do nothing, unless the job
+        is `given_up`."""
         if self.status.ended or (self.cancelling_since is not None and not self.given_up):
             return
         self._begin_to_cancel(cause, now)
@@ -140,8 +140,9 @@ class ProviderJob:
             self._rest(now)
 
     def missing(self, now: float) -> None:
-        """Note that the provider did not know the job. One that was just accepted may not be known everywhere yet, so only a
-        second such answer, a while later, means that it is gone; until then it is asked for again, cancel or not."""
+        """Note that the provider did not know the job. A job that was just accepted may not be known everywhere yet, so
+        only a second such answer, a while later, means that it is gone. Until then it is looked at again, even while a cancel
+        is pending."""
         if self._missing:
             self.deleted(now)
             return

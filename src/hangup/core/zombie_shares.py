@@ -23,7 +23,7 @@ class ZombieShare(NamedTuple):
 
 
 def share(owners: Sequence[PendingStop], tokens: int | None, alone_s: float, since: float, now: float) -> list[ZombieShare]:
-    """Return each call's share since the last time. `tokens` is None where the engine has no counter: then only slots tell.
+    """Return each call's share since the last time. `tokens` is None if the engine has no counter: then only its slots count.
 
     `alone_s` is how long the engine had no live call meanwhile: time that it used beside a live call is in that call's share
     already.

@@ -12,7 +12,7 @@ Event = tuple[float, int, Handler, Any, int]
 
 
 class HasTurn(Protocol):
-    """An object whose scheduled timeouts are void once its turn has changed."""
+    """An object whose scheduled timeouts become void when its `turn` changes."""
 
     turn: int
 

@@ -5,7 +5,7 @@
        └─────▶ refused
 
 An item of a job takes the same path through a queue of its own. It starts when no live call waits for the backend and enough
-stays free for live calls that may come. If more of them come, running jobs are told to yield, and the caller ends them like any
+stays free for live calls that may come. If more of them come, running items must yield, and the caller ends them like any
 other call.
 
 Each method takes an event and the time, and returns `Action`s, which the caller carries out in order. Budgets are charged in

@@ -145,7 +145,7 @@ class BackendLoad:
         return self.in_flight < self.limit
 
     def has_room_without(self, ticket: UnstartedCall) -> bool:
-        """Return whether there would be room if this call of its own were gone."""
+        """Return whether there would be room without this call, which the backend has now."""
         if self.slots:
             return self.in_flight <= self.slots
         # The call's end makes room where the number of calls is limited. One more prompt can be read only if this call's

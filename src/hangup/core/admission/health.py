@@ -37,7 +37,7 @@ class Trust(StrEnum):
 
 class CallIntake(StrEnum):
     OPEN = "open"
-    PAUSED = "paused"  # the engine told us to come back later: no new calls
+    PAUSED = "paused"  # the engine asked for a pause: no new calls
 
 
 class Use(StrEnum):
@@ -64,7 +64,7 @@ class HealthEvent(StrEnum):
 
 
 class ImpossibleEventError(Exception):
-    """An event that cannot happen in this state: whoever sent it has lost track of the backend."""
+    """Raised for an event that cannot happen in this state: its sender has lost track of the backend."""
 
 
 # Each event, and where it leads from each state; None: it cannot happen there.
@@ -144,8 +144,8 @@ class BackendHealth:
         return f"<health {self.reach} {self.trust} {self.intake} {self.use}>"
 
     def apply(self, event: HealthEvent, *, until: float = 0.0) -> bool:
-        """Note what happened; return whether that matters to new calls, in which case the caller must tell the fleet. `until`:
-        when a pause ends."""
+        """Apply an event; return whether it matters to new calls, in which case the caller must notify the fleet. `until`: when
+        a pause ends."""
         if event is HealthEvent.ANSWERED:
             self.failures = 0
             if self.reach is Reach.UP:  # the usual case

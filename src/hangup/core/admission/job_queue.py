@@ -1,7 +1,7 @@
 """`JobQueue`: the second queue, for items of jobs, which no client waits for.
 
-Its tenants share fairly just as live calls do, and the first queue knows nothing of them: jobs are counted only here. Jobs get
-idle capacity and leave room for live calls that may come; when more of those come, jobs yield.
+Its tenants share it fairly, as they share the queue of live calls, which does not count jobs. Jobs get idle
+capacity and leave room for live calls that may come; when more of those come, jobs yield.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hangup.core.admission.ticket import K, Ticket
 
 
 class JobQueue(Queue[K]):
-    """The items of jobs that wait, those that run, and those of them that have been told to yield."""
+    """The waiting items of jobs, the running ones, and those of the latter that must yield."""
 
     def __init__(self, fleet: Fleet, limits: AdmissionLimits) -> None:
         super().__init__(lifo_after_s=math.inf)  # nobody loses patience: always first come, first served
         self.tenants: dict[str, Tenant[Ticket[K]]] = {}
         self.running: dict[Ticket[K], None] = {}  # in the order of their start
-        self.yielding: set[Ticket[K]] = set()  # told to yield, and not yet ended
+        self.yielding: set[Ticket[K]] = set()  # asked to yield, and not yet ended
         self.live_peak = Peak(limits.jobs_calm_s)  # of live calls in flight
         self._fleet = fleet
         self.configure(limits)

@@ -14,7 +14,7 @@ K = TypeVar("K")
 
 
 class Ticket(Generic[K]):
-    """What a call asks for, and what it holds; `key` is the call itself, as the maker of the ticket knows it.
+    """What a call asks for, and what it holds; `key` is the creator's own object for the call.
 
     A ticket is nowhere, in the queue (`queued`) or on a backend (`placed_on`). Code that moves it keeps both consistent.
     """
@@ -93,7 +93,7 @@ class Ticket(Generic[K]):
         self.patience_s = math.inf  # how long its client would wait, from its arrival
         self.size = size  # bytes that it holds while it waits
         self.retry = retry  # the client's SDK says that this is not the first attempt
-        self.blind = blind  # nothing is visible of its answer before the end, and nothing tells when that should come
+        self.blind = blind  # its answer comes in one piece, and its duration cannot be predicted
         self.whole = whole  # its answer comes in one piece, in a time that depends on the input: embeddings and the like
         self.job = job  # an item of a job: no client waits for it, so it yields to live calls
         self.client = client  # the kind of client, as it names itself

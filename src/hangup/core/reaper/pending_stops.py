@@ -77,8 +77,8 @@ class StopAccount:
 class PendingStop:
     """A call that ended, and whose engine has not confirmed yet that the work stopped.
 
-    What is known of the call is complete when this is made. What is learned afterwards is written by `PendingStops`, and the
-    number of aborts by the `Ladder`. What the call still holds, such as its slot, belongs to whoever made this.
+    The facts about the call are complete from the start. `PendingStops` adds what the engine reports afterwards, and the
+    `Ladder` the number of aborts. The creator owns what the call still holds, such as its slot.
     """
 
     __slots__ = (
@@ -202,7 +202,7 @@ class PendingStops:
         return [stop for stop in self.held if stop.zombie_since is not None]
 
     def add(self, stop: PendingStop, *, first_token: bool = True) -> None:
-        """Start to track a call that has ended and whose engine was told to stop."""
+        """Start to track a call that has ended and that its engine should stop."""
         stop.silent = not first_token
         stop.grace_s = self.grace_s + (0.0 if first_token else self.prefill_grace_s)
         self.held.append(stop)

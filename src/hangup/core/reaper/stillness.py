@@ -1,4 +1,4 @@
-"""Measures how long an engine has given nothing to our live calls, from what we received; this works for any engine."""
+"""Measures how long an engine has sent nothing to our live calls. It needs no report of the engine, so it works for any."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Stillness:
         self._waited_since = math.inf  # since when a call has waited with nothing received from the engine
 
     def look(self, waiting: Sequence[Waiting], last_output_at: float, now: float) -> float:
-        """Return for how many seconds the engine has been still; negative when nobody waits. `heard_at` is when anything last
-        came from the engine, for any call."""
+        """Return for how many seconds the engine has been still; negative when nobody waits. `last_output_at` is when the
+        engine last sent anything, for any call."""
         oldest = min((call.since for call in waiting), default=math.inf)
         if last_output_at > self._waited_since:
             self._waited_since = math.inf

@@ -1,4 +1,4 @@
-"""Tells which host names are addresses, and which mean this machine."""
+"""Decides which host names are addresses, and which mean this machine."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Outline(_Strings):
 
     @property
     def whole(self) -> bool:
-        """Tell whether it was one value: one pair, closed by the last byte."""
+        """True if the text was one value: one pair of brackets, closed by the last byte."""
         ends = self._open == b"-" and not self._in_string and not self._utf8.getstate()[0]
         return ends and not self._bad and self._begun in (b"{", b"[") and self._last in (b"}", b"]")
 

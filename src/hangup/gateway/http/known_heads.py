@@ -1,15 +1,15 @@
 """Reads heads, and remembers those it has read: a client or an engine sends the same head again and again.
 
 Between two requests of one SDK, only the body's length differs. So a head is looked up by its bytes before and after that
-number, and whoever derives something from a head (a route, the engine's request, the client's response) keeps it in the head's
-`notes`, for all requests that look alike. Heads that never repeat are not kept.
+number, and code that derives something from a head (a route, the engine's request, the client's response) keeps it in the
+head's `notes`, for all requests that look alike. Heads that never repeat are not kept.
 """
 
 from __future__ import annotations
 
 from hangup.gateway.http.head import RequestHead, ResponseHead
 
-_HEADS_MAX = 512  # of each kind; then all are forgotten, because nobody can say which will come again
+_HEADS_MAX = 512  # of each kind; then all are forgotten, because it is unknown which will come again
 _HEAD_BYTES_MAX = 2048  # longer ones are not kept
 _NEVER_AGAIN = frozenset([b"x-request-id", b"traceparent", b"idempotency-key", b"sec-websocket-key"])
 _LENGTH_NAMES = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")

@@ -63,7 +63,7 @@ class ProviderRecord:
     created: float  # wall-clock time, like `ended`
     lease_s: float | None
     headers: Headers = field(repr=False)  # with its owner's key, if we have none; the key is dropped when the job ends
-    made_here: bool = True  # we saw its creation, so that its tenant is known; otherwise that is whoever asked for it first
+    made_here: bool = True  # we saw its creation and know its tenant; otherwise the first tenant to ask for it owns it
     tally: ItemCounts = ItemCounts()
     model: str | None = None
     expires: float | None = None
@@ -109,7 +109,7 @@ class Provider:
         self._request_slots = asyncio.Semaphore(_REQUESTS_MAX)
         self._tasks = Tasks("provider jobs")
         self._closed = False
-        self._abandoned_answers = 0  # answers that are waited for after their client has gone
+        self._abandoned_answers = 0  # answers that we await after their clients have left
         self.held_bytes = 0  # of uploads in progress
         self.not_stopped = 0  # cancelled jobs that the provider did not stop in time
         self.not_followed = 0  # jobs beyond `provider_jobs_max`

@@ -68,7 +68,7 @@ class JobRegistry:
         self._draining = False
         self._closing = asyncio.Event()
         self._watches = Tasks("job watches")
-        # Whoever awaits a task reports its refusal; `ResultWriter` reports that the store fails.
+        # The code that awaits a task reports its refusal; `ResultWriter` reports that the store fails.
         self._tasks = Tasks("job registry", handled=(StoreFailed, Refusal))
         self._others = False  # other processes use the store
         self._file_version = -1  # of the file; differs once another process has written
@@ -424,7 +424,7 @@ class JobRegistry:
                 self._runner.wake(job.tenant)
 
     async def _reconcile(self) -> None:
-        """Adopt batches whose checker is gone, and drop jobs that another process has ended, and perhaps deleted, meanwhile."""
+        """Adopt batches whose checker has died, and drop jobs that another process has meanwhile ended or even deleted."""
         store, known = self.store, set(self._active)
         active, unchecked = await store.do(lambda: (store.jobs.active_keys(), store.jobs.unchecked()))
         for job in unchecked:
@@ -437,7 +437,7 @@ class JobRegistry:
                 self._forget(key)
 
     def _adopt_check(self, job: Job) -> None:
-        """Check the lines of a batch whose checker is gone."""
+        """Check the lines of a batch whose checker has died."""
         check = self.check_lines
         if check is not None and not self._draining:
             self.start_task(check(job))

@@ -139,7 +139,7 @@ class BackgroundResponses:
                     continue
                 try:
                     assembler.add(value)
-                except _ODD:  # the result tells of it
+                except _ODD:  # the item's result reports the error
                     item.assembler = None
                 if has_created_event and value.get("type") == "response.created":
                     continue
@@ -151,7 +151,7 @@ class BackgroundResponses:
 
 
 def _assembler(item: ItemClient) -> ResponsesAssembler:
-    """Return what the events make: put together as they came, or now if nobody listened."""
+    """Return the assembler with all events: they were added as they came, or are added now if there was no listener."""
     if isinstance(item.assembler, ResponsesAssembler):
         return item.assembler
     assembler = ResponsesAssembler()

@@ -1,4 +1,4 @@
-"""Writes results, returned claims and cancels to the job store, many at a time, and then books results in the ledger.
+"""Writes results, returned claims and cancels to the job store, many at a time, and then records results in the ledger.
 
 A failing store only costs time: results, and cancels that have already stopped their engines, wait here until it works again.
 """
@@ -253,5 +253,5 @@ class ResultWriter:
 
 
 def _as_wasted(entry: Entry) -> Entry:
-    """Book a refused result as wasted: the result of another claim counts."""
+    """Return a refused result's entry as wasted: the result of another claim counts."""
     return entry._replace(cause="fenced", account=entry.account.as_wasted())

@@ -382,7 +382,7 @@ class ItemRunner:
 
 
 def _as_shed(entry: Entry, reason: Reason) -> Entry:
-    """Book an answer that is retried as shed: an engine without room completed nothing, though its answer was complete."""
+    """Return a retried answer's entry as shed: an engine without room completed nothing, though its answer was complete."""
     return entry._replace(cause=Outcome.SHED.value) if reason.outcome is Outcome.COMPLETED else entry
 
 

@@ -87,7 +87,7 @@ class LedgerStore:
         self._wal_bytes_max = wal_bytes_max
         self._clock = clock
         self._accounts: _Accounts = {}
-        self._accounts_lock = threading.Lock()  # guards the accounts: held to book one call, or to take all accounts
+        self._accounts_lock = threading.Lock()  # guards the accounts: held to record one call, or to take all accounts
         self._counts: dict[str, deque[tuple[int, str, int]]] = {table: deque() for table in _COUNT_TABLES}
         self._models: set[str] = set()
         self._unserved_models: set[str] = set()
