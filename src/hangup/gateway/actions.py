@@ -16,7 +16,7 @@ K = TypeVar("K")
 
 
 class ActionLoop(Generic[K]):
-    """`carry_out` is never entered twice; an action that fails is handed to `failed` and stops no other."""
+    """Calls `carry_out` for one action at a time, never recursively. A failed action goes to `failed` and stops no other."""
 
     __slots__ = ("_busy", "_carry_out", "_failed", "_waiting")
 

@@ -23,7 +23,7 @@ class BackendEvents(NamedTuple):
     configured: Callable[[Backend], None]  # it is new, or has new limits
     changed: Callable[[Backend], None]  # it takes more calls than before, or fewer
     models_reported: Callable[[Backend], None]  # its models were queried
-    queue_reported: Callable[[Backend, int], None]  # so many calls wait in the engine, by its own figures
+    queue_reported: Callable[[Backend, int], None]  # this many calls wait in the engine, by its own figures
     removed: Callable[[Backend], Coroutine[object, object, None]]  # it left the configuration and has no calls any more
 
 

@@ -11,7 +11,7 @@ Read it from top to bottom; each step starts the next one, at once or when a wai
     end              exactly once, from anywhere: stops the engine, tells the client, frees the place, records the call
 
 A call has no task of its own: it awaits only new connections and backends' lists of models, and every other step runs in the
-event loop's callback that made it possible. `core.Call` decides which step is allowed and who ends the call.
+event loop's callback that made it possible. `core.call.Call` decides which step is allowed and who ends the call.
 
 A flow calls its `FlowPorts`, which know a flow only by the few methods in their own Protocols. The kinds of calls are
 subclasses in `kinds/`, which override the methods under "Differs by kind".

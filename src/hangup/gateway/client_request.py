@@ -1,7 +1,7 @@
 """The base class of all requests, whether an engine or the gateway answers them: their timers and their end.
 
 A request ends exactly once, whatever the cause: the client hangs up, a limit, a failing engine, an operator, the drain.
-`core.Call.end` accepts the first cause, and `end` then releases all that the request holds: engine, task, client, place.
+`core.call.Call.end` accepts the first cause, and `end` then releases all that the request holds: engine, task, client, place.
 """
 
 from __future__ import annotations

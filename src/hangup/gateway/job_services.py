@@ -1,4 +1,4 @@
-"""Holds the service that runs jobs: the gateway's own, once its store is open, or a hosted provider."""
+"""`JobServices`: who runs the jobs, the gateway itself once its store is open, or a hosted provider."""
 
 from __future__ import annotations
 

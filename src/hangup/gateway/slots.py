@@ -22,7 +22,7 @@ class Slots:
         self._asked_at = -ASK_EVERY_S
 
     async def find(self) -> None:
-        """Set `slot` of the live calls."""
+        """Query the engines, and set `slot` of the live calls."""
         now = time.monotonic()
         telling = [b for b in self._backends.by_name.values() if b.adapter.slots_path and b.load.in_flight]
         if telling and now - self._asked_at >= ASK_EVERY_S:

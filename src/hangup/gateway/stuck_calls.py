@@ -12,7 +12,7 @@ from hangup.core.reaper import Waiting, reading_s
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.placement import Placed
 
-_WHOLE_S = 60.0  # an answer that is not streamed may be silent for so much longer
+_WHOLE_S = 60.0  # an answer that is not streamed may be silent for this much longer
 _PHASES = (Phase.SENT, Phase.ANSWERING)
 
 

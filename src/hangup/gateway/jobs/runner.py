@@ -47,7 +47,7 @@ class RunnerHost(Protocol):
     def limits(self) -> JobLimits: ...
 
     def run_item(self, item: ItemClient, id: str, headers: dict[str, str]) -> None:
-        """Start a call for the item; `ItemClient.over` follows, perhaps before this returns."""
+        """Start a call for the item; `ItemClient.call_ended` follows, perhaps before this returns."""
 
     def jobs_waiting(self, tenant: str) -> int: ...
 
