@@ -37,6 +37,8 @@ def verdict(policy: Policy, method: str = "GET", path: str = "/api/calls", **hea
         ("evil.example", 421),
         ("localhost.evil.example", 421),
         ("evil@localhost", 421),
+        ("[::1", 421),
+        ("[evil]", 421),
         ("", 421),
     ],
 )
@@ -54,6 +56,7 @@ def test_only_our_names_are_answered_to(host: str, status: int) -> None:
         ({"origin": "http://127.0.0.1:9999"}, 403),
         ({"origin": "https://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://[::1"}, 403),
         ({"sec_fetch_site": "cross-site"}, 403),
         ({"sec_fetch_site": "same-site"}, 403),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import signal
 import socket
@@ -174,22 +175,23 @@ def test_a_head_that_comes_byte_by_byte_is_read_once() -> None:
     assert large < 24 * small, "8 times the bytes; read anew with each of them it would be 64 times the work"
 
 
-class _Disk:
+class _Disk(io.RawIOBase):
     """A file on a disk that takes so many bytes, and then no more until it is emptied."""
 
     def __init__(self, room: int) -> None:
         self.data = b""
         self.room = room
 
-    def write(self, data: bytes) -> int:
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
         if not self.room:
             raise OSError(28, "No space left on device")
-        taken = data[: self.room]
+        taken = bytes(data[: self.room])
         self.data += taken
         self.room -= len(taken)
         return len(taken)
-
-    def flush(self) -> None: ...
 
 
 @settings(deadline=None)
@@ -198,7 +200,7 @@ def test_a_full_disk_breaks_no_line_but_the_one_it_cut(steps: list[tuple[int, in
     """Every line is there whole or counted as dropped; none is glued to another."""
     log = Log("none", 100)
     disk = _Disk(0)
-    log._out = cast(Any, disk)
+    log._out = disk
     sent = 0
     for room, lines in steps:
         disk.room += room
@@ -220,6 +222,21 @@ def test_the_log_counts_what_a_full_disk_did_not_take() -> None:
     log.event("drain_started")
     log.close()
     assert log.dropped == 1
+
+
+def test_stdout_on_a_full_disk_is_a_log_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its buffer does not tell how much of a failed write was taken: lines would be glued together and counted wrongly."""
+    disk = _Disk(10_000)
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(disk)))
+    log = Log("-", 100)
+    line = json.dumps({"text": "x" * 200}).encode() + b"\n"
+    log._write(line * 200)  # far more than the buffer holds
+    disk.room = 10**6
+    log._write(line)
+    log.close()
+    whole = disk.data.split(b"\n").count(line.strip())
+    assert whole + log.dropped == 201
+    assert whole == 10_000 // len(line) + 1
 
 
 def test_not_ready_before_a_backend_has_answered() -> None:
@@ -278,7 +295,7 @@ def test_ollama_reads_keys_in_any_case(gateway: Gateway, engine: StandIn, key: s
 def test_the_log_takes_any_number() -> None:
     """A line that cannot be written must not keep a call from its end."""
     log = Log("none", 100)
-    log._out = cast(Any, _Disk(10**6))
+    log._out = _Disk(10**6)
     log.event("drain_started", live=2**70, text="\ud800")
     assert json.loads(log._lines.popleft())["live"] == 2**70
 

@@ -271,10 +271,9 @@ class TestEngineHeaders:
                 assert "transfer-encoding" not in headers
 
 
-def rebound(gateway: Gateway, host: str, **headers: str) -> Any:
+def rebound(gateway: Gateway, host: str, path: str = "/v1/models") -> Any:
     with Client(gateway.address) as client:
-        lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-        client.send(f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n{lines}\r\n".encode())
+        client.send(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         return client.read_answer()
 
 
@@ -286,6 +285,20 @@ class TestRebinding:
         got = rebound(gateway, host)
         assert (got.status, got.headers["x-hangup-reason"]) == (421, "bad_host")
         assert "allowed_hosts" in got.json()["error"]["message"]
+
+    @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/files", "/v1/batches"])
+    def test_nor_what_is_stored_here(self, gateway: Gateway, path: str) -> None:
+        assert rebound(gateway, "localhost", path).status == 200
+        assert rebound(gateway, "evil.example", path).status == 421
+
+    def test_nor_an_answer_to_a_page_of_the_same_name(self, gateway: Gateway, engine: StandIn) -> None:
+        """For the browser it is that page's own server, so that Origin and Host agree."""
+        before = len(engine.seen())
+        with Client(gateway.address) as client:
+            fields = b"Host: evil.example\r\nOrigin: http://evil.example\r\nContent-Type: application/json\r\n"
+            client.send(post(fields=fields + LENGTH))
+            assert client.read_answer().status == 421
+        assert len(engine.seen()) == before
 
     @pytest.mark.parametrize(
         "host",

@@ -68,6 +68,23 @@ class TestFiles:
         assert answer.status_code == 400 and why in answer.json()["error"]["message"]
 
 
+# Python takes the first for a digit but for no number, and no number of so many digits
+NO_NUMBERS = ["²", "9" * 4500, "-1", "", "1e3"]
+
+
+@pytest.mark.parametrize("given", NO_NUMBERS, ids=lambda given: given[:3])
+class TestNumbers:
+    @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/jobs", "/v1/messages/batches"])
+    def test_in_a_query(self, gateway: Gateway, path: str, given: str) -> None:
+        answer = httpx.get(f"{gateway.url}{path}", params={"limit": given}, timeout=60)
+        assert answer.status_code == 400 and "'limit' must be a number" in answer.json()["error"]["message"]
+
+    def test_in_a_form(self, gateway: Gateway, given: str) -> None:
+        form = {"file": ("f", b"x"), "purpose": (None, "batch"), "expires_after[seconds]": (None, given[:4000])}
+        answer = httpx.post(f"{gateway.url}/v1/files", files=form, timeout=60)
+        assert answer.status_code == 400 and "expires_after" in answer.json()["error"]["message"]
+
+
 class TestBatches:
     def test_from_lines_to_lines(self, sdk: openai.OpenAI) -> None:
         count = 40

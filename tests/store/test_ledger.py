@@ -231,6 +231,20 @@ def test_invented_models_displace_no_real_one() -> None:
     store.close()
 
 
+def test_invented_models_that_an_engine_answers_displace_real_ones_for_an_hour_at_most() -> None:
+    """llama-server answers to any name, so that being served does not tell them apart."""
+    store = make(accounts_max=5000)
+    for number in range(1000):
+        book(store, model=f"invented-{number}")
+    book(store, model="real")
+    store._sweep_at = 0.0  # as an hour later
+    store._delete_expired()
+    book(store, model="real")
+    rows = {row["model"]: row["calls"] for row in store.report(3600, "model")["rows"]}
+    assert (rows["real"], rows["(other)"]) == (1, 1)
+    store.close()
+
+
 def test_a_file_that_was_deleted_is_begun_anew(tmp_path: Path) -> None:
     """Else all that follows would be written to a file that has no name."""
     path, logged = tmp_path / "ledger.sqlite", []

@@ -7,14 +7,16 @@ dropped and counted.
 from __future__ import annotations
 
 import json
+import select
 import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, cast
 
 import orjson
 
@@ -33,10 +35,11 @@ class Log:
         self._awake = False  # the same as `_wake.is_set()`, but cheaper to read
         self._closing = False
         self._torn = False  # True if the last write ended in the middle of a line
-        self._out: BinaryIO | None = None
+        self._out: RawIOBase | None = None
+        self._closes_out = target != "-"
         self._thread: threading.Thread | None = None
         if target != "none":
-            self._out = sys.stdout.buffer if target == "-" else Path(target).open("ab", buffering=0)
+            self._out = _raw_stdout() if target == "-" else Path(target).open("ab", buffering=0)
             self._thread = TASKS.thread("log", self._write_lines)
 
     def record(self, call: Call) -> dict[str, Any] | None:
@@ -78,7 +81,7 @@ class Log:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout=2)
-        if self._out is not None and self._out is not sys.stdout.buffer:
+        if self._out is not None and self._closes_out:
             self._out.close()
 
     def _put(self, record: dict[str, Any]) -> None:
@@ -117,13 +120,21 @@ class Log:
         written = 0
         try:
             while written < len(data):
-                written += self._out.write(data[written:]) or 0
-            self._out.flush()
+                taken = self._out.write(data[written:])
+                if taken is None:  # a pipe that another process made non-blocking is full: this thread can wait
+                    select.select([], [self._out], [])
+                written += taken or 0
         except (OSError, ValueError):
             # A line that was cut counts as dropped, unless only its line end is missing, which the next write adds.
             self.dropped += data.count(b"\n", written + data.startswith(b"\n", written))
         if written:
             self._torn = data[written - 1 : written] != b"\n"
+
+
+def _raw_stdout() -> RawIOBase:
+    """Stdout without its buffer, which does not tell how much of a failed write the disk took."""
+    sys.stdout.flush()
+    return cast(RawIOBase, getattr(sys.stdout.buffer, "raw", sys.stdout.buffer))
 
 
 class _WallClock:

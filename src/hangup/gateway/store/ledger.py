@@ -27,7 +27,7 @@ _Accounts = dict[tuple[int, str, str, str, str], Account]  # keyed by minute and
 T = TypeVar("T")
 GROUPS = ("tenant", "model", "backend", "cause")
 SUMS = tuple(field.name for field in fields(Account))
-_MODELS_MAX = 1000  # clients choose model names: names beyond this limit are summed as `_OTHER`
+_MODELS_MAX = 1000  # clients choose model names: names beyond this limit, within an hour, are summed as `_OTHER`
 _UNSERVED_MODELS_MAX = 100  # the limit for names that no engine has served: invented names must not displace real ones
 _MODEL_CHARS_MAX = 200
 _OTHER = "(other)"
@@ -284,6 +284,7 @@ class LedgerStore:
         if now < self._sweep_at:
             return
         self._sweep_at = now + _RETENTION_EVERY_S
+        self._models, self._unserved_models = set(), set()  # those in use come back; invented ones no longer take their room
         oldest = int((self._steady_clock.at(self._clock(), now) - self._days * 86400) // 60)
         for table in ("spent", *_COUNT_TABLES):
             while self._delete_some_expired(table, oldest):  # releases the lock between deletions, so that reports can run
