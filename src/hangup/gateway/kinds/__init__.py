@@ -1,11 +1,11 @@
-"""The kinds of requests, as types: which clock each has, whether it queues, what happens at its first byte and at its end.
+"""The kinds of requests, one class each. They differ in time limits, in queueing, and in what the first byte and the end do.
 
-| kind | its way | module |
+| kind | what it does | module |
 |---|---|---|
 | `LiveCall` | a client's call: queues, is relayed, ends when its client hangs up | `live` |
-| `JobItemCall` | the same for an item of a job, whose client is an object: it waits as long as it takes | `job_item` |
-| `WebSocketCall` | queues for its handshake; then bytes pass both ways | `websocket` |
-| `EngineQuestion` | past the queue, to any backend that is well | `question` |
-| `ProviderRequest` | past the queue, to the provider that has the job; what passes is read on its way | `provider` |
-| `LocalRequest` | answered here, by a task that asks the store of jobs | `local` |
+| `JobItemCall` | an item of a job, with an object in place of the client: may queue without a time limit | `job_item` |
+| `WebSocketCall` | queues before its handshake, then passes bytes in both directions | `websocket` |
+| `EngineQuestion` | skips the queue, and goes to any healthy backend | `question` |
+| `ProviderRequest` | skips the queue, goes to the provider that runs the job, and reads the answer in passing | `provider` |
+| `LocalRequest` | answered by the gateway, in a task that asks the job store | `local` |
 """

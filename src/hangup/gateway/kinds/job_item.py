@@ -1,4 +1,4 @@
-"""An item of a job: a call whose client is an object. It waits as long as it takes, and makes way for live clients."""
+"""A call for an item of a job, with an object in place of the client. It may queue without limit, and yields to live calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hangup.gateway.request_policy import IncomingRequest
 
 
 class JobItemCall(CallFlow):
-    """Nobody is on the line: the job hangs up when nobody cares for it any more."""
+    """A call without a client's connection: the job hangs up when nobody wants its result any more."""
 
     is_job = True
 
@@ -29,7 +29,7 @@ class JobItemCall(CallFlow):
 
     @property
     def answer_bytes_max(self) -> int:
-        """How much of an answer its client takes in."""
+        """The largest answer that its `ItemClient` accepts."""
         return self.limits.answer_bytes_max
 
     def _clock(self, *, to_client: bool, from_engine: bool) -> CallTimeLimits:
@@ -39,15 +39,15 @@ class JobItemCall(CallFlow):
         )
 
     def placed(self, backend: Backend, *, waited: bool = False) -> None:
-        """Begins: it may have waited for as long as it took, and its time runs from now on."""
+        """Start the attempt. The total time limit starts here, so that time in the queue does not count."""
         waited_s = time.monotonic() - self.call.started_at
         self.call.clock = self.call.clock._replace(total_s=waited_s + self.limits.total_s)
         self._item.call_started()
         super().placed(backend, waited=waited)
 
     def _begin_anew(self) -> bool:
-        return not self.call.answering_client and super()._begin_anew()  # its client keeps what it gets
+        return not self.call.answering_client and super()._begin_anew()  # its client cannot discard what it has received
 
     def _record_cost(self, ticket: Ticket[Placed] | None) -> None:
-        """Leaves the booking to the job: what a result cost is booked when the result is kept."""
+        """Pass the cost to the job, which adds it to the ledger when it stores the result."""
         self._item.call_ended(self.call, self.pending_stop, self.ports.accounting.entry(self.call, ticket))

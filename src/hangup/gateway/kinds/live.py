@@ -1,4 +1,4 @@
-"""A client's call. It has the client's own patience, hears heartbeats while it waits, and may become a job."""
+"""A client's call: it respects the client's own timeouts, sends heartbeats while the client waits, and may become a job."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _HEARTBEAT = b": hangup\n\n"
 
 
 class LiveCall(CallFlow):
-    """Somebody is on the line: who leaves ends the call."""
+    """A call with a client's connection: a hang-up ends it."""
 
     __slots__ = ()
 
     def _clock(self, *, to_client: bool, from_engine: bool) -> CallTimeLimits:
         limits, request = self.limits, self.request
-        # A file may take long to arrive, which has a limit of its own.
+        # The upload of a file may take long, and has a limit of its own.
         took_s = time.monotonic() - self.call.started_at if self.api.media else 0.0
         return CallTimeLimits(
             limits.total_s + took_s,
-            # Of an answer that comes as a whole nothing is seen before its end.
+            # A whole answer shows nothing before its end.
             limits.first_token_s if from_engine else math.inf,
             limits.gap_s if from_engine else math.inf,
             limits.queue_s,
-            # A client's read timeout is for the next byte: of a whole answer, that is its end.
+            # A client's read timeout is for the next byte, which for a whole answer is the end.
             request.client_total_s if to_client else min(request.client_total_s, request.client_read_s),
             request.client_read_s if to_client else math.inf,
         )
@@ -47,7 +47,7 @@ class LiveCall(CallFlow):
         self.find_place()
 
     def _defer_if_asked(self, engine_request: GenerationRequest) -> bool:
-        """Makes a job of a call that its client will not wait for; returns whether it did."""
+        """Turn the call into a job if its client asks for that; return whether it did."""
         head, jobs = self.request.head, self.ports.jobs
         if b"prefer" not in head.fields and "background" not in engine_request.value:
             return False
@@ -61,7 +61,7 @@ class LiveCall(CallFlow):
         return True
 
     def _body_receiver(self, relay: Relay, head: ResponseHead) -> Callable[[bytes], None]:
-        """Looks at the beginning of an answer that the engine may keep, for its name."""
+        """Read the id at the beginning of an answer that the engine may store."""
         if head.status != 200 or not self.api.kept_by_engine:
             return relay.feed
         new = True
@@ -83,7 +83,7 @@ class LiveCall(CallFlow):
             self.heartbeat = self.ports.loop.call_later(every_s, self._beat)
 
     def _beat(self) -> None:
-        """Keeps a waiting client and the proxies before it from giving up during a long prefill."""
+        """Send a heartbeat, so that the client and its proxies do not time out during a long prefill."""
         self.heartbeat = None
         try:
             self._send_heartbeat()

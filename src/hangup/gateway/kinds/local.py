@@ -1,7 +1,7 @@
-"""Requests that the gateway answers itself: about jobs and files, and what this server can do at all.
+"""Requests that the gateway answers itself: those about jobs and files, and `OPTIONS *`.
 
-Each is a call like any other, with a log line and an outcome, but no engine has a part in it. There is a task where the store
-has to be waited for; it is cancelled when the call ends, whoever ends it.
+Each is a call like any other, with a log line and an outcome, but without an engine. If it must wait for the store, it has a
+task, which is cancelled when the call ends for any reason.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hangup.gateway.request_policy import IncomingRequest
 from hangup.gateway.store.database import StoreFailed
 from hangup.tasks import TASKS
 
-_FORM_BYTES_MAX = 64 * 1024  # what a form has around its file
+_FORM_BYTES_MAX = 64 * 1024  # of a form, apart from its file
 _ALLOWED_SOMEWHERE = b"GET, HEAD, POST, DELETE, OPTIONS"
 
 
 class ServerOptions(ClientRequest):
-    """`OPTIONS *`: what this server can do at all (RFC 9110, 9.3.7); some probe with it whether anybody is there."""
+    """`OPTIONS *`: the methods of the whole server (RFC 9110, 9.3.7); some clients use it as a health check."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ class LocalRequest(ClientRequest):
         )
 
     def start(self) -> None:
-        """Starts the task that answers; what an upload must not be is refused before it is sent."""
+        """Start the task that answers; raise a `Refusal` for an invalid upload before its body is read."""
         request, limits = self._job_request, self.limits
         request.upload = self._job_api.upload(request, self._pause)
         if request.upload is not None:
@@ -85,7 +85,7 @@ class LocalRequest(ClientRequest):
 
     @classmethod
     def take_over(cls, flow: CallFlow, job_api: JobApi, generation: GenerationRequest) -> None:
-        """Carries on a generation call whose client does not wait: it becomes a job."""
+        """Take over a generation call whose client does not wait, and make it a job."""
         connection = flow.client
         assert isinstance(connection, ClientConnection)
         request = cls(flow.ports, connection, flow.call, flow.request, job_api)
@@ -95,7 +95,7 @@ class LocalRequest(ClientRequest):
         answer = partial(job_api.defer, request._job_request, generation.ask, generation.value)
         request.task = TASKS.start("job request", request._run(answer))
 
-    # From the connection
+    # Called by the connection
 
     def body_piece(self, piece: bytes) -> bool:
         upload = self._job_request.upload
@@ -125,11 +125,14 @@ class LocalRequest(ClientRequest):
         self._writable.set()
 
     def _pause(self, on: bool) -> None:
-        """Stops reading an upload that comes faster than it can be stored: the one case in which a client is not read."""
+        """Pause or resume reading an upload that arrives faster than it can be stored.
+
+        Only this and a WebSocket whose engine does not read ever stop the reading from a client.
+        """
         transport = self._connection.transport
         if transport.is_closing() or (on and self.call.ended):
             return
-        with contextlib.suppress(RuntimeError):  # it is so already
+        with contextlib.suppress(RuntimeError):  # already paused, or already reading
             if on:
                 transport.pause_reading()
             else:
@@ -143,7 +146,7 @@ class LocalRequest(ClientRequest):
             request.body = await self._body
             await self._give(await make_answer())
         except (Refusal, StoreFailed) as error:
-            self.task = None  # it ends with the call
+            self.task = None  # `end` must not cancel the task that calls it
             self._refused(error)
         except Exception as error:
             self.task = None
@@ -151,7 +154,7 @@ class LocalRequest(ClientRequest):
 
     def _drop_references(self) -> None:
         super()._drop_references()
-        if self._job_request.upload is not None:  # here, and not in the task: that may be cancelled before it has begun
+        if self._job_request.upload is not None:  # not in the task, which may be cancelled before it starts
             self._job_request.upload.close()
 
     def _refused(self, error: Refusal | StoreFailed) -> None:
@@ -164,7 +167,7 @@ class LocalRequest(ClientRequest):
                 self.end(*_reason(error))
 
     def _ask_engine(self, error: Refusal | StoreFailed) -> bool:
-        """Lets an engine answer for what is not here, if it may have it."""
+        """Ask an engine for an object that the gateway does not have; return False if no engine can have it."""
         missing = isinstance(error, Refusal) and error.reason is reasons.NOT_FOUND
         if not missing or not self.api.engine_may_have:
             return False

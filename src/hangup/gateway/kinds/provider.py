@@ -1,7 +1,7 @@
-"""A request about jobs that a hosted provider answers: passed as it is, and read on its way.
+"""Passes requests about jobs to a hosted provider unchanged, and reads the answers in passing.
 
-The call goes past the queue: one backend alone can answer it, and when a job runs is for the provider to say. What passes tells
-which jobs there are and how they stand; `jobs.provider` follows them.
+Such a request skips the queue: only one backend can answer it, and the provider decides when a job runs. The answers show which
+jobs exist and what their status is; `jobs.provider` follows these jobs.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from hangup.gateway.relay.passthrough import PassRelay
 from hangup.gateway.request_policy import IncomingRequest
 from hangup.gateway.stopping import Attempt
 
-_KEPT_BYTES_MAX = 1024 * 1024  # of an answer, to be understood
-_FORM_BYTES_MAX = 64 * 1024  # what a form has around its file
+_KEPT_BYTES_MAX = 1024 * 1024  # of an answer, to read the job from
+_FORM_BYTES_MAX = 64 * 1024  # of a form, apart from its file
 
 
 def target_of(head: RequestHead) -> tuple[Target, bool]:
-    """Reads what a request for one of the provider's paths is about, and whether it asks for a stream."""
-    if "%" in head.path or "//" in head.path:  # another spelling of an id would be another job to us, and the same one there
+    """Return what a request on one of the provider's paths is about, and whether it asks for a stream."""
+    if "%" in head.path or "//" in head.path:  # the provider would take another spelling of an id for the same job
         raise Refusal(reasons.NOT_FOUND)
     target = hosted_jobs.target_of(head.method, head.path)
     return target, target.what is ProviderRequestKind.LOOK and parse_query(head.query).get("stream") == "true"
 
 
 class ProviderRequest(ForwardedRequest):
-    """Goes to the one backend that has the job."""
+    """A request that goes to the one backend that has the job."""
 
     __slots__ = (
         "_backend",
@@ -91,20 +91,20 @@ class ProviderRequest(ForwardedRequest):
             raise Refusal(reasons.NO_BACKEND)
         self._backend = backend
         self._owner = ProviderAccount.of(tenant, head, backend, keyed=request.keyed)
-        self._status = 0  # the provider's
+        self._status = 0  # of the provider's answer; 0 until then
         self._kept = bytearray()
-        self._events: Splitter | None = None  # there is one if the answer is a stream of them
+        self._events: Splitter | None = None  # set if the answer is a stream of events
         self._read_bytes = 0
         self._listening: ProviderRecord | None = None
         self._held_bytes = 0
         self._expect_body(head)
-        # A stream of events lasts as long as the job, whose lease it holds.
+        # A stream of events lasts as long as the job, and holds the job's lease.
         total_s = max(limits.total_s, limits.job_lease_max_s) if stream else self.body_s + limits.total_s
         call.clock = CallTimeLimits(total_s, client_total_s=request.client_total_s)
         self.ends_on_drain = stream
 
     def _expect_body(self, head: RequestHead) -> None:
-        """Makes room for a file."""
+        """Set the limits for the body, and reserve memory if it uploads a file."""
         limits, upload = self.limits, hosted_jobs.is_upload(head.method, head.path)
         self.body_bytes_max = limits.file_bytes_max + _FORM_BYTES_MAX if upload else limits.body_bytes_max
         self.body_s = limits.upload_s if upload else self.body_s
@@ -114,7 +114,7 @@ class ProviderRequest(ForwardedRequest):
 
     @classmethod
     def take_over(cls, flow: CallFlow, provider: Provider, engine_request: GenerationRequest) -> None:
-        """Carries a response on that its client does not wait for."""
+        """Take over a call that creates a background response."""
         connection, target = flow.client, Target(ProviderRequestKind.CREATE, Kind.RESPONSE)
         assert isinstance(connection, ClientConnection)
         try:
@@ -125,7 +125,7 @@ class ProviderRequest(ForwardedRequest):
         flow.hand_over(connection, request)
         request.forward(request._backend, EngineRequest(flow.api, flow.request.head, engine_request.body))
 
-    # From the connection
+    # Called by the connection
 
     def body_arrived(self, body: bytes) -> None:
         self.call.received(time.monotonic())
@@ -135,7 +135,7 @@ class ProviderRequest(ForwardedRequest):
     def refuse(self, reason: Reason, detail: str = "") -> None:
         self.end(reason, detail)
 
-    # What the provider answers
+    # The provider's answer
 
     def _make_relay(self, head: ResponseHead, final: Reason) -> PassRelay:
         self._status = head.status
@@ -146,7 +146,7 @@ class ProviderRequest(ForwardedRequest):
         return _OverheardRelay(self, self.engine_request.decoder(head), final)
 
     def overhear(self, payload: bytes) -> None:
-        """Looks at the beginning of an answer, which is all of most of them."""
+        """Keep the beginning of an answer, which is all of most answers, or read its events."""
         self._read_bytes += len(payload)
         if self._read_bytes > _KEPT_BYTES_MAX or self._listening is not None:
             return
@@ -160,13 +160,14 @@ class ProviderRequest(ForwardedRequest):
             self._listen(self._job)
 
     def _repeatable(self) -> bool:
-        """A provider that closes a connection may have made a job of it: two of them would run, and one be unknown."""
+        """Return True only for reads: the provider may have created a job before it closed the connection, and a retry would
+        create a second one, while nobody knows the first."""
         return self.request.head.method in ("GET", "HEAD")
 
     # The end
 
     def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
-        """Stops the provider's work, unless its answer must be waited for: it has the id of a job that must be cancelled."""
+        """Stop the provider's work; if it may have created a job, wait for the answer, which has the id to cancel it by."""
         target, reason, connection = self._target, self.call.reason, attempt.connection
         creates = target.what is ProviderRequestKind.CREATE and target.kind is not None and bool(attempt.key)
         gave_up = reason is not None and reason.outcome is not Outcome.ENGINE_FAILED
@@ -181,11 +182,11 @@ class ProviderRequest(ForwardedRequest):
 
     def _record_cost(self, ticket: Ticket[Placed] | None) -> None:
         self._provider.held_bytes -= self._held_bytes
-        self.ports.log.guard(self.call.id, self._learn)  # a bug in it must not cost the call its place in the ledger
+        self.ports.log.guard(self.call.id, self._learn)  # a bug here must not keep the call out of the ledger
         super()._record_cost(ticket)
 
     def _learn(self) -> None:
-        """What is known now of the job that the call was about."""
+        """Update the job with what the call has shown about it."""
         job, provider = self._job, self._provider
         if self._listening is not None:
             provider.set_listening(self._listening, on=False)
@@ -207,7 +208,7 @@ class ProviderRequest(ForwardedRequest):
             job = self._follow(answer)
         if job is None or self.call.sent_at is None:
             return
-        if self._accepted or not 400 <= self._status < 500:  # what was refused changes nothing
+        if self._accepted or not 400 <= self._status < 500:  # a refused cancellation changes nothing
             self._provider.note_client_cancel(job, self._owner, accepted=self._accepted)
 
     @property
@@ -235,7 +236,7 @@ class ProviderRequest(ForwardedRequest):
             self._job = self._follow(answer)
 
     def _follow(self, answer: ProviderAnswer) -> ProviderRecord | None:
-        """One that we have not heard of: new, or from before a restart."""
+        """Follow a job that is new, or that was created before a restart; return None if it need not be followed."""
         kind = self._target.kind
         if kind is None or answer.status.ended or not (answer.detached or self._target.what is ProviderRequestKind.CREATE):
             return None
@@ -245,7 +246,7 @@ class ProviderRequest(ForwardedRequest):
 
 
 class _OverheardRelay(PassRelay):
-    """Passes the answer on, and lets the request read it."""
+    """Passes the answer on, and also gives it to the request to read."""
 
     __slots__ = ("_request",)
 

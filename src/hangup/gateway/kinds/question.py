@@ -1,8 +1,8 @@
-"""Requests that go past the queue, and take no place: one backend is chosen for them, and maybe a second.
+"""Requests that skip the queue and take no place in an engine.
 
-A question costs an engine no inference: its version, tokens of a text, a response that it keeps, a browser's preflight. It goes
-to a backend that is well, so that it is answered when every place is taken. Which backend has the answer is not always known:
-when one says 404, the next is asked.
+A question needs no inference: an engine's version, the tokens of a text, a response that the engine stores, a browser's
+preflight. It goes to a healthy backend at once, so that it is answered even if every place is taken. The gateway may not
+know which backend has the answer: if one answers 404, it asks the next.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hangup.gateway.request_policy import IncomingRequest
 from hangup.gateway.routing import Wanted
 from hangup.gateway.stopping import Attempt
 
-_BACKENDS_MAX = 16  # asked for one answer
+_BACKENDS_MAX = 16  # asked for one answer, at most
 _RESPONSES = "/v1/responses/"
 
 
 class ForwardedRequest(CallFlow):
-    """Goes past the queue, as it is, to a backend that its kind chooses; the engine's status stays as it is, too."""
+    """A request that skips the queue and goes unchanged to a backend of its own choice; the status is not changed either."""
 
     can_move = False
 
@@ -48,12 +48,12 @@ class ForwardedRequest(CallFlow):
         return False
 
     def forward(self, backend: Backend, engine_request: EngineRequest) -> None:
-        """Sends the request to a backend."""
+        """Send the request to a backend."""
         self.engine_request = engine_request
         self.placed(backend)
 
     def _next_backend(self, status: int = 0) -> Backend | None:
-        """Chooses another backend that may be asked, after the one at hand failed or answered `status`."""
+        """Return another backend to ask, after the current one failed or answered `status`; None if there is none."""
         return None
 
     def _wait_for_room(self, head: ResponseHead) -> bool:
@@ -67,11 +67,11 @@ class ForwardedRequest(CallFlow):
         return True
 
     def _may_fail_over(self) -> bool:
-        return self._next_backend() is not None  # it may be about something that only the one at hand has
+        return self._next_backend() is not None  # the request may be about something that only this backend has
 
     def _place_again(self) -> None:
         backend = self._next_backend()
-        assert backend is not None  # somebody asked whether it may fail over
+        assert backend is not None  # `_may_fail_over` was asked before
         self.placed(backend)
 
     def _choose_relay(self, head: ResponseHead) -> Relay:
@@ -84,7 +84,7 @@ class ForwardedRequest(CallFlow):
 
 
 class EngineQuestion(ForwardedRequest):
-    """A question that any backend can answer which has the model."""
+    """A question that any backend with the model can answer."""
 
     __slots__ = ("_eligible", "_tried")
 
@@ -98,7 +98,7 @@ class EngineQuestion(ForwardedRequest):
         self.ask(body)
 
     def ask(self, body: bytes) -> None:
-        """Answers a question for models here, if we can; sends any other to the first backend."""
+        """Answer a request for the list of models here if possible; send any other request to the first backend."""
         request = self.request
         self.call.bytes_in = len(body)
         patience_s = min(request.client_total_s, request.client_read_s)
@@ -131,7 +131,7 @@ class EngineQuestion(ForwardedRequest):
         return routing.list_models(head, self.api.family, anthropic=anthropic)
 
     def _find_eligible(self, engine_request: EngineRequest) -> None:
-        """Finds the backends that have the model; if none is known, it is for them to say."""
+        """Find the backends that have the model; if none is known to, any backend may be asked."""
         routing = self.ports.routing
         if not routing.reads_bodies:
             return
@@ -145,10 +145,10 @@ class EngineQuestion(ForwardedRequest):
 
     def _next_backend(self, status: int = 0) -> Backend | None:
         self._tried.add(self.call.backend)
-        return self._choose(last_resort=not status)  # an answer is better than a failed attempt
+        return self._choose(last_resort=not status)  # passing an answer on is better than a failed attempt
 
     def _choose(self, *, last_resort: bool = True) -> Backend | None:
-        """Chooses the least busy of those that are well; as a last resort any other."""
+        """Choose the least busy healthy backend; as a `last_resort`, also one that is down."""
         backends = self.ports.backends.by_name
         names = [name for name in self._eligible or backends if name in backends and name not in self._tried]
         loads = [backends[name].load for name in names]
@@ -164,13 +164,13 @@ class EngineQuestion(ForwardedRequest):
         return backends[best.name]
 
     def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
-        """Cuts the connection; no work is left behind that the reaper would have to look after."""
+        """Cut the connection. No work remains in the engine, so the reaper is not involved."""
         self.ports.stopping.withdraw(attempt)
         return None
 
 
 class ResponseQuestion(EngineQuestion):
-    """A question about a response that an engine keeps: its maker is asked first."""
+    """A question about a response that an engine stores: the backend that made it is asked first."""
 
     __slots__ = ("_maker",)
 
@@ -186,7 +186,7 @@ class ResponseQuestion(EngineQuestion):
 
 
 class Preflight(EngineQuestion):
-    """A browser asks whether a page of another site may send what it is about to send: that is the engine's to say."""
+    """A browser's question whether a page of another site may send a request: the engine decides."""
 
     __slots__ = ()
 

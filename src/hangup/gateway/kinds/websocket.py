@@ -1,8 +1,8 @@
-"""A WebSocket: one call from its handshake to its close, bytes passed both ways as they come.
+"""A WebSocket: one call from its handshake to its close, which passes bytes in both directions.
 
-It takes a place like any call, since the engine works for it as long as it is open. The frames are only walked over, to know
-when both sides have said goodbye, and where a Close of our own fits in. A client that goes without one has hung up: the
-engine's side is cut at once.
+It takes a place like any call, because the engine works for it as long as it is open. It only tracks where frames begin and
+end, to know when both sides have sent a Close, and where it may insert a Close of its own. A client that leaves without a
+Close has hung up: the engine's side is cut at once.
 
     handshake ──▶ place ──▶ 101 ──▶ frames both ways ──▶ both Closes, or the engine's and its end: completed
                                       └──▶ FIN, RST, silence, a Close that the engine does not answer: the client is gone
@@ -31,11 +31,14 @@ from hangup.gateway.relay.base import Relay
 from hangup.gateway.request_policy import IncomingRequest, is_of_other_site
 from hangup.gateway.stopping import Attempt
 
-_LOOK_S = 0.5  # between two looks whether a client has left that is not read just now
+_LOOK_S = 0.5  # between checks for a hang-up while the client is not read
 
 
 def check_origin(head: RequestHead, allowed: str) -> None:
-    """Browsers let any page open a WebSocket to anywhere, and do not ask first: the Origin is all that tells them apart."""
+    """Raise a `Refusal` if a page of another site may not open WebSockets.
+
+    Browsers let any page open a WebSocket to any server without a preflight; only the Origin shows which page it is.
+    """
     if not is_of_other_site(head):
         return
     origin = head.fields[b"origin"].decode("latin-1").lower()
@@ -48,7 +51,7 @@ def check_origin(head: RequestHead, allowed: str) -> None:
 
 
 class WebSocketCall(CallFlow):
-    """A call that becomes a tunnel when its engine takes the handshake."""
+    """A call that becomes a tunnel when its engine accepts the handshake."""
 
     can_move = False
     may_be_silent = True
@@ -68,10 +71,10 @@ class WebSocketCall(CallFlow):
     def __init__(self, ports: FlowPorts, connection: ClientConnection, call: Call, request: IncomingRequest) -> None:
         super().__init__(ports, connection, call, request)
         self._connection = connection
-        self._engine: EngineConnection | None = None  # once the connections are joined
+        self._engine: EngineConnection | None = None  # set once the connections are joined
         self._from_client = Frames()
         self._from_engine = Frames()
-        self._last_bytes_at = math.inf  # when anything last came from either side
+        self._last_bytes_at = math.inf  # when the last bytes came from either side
         self._closing_at = math.inf  # when the first Close came
         self._full_since = math.inf  # since when the engine has not read what the client sent
         self._full_bytes = 0
@@ -96,7 +99,7 @@ class WebSocketCall(CallFlow):
         return self._join(attempt.connection, head)
 
     def _join(self, engine: EngineConnection, head: ResponseHead) -> Relay:
-        """Joins the connections: the engine has agreed."""
+        """Join the connections, because the engine accepted the handshake."""
         now = time.monotonic()
         self._engine, self._last_bytes_at = engine, now
         self.call.progressed(0, now)
@@ -109,7 +112,7 @@ class WebSocketCall(CallFlow):
         self._set_due()
         return relay
 
-    # What passes
+    # Passing data
 
     def _client_sent(self, data: bytes) -> None:
         engine, call = self._engine, self.call
@@ -130,7 +133,7 @@ class WebSocketCall(CallFlow):
             self._said_goodbye()
 
     def _said_goodbye(self) -> None:
-        """One side has sent a Close; when both have, it is over. The other has a while to answer."""
+        """End the call if both sides have sent a Close; else give the other side `websocket_close_s` to answer."""
         if self._from_client.closed and self._from_engine.closed:
             self._completed()
         elif self._closing_at == math.inf:
@@ -143,7 +146,7 @@ class WebSocketCall(CallFlow):
         self.end(reasons.COMPLETED)
 
     def _engine_full(self, full: bool) -> None:
-        """The client sends faster than the engine reads: it is not read meanwhile, but looked after."""
+        """Stop reading from a client that sends faster than the engine reads, and poll for its hang-up meanwhile."""
         transport = self._connection.transport
         if self.call.ended or transport.is_closing():
             return
@@ -158,24 +161,24 @@ class WebSocketCall(CallFlow):
     def _unread(self) -> int:
         return self._engine.transport.get_write_buffer_size() if self._engine is not None else 0
 
-    # Departures
+    # Hang-ups
 
     def client_left(self, reason: Reason) -> None:
         if self._from_engine.closed:
-            self._completed()  # it was told that this is the end
+            self._completed()  # the engine's Close came first, so this is a regular end
         else:
             self.end(reason)
 
     def engine_left(self) -> bool:
-        """The engine closed the connection; True if that is how it should end."""
+        """Handle the end of the engine's connection; return whether it is a regular end."""
         if self._from_engine.closed:
             self._completed()
         return self._from_engine.closed
 
     def farewell(self, reason: Reason) -> None:
-        """We end it: the client is told in its own language, if a frame fits in where the engine's stopped."""
+        """Send the client a Close with the reason, unless the engine stopped in the middle of a frame."""
         if self._full_since < math.inf and not self._connection.transport.is_closing():
-            self._connection.transport.resume_reading()  # its own goodbye is still to be read
+            self._connection.transport.resume_reading()  # the client's own Close is still unread
         if self._engine is None or self._from_engine.closed or not self._from_engine.between:
             return
         if reason.outcome is Outcome.CLIENT_GONE or reason.outcome is Outcome.COMPLETED:
@@ -184,7 +187,7 @@ class WebSocketCall(CallFlow):
         code = POLICY if reason.outcome is Outcome.KILLED else code
         self._connection.write(close_frame(code, reason.code))
 
-    # Time
+    # Time limits
 
     def _check_limits(self) -> None:
         limits, now = self.limits, time.monotonic()
@@ -193,7 +196,7 @@ class WebSocketCall(CallFlow):
         elif (reason := self.call.overdue(now)) is not None:
             self.end(reasons.WEBSOCKET_TIME if reason is reasons.TOTAL_TIME else reason)
         elif now >= self._closing_at + limits.websocket_close_s:
-            self.client_left(reasons.CLIENT_FIN)  # it said that it goes, and the engine did not hear it
+            self.client_left(reasons.CLIENT_FIN)  # one side sent a Close, and the other did not answer it
         elif now >= self._last_bytes_at + limits.websocket_idle_s:
             self.end(reasons.WEBSOCKET_IDLE)
         elif self._full_since < math.inf and self._connection.has_left():
@@ -222,7 +225,7 @@ class WebSocketCall(CallFlow):
     # The end
 
     def _abort(self, attempt: Attempt, *, keep_place: bool) -> PendingStop | None:
-        """Cuts the connection at once: no engine knows a WebSocket by an id of ours."""
+        """Cut the connection at once: no engine knows a WebSocket by the gateway's id, so there is no other abort."""
         connection, attempt.connection = attempt.connection, None
         if connection is not None:
             connection.abort()
@@ -230,13 +233,13 @@ class WebSocketCall(CallFlow):
 
     def _tell_client(self, ending: Ending) -> None:
         if ending.tell is Tell.ERROR_EVENT and self.call.status == 101:
-            self.client.finish()  # its frames tell it what happened
+            self.client.finish()  # the Close frame has told it the reason
         else:
             super()._tell_client(ending)
 
 
 class _FrameRelay(Relay):
-    """Passes what the engine sends to the client, as it is."""
+    """Passes the engine's bytes to the client unchanged."""
 
     __slots__ = ("_tunnel",)
 

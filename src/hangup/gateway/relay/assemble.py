@@ -1,6 +1,6 @@
-"""A stream that the client gets as one JSON answer.
+"""Assembles an engine's stream into one JSON answer for the client.
 
-Most events differ from the one before only in their text. Such a run is joined as bytes and parsed once.
+Most events differ from the previous one only in their text. The texts of such a run are joined as bytes and parsed once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hangup.gateway.relay.events import (
     weigh,
 )
 
-_NEVER = b"\0never\0"  # what no event begins with
+_NEVER = b"\0never\0"  # no event begins with this
 
 
 class AssembleRelay(Relay):
@@ -61,15 +61,15 @@ class AssembleRelay(Relay):
         self._head = head  # the engine's
         self._splitter = Splitter(api.format, sink.limits.event_bytes_max)
         self._tokens_max = ask.tokens_max
-        self._kept_bytes = 0  # of what the answer will be made of
-        self._done = False  # the engine said [DONE]
+        self._kept_bytes = 0  # of events and texts kept for the answer
+        self._done = False  # True once the engine sent [DONE]
         self._ended: set[int] = set()  # choices
         self._abandoned_reason: str | None = None
         self._moved = False
-        self._before = _NEVER  # what stands before and behind the text in an event of the run
+        self._before = _NEVER  # the bytes before and after the text in each event of the run
         self._after = b""
-        self._run: list[bytes] = []  # texts, still in JSON's escapes
-        self._reported_tokens: int | None = None  # output tokens, as the engine says; taken over at the end
+        self._run: list[bytes] = []  # texts, still escaped as JSON
+        self._reported_tokens: int | None = None  # output tokens by the engine's own count; used at the end
 
     def take(self, payload: bytes) -> None:
         call = self.call
@@ -85,13 +85,13 @@ class AssembleRelay(Relay):
                     continue
             if event and not self._take_event(event):
                 return
-        if self._moved:  # not for comments, pings, roles and empty texts
+        if self._moved:  # comments, pings, roles and empty texts are no progress
             call.progress_at = monotonic()
         if self._kept_bytes > self.sink.limits.answer_bytes_max:
             self.sink.end(reasons.ANSWER_BYTES)
 
     def _take_event(self, event: bytes) -> bool:
-        """Parses an event; False when the answer has ended with it."""
+        """Parse an event; return False if it ended the answer."""
         api, data = self._api, self._api.format.data(event)
         if data is None:
             return True
@@ -102,7 +102,7 @@ class AssembleRelay(Relay):
             return True
         value = parse(data)
         if value is None:
-            if data == b"null":  # llama.cpp begins some streams with it
+            if data == b"null":  # llama.cpp begins some streams with null
                 return True
             raise WireError("an event is not valid JSON")
         failure = failure_of(api, value)
@@ -139,7 +139,7 @@ class AssembleRelay(Relay):
         return True
 
     def _learn(self, event: bytes) -> None:
-        """Takes the event as the pattern of those to come."""
+        """Use the event as the pattern for those that follow."""
         mark = self._api.text_mark
         at = event.find(mark) if mark else -1
         if at >= 0:
@@ -171,9 +171,9 @@ class AssembleRelay(Relay):
                 self._reported_tokens = usage.tokens_out
 
     def _fail(self, failure: Failure) -> None:
-        """An engine that had to say 200 before it failed says so in an event."""
+        """Answer with the error from an event: the engine had sent status 200 before it failed."""
         self.sink.answer_whole(502 if failure.status == 500 else failure.status, failure.body, self._head)
-        self.call.engine_finished = False  # what follows is not wanted
+        self.call.engine_finished = False  # abort it: nothing else that it sends is needed
         self.sink.end(reasons.ENGINE_ERROR, failure_text(failure))
 
     def can_move(self) -> bool:

@@ -1,45 +1,41 @@
-r"""The stream pump: passes an engine's events to a client that asked for a stream, and counts their tokens on the
-way.
+r"""Passes an engine's events to a client that asked for a stream, and counts their tokens.
 
-This is the hottest code of the gateway: it runs once per read from an engine, which is once per token. So there
-are two ways.
+This is the hottest code of the gateway: it runs once per read from an engine, which is once per token. So there are two
+paths.
 
-The fast way (`feed`) looks at the bytes of a read with a few searches and writes it on as it came, chunk
-framing and all. The slow way (`Relay.feed` → `take`) decodes the chunks, cuts the payload into events, looks at
-each, and frames what it sends anew.
+The fast path (`feed`) examines the bytes of a read with a few searches and writes them on unchanged, with the chunk framing.
+The slow path (`Relay.feed` → `take`) decodes the chunks, splits the payload into events, examines each, and frames what it
+sends anew.
 
-What the fast way may do it has learned on the slow one. The first event with a token is parsed; `_learn` keeps
-how it is written around its text, since the events that follow are written by the same code in the engine:
+The fast path uses what the slow path has learned. The slow path parses the first event with a token, and `_learn` keeps the
+bytes around its text, because the same code in the engine writes the events that follow:
 
     5e\r\n data: {"id":"c","choices":[{"index":0,"delta":{"content":"He"},"finish_reason":null}]}\n\n \r\n
             └───────────────────── _before ───────────────────────────┘  └──────── _token_end ─────────────┘
                                                 └──── _needle ────────┘     └──── _open ───────┘
 
-`_needle` stands before a text, `_empty` before an empty one, and `_open` in every event that does not end its
-answer.
+`_needle` precedes a text, `_empty` marks an empty text, and `_open` is in every event that does not end its answer.
 
-Cursors and state:
+State:
 
-    decoder   how far the chunk framing is read; `between_chunks` when no chunk is open
-    _carry    the beginning of an event whose end has not come; the client has these bytes already, and they are not counted yet
+    decoder   the position in the chunk framing; `between_chunks` if no chunk is open
+    _carry    the beginning of an incomplete event; the client already has these bytes, but they are not counted yet
     tokens_out of the call: every token in events that ended before `_carry`
-    _fast_end how a read must end for the fast way; `_NEVER` closes it
+    _fast_end how a read must end to take the fast path; `_NEVER` closes it
 
-Invariants, between any two reads:
+Invariants between any two reads:
 
-1. Every payload byte that came was sent, in order, or the call has ended. Nothing is held back: `_carry` is a
-   copy.
-2. The fast way is open (`_fast_end` is not `_NEVER`) only if no chunk and no event is open, the client
-   understands chunks (HTTP/1.1), and the whole stream need not be kept (`_history`). Then a read that consists
-   of whole chunks and ends with an event leaves all of this as it was, so the fast way needs no state of its
-   own.
-3. The fast way counts a read only if it is sure: one event that begins with `_before`, has a text, ends with
-   `_token_end` and is too short for two (`_frame`); or whole chunks in which as many texts as events are found
-   (`_count_chunks`). Otherwise the read takes the slow way. A wrong guess costs time, never a token.
-4. A read that would go past the cap (`_tokens_max`) takes the slow way, which cuts between two events and
-   closes the answer as the engine should have (`_close_at_cap`).
-5. The last event of an answer never passes on the fast way: it does not hold `_open`, or has no text. So
-   `_done`, `_usage` and `_failed` are always set by an event that was parsed.
+1. Every payload byte that arrived was sent, in order, or the call has ended. Nothing is held back: `_carry` is a copy.
+2. The fast path is open (`_fast_end` is not `_NEVER`) only if no chunk and no event is open, the client understands chunks
+   (HTTP/1.1), and the stream need not be kept (`_history`). A read of whole chunks that ends with an event changes none of
+   this, so the fast path needs no state of its own.
+3. The fast path counts a read only if it is certain: one event that begins with `_before`, has a text, ends with `_token_end`
+   and is too short for two (`_frame`); or whole chunks with as many texts as events (`_count_chunks`). Any other read takes
+   the slow path. A wrong guess costs time, never a token.
+4. A read that would exceed the cap (`_tokens_max`) takes the slow path, which cuts between two events and closes the answer
+   as the engine should have (`_close_at_cap`).
+5. The last event of an answer never takes the fast path: it lacks `_open`, or has no text. So only parsed events set `_done`,
+   `_usage` and `_failed`.
 """
 
 from __future__ import annotations
@@ -64,12 +60,12 @@ from hangup.gateway.relay.events import (
     weigh,
 )
 
-_NEVER = b"\0never\0"  # what no read ends with
+_NEVER = b"\0never\0"  # no read ends with this
 _QUOTE = ord('"')
 
 
 class StreamRelay(Relay):
-    """A stream of events to a client that asked for one."""
+    """Passes a stream of events to a client that asked for one."""
 
     __slots__ = (
         "_abandoned_reason",
@@ -108,29 +104,29 @@ class StreamRelay(Relay):
         self._end = api.format.end
         self._history: list[bytes] | None = [] if api.needs_history else None
         self._history_bytes = 0
-        self._carry = b""  # the beginning of an event whose end has not come
+        self._carry = b""  # the beginning of an incomplete event
         self._tokens_max = ask.tokens_max
-        # How an event with a token is known without parsing it, once one was seen: what stands before its text, and before
-        # one that is empty; and what shows that it is not the last.
+        # Marks of an event with a token, learned from a parsed one: what precedes its text, what marks an empty text, and what
+        # shows that the event is not the last.
         self._needle = self._empty = self._open = self._open_field = b""
-        self._each = b""  # what stands in each event, so that they can be counted
-        self._before = _NEVER  # how the last one that was parsed begins
-        self._frame = 0  # the bytes that such events have in common; 0: they must be counted
-        self._token_end = _NEVER  # how a chunk ends that ends in an event with a token
-        self._fast_end = _NEVER  # the same, while the fast way is open
-        self._passed = False  # anything of the body
-        # What the events that were parsed have told
+        self._each = b""  # is in each event, to count events
+        self._before = _NEVER  # the beginning of the last parsed event with a token, up to its text
+        self._frame = 0  # number of bytes that such events share; 0: events must be counted
+        self._token_end = _NEVER  # how a chunk ends if its last event has a token
+        self._fast_end = _NEVER  # the same while the fast path is open
+        self._passed = False  # True once the client has any of the body
+        # From parsed events
         self._last: Json = {}
         self._moved = False
         self._usage: Usage | None = None
         self._ended: set[int] = set()  # choices
-        self._done = False  # the answer is complete,
+        self._done = False  # True if the answer is complete,
         self._closed = False  # and nothing follows it
-        self._failed: Verdict | None = None  # the engine told of an error
+        self._failed: Verdict | None = None  # the error that the engine reported
         self._abandoned_reason: str | None = None
 
     def feed(self, data: bytes) -> None:
-        # Most reads are whole chunks that end in an event with a token: those go on as they are.
+        # Most reads are whole chunks that end in an event with a token: pass them on unchanged.
         if data.endswith(self._fast_end):
             start, size = data.find(b"\r\n", 0, 18) + 2, len(data)
             if (
@@ -152,17 +148,17 @@ class StreamRelay(Relay):
         self._fast_end = self._token_end if self._aligned() else _NEVER
 
     def _count_chunks(self, data: bytes) -> int:
-        """The tokens in a read of whole chunks, if each event has one; 0 is no verdict, only the slow way."""
+        """Return the tokens in a read of whole chunks, if each event has one; 0 sends the read to the slow path."""
         if not is_whole_chunks(data):
             return 0
         events = data.count(self._each)
         texts = data.count(self._needle) - data.count(self._empty)
-        if self._ask.choices > 1:  # one event may have several texts, and none that ends an answer may be missed
+        if self._ask.choices > 1:  # an event may have several texts, and an event that ends a choice must be parsed
             return texts if texts >= events == data.count(self._open_field) else 0
         return events if texts >= events else 0
 
     def _aligned(self) -> bool:
-        """No chunk and no event is open, and the engine's chunks suit the client as they are."""
+        """Return whether no chunk and no event is open, and the client can take the engine's chunks unchanged."""
         between = isinstance(self.decoder, Chunked) and self.decoder.between_chunks and not self._carry
         return between and self._history is None and self.sink.client.http11
 
@@ -183,7 +179,7 @@ class StreamRelay(Relay):
         self.sink.client.send(payload)
 
     def _take_events(self, whole: bytes) -> bool:
-        """Counts whole events; False when the call has ended with one of them."""
+        """Count complete events; return False if one of them ended the call."""
         call, sent, at, total = self.call, len(self._carry), 0, self.call.tokens_out
         self._moved = False
         for event in whole.split(self._end):
@@ -194,7 +190,7 @@ class StreamRelay(Relay):
                     beyond_cap = parse(self._api.format.data(event)) or {}
                     if at >= sent:
                         self._close_at_cap(whole[:at], total, last, beyond_cap)
-                    else:  # the client has its beginning
+                    else:  # the client already has the beginning of this event
                         self._close_at_cap(whole[: at + len(event) + len(self._end)], after, beyond_cap, beyond_cap)
                     return False
                 if self._abandoned_reason is not None:
@@ -208,7 +204,7 @@ class StreamRelay(Relay):
         return True
 
     def _progress(self, total: int) -> None:
-        """Only a token, or work that shows otherwise, ends the wait for the engine."""
+        """Note progress, which only tokens and other visible work are: it restarts the engine's timers."""
         call = self.call
         if total > call.tokens_out:
             if call.first_token_at is None:
@@ -221,7 +217,7 @@ class StreamRelay(Relay):
             call.progress_at = monotonic()
 
     def _look_at(self, event: bytes, total: int) -> int:
-        """The tokens so far, with this event. One that looks like those with a token is not parsed."""
+        """Return the tokens so far, including this event; parse it only if it does not look like an event with a token."""
         api = self._api
         if self._needle and self._open in event and api.usage_mark not in event:
             found = event.count(self._needle) - event.count(self._empty)
@@ -256,18 +252,18 @@ class StreamRelay(Relay):
     def _note_end(self, value: Json) -> None:
         ended_choices = ended(self._api, value)
         self._ended.update(ended_choices)
-        # An event without choices, the usage, is about all of them.
+        # An event without choices, such as the usage, is about all of them.
         self._done = self._done or not ended_choices or len(self._ended) >= self._ask.choices
         self._closed = self._closed or self._api.ends_with_last
         self._abandoned_reason = abandoned_reason(self._api, value)
 
     def _exceeds_cap(self, event: bytes) -> bool:
-        """Whether an event is more of the answer, and not just its end."""
+        """Return whether an event adds to the answer, and does not just end it."""
         value = parse(self._api.format.data(event))
         return value is not None and weigh(self._api, value) > 0 and not is_last(self._api, value)
 
     def _learn(self, event: bytes) -> None:
-        """What events with a token have in common, so that further ones need no parsing."""
+        """Learn the marks of events with a token, so that later ones need no parsing."""
         api = self._api
         needle = next((mark for mark in api.text_marks if event.count(mark) > event.count(mark + b'"')), b"")
         shown = next((mark for mark in api.open_marks if mark in event), b"")
@@ -281,7 +277,7 @@ class StreamRelay(Relay):
         at = event.rindex(shown) if shown else _end_of_text(event, start)
         self._token_end = event[at:] + self._end + b"\r\n"
         self._before = event[:start]
-        if self._ask.choices == 1:  # else one event may have the texts of several
+        if self._ask.choices == 1:  # else an event may have the texts of several choices
             self._frame = len(self._before) + len(self._token_end)
 
     def _remember(self, whole: bytes) -> None:
@@ -291,7 +287,7 @@ class StreamRelay(Relay):
                 self._history.append(whole)
 
     def _close_at_cap(self, passed: bytes, tokens: int, last: Json, beyond_cap: Json) -> None:
-        """The engine goes on past the cap: the answer is ended as the engine should have."""
+        """End the answer at the cap, in the way the engine should have."""
         self.call.tokens_out = tokens
         history = self._events(b"".join(self._history) + passed) if self._history is not None else []
         closing = self._api.closing(Cut(self._ask, last, beyond_cap, history, tokens, self._ended))
@@ -299,12 +295,12 @@ class StreamRelay(Relay):
         self.sink.end(reasons.OUTPUT_TOKENS)
 
     def _give_up(self, passed: bytes) -> None:
-        """The engine has cancelled the answer: that must not look like its end."""
+        """End the call because the engine cancelled the answer, which must not look like a regular end."""
         unsent = passed[len(self._carry) :]
         if unsent:
             self.sink.client.send(unsent)
         if len(passed) >= len(self._carry):
-            self._carry = b""  # nothing of the event that said so was sent
+            self._carry = b""  # the client has nothing of the cancelling event
         self.sink.end(reasons.ENGINE_CANCELLED, f"The engine cancelled the answer: {self._abandoned_reason}.")
 
     def _events(self, text: bytes) -> list[Json]:
@@ -312,9 +308,9 @@ class StreamRelay(Relay):
         return [value for value in parsed if value is not None]
 
     def finished(self) -> None:
-        """A stream that merely stops is no answer, however clean its framing."""
+        """End the call. A stream without a last event is truncated, even if its framing is complete."""
         if self._carry:
-            self._look_at(self._carry, self.call.tokens_out)  # some engines end without the last line end
+            self._look_at(self._carry, self.call.tokens_out)  # some engines omit the last line end
         if self._abandoned_reason is not None:
             self._give_up(b"")
         elif self._failed is not None:
@@ -324,7 +320,7 @@ class StreamRelay(Relay):
 
     def _send_failure(self) -> None:
         assert self._failed is not None
-        self.call.client_has_all = True  # it was told, in the engine's own words
+        self.call.client_has_all = True  # it has the engine's own error event
         self.sink.end(*self._failed)
 
     def verdict(self) -> Verdict | None:
@@ -335,7 +331,7 @@ class StreamRelay(Relay):
     def engine_closed(self) -> bool:
         if self._failed is None:
             return super().engine_closed()
-        self._send_failure()  # the client knows already: that the connection ended, too, is no news
+        self._send_failure()  # the client already has the error, so the closed connection adds nothing
         return True
 
     def at_event_boundary(self) -> bool:
@@ -350,7 +346,7 @@ class StreamRelay(Relay):
 
 
 def _end_of_text(event: bytes, start: int) -> int:
-    """Where the quote is that ends a text; any later one will do, too."""
+    """Return the position of the quote that ends a text; a later quote would do as well."""
     end = event.find(b'"', start)
     while end > 0 and event[end - 1 : end] == b"\\":
         end = event.find(b'"', end + 1)
