@@ -98,7 +98,7 @@ class ClientRequest:
         self.heartbeat: asyncio.TimerHandle | None = None  # cancelled when the call ends
         self._relay: Relay | None = None  # passes the engine's answer on
         self.stalls = 0  # how often its client stopped reading
-        self.pending_stop: PendingStop | None = None  # its abort, until the engine has stopped
+        self.pending_stop: PendingStop | None = None  # the stop that the reaper watches, if its engine was aborted
         self.ends_on_drain = False  # True for a stream of a job's events: the client can resume it elsewhere, or later
 
     def __repr__(self) -> str:

@@ -39,7 +39,7 @@ _FORM_BYTES_MAX = 64 * 1024  # of a form, apart from its file
 
 def target_of(head: RequestHead) -> tuple[Target, bool]:
     """Return what a request on one of the provider's paths is about, and whether it asks for a stream."""
-    if "%" in head.path or "//" in head.path:  # the provider would take another spelling of an id for the same job
+    if "%" in head.path or "//" in head.path:  # an id in another spelling: the same job there, but another one here
         raise Refusal(reasons.NOT_FOUND)
     target = hosted_jobs.target_of(head.method, head.path)
     return target, target.what is ProviderRequestKind.LOOK and parse_query(head.query).get("stream") == "true"

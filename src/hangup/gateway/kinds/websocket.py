@@ -176,7 +176,7 @@ class WebSocketCall(CallFlow):
         return self._from_engine.closed
 
     def farewell(self, reason: Reason) -> None:
-        """Send the client a Close with the reason, unless the engine stopped in the middle of a frame."""
+        """Send the client a Close with the reason, if the gateway ends the call and no frame of the engine's is incomplete."""
         if self._full_since < math.inf and not self._connection.transport.is_closing():
             self._connection.transport.resume_reading()  # the client's own Close is still unread
         if self._engine is None or self._from_engine.closed or not self._from_engine.between:
@@ -233,7 +233,7 @@ class WebSocketCall(CallFlow):
 
     def _tell_client(self, ending: Ending) -> None:
         if ending.tell is Tell.ERROR_EVENT and self.call.status == 101:
-            self.client.finish()  # the Close frame has told it the reason
+            self.client.finish()  # the reason is in a Close frame, not in an event
         else:
             super()._tell_client(ending)
 

@@ -58,7 +58,7 @@ class AssembleRelay(Relay):
         self._api = api
         self._ask = ask
         self._assembler = assembler
-        self._head = head  # the engine's
+        self._head = head  # of the engine's answer
         self._splitter = Splitter(api.format, sink.limits.event_bytes_max)
         self._tokens_max = ask.tokens_max
         self._kept_bytes = 0  # of events and texts kept for the answer
