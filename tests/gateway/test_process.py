@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.processes import Gateway, StandIn, elapsed, gateway_and_engine
+from support.processes import HANGUP, Gateway, StandIn, elapsed, gateway_and_engine
 from support.raw import Client, ask
 from support.waiting import wait_until
 
@@ -248,10 +249,7 @@ def test_too_many_connections(engine: StandIn) -> None:
 
 def test_a_log_reader_that_stops_does_not_stop_the_gateway(engine: StandIn) -> None:
     """The log's pipe fills up: hangup drops and counts lines, and calls continue."""
-    import subprocess
-    import sys
-
-    command = [sys.executable, "-m", "hangup", "serve", "--port", "0", "--admin-port", "0", "--upstream", engine.url]
+    command = [*HANGUP, "serve", "--port", "0", "--admin-port", "0", "--upstream", engine.url]
     process = subprocess.Popen([*command, "--log-lines-max", "50"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -268,3 +266,20 @@ def test_a_log_reader_that_stops_does_not_stop_the_gateway(engine: StandIn) -> N
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
+def test_a_standard_stream_that_was_closed_does_not_abort_the_gateway(engine: StandIn, closed: str) -> None:
+    """A socket would get its number otherwise, and libuv aborts the process when it closes such a one."""
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *HANGUP, "serve", "--port", "0", "--admin-port", "0"]
+    with subprocess.Popen([*command, "--upstream", engine.url], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            serving = process.stderr.readline()
+            assert serving.startswith("hangup: serving http"), serving
+            port = int(serving.split()[2].rpartition(":")[2])
+            assert ask(("127.0.0.1", port), CHAT, {"messages": [], "max_tokens": 1}).status == 200
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

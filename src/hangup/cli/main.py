@@ -49,6 +49,7 @@ documentation: https://github.com/hangup-dev/hangup/tree/main/docs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    _open_closed_streams()
     given = sys.argv[1:] if argv is None else list(argv)
     parser = make_parser(given[0] if given and given[0] in COMMANDS else None)
     arguments = parser.parse_args(given)
@@ -70,6 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null for each standard stream that the parent closed (`>&-`): else sockets would get its number, and libuv
+    aborts the process when such a socket is closed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is this one
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:
