@@ -39,7 +39,7 @@ test-engines: $(VENV)/.setup-test  ## test with real engines, installed into HAN
 	HANGUP_ENGINES_DIR=$(HANGUP_ENGINES_DIR) $(BIN)/python -m tools.run_tests --serial tests/real_engines -s $(ARGS)
 
 $(VENV)/.setup-torch: $(VENV)/.setup-test
-	$(PIP) install --target $(VENV)/torch "$(TORCH)" safetensors
+	$(PIP) install --target $(VENV)/torch "$(TORCH)" safetensors tokenizers
 	touch $@
 
 test-torch: $(VENV)/.setup-torch  ## test the torch model (1 GB; TORCH=torch uses the build of your package index)

@@ -210,3 +210,12 @@ def test_an_admin_server_that_ends_by_itself_has_failed(told_to: bool, monkeypat
     monkeypatch.setattr(server, "AdminServer", Ending)
     with socket.socket() as sock, contextlib.nullcontext() if told_to else pytest.raises(RuntimeError, match="by itself"):
         asyncio.run(object.__new__(server.Server)._serve_admin(cast(Any, None), sock, cast(Any, None), LimitSettings()))
+
+
+def test_no_admin_server_is_started_again_while_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would stop it, and the process would wait for it for ever."""
+    monkeypatch.setattr(server, "AdminServer", None)  # calling it would fail
+    ending = object.__new__(server.Server)
+    ending._ending = True
+    with socket.socket() as sock:
+        asyncio.run(ending._serve_admin(cast(Any, None), sock, cast(Any, None), LimitSettings()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hangup.gateway.http.head import RequestHead
+from hangup.errors import WireError
+from hangup.gateway.http.head import RequestHead, ResponseHead
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,13 @@ from hangup.gateway.http.head import RequestHead
 def test_close_is_heard_with_and_without_a_body(version: str, header: str, kept: bool, body: str) -> None:
     head = RequestHead(f"GET / HTTP/{version}\r\nHost: x\r\n{header}{body}\r\n".encode(), count_max=10, url_bytes_max=100)
     assert head.keep_alive is kept
+
+
+@pytest.mark.parametrize(("status", "good"), [("099", False), ("000", False), ("100", True), ("599", True), ("20", False)])
+def test_a_status_below_100_is_invalid(status: str, good: bool) -> None:
+    head = f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n".encode()
+    if good:
+        assert ResponseHead(head).status == int(status)
+    else:
+        with pytest.raises(WireError):
+            ResponseHead(head)

@@ -304,6 +304,24 @@ def test_a_ledger_that_is_too_large_loses_its_oldest_minutes(tmp_path: Path) -> 
     store.close()
 
 
+def test_what_engines_count_is_deleted_with_the_calls_of_its_time(tmp_path: Path) -> None:
+    """Many backends fill the file with their counts: deleting calls alone would never be enough, and cost all of them."""
+    now = [60.0 * 1000]
+    store = make(tmp_path / "ledger.sqlite", bytes_max=200_000, clock=lambda: now[0])
+    for minute in range(1000, 1040):
+        now[0] = 60.0 * minute
+        book(store)
+        for n in range(100):
+            store.add_computed(f"backend-{n}-{'x' * 100}", 1)
+        store.report(60, "tenant")
+    store._sweep_at = 0.0
+    store._delete_expired()
+    (used,) = store._db.execute(ledger._USED_BYTES).fetchone()
+    left = store._db.execute("SELECT count(*) FROM spent").fetchone()[0]
+    assert used <= 200_000 and 5 < left < 40
+    store.close()
+
+
 @pytest.mark.parametrize("wal_bytes_max", [4096, 10**9])
 def test_the_write_ahead_log_is_cut_after_a_checkpoint(tmp_path: Path, wal_bytes_max: int) -> None:
     """wal_bytes_max, of both stores: one large transaction must not take its room on the disk for ever."""

@@ -85,6 +85,8 @@ _OPEN_PAUSE_S, _OPEN_PAUSE_MAX_S = 2.0, 60.0  # before another attempt to open t
 class Server:
     """Runs a gateway until `stop` or a signal; `load` reads the configuration again for a reload."""
 
+    _ending = False  # the process ends: no admin server is started again
+
     def __init__(
         self,
         configuration: Configuration,
@@ -164,6 +166,7 @@ class Server:
             if gateway.jobs.api is not None:
                 await gateway.jobs.api.registry.close()
             await gateway.close()
+            self._ending = True
             if self._admin is not None:
                 self._admin.stop()
             await asyncio.gather(
@@ -176,6 +179,8 @@ class Server:
             self._log.close()
 
     async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: LimitSettings) -> None:
+        if self._ending:
+            return
         self._admin = AdminServer(view, sock.dup(), policy, limits)  # a copy, because uvicorn closes its socket
         await self._admin.run_until_stopped()
         if not self._admin.should_exit:  # nobody called `stop`

@@ -136,13 +136,17 @@ class Stopping:
         """Free what a stopped call held, because the reaper is done with it."""
         backend.free_slot(stop.slot)  # first: a bug in what follows must not keep the slot or the place
         held = self._held.pop(stop, None)
-        if held is not None:  # else its call went to another backend, or the stop was confirmed before
-            self._placement.release_held(backend.load, held.kv)
-            if held.on_confirmed is not None:
-                held.on_confirmed()
-        self.released.set()
-        self.released.clear()
-        self._lines.stop_confirmed(stop)
+        try:
+            if held is not None:  # else its call went to another backend, or the stop was confirmed before
+                try:
+                    self._placement.release_held(backend.load, held.kv)
+                finally:
+                    if held.on_confirmed is not None:
+                        held.on_confirmed()
+        finally:
+            self.released.set()
+            self.released.clear()
+            self._lines.stop_confirmed(stop)
 
     def load_changed(self, backend: Backend) -> None:
         self._placement.backend_changed(backend)

@@ -177,6 +177,8 @@ class ResponseHead(_Head):
         parser = httptools.HttpResponseParser(self)
         self._feed(parser, head)
         self.status: int = parser.get_status_code()
+        if self.status < 100:  # llhttp reads any three digits; as an informational answer it would be passed over
+            raise WireError("bad status")
         # llhttp's own answer also depends on the message's end; a body that ends with the connection leaves nothing to keep
         # alive.
         delimited = self.chunked or self.content_length is not None

@@ -36,12 +36,14 @@ def read_request_head(data: bytes, *, count_max: int, url_bytes_max: int) -> Req
 def read_response_head(data: bytes) -> ResponseHead:
     """Parse a response's head, including the blank line; raise `WireError` if that is impossible."""
     before, length, after = _split(data)
-    if not length or (length.isdigit() and len(length) < 19):
+    if not after or (length.isdigit() and len(length) < 19):
         known = _responses.get((before, after))
         if known is not None:
-            return known.again(int(length) if length else None)
+            return known.again(int(length) if after else None)
     head = ResponseHead(data)
-    if len(data) <= _HEAD_BYTES_MAX and head.fields.keys().isdisjoint(_NEVER_AGAIN):
+    # A length in an unusual spelling was not split off, so it must not be forgotten.
+    is_split = bool(after) or head.content_length is None
+    if is_split and len(data) <= _HEAD_BYTES_MAX and head.fields.keys().isdisjoint(_NEVER_AGAIN):
         if len(_responses) >= _HEADS_MAX:
             _responses.clear()
         _responses[before, after] = head

@@ -85,7 +85,9 @@ class ProviderRequest(ForwardedRequest):
             raise Refusal(reasons.NOT_FOUND, f"There is no {target.id[:80]!r}.")
         if target.what is ProviderRequestKind.CREATE:
             provider.check_quota(tenant)
-        self._lease_s = lease_of(head.fields, limits) if target.kind is Kind.RESPONSE else None
+        # A job from before a restart may be another client's: whoever asks for it must not shorten its life.
+        may_lease = target.kind is Kind.RESPONSE and (self._job is None or self._job.made_here)
+        self._lease_s = lease_of(head.fields, limits) if may_lease else None
         backend = provider.backend_for(target.kind, self._job)
         if backend is None:
             raise Refusal(reasons.NO_BACKEND)

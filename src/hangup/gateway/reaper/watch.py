@@ -248,7 +248,7 @@ class BackendWatch:
             self._name_zombies()
             return
         except OutOfResources:  # this process could not ask: that says nothing about the engine
-            self._stood_still_until, self._asked_at = time.monotonic(), self._answered_at
+            self._stood_still_until, self._answered_at = time.monotonic(), asked_at  # at the usual pace: it fails at once
             return
         except EngineFault as fault:
             self._engine_unreachable(fault)

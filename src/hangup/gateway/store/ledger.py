@@ -57,6 +57,12 @@ _INSERT_SPENT = (
     f" ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
 )
 _COUNT_TABLES = ("computed", "uncounted")  # tokens reported by engines, and lost with an engine before its report
+_MINUTES = """
+SELECT min(first), max(last) FROM (
+    SELECT min(minute) AS first, max(minute) AS last FROM spent
+    UNION ALL SELECT min(minute), max(minute) FROM computed
+    UNION ALL SELECT min(minute), max(minute) FROM uncounted
+)"""
 _INSERT_COUNT = {
     table: f"INSERT INTO {table} VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens"  # noqa: S608
     for table in _COUNT_TABLES
@@ -297,12 +303,13 @@ class LedgerStore:
         with self._db_lock:
             self._roll_back()
             (used,) = self._db.execute(_USED_BYTES).fetchone()
-            first, last = self._db.execute("SELECT min(minute), max(minute) FROM spent").fetchone()
+            first, last = self._db.execute(_MINUTES).fetchone()
             if used <= self._bytes_max or first is None or first == last:
                 return False
             with self._db:
                 until = first + max((last - first) // 10, 1)
-                self._db.execute("DELETE FROM spent WHERE minute < ?", (until,))
+                for table in ("spent", *_COUNT_TABLES):
+                    self._db.execute(f"DELETE FROM {table} WHERE minute < ?", (until,))  # noqa: S608 - names of ours
         self._log_event("ledger_full", bytes=used, deleted_until=until * 60)
         return True
 
