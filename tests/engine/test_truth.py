@@ -10,7 +10,7 @@ import pytest
 from engine.fakes import EOS, VOCAB, dispatch, fake_engine, finish, submit
 from hangup.engine.engine import Engine
 from hangup.engine.model import Luck, place_seeds
-from hangup.engine.numpy_model import NumpyModel, choose
+from hangup.engine.numpy_model import NumpyModel, _times, choose
 from hangup.engine.options import EngineOptions
 from hangup.engine.request import Event, Progress, SubmittedRequest
 from hangup.engine.text import Writer
@@ -159,3 +159,9 @@ def test_log_probabilities_are_those_of_the_model() -> None:
     expected = logits - np.log(np.exp(logits).sum())
     assert choice.logprob == pytest.approx(expected[choice.token], abs=1e-4)
     assert [token for token, _ in choice.top] == np.argsort(-expected)[:3].tolist()
+
+
+def test_no_token_has_a_time_of_zero() -> None:
+    """The seed whose hash is the highest: the token would win against all others, even if it has no chance at all."""
+    times = _times(np.array([[857579651]], dtype=np.uint32), 4)
+    assert (times > 0).all() and times[0, 0, 0] < 1e-6

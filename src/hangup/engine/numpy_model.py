@@ -157,6 +157,9 @@ def choose(logits: Floats, luck: Luck) -> Ints:
     return cast(Ints, chosen)
 
 
+_BELOW_ONE = np.float32(1 - 2**-24)  # the highest hash would round to 1, and give a time of 0, by which nothing can be divided
+
+
 def _times(seeds: NDArray[np.uint32], vocab: int) -> Floats:
     """Return exponential times, [rows, places, vocab], by hashing each seed with each token (murmur3's last steps)."""
     mixed = seeds[..., None] + np.arange(vocab, dtype=np.uint32) * np.uint32(0x9E3779B9)
@@ -164,7 +167,7 @@ def _times(seeds: NDArray[np.uint32], vocab: int) -> Floats:
     mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     mixed ^= mixed >> np.uint32(16)
     even = ((mixed >> np.uint32(8)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-24)
-    return cast(Floats, -np.log(even))
+    return cast(Floats, -np.log(np.minimum(even, _BELOW_ONE)))
 
 
 def _nucleus(weights: Floats, top_p: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:

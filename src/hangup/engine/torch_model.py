@@ -232,7 +232,7 @@ def _times(seeds: Tensor, vocab: int) -> Tensor:
     mixed = (mixed ^ (mixed >> 16)) * 0x85EBCA6B & low
     mixed = (mixed ^ (mixed >> 13)) * 0xC2B2AE35 & low
     mixed = mixed ^ (mixed >> 16)
-    return -(((mixed >> 8).float() + 0.5) * 2**-24).log()
+    return -(((mixed >> 8).float() + 0.5) * 2**-24).clamp(max=1 - 2**-24).log()  # as in numpy_model
 
 
 def _swiglu(gate_up: Tensor) -> Tensor:
