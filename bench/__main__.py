@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from bench import dashboard, embedded, healthy, jobs, overload, peers, policies, reaper, seeing, suites, targets
+from bench import dashboard, embedded, healthy, jobs, overload, peers, policies, reaper, seeing, start, suites, targets
 from bench.load import CHAT, percentile
 
 SUITES = [
@@ -33,6 +33,7 @@ SUITES = [
     "reaper",
     "seeing",
     "jobs",
+    "start",
 ]
 APART = ["dashboard"]  # needs a browser
 
@@ -81,6 +82,8 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
         print("  {streams} streams: {kb_per_stream:.1f} KB each, loop never later than {worst_lag_s:g} s".format(**result))
         print("  all of them leaving in one instant: {worst_lag_s_when_all_leave_at_once:g} s".format(**result))
         return result
+    if name == "start":
+        return start.run(rounds)
     if name == "engine":
         return embedded.run(rounds)
     if name == "peers":

@@ -51,6 +51,9 @@ documentation: https://github.com/hangup-dev/hangup/tree/main/docs
 def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     given = sys.argv[1:] if argv is None else list(argv)
+    if given == ["--version"]:  # without the parser, which loads every command
+        print(f"hangup {__version__}")
+        return 0
     parser = make_parser(given[0] if given and given[0] in COMMANDS else None)
     arguments = parser.parse_args(given)
     if not hasattr(arguments, "run"):
