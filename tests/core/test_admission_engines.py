@@ -171,6 +171,34 @@ def test_the_engines_own_word_goes_before_any_estimate() -> None:
     assert str(limiter.evidence) == "none" and not engine.admission.queue.count  # and did not have to wait
 
 
+def test_calls_that_wait_for_the_engines_next_step_are_no_queue() -> None:
+    """40 calls/s, a first-token time of 1 s, room for all: at every report some of the calls sent last wait for the next step."""
+    engine = Slots(10**6, BackendLoad("s"))
+    engine.first_s = 1.0
+    for at in range(2000):
+        engine.step()
+        if at % 3 == 0:
+            engine.come()
+        if at % 5 == 0:
+            engine.admission.engine_reported(engine.load, at % 4, engine.now)
+        assert str(engine.load.limiter.evidence) == "none" and not engine.admission.queue.count
+
+
+def test_calls_that_wait_longer_than_a_moment_are_a_queue() -> None:
+    engine = Slots(4, BackendLoad("s"))
+    engine.come(6)
+    for _ in range(20):
+        engine.step()
+    engine.admission.engine_reported(engine.load, 2, engine.now)
+    engine.admission.engine_reported(engine.load, 2, engine.now)
+    assert str(engine.load.limiter.evidence) == "none", "they came 0.2 s ago"
+    for _ in range(10):
+        engine.step()
+    engine.admission.engine_reported(engine.load, 2, engine.now)
+    engine.admission.engine_reported(engine.load, 2, engine.now)
+    assert str(engine.load.limiter.evidence) == "engine_reports_waiting"
+
+
 def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
     engine = Slots(4, BackendLoad("s"))
     for at in range(1500):

@@ -265,7 +265,7 @@ class Admission(Generic[K]):
 
     def engine_reported(self, load: BackendLoad, waiting: int, now: float) -> list[Action[K]]:
         """Note how many calls wait inside the engine, by its own figures."""
-        self.fleet.engine_reported(load, waiting)
+        self.fleet.engine_reported(load, waiting, now)
         actions = self.dispatch(now) if self.queue.count else self._nothing
         if not self.queue.count and now - self._waited_at > _CALM_S:
             self.fleet.open_if_on_time(load)

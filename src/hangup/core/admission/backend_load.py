@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from itertools import islice
 from typing import Protocol
 
 from hangup.core.admission.estimates import Estimates
@@ -139,6 +141,15 @@ class BackendLoad:
         """Return the most answers under way at a time since the last look, and start over."""
         peak, self.peak = self.peak, self.choices
         return peak
+
+    def longest_wait_s(self, waiting: int, now: float) -> float:
+        """Return how long the oldest of `waiting` calls in the engine's queue has waited; infinite if it is none of the calls
+        that were sent lately.
+
+        Engines serve calls in the order in which they came, so those that wait are those sent last.
+        """
+        oldest = next(islice(reversed(self.awaiting_first_token), waiting - 1, None), None) if waiting else None
+        return math.inf if oldest is None else now - oldest.sent_at
 
     @property
     def has_room(self) -> bool:

@@ -309,10 +309,10 @@ class Fleet:
             visible=not ticket.whole,
         )
 
-    def engine_reported(self, load: BackendLoad, waiting: int) -> None:
+    def engine_reported(self, load: BackendLoad, waiting: int, now: float) -> None:
         """Note how many calls wait in the engine, by its own figures."""
         if not load.slots:
-            load.limiter.engine_reported(waiting, load.in_flight)
+            load.limiter.engine_reported(waiting, load.in_flight, load.longest_wait_s(waiting, now))
             self.load_changed(load)
 
     def open_if_on_time(self, load: BackendLoad) -> None:

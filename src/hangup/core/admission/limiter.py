@@ -48,7 +48,8 @@ _SHRUNK = 0.7
 _RAN_S = 600.0  # how long to remember how many calls ran at a time
 _TRY_S = (1.0, 10.0)  # pause after a try of one more job that showed nothing; doubled each time
 _TRY_TOKENS = (4, 32)  # first tokens between two tries of one more call on a full engine; doubled each time
-_SOON_S = 0.25  # a call in the engine's queue should start within this time
+_SOON_S = 0.25  # a call in the engine's queue should start within this time,
+_SOON_SHARE = 0.5  # or within this share of the usual first-token time, whichever is longer
 _SLOWER = 2.0  # times its best step time: an engine may always take that long
 _REPORTED_WAITING_MAX = SPARE  # this many calls may wait in the engine for a moment: it accepts calls between two steps
 _AFTER_REFUSAL_S = 1.0  # then one more call is tried
@@ -256,10 +257,11 @@ class LearnedLimit:
 
     # Reports from the engine
 
-    def engine_reported(self, waiting: int, in_flight: float = math.inf) -> None:
+    def engine_reported(self, waiting: int, in_flight: float = math.inf, waited_s: float = math.inf) -> None:
         """Note how many calls wait in the engine by its own report: that overrides any estimate.
 
-        With no more than `most_running` calls `in_flight`, a full engine has none waiting because they wait here: that shows no
+        `waited_s`: how long the oldest of them has waited. An engine accepts calls between two steps, so one that arrived a
+        moment ago always waits: that shows neither a queue nor room. With no more than `most_running` calls `in_flight`, a full engine has none waiting because they wait here: that shows no
         room, but it brings the next try of one more call closer.
         """
         if not waiting:
@@ -270,7 +272,7 @@ class LearnedLimit:
             elif self.queues is not Evidence.NONE and self._reported < -1:
                 self._grown = 2 * max(self._grown, SPARE)
                 self._reports_none_waiting = True
-        else:
+        elif waited_s > max(_SOON_S, self._reads_s * _SOON_SHARE):
             self._reported = max(self._reported, 0) + 1
             if waiting > _REPORTED_WAITING_MAX or self._reported > 1:
                 self.queues = Evidence.WAITING
