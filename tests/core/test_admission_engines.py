@@ -172,7 +172,7 @@ def test_the_engines_own_word_goes_before_any_estimate() -> None:
 
 
 def test_calls_that_wait_for_the_engines_next_step_are_no_queue() -> None:
-    """40 calls/s, a first-token time of 1 s, room for all: at every report some of the calls sent last wait for the next step."""
+    """33 calls/s, a first-token time of 1 s, room for all: at most reports, some of the calls sent last wait for a step."""
     engine = Slots(10**6, BackendLoad("s"))
     engine.first_s = 1.0
     for at in range(2000):

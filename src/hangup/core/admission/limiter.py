@@ -260,8 +260,10 @@ class LearnedLimit:
     def engine_reported(self, waiting: int, in_flight: float = math.inf, waited_s: float = math.inf) -> None:
         """Note how many calls wait in the engine by its own report: that overrides any estimate.
 
-        `waited_s`: how long the oldest of them has waited. An engine accepts calls between two steps, so one that arrived a
-        moment ago always waits: that shows neither a queue nor room. With no more than `most_running` calls `in_flight`, a full engine has none waiting because they wait here: that shows no
+        `waited_s`: how long the oldest of them has waited. An engine accepts calls between two steps, so those that arrived a
+        moment ago always wait: that shows neither a queue nor room, unless the limit should have kept them here.
+
+        With no more than `most_running` calls `in_flight`, a full engine has none waiting because they wait here: that shows no
         room, but it brings the next try of one more call closer.
         """
         if not waiting:
@@ -272,7 +274,9 @@ class LearnedLimit:
             elif self.queues is not Evidence.NONE and self._reported < -1:
                 self._grown = 2 * max(self._grown, SPARE)
                 self._reports_none_waiting = True
-        elif waited_s > max(_SOON_S, self._reads_s * _SOON_SHARE):
+        elif waited_s <= max(_SOON_S, self._reads_s * _SOON_SHARE) and (self.queues is Evidence.NONE or waiting <= SPARE):
+            self._reported = 0
+        else:
             self._reported = max(self._reported, 0) + 1
             if waiting > _REPORTED_WAITING_MAX or self._reported > 1:
                 self.queues = Evidence.WAITING
