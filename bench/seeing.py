@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.server
 import json
 import random
 import resource
@@ -14,13 +13,14 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from bench import load, suites, targets
 from bench.load import percentile
 from bench.targets import Target
+from support.receiver import receiver
 
 _PAGES = ("sort=age", "sort=-tokens", "sort=idle&tenant=default", "sort=rate&offset=500")
 
@@ -37,7 +37,7 @@ async def cpu(rounds: int) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
         targets.engine() as engine,
-        _collector() as collector,
+        receiver() as (collector, _),
         contextlib.ExitStack() as stack,
     ):
         gateway = partial(targets.hangup, engine.port, "--slots", "1000")
@@ -87,26 +87,6 @@ def _ratio(unit: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
     print(f"  off {off:.2f} us CPU per {unit}, on {on:.2f} (medians of {len(pairs)} windows each)")
     print(f"  on / off, pair by pair: median {middle:.3f}, half of them between {low:.3f} and {high:.3f}")
     return {"off": off, "on": on, "ratio": middle, "ratio_low": low, "ratio_high": high}
-
-
-@contextlib.contextmanager
-def _collector() -> Iterator[str]:
-    """Accept traces and drop them."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
 
 
 @contextlib.contextmanager

@@ -89,36 +89,36 @@ def test_every_command_is_found_in_its_module() -> None:
 
 def test_every_event_of_the_log_is_documented_and_no_other() -> None:
     """A log line that nobody can look up is half a line. Events are the constant first argument of the calls named below."""
-    told: set[str] = {"call_ended"}
+    logged: set[str] = {"call_ended"}
     for path in SOURCE.rglob("*.py"):
         if path.relative_to(SOURCE).parts[0] in ("gateway", "tasks.py"):
-            told |= _events_in(ast.parse(path.read_text()))
+            logged |= _events_in(ast.parse(path.read_text()))
     text = (docs.DOCS / "outcomes.md").read_text().partition("| event | fields | meaning |")[2]
     documented = {"call_ended"}
     for row in text.splitlines()[2:]:
         documented |= set(re.findall(r"`(\w+)`", row.split("|")[1])) if row.startswith("|") else set()
-    assert told - documented == set(), "not in docs/outcomes.md"
-    assert documented - told == set(), "told by nobody"
+    assert logged - documented == set(), "not in docs/outcomes.md"
+    assert documented - logged == set(), "told by nobody"
 
 
 def test_every_field_of_an_event_is_documented() -> None:
-    told: dict[str, set[str]] = {}
+    logged: dict[str, set[str]] = {}
     for path in SOURCE.rglob("*.py"):
         if path.relative_to(SOURCE).parts[0] in ("gateway", "tasks.py"):
-            for event, fields in _told_in(ast.parse(path.read_text())):
-                told.setdefault(event, set()).update(fields)
+            for event, fields in _logged_in(ast.parse(path.read_text())):
+                logged.setdefault(event, set()).update(fields)
     text = (docs.DOCS / "outcomes.md").read_text().partition("| event | fields | meaning |")[2]
     for cells in (row.split("|") for row in text.splitlines()[2:] if row.startswith("|")):
         events, documented = re.findall(r"`(\w+)`", cells[1]), set(re.findall(r"`(\w+)`", cells[2]))
-        said = set[str]().union(*(told.get(event, set()) for event in events))
+        said = set[str]().union(*(logged.get(event, set()) for event in events))
         assert said - documented == set(), f"fields of {events} that are not in docs/outcomes.md"
 
 
 def _events_in(tree: ast.AST) -> set[str]:
-    return {event for event, _ in _told_in(tree)}
+    return {event for event, _ in _logged_in(tree)}
 
 
-def _told_in(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
+def _logged_in(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
     """Yield events and their fields. An event whose name is computed would be missed, so there must be none."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
+import keyword
 import re
 import shlex
+import subprocess
+import tokenize
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools import mutants
 from tools.markdown import pages
 
 from hangup.cli.main import COMMANDS, make_parser
@@ -32,7 +38,10 @@ LONG_FUNCTIONS = {
     "tests/gateway/test_races.py test_soak",
 }
 SHARED_CLASS_NAMES: set[str] = set()
-OURS = re.compile(r"^https://(github|raw\.githubusercontent)\.com/hangup-dev/hangup/(blob/|tree/)?main/")
+URLS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+FORGE = URLS["Source"]
+REPOSITORY = FORGE.removeprefix("https://github.com/")
+OURS = re.compile(rf"^https://(github|raw\.githubusercontent)\.com/{REPOSITORY}/(blob/|tree/)?main/")
 PROSE_WIDTH, CODE_WIDTH = 100, 128
 
 
@@ -156,6 +165,23 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), f"{name_of(page)} links to {target}: there is no such heading"
 
 
+def test_the_forge_has_one_address() -> None:
+    """`[project.urls]` has it. Files that cannot read it from there (README, templates, `hangup --help`) must agree with it."""
+    for name, url in URLS.items():
+        assert url == FORGE or url.startswith(f"{FORGE}/"), f"{name} in [project.urls] is at another forge: {url}"
+        assert not OURS.match(url) or Path(OURS.sub(f"{ROOT}/", url)).exists(), f"{name} in [project.urls] leads nowhere: {url}"
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    mention = re.compile(r"(?:github|raw\.githubusercontent)\.com/([\w.-]+/hangup)\b")
+    seen = set()
+    for name in filter(None, tracked.split("\0")):
+        file = ROOT / name
+        if file.suffix in {".md", ".py", ".toml", ".yml", ".html", ".js"} and file.is_file():
+            found = set(mention.findall(file.read_text()))
+            assert found <= {REPOSITORY}, f"{name} names {found}, pyproject.toml {REPOSITORY}"
+            seen |= {name} if found else set()
+    assert {"README.md", "SECURITY.md", "src/hangup/cli/main.py", ".github/ISSUE_TEMPLATE/config.yml"} <= seen
+
+
 def test_commands_in_the_docs_exist() -> None:
     """Every `hangup …` and `make …` of a console example is one that the parser and the Makefile know."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
@@ -243,3 +269,53 @@ def test_the_glossary_names_what_exists() -> None:
     classes = set(re.findall(r"^ *class (\w+)", text, re.M))
     for word, name in rows:
         assert name in classes if name[0].isupper() else re.search(rf"\b\w*{name}\w*\b", text), f"{word}: {name}"
+
+
+KEYWORDS = set(keyword.kwlist) | {"_max", "HU00"}  # and parts of names
+
+
+def prose(source: str) -> Iterator[tuple[int, str]]:
+    """Comments and docstrings, with their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield getattr(node, "lineno", 1), ast.get_docstring(node, clean=False) or ""
+
+
+def quoted_names(text: str) -> set[str]:
+    """The parts of all `names`, `dotted.names` and `calls()` in a text."""
+    return {part for name in re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", text) for part in name.split(".")}
+
+
+def test_comments_name_what_exists() -> None:
+    """A theory of operation is worth nothing once its names are gone: what a comment puts in backquotes is in the source."""
+    sources = {path: path.read_text() for path in (ROOT / "src").rglob("*.py")}
+    known = KEYWORDS | {"py"}
+    for path, source in sources.items():
+        known |= {name for name, _ in identifiers(source)} | set(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.alias):
+                known |= set(node.name.split("."))
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                known |= set(node.module.split("."))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.]+", node.value):
+                known |= set(node.value.split("."))  # a key of JSON, a command, a field of the log
+    found = [
+        f"{name_of(path)}:{line} {name}"
+        for path, source in sources.items()
+        for line, text in prose(source)
+        for name in quoted_names(text) - known
+    ]
+    assert found == []
+    assert quoted_names("`a`, `b.c()` and `d e`") == {"a", "b", "c"}
+
+
+def test_mutants_know_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every module that decides anything has tests to run its mutants against; a renamed one would be left out silently."""
+    monkeypatch.chdir(ROOT)
+    paths = {path for path in mutants.CORE.rglob("*.py") if path.name not in ("__init__.py", "reasons.py")}
+    assert {path for path in paths if not mutants.tests_of(path)} == {mutants.CORE / "clocks.py"}, "has only tests with a store"
+    assert all((ROOT / test).exists() for tests in mutants.TESTS.values() for test in tests)
+    assert all((mutants.CORE / name).exists() for name in mutants.TESTS)

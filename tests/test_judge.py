@@ -32,9 +32,9 @@ def nothing_installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
 
 def test_what_pip_cannot_install_is_named_briefly_and_tried_once(nothing_installs: Ran) -> None:
     for _ in range(3):
-        with pytest.raises(NotInstalled, match="judge is missing: pip cannot install judge==1: ERROR: No matching") as told:
+        with pytest.raises(NotInstalled, match="judge is missing: pip cannot install judge==1: ERROR: No matching") as missing:
             environment("judge", "judge==1")
-        assert len(str(told.value)) < 400
+        assert len(str(missing.value)) < 400
     assert len(nothing_installs) == 2  # the environment, and pip
 
 

@@ -36,7 +36,7 @@ class EventTooLarge(WireError):
     """An event of a stream exceeds the size limit."""
 
     def __init__(self) -> None:
-        super().__init__("event too large")
+        super().__init__("an event of the stream exceeds the size limit")
 
 
 class Refusal(HangupError):

@@ -84,9 +84,9 @@ def test_a_timeline_tells_of_the_end_and_of_what_is_known_of_the_engine() -> Non
     story = "zombie: the engine still computes it in slot 3 after 2 repeated aborts, 37 tokens computed since"
     assert timeline(call)[-1] == {"at_s": 4.0, "what": story} and call.engine_stopped is False
     stop.release(StopState.VERIFIED, 15.5)
-    told = timeline(call)
-    assert told[-1] == {"at_s": 5.5, "what": "verified: the engine stopped the work"} and call.engine_stopped
-    assert [step["at_s"] for step in told] == sorted(step["at_s"] for step in told)
+    steps = timeline(call)
+    assert steps[-1] == {"at_s": 5.5, "what": "verified: the engine stopped the work"} and call.engine_stopped
+    assert [step["at_s"] for step in steps] == sorted(step["at_s"] for step in steps)
 
 
 @pytest.mark.parametrize(

@@ -111,11 +111,11 @@ def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Diverge
 
 def test_answers_that_would_overtake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report at the same time as the monitor's own poll: an older answer must not look like a restarted engine."""
-    told = iter(range(5_000_000, 6_000_000, 10))
+    counts = iter(range(5_000_000, 6_000_000, 10))
     delays = iter([0.0, 0.05, 0.0, 0.04, 0.0, 0.03, 0.0] * 10)
 
     async def ask(*_: object) -> ReportedCounters:
-        tokens = next(told)
+        tokens = next(counts)
         await asyncio.sleep(next(delays))
         return ReportedCounters(tokens, 1.0)
 

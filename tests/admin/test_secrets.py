@@ -5,43 +5,19 @@ from __future__ import annotations
 import hashlib
 import http.client
 import http.server
-import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from admin.test_api import admin
 from support.processes import Gateway, StandIn
 from support.raw import Client
+from support.receiver import Posted, receiver
 from support.waiting import wait_until
 
 KEY, WRONG_KEY, ENGINE_KEY, TOKEN = "planted-key", "planted-wrong-key", "planted-engine-key", "planted-token"
 PROMPT, BROKEN, COOKIE, QUERY = "planted-prompt", "planted-broken-body", "planted-cookie", "planted-query"
 SECRETS = [KEY, WRONG_KEY, ENGINE_KEY, TOKEN, PROMPT, BROKEN, COOKIE, QUERY, hashlib.sha256(KEY.encode()).hexdigest()]
 CHAT = "/v1/chat/completions"
-
-
-@contextmanager
-def receiver() -> Iterator[tuple[str, list[bytes]]]:
-    """Takes whatever is posted: a collector of traces, and the other end of the alarm's webhook."""
-    got: list[bytes] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            got.append(str(self.headers).encode() + self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", got
-    server.shutdown()
-    server.server_close()
 
 
 def test_nothing_planted_comes_out(tmp_path: Path) -> None:
@@ -81,13 +57,17 @@ def test_nothing_planted_comes_out(tmp_path: Path) -> None:
             shown = {path: looked(gateway, path) for path in PATHS}
             shown["files while it runs"] = files(tmp_path)
             assert (tmp_path / "ledger.db-wal").exists()
-        shown |= {"traces": b"".join(spans), "webhook": b"".join(alarms), "files": files(tmp_path)}
+        shown |= {"traces": text_of(spans), "webhook": text_of(alarms), "files": files(tmp_path)}
         shown["output"] = "\n".join(gateway.stdout_lines + gateway.stderr_lines).encode()
     # That these are the right places to look at: what may be seen is there.
     for place in ("/api/calls/told-0", "/api/overview", "/api/events", "/metrics", "traces", "webhook", "files while it runs"):
         assert b"alice" in shown[place], place
     found = [(place, secret) for place, text in shown.items() for secret in SECRETS if secret.encode() in text]
     assert found == []
+
+
+def text_of(posted: list[Posted]) -> bytes:
+    return b"".join(each.headers.encode() + each.body for each in posted)
 
 
 PATHS = [

@@ -83,8 +83,8 @@ def _chosen(names: list[str], only: str, without: str) -> list[str]:
 async def _progress(load: Load, faults: Faults, began: float) -> None:
     while True:
         await asyncio.sleep(10)
-        told = f"{sum(load.book.outcomes.values())} calls, {len(load.book.promises)} jobs, {faults.done.total()} faults"
-        print(f"{time.monotonic() - began:5.0f} s: {told}, {len(load.book.wrong)} wrong", flush=True)
+        summary = f"{sum(load.book.outcomes.values())} calls, {len(load.book.promises)} jobs, {faults.done.total()} faults"
+        print(f"{time.monotonic() - began:5.0f} s: {summary}, {len(load.book.wrong)} wrong", flush=True)
 
 
 def _report(load: Load, faults: Faults, wrong: list[str], seed: int, took: float) -> None:
@@ -95,8 +95,8 @@ def _report(load: Load, faults: Faults, wrong: list[str], seed: int, took: float
     print("faults:", ", ".join(f"{count} {name}" for name, count in sorted(faults.done.items())))
     items = sum(promise.items for promise in load.book.promises.values())
     calls = sum(load.book.outcomes.values())
-    told = f"{len(load.book.promises)} jobs of {items} items, {calls} calls, {faults.done.total()} faults"
-    print(f"seed {seed}: {told} in {took:.0f} s: {f'{len(wrong)} WRONG' if wrong else 'all well'}", flush=True)
+    summary = f"{len(load.book.promises)} jobs of {items} items, {calls} calls, {faults.done.total()} faults"
+    print(f"seed {seed}: {summary} in {took:.0f} s: {f'{len(wrong)} WRONG' if wrong else 'all well'}", flush=True)
 
 
 if __name__ == "__main__":

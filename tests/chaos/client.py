@@ -33,16 +33,25 @@ async def request(
 async def begin(
     port: int, method: str, path: str, body: bytes | dict[str, Any] = b"", **headers: str
 ) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
+    """Return the head of the answer, and the pieces of its body as they come."""
     payload = body if isinstance(body, bytes) else json.dumps(body).encode()
+    framing = {"connection": "close", "content-length": str(len(payload)), "content-type": "application/json"}
+    fields = framing | {name.replace("_", "-"): value for name, value in headers.items()}
+    status, named, reader, writer = await _ask(port, f"{method} {path}", fields, payload)
+    return status, named, _pieces(reader, writer, named)
+
+
+async def _ask(
+    port: int, target: str, headers: dict[str, str], payload: bytes = b""
+) -> tuple[int, dict[str, str], asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request on a new connection; return its answer's status and headers, and the connection."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError as error:
         raise Broken(f"no connection: {error}") from None
-    lines = [f"{method} {path} HTTP/1.1", "host: chaos", "connection: close", f"content-length: {len(payload)}"]
-    fields = {"content-type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
-    lines += [f"{name}: {value}" for name, value in fields.items()]
+    lines = [f"{name}: {value}" for name, value in headers.items()]
     try:
-        writer.write("\r\n".join([*lines, "", ""]).encode() + payload)
+        writer.write("\r\n".join([f"{target} HTTP/1.1", "host: chaos", *lines, "", ""]).encode() + payload)
         await writer.drain()
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     except (OSError, asyncio.IncompleteReadError) as error:
@@ -52,7 +61,7 @@ async def begin(
         writer.transport.abort()
         raise
     named = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
-    return int(head[0].split(" ")[1]), named, _pieces(reader, writer, named)
+    return int(head[0].split(" ")[1]), named, reader, writer
 
 
 class Talk:
@@ -104,28 +113,13 @@ def _frame(opcode: int, payload: bytes) -> bytes:
 
 async def talk(port: int, id: str) -> Talk:
     """Open a WebSocket."""
-    upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec_websocket_version": "13"}
-    key = {"sec_websocket_key": "dGhlIHNhbXBsZSBub25jZQ==", "x_request_id": id}
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError as error:
-        raise Broken(f"no connection: {error}") from None
-    fields = {"host": "chaos"} | {name.replace("_", "-"): value for name, value in (upgrade | key).items()}
-    try:
-        writer.write("\r\n".join(["GET /v1/realtime HTTP/1.1", *(f"{n}: {v}" for n, v in fields.items()), "", ""]).encode())
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        named = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
-        body = await reader.readexactly(int(named.get("content-length", 0)))
-    except (OSError, asyncio.IncompleteReadError) as error:
-        writer.close()
-        raise Broken(f"no answer: {type(error).__name__}") from None
-    except BaseException:
-        writer.transport.abort()
-        raise
-    talk = Talk(reader, writer, int(head[0].split(" ")[1]), named, body)
-    if talk.status != 101:
-        writer.close()
-    return talk
+    upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    key = {"sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==", "x-request-id": id}
+    status, named, reader, writer = await _ask(port, "GET /v1/realtime", upgrade | key)
+    if status == 101:
+        return Talk(reader, writer, status, named, b"")
+    refusal = b"".join([piece async for piece in _pieces(reader, writer, named)])
+    return Talk(reader, writer, status, named, refusal)
 
 
 async def _pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, headers: dict[str, str]) -> AsyncIterator[bytes]:

@@ -39,13 +39,13 @@ class Clock:
         source = folder / "clock.c"
         source.write_text(_SOURCE)
         compiler = shutil.which("cc") or shutil.which("gcc")
-        made = (
+        compiled = (
             compiler is not None
             and not subprocess.run(
                 [compiler, "-shared", "-fPIC", "-O1", "-o", self._library, source, "-ldl"], capture_output=True, check=False
             ).returncode
         )
-        self.works = bool(made)
+        self.works = bool(compiled)
 
     @property
     def env(self) -> dict[str, str]:

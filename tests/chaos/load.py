@@ -97,10 +97,10 @@ class Load:
 
     async def _stream(self, gateway: GatewayProcess, tokens: int) -> None:
         started, id = time.monotonic(), self._model("s")
-        asked = {"model": "live", "messages": [{"role": "user", "content": id}], "max_tokens": tokens, "stream": True}
+        request = {"model": "live", "messages": [{"role": "user", "content": id}], "max_tokens": tokens, "stream": True}
         try:
             async with asyncio.timeout(120):
-                status, headers, pieces = await begin(gateway.port, "POST", CHAT, asked, x_request_id=id)
+                status, headers, pieces = await begin(gateway.port, "POST", CHAT, request, x_request_id=id)
                 body = b"".join([piece async for piece in pieces])
         except (Broken, TimeoutError) as error:
             self._broken(gateway, started, "stream", id, error)
@@ -120,9 +120,9 @@ class Load:
 
     async def _whole(self, gateway: GatewayProcess, tokens: int) -> None:
         started, id = time.monotonic(), self._model("w")
-        asked = {"model": "live", "messages": [{"role": "user", "content": id}], "max_tokens": tokens}
+        body = {"model": "live", "messages": [{"role": "user", "content": id}], "max_tokens": tokens}
         try:
-            answer = await request(gateway.port, "POST", CHAT, asked, 120, x_request_id=id)
+            answer = await request(gateway.port, "POST", CHAT, body, 120, x_request_id=id)
         except (Broken, TimeoutError) as error:
             self._broken(gateway, started, "whole", id, error)
             return
@@ -138,10 +138,10 @@ class Load:
         self.book.outcomes[f"{what} complete"] += 1
 
     async def _hang_up(self, gateway: GatewayProcess, after_s: float) -> None:
-        asked = {"model": "left", "messages": [{"role": "user", "content": "x"}], "max_tokens": LEFT_TOKENS, "stream": True}
+        body = {"model": "left", "messages": [{"role": "user", "content": "x"}], "max_tokens": LEFT_TOKENS, "stream": True}
         try:
             async with asyncio.timeout(after_s):
-                await request(gateway.port, "POST", CHAT, asked)
+                await request(gateway.port, "POST", CHAT, body)
         except (Broken, TimeoutError):
             self.book.outcomes["left"] += 1
 
@@ -195,10 +195,10 @@ class Load:
 
     async def _call(self, chance: random.Random) -> None:
         gateway, model, tokens = chance.choice(self.world.gateways), self._model("call"), chance.randint(1, 30)
-        asked = {"model": model, "messages": [{"role": "user", "content": model}], "max_tokens": tokens}
-        asked["stream"] = chance.random() < 0.3
+        body = {"model": model, "messages": [{"role": "user", "content": model}], "max_tokens": tokens}
+        body["stream"] = chance.random() < 0.3
         try:
-            answer = await request(gateway.port, "POST", CHAT, asked, 30, prefer="respond-async", x_hangup_lease="3600")
+            answer = await request(gateway.port, "POST", CHAT, body, 30, prefer="respond-async", x_hangup_lease="3600")
         except (Broken, TimeoutError):
             self.book.outcomes["call not acknowledged"] += 1
             return
@@ -221,11 +221,11 @@ class Load:
     async def _response(self, chance: random.Random) -> None:
         """Create a background response and read its events: a stream that ends without being cut off must have a last event."""
         gateway, model, tokens = chance.choice(self.world.gateways), self._model("response"), chance.randint(1, 30)
-        asked = {"model": model, "input": "x", "background": True, "stream": True, "max_output_tokens": tokens}
+        body = {"model": model, "input": "x", "background": True, "stream": True, "max_output_tokens": tokens}
         seen = b""
         try:
             async with asyncio.timeout(90):
-                status, headers, pieces = await begin(gateway.port, "POST", "/v1/responses", asked, x_hangup_lease="3600")
+                status, headers, pieces = await begin(gateway.port, "POST", "/v1/responses", body, x_hangup_lease="3600")
                 async for piece in pieces:
                     seen += piece
                     self._heard_of(seen, model, tokens)
@@ -264,8 +264,8 @@ class Load:
             if file.status != 200:
                 self._refused("file", file.status, file.headers, file.body)
                 return
-            asked = {"input_file_id": file.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
-            answer = await request(chance.choice(self.world.gateways).port, "POST", "/v1/batches", asked, 30)
+            body = {"input_file_id": file.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
+            answer = await request(chance.choice(self.world.gateways).port, "POST", "/v1/batches", body, 30)
         except (Broken, TimeoutError):
             self.book.outcomes["batch not acknowledged"] += 1
             return
@@ -322,8 +322,11 @@ def streamed(body: bytes) -> str:
 
 def is_answer(answer: Any, prompt: str, tokens: int) -> bool:
     """Return whether this is the whole answer to that prompt; the engine may lie about the number of tokens."""
-    told = answer["usage"]["completion_tokens"]
-    return answer["choices"][0]["message"]["content"] == words(prompt, tokens) and told in (tokens, tokens + EXTRA_USAGE_TOKENS)
+    billed = answer["usage"]["completion_tokens"]
+    return answer["choices"][0]["message"]["content"] == words(prompt, tokens) and billed in (
+        tokens,
+        tokens + EXTRA_USAGE_TOKENS,
+    )
 
 
 def _form(content: str) -> bytes:

@@ -41,13 +41,13 @@ def test_precedence(tmp_path: Path) -> None:
     path = tmp_path / "hangup.toml"
     path.write_text("port = 1\nadmin_port = 2\n[limits]\ngap_s = 3\ntotal_s = 4\n")
     env = {"HANGUP_ADMIN_PORT": "20", "HANGUP_TOTAL_S": "40", "HANGUP_QUEUE_S": "50", "OTHER": "x"}
-    made = load(path, env, {"total_s": "400"})
-    assert (made.settings.port, made.origin("port")) == (1, f"{path}:1")
-    assert (made.settings.admin_port, made.origin("admin_port")) == (20, "HANGUP_ADMIN_PORT")
-    assert (made.settings.limits.gap_s, made.origin("gap_s")) == (3.0, f"{path}:4")
-    assert (made.settings.limits.total_s, made.origin("total_s")) == (400.0, "--total-s")
-    assert (made.settings.limits.queue_s, made.origin("queue_s")) == (50.0, "HANGUP_QUEUE_S")
-    assert (made.settings.host, made.origin("host")) == ("127.0.0.1", "default")
+    loaded = load(path, env, {"total_s": "400"})
+    assert (loaded.settings.port, loaded.origin("port")) == (1, f"{path}:1")
+    assert (loaded.settings.admin_port, loaded.origin("admin_port")) == (20, "HANGUP_ADMIN_PORT")
+    assert (loaded.settings.limits.gap_s, loaded.origin("gap_s")) == (3.0, f"{path}:4")
+    assert (loaded.settings.limits.total_s, loaded.origin("total_s")) == (400.0, "--total-s")
+    assert (loaded.settings.limits.queue_s, loaded.origin("queue_s")) == (50.0, "HANGUP_QUEUE_S")
+    assert (loaded.settings.host, loaded.origin("host")) == ("127.0.0.1", "default")
 
 
 def test_upstreams(tmp_path: Path) -> None:
@@ -127,20 +127,20 @@ def test_problems(tmp_path: Path, text: str, expected: str) -> None:
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:
-    told = problems(tmp_path, "prot = 1\nadmin_port = 'x'\n[limits]\ngap_s = -1\n", env={"HANGUP_TOTAL_S": "x"})
-    assert all(word in told for word in ("prot", "admin_port", "gap_s", "HANGUP_TOTAL_S"))
+    text = problems(tmp_path, "prot = 1\nadmin_port = 'x'\n[limits]\ngap_s = -1\n", env={"HANGUP_TOTAL_S": "x"})
+    assert all(word in text for word in ("prot", "admin_port", "gap_s", "HANGUP_TOTAL_S"))
 
 
 def test_environment_problems(tmp_path: Path) -> None:
-    told = problems(tmp_path, "", env={"HANGUP_PORT": "x", "HANGUP_UPSTREAM": "nowhere"})
-    assert "HANGUP_PORT: port: expected a whole number from 0 to 65535, got 'x'" in told
-    assert "HANGUP_UPSTREAM: expected http://host[:port]" in told
+    text = problems(tmp_path, "", env={"HANGUP_PORT": "x", "HANGUP_UPSTREAM": "nowhere"})
+    assert "HANGUP_PORT: port: expected a whole number from 0 to 65535, got 'x'" in text
+    assert "HANGUP_UPSTREAM: expected http://host[:port]" in text
 
 
 def test_unknown_environment_variables_warn() -> None:
-    made = load(None, {"HANGUP_GAP": "1", "HANGUP_SOMETHING_ELSE": "x", "HANGUP_PORT": "7"})
-    assert made.settings.port == 7
-    assert made.warnings == (
+    loaded = load(None, {"HANGUP_GAP": "1", "HANGUP_SOMETHING_ELSE": "x", "HANGUP_PORT": "7"})
+    assert loaded.settings.port == 7
+    assert loaded.warnings == (
         "HANGUP_GAP: unknown environment variable, ignored; did you mean HANGUP_GAP_S?",
         "HANGUP_SOMETHING_ELSE: unknown environment variable, ignored; `hangup config show` lists the settings",
     )
@@ -173,9 +173,9 @@ KUBERNETES = {
 
 
 def test_what_kubernetes_makes_for_a_service_is_ignored() -> None:
-    made = load(None, KUBERNETES)
-    assert (made.settings.port, made.settings.admin_port, made.warnings) == (8080, 8081, ())
-    assert (made.origin("port"), made.origin("admin_port")) == ("default", "default")
+    loaded = load(None, KUBERNETES)
+    assert (loaded.settings.port, loaded.settings.admin_port, loaded.warnings) == (8080, 8081, ())
+    assert (loaded.origin("port"), loaded.origin("admin_port")) == ("default", "default")
     assert load(None, KUBERNETES, {"port": "9"}).settings.port == 9
 
 

@@ -205,10 +205,10 @@ def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
         engine.step()
         if at % 5 == 0:
             engine.come()
-    made, load = engine.admission, engine.load
-    assert str(load.limited_by) == "late_first_tokens" and made.queue.count
-    for ticket in list(made.queue):
-        made.leave(ticket, engine.now)
+    admission, load = engine.admission, engine.load
+    assert str(load.limited_by) == "late_first_tokens" and admission.queue.count
+    for ticket in list(admission.queue):
+        admission.leave(ticket, engine.now)
     closed, on_time = 0.0, 0
     while not load.is_open:
         engine.step()
@@ -221,29 +221,29 @@ def test_an_engine_is_open_again_when_nobody_has_waited_for_a_while() -> None:
 
 
 def test_a_place_that_is_held_is_not_at_work_on_a_whole_answer() -> None:
-    made: Admission[Any] = Admission(ROOMY, [BackendLoad("s")], lambda: 0.5)
-    load = made.fleet.loads[0]
+    admission: Admission[Any] = Admission(ROOMY, [BackendLoad("s")], lambda: 0.5)
+    load = admission.fleet.loads[0]
     tickets = [Ticket(at, prompt=10, stream=False, whole=True) for at in range(5)]
     for ticket in tickets:
-        made.arrive(ticket, "a", 0.0)
+        admission.arrive(ticket, "a", 0.0)
     for ticket in tickets[:2]:
-        made.end(ticket, 0.1, client_left=True, hold=True)
-    made.first_token(tickets[2], 0.2)
+        admission.end(ticket, 0.1, client_left=True, hold=True)
+    admission.first_token(tickets[2], 0.2)
     assert (load.in_flight, load.held, load.limiter.most_running) == (5, 2, 3)
 
 
 def test_refusals_set_the_limit_and_one_more_is_tried_later() -> None:
     load = BackendLoad("s")
-    made: Admission[Any] = Admission(ROOMY, [load], lambda: 0.5)
-    calls = fill(made, "a", 5)
+    admission: Admission[Any] = Admission(ROOMY, [load], lambda: 0.5)
+    calls = fill(admission, "a", 5)
     for ticket in calls[3:]:
-        assert made.refused(ticket, 0.1) == []  # it waits
-    assert load.in_flight == 3 == load.limit and made.queue.count == 2
+        assert admission.refused(ticket, 0.1) == []  # it waits
+    assert load.in_flight == 3 == load.limit and admission.queue.count == 2
     assert load.limiter.evidence is Evidence.REFUSED
-    assert started(made.end(calls[0], 0.2, 5, 5, completed=True)) == ["a4"]
-    made.first_token(calls[1], 0.3)
+    assert started(admission.end(calls[0], 0.2, 5, 5, completed=True)) == ["a4"]
+    admission.first_token(calls[1], 0.3)
     assert load.limit == 3
-    assert started(made.first_token(calls[2], 1.5)) == ["a3"] and load.limit == 4
+    assert started(admission.first_token(calls[2], 1.5)) == ["a3"] and load.limit == 4
 
 
 def test_a_slow_engine_gets_fewer_calls() -> None:

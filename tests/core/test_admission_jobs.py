@@ -16,14 +16,14 @@ from hangup.core.admission.estimates import Peak
 LIMITS = LimitSettings(queue_depth_max=6, queue_s=1e6, jobs_calm_s=5.0, hold_back_share=0.1, jobs_hold_back_share=0.25)
 
 
-def admission(
+def new_admission(
     slots: int = 4, backends: int = 1, limits: LimitSettings = LIMITS, kv_tokens: int = 0, **terms: TenantTerms
 ) -> Admission[Any]:
-    made: Admission[Any] = Admission(
+    admission: Admission[Any] = Admission(
         limits, [BackendLoad(f"s{at}", slots, kv_tokens=kv_tokens) for at in range(backends)], lambda: 0.5
     )
-    made.configure(limits, terms)
-    return made
+    admission.configure(limits, terms)
+    return admission
 
 
 def started(actions: list[Action[Any]]) -> list[object]:
@@ -34,19 +34,19 @@ def ended(actions: list[Action[Any]]) -> list[tuple[object, str]]:
     return [(action.ticket.key, action.reason.code) for action in actions if action.reason is not None]
 
 
-def put_in_line(made: Admission[Any], count: int, name: str = "a", now: float = 0.0) -> list[Ticket[Any]]:
+def put_in_line(admission: Admission[Any], count: int, name: str = "a", now: float = 0.0) -> list[Ticket[Any]]:
     """Items of jobs, each with its first token as soon as it starts, so that the next may."""
     items = [Ticket(f"{name}-job{at}", prompt=10, output_max=10, job=True) for at in range(count)]
     for item in items:
-        actions = made.arrive(item, name, now)
+        actions = admission.arrive(item, name, now)
         while actions:
-            actions = [more for action in actions for more in made.first_token(action.ticket, now)]
+            actions = [more for action in actions for more in admission.first_token(action.ticket, now)]
     return items
 
 
-def call(made: Admission[Any], key: object, now: float = 0.0, name: str = "a") -> tuple[Ticket[Any], list[Action[Any]]]:
+def call(admission: Admission[Any], key: object, now: float = 0.0, name: str = "a") -> tuple[Ticket[Any], list[Action[Any]]]:
     ticket = Ticket(key, prompt=10, output_max=10)
-    return ticket, made.arrive(ticket, name, now)
+    return ticket, admission.arrive(ticket, name, now)
 
 
 def in_flight(tickets: list[Ticket[Any]]) -> int:
@@ -58,235 +58,240 @@ def in_flight(tickets: list[Ticket[Any]]) -> int:
 
 @pytest.mark.parametrize(("slots", "read"), [(1, 1), (8, 1), (16, 2), (64, 8)])
 def test_alone_a_few_are_read_at_a_time_and_all_of_those_make_way(slots: int, read: int) -> None:
-    made = admission(slots)
+    admission = new_admission(slots)
     items = [Ticket(f"job{at}", prompt=10, output_max=10, job=True) for at in range(slots)]
     for item in items:
-        made.arrive(item, "a", 0.0)
+        admission.arrive(item, "a", 0.0)
     assert in_flight(items) == read, "one for eight slots"
-    _, actions = call(made, "live")
+    _, actions = call(admission, "live")
     if slots > 1:
         assert started(actions) == ["live"]
     assert sorted(ended(actions)) == sorted((item.key, "preempted") for item in items[:read])
     for item in items[:read]:
-        made.end(item, 0.0)
+        admission.end(item, 0.0)
     assert in_flight(items) == 0, "beside a live call that is read none is"
 
 
 @pytest.mark.parametrize(("slots", "jobs"), [(1, 1), (2, 1), (4, 3), (20, 18)])
 def test_without_live_calls_jobs_leave_a_share_and_one_place_at_least(slots: int, jobs: int) -> None:
-    made = admission(slots)
-    items = put_in_line(made, slots + 2)
-    assert in_flight(items) == made.jobs_in_flight == jobs
-    assert made.jobs_waiting("a") == slots + 2 - jobs and made.jobs_waiting("b") == 0
+    admission = new_admission(slots)
+    items = put_in_line(admission, slots + 2)
+    assert in_flight(items) == admission.jobs_in_flight == jobs
+    assert admission.jobs_waiting("a") == slots + 2 - jobs and admission.jobs_waiting("b") == 0
 
 
 def test_while_live_calls_come_jobs_leave_more() -> None:
-    made = admission(20)
-    made.first_token(call(made, "live")[0], 0.0)
-    assert in_flight(put_in_line(made, 20)) == 20 - 1 - 5
+    admission = new_admission(20)
+    admission.first_token(call(admission, "live")[0], 0.0)
+    assert in_flight(put_in_line(admission, 20)) == 20 - 1 - 5
 
 
 def test_jobs_leave_room_for_as_many_live_calls_as_there_were_of_late() -> None:
-    made = admission(20)
-    live = [call(made, at)[0] for at in range(12)]
-    made.first_token(live[0], 0.5)
+    admission = new_admission(20)
+    live = [call(admission, at)[0] for at in range(12)]
+    admission.first_token(live[0], 0.5)
     for ticket in live[1:]:
-        made.end(ticket, 1.0)
-    items = put_in_line(made, 20, now=1.0)
-    assert made.live == 1 and in_flight(items) == 20 - 12
-    made.dispatch(7.0)
+        admission.end(ticket, 1.0)
+    items = put_in_line(admission, 20, now=1.0)
+    assert admission.live == 1 and in_flight(items) == 20 - 12
+    admission.dispatch(7.0)
     assert in_flight(items) == 20 - 12  # up to twice the time
-    actions = made.dispatch(12.0)
+    actions = admission.dispatch(12.0)
     while actions:
-        actions = made.first_token(actions[0].ticket, 12.0)
+        actions = admission.first_token(actions[0].ticket, 12.0)
     assert in_flight(items) == 20 - 1 - 5
 
 
 def test_an_engine_with_one_slot_runs_a_job_when_no_live_call_was_there_for_a_moment() -> None:
-    made = admission(1)
-    live, _ = call(made, "live")
-    [item] = put_in_line(made, 1)
-    assert made.end(live, 1.0) == [] and made.dispatch(5.9) == [] and not made.dispatch(7.0)
-    assert started(made.dispatch(12.0)) == [item.key]
+    admission = new_admission(1)
+    live, _ = call(admission, "live")
+    [item] = put_in_line(admission, 1)
+    assert admission.end(live, 1.0) == [] and admission.dispatch(5.9) == [] and not admission.dispatch(7.0)
+    assert started(admission.dispatch(12.0)) == [item.key]
 
 
 def test_a_job_starts_only_where_nobody_waits_for_a_first_token() -> None:
-    made = admission(8, backends=2)
-    live, _ = call(made, "live")
+    admission = new_admission(8, backends=2)
+    live, _ = call(admission, "live")
     items = [Ticket(f"job{at}", prompt=10, job=True) for at in range(3)]
-    assert started(made.arrive(items[0], "a", 0.0)) == ["job0"] and items[0].placed_on is not live.placed_on
-    assert made.arrive(items[1], "a", 0.0) == made.arrive(items[2], "a", 0.0) == []
-    assert started(made.first_token(live, 0.1)) == ["job1"] and items[1].placed_on is live.placed_on
-    assert started(made.first_token(items[0], 0.2)) == ["job2"]
+    assert started(admission.arrive(items[0], "a", 0.0)) == ["job0"] and items[0].placed_on is not live.placed_on
+    assert admission.arrive(items[1], "a", 0.0) == admission.arrive(items[2], "a", 0.0) == []
+    assert started(admission.first_token(live, 0.1)) == ["job1"] and items[1].placed_on is live.placed_on
+    assert started(admission.first_token(items[0], 0.2)) == ["job2"]
 
 
 def test_backends_that_are_down_are_no_room() -> None:
-    made = admission(4, backends=2)
-    down = made.fleet.loads[0]
+    admission = new_admission(4, backends=2)
+    down = admission.fleet.loads[0]
     down.health.apply(HealthEvent.FAILED_TOO_OFTEN)
-    made.fleet.refresh()
-    items = put_in_line(made, 8)
+    admission.fleet.refresh()
+    items = put_in_line(admission, 8)
     assert in_flight(items) == 3 and not down.in_flight
     down.health.apply(HealthEvent.ANSWERED)
-    made.fleet.refresh()
-    assert started(made.dispatch(1.0)) == ["a-job3", "a-job4"]
+    admission.fleet.refresh()
+    assert started(admission.dispatch(1.0)) == ["a-job3", "a-job4"]
 
 
 def test_jobs_are_not_seen_in_the_first_line() -> None:
-    made = admission(1, a=TenantTerms(concurrency_max=2))
-    items = put_in_line(made, 50)  # more than the queue holds, and than the tenant may have
-    assert made.queue.count == made.queue.bytes == 0 and made.jobs.count == 49
-    assert made.tenant("a").in_flight == made.tenant("a").waiting == 0
-    _, actions = call(made, "live")
+    admission = new_admission(1, a=TenantTerms(concurrency_max=2))
+    items = put_in_line(admission, 50)  # more than the queue holds, and than the tenant may have
+    assert admission.queue.count == admission.queue.bytes == 0 and admission.jobs.count == 49
+    assert admission.tenant("a").in_flight == admission.tenant("a").waiting == 0
+    _, actions = call(admission, "live")
     assert ended(actions) == [("a-job0", "preempted")]
-    made.leave(items[7], 1.0)
-    assert made.jobs_waiting("a") == 48 and made.queue.count == 1
+    admission.leave(items[7], 1.0)
+    assert admission.jobs_waiting("a") == 48 and admission.queue.count == 1
 
 
 def test_jobs_share_among_tenants_by_weight_and_in_order() -> None:
-    made = admission(2, b=TenantTerms(weight=3.0))
-    [running] = put_in_line(made, 1, "x")
-    put_in_line(made, 40, "a")
-    put_in_line(made, 40, "b")
+    admission = new_admission(2, b=TenantTerms(weight=3.0))
+    [running] = put_in_line(admission, 1, "x")
+    put_in_line(admission, 40, "a")
+    put_in_line(admission, 40, "b")
     order: list[str] = []
     for turn in range(40):
-        [action] = made.end(running, 100.0 + turn, 10, 10, completed=True)
+        [action] = admission.end(running, 100.0 + turn, 10, 10, completed=True)
         running = action.ticket
-        made.first_token(running, 100.0 + turn)
+        admission.first_token(running, 100.0 + turn)
         order.append(str(running.key))
     assert 29 <= sum(key[0] == "b" for key in order) <= 31
     assert [key for key in order if key[0] == "b"][:3] == ["b-job0", "b-job1", "b-job2"]  # they never stand for too long
 
 
 def test_the_allowance_is_one_for_both() -> None:
-    made = admission(4, a=TenantTerms(tokens_per_minute=100))
+    admission = new_admission(4, a=TenantTerms(tokens_per_minute=100))
     big = Ticket("big", prompt=500, job=True)
-    made.arrive(big, "a", 0.0)
-    assert ended(call(made, "live")[1]) == [("live", "tokens_per_minute")]
-    assert ended(made.arrive(Ticket("next", job=True), "a", 0.0)) == [("next", "tokens_per_minute")]
-    made.configure(LIMITS, {"a": TenantTerms(tokens_per_minute=200)})
-    assert made.jobs.tenants["a"].allowance is made.tenant("a").allowance
+    admission.arrive(big, "a", 0.0)
+    assert ended(call(admission, "live")[1]) == [("live", "tokens_per_minute")]
+    assert ended(admission.arrive(Ticket("next", job=True), "a", 0.0)) == [("next", "tokens_per_minute")]
+    admission.configure(LIMITS, {"a": TenantTerms(tokens_per_minute=200)})
+    assert admission.jobs.tenants["a"].allowance is admission.tenant("a").allowance
 
 
 def test_one_in_line_is_told_when_its_turn_comes_that_the_allowance_is_spent() -> None:
-    made = admission(1, a=TenantTerms(tokens_per_minute=100))
-    [other] = put_in_line(made, 1, "b")
+    admission = new_admission(1, a=TenantTerms(tokens_per_minute=100))
+    [other] = put_in_line(admission, 1, "b")
     first, second = Ticket("first", prompt=500, job=True), Ticket("second", prompt=500, job=True)
-    assert made.arrive(first, "a", 0.0) == made.arrive(second, "a", 0.0) == []
-    assert started(made.end(other, 0.5)) == ["first"]
-    assert ended(made.end(first, 1.0, 10, 500)) == [("second", "tokens_per_minute")]
-    assert made.jobs.count == 0
+    assert admission.arrive(first, "a", 0.0) == admission.arrive(second, "a", 0.0) == []
+    assert started(admission.end(other, 0.5)) == ["first"]
+    assert ended(admission.end(first, 1.0, 10, 500)) == [("second", "tokens_per_minute")]
+    assert admission.jobs.count == 0
 
 
 def test_without_backends_a_job_is_refused() -> None:
-    assert ended(admission(backends=0).arrive(Ticket("job", job=True), "a", 0.0)) == [("job", "no_backend")]
+    assert ended(new_admission(backends=0).arrive(Ticket("job", job=True), "a", 0.0)) == [("job", "no_backend")]
 
 
 def test_one_that_fits_no_cache_steps_aside_and_is_not_forgotten() -> None:
-    made = admission(8, kv_tokens=1000)
+    admission = new_admission(8, kv_tokens=1000)
     small, large = [Ticket(at, prompt=400, job=True) for at in range(2)], Ticket("large", prompt=900, job=True)
     medium = Ticket("medium", prompt=100, job=True)
-    made.arrive(small[0], "a", 0.0)
-    made.first_token(small[0], 0.0)
-    assert started(made.arrive(small[1], "a", 0.1)) == [1]
-    made.first_token(small[1], 0.2)
-    assert made.arrive(large, "a", 0.3) == [] and made.jobs.aside is large  # counted as half of the cache, at most
-    assert started(made.arrive(medium, "a", 0.4)) == ["medium"]
-    made.first_token(medium, 0.5)
-    assert made.end(medium, 2.0, 1, 100) == [] and started(made.end(small[1], 2.1, 1, 400)) == ["large"]
+    admission.arrive(small[0], "a", 0.0)
+    admission.first_token(small[0], 0.0)
+    assert started(admission.arrive(small[1], "a", 0.1)) == [1]
+    admission.first_token(small[1], 0.2)
+    assert admission.arrive(large, "a", 0.3) == [] and admission.jobs.aside is large  # counted as half of the cache, at most
+    assert started(admission.arrive(medium, "a", 0.4)) == ["medium"]
+    admission.first_token(medium, 0.5)
+    assert admission.end(medium, 2.0, 1, 100) == [] and started(admission.end(small[1], 2.1, 1, 400)) == ["large"]
 
 
 # Making way
 
 
 def test_live_calls_go_before_jobs() -> None:
-    made = admission(2, vip=TenantTerms(band=Band.HIGH))
-    running, *_ = put_in_line(made, 3, "vip")
-    one, _ = call(made, "one")
-    made.first_token(one, 0.0)
-    _, actions = call(made, "two")
+    admission = new_admission(2, vip=TenantTerms(band=Band.HIGH))
+    running, *_ = put_in_line(admission, 3, "vip")
+    one, _ = call(admission, "one")
+    admission.first_token(one, 0.0)
+    _, actions = call(admission, "two")
     assert ended(actions) == [("vip-job0", "preempted")]
-    assert started(made.end(running, 0.1)) == ["two"]  # and not the next item, however high its tenant stands
+    assert started(admission.end(running, 0.1)) == ["two"]  # and not the next item, however high its tenant stands
 
 
 def test_the_one_that_started_last_makes_way_and_once_for_each_who_waits() -> None:
-    made = admission(4)
-    items = put_in_line(made, 3)
-    call(made, 0)
-    assert ended(call(made, 1)[1]) == [("a-job2", "preempted")]
-    assert made.dispatch(0.1) == []  # it has been told
-    assert ended(call(made, 2)[1]) == [("a-job1", "preempted")]
-    assert made.jobs_in_flight == 3
-    assert started(made.end(items[2], 0.2)) == [1] and started(made.end(items[1], 0.2)) == [2]
-    assert made.jobs_in_flight == 1 and made.queue.count == 0
+    admission = new_admission(4)
+    items = put_in_line(admission, 3)
+    call(admission, 0)
+    assert ended(call(admission, 1)[1]) == [("a-job2", "preempted")]
+    assert admission.dispatch(0.1) == []  # it has been told
+    assert ended(call(admission, 2)[1]) == [("a-job1", "preempted")]
+    assert admission.jobs_in_flight == 3
+    assert started(admission.end(items[2], 0.2)) == [1] and started(admission.end(items[1], 0.2)) == [2]
+    assert admission.jobs_in_flight == 1 and admission.queue.count == 0
 
 
 def test_a_place_that_is_held_is_waited_for() -> None:
-    made = admission(4)
-    items = put_in_line(made, 3)
-    call(made, 0)
-    call(made, 1)
+    admission = new_admission(4)
+    items = put_in_line(admission, 3)
+    call(admission, 0)
+    call(admission, 1)
     load = items[2].placed_on
     assert load is not None
-    assert made.end(items[2], 0.2, hold=True) == []  # its engine may still be at work: nobody else need go for that
-    assert started(made.release_held(load, items[2].kv, 0.3)) == [1]
+    assert admission.end(items[2], 0.2, hold=True) == []  # its engine may still be at work: nobody else need go for that
+    assert started(admission.release_held(load, items[2].kv, 0.3)) == [1]
 
 
 def test_a_job_whose_prompt_is_being_read_makes_way_for_a_live_call_on_its_backend() -> None:
-    made = admission(8)
+    admission = new_admission(8)
     item = Ticket("job", prompt=1000, job=True)
-    made.arrive(item, "a", 0.0)
-    live, actions = call(made, "live")
+    admission.arrive(item, "a", 0.0)
+    live, actions = call(admission, "live")
     assert started(actions) == ["live"] and ended(actions) == [("job", "preempted")]
-    made.end(item, 0.1)
-    made.first_token(live, 0.1)
-    [running] = put_in_line(made, 1, now=0.2)
-    _, actions = call(made, "later", 0.3)
+    admission.end(item, 0.1)
+    admission.first_token(live, 0.1)
+    [running] = put_in_line(admission, 1, now=0.2)
+    _, actions = call(admission, "later", 0.3)
     assert ended(actions) == [] and running.placed_on is not None  # it has its first token: nobody waits for it
 
 
 def test_no_job_makes_way_where_the_live_call_cannot_go() -> None:
-    made = admission(1, backends=2)
-    put_in_line(made, 1)
-    live, _ = call(made, "live")
+    admission = new_admission(1, backends=2)
+    put_in_line(admission, 1)
+    live, _ = call(admission, "live")
     assert live.placed_on is not None
-    live.tried |= {load.name for load in made.fleet.loads if load.jobs}
+    live.tried |= {load.name for load in admission.fleet.loads if load.jobs}
     live.tried |= {live.placed_on.name}
-    assert made.fell_back(live, 0.1) == [] and live.queued
+    assert admission.fell_back(live, 0.1) == [] and live.queued
     live.tried = frozenset()
-    job_load = next(load for load in made.fleet.loads if load.jobs)
+    job_load = next(load for load in admission.fleet.loads if load.jobs)
     job_load.health.apply(HealthEvent.QUARANTINED)
-    made.fleet.refresh()
-    assert started(made.dispatch(0.2)) == ["live"]
-    _, actions = call(made, "another", 0.3)
+    admission.fleet.refresh()
+    assert started(admission.dispatch(0.2)) == ["live"]
+    _, actions = call(admission, "another", 0.3)
     assert actions == []
     job_load.health.apply(HealthEvent.TAKEN_BACK)
-    made.fleet.refresh()
-    assert ended(made.dispatch(0.4)) == [("a-job0", "preempted")]
+    admission.fleet.refresh()
+    assert ended(admission.dispatch(0.4)) == [("a-job0", "preempted")]
 
 
 def test_an_item_that_made_way_often_runs_to_its_end_one_on_each_backend() -> None:
-    made = admission(3, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
+    admission = new_admission(3, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
     items = [Ticket(f"old{at}", prompt=10, output_max=10, job=True, yields=3) for at in range(2)]
     for item in items:
-        made.arrive(item, "a", 0.0)
-        made.first_token(item, 0.0)
+        admission.arrive(item, "a", 0.0)
+        admission.first_token(item, 0.0)
     assert all(item.placed_on is not None for item in items)
-    told = [pair for at in range(4) for pair in ended(call(made, at, 0.1)[1])]
-    assert told == [("old1", "preempted")]  # the other one stays, whoever comes
+    preempted = [pair for at in range(4) for pair in ended(call(admission, at, 0.1)[1])]
+    assert preempted == [("old1", "preempted")]  # the other one stays, whoever comes
 
 
 def test_an_item_that_fell_back_goes_first_in_its_own_line() -> None:
-    made = admission(1, backends=2)
-    items = put_in_line(made, 3)
-    live, _ = call(made, "live")
-    made.first_token(live, 0.0)
+    admission = new_admission(1, backends=2)
+    items = put_in_line(admission, 3)
+    live, _ = call(admission, "live")
+    admission.first_token(live, 0.0)
     load = items[0].placed_on
     assert load is not None
     items[0].tried |= {load.name}
-    assert made.fell_back(items[0], 0.1) == [] and items[0].queued
-    assert (made.queue.count, made.jobs_waiting("a"), made.jobs_in_flight, made.tenant("a").waiting) == (0, 3, 0, 0)
-    assert started(made.end(live, 0.2)) == ["a-job0"] and items[0].placed_on is not load
+    assert admission.fell_back(items[0], 0.1) == [] and items[0].queued
+    assert (admission.queue.count, admission.jobs_waiting("a"), admission.jobs_in_flight, admission.tenant("a").waiting) == (
+        0,
+        3,
+        0,
+        0,
+    )
+    assert started(admission.end(live, 0.2)) == ["a-job0"] and items[0].placed_on is not load
 
 
 def test_yielded_is_a_reason_of_its_own() -> None:
@@ -298,8 +303,8 @@ def test_yielded_is_a_reason_of_its_own() -> None:
 
 def test_alone_jobs_find_out_how_much_an_engine_runs() -> None:
     """Here it is 5: the sixth gets its first token only when another ends."""
-    made = admission(slots=0)
-    load = made.fleet.loads[0]
+    admission = new_admission(slots=0)
+    load = admission.fleet.loads[0]
     runs: list[Ticket[Any]] = []
     now = 0.0
     waits: list[Ticket[Any]] = []
@@ -312,62 +317,62 @@ def test_alone_jobs_find_out_how_much_an_engine_runs() -> None:
     most = 0
     for at in range(400):
         now += 0.1
-        carry_out(made.arrive(Ticket(at, prompt=10, job=True), "a", now))
+        carry_out(admission.arrive(Ticket(at, prompt=10, job=True), "a", now))
         while waits and len(runs) < 5:
             runs.append(waits.pop())
-            carry_out(made.first_token(runs[-1], now))
+            carry_out(admission.first_token(runs[-1], now))
         if at % 5 == 4:
-            carry_out(made.end(runs.pop(0), now, 20, 10, completed=True))
+            carry_out(admission.end(runs.pop(0), now, 20, 10, completed=True))
         assert len(waits) <= 1
         most = max(most, load.in_flight)
     assert load.limiter.most_running == 5 and most == 6
 
 
 def test_with_live_calls_jobs_keep_within_what_an_engine_was_seen_to_run() -> None:
-    made = admission(slots=0)
+    admission = new_admission(slots=0)
     live = []
     for at in range(8):
-        ticket, actions = call(made, at)
+        ticket, actions = call(admission, at)
         assert started(actions) == [at]
-        made.first_token(ticket, 0.1 * at)
+        admission.first_token(ticket, 0.1 * at)
         live.append(ticket)
     for ticket in live[1:]:
-        made.end(ticket, 1.0)
-    assert in_flight(put_in_line(made, 8, now=12.0)) == 8 - 1 - 2
+        admission.end(ticket, 1.0)
+    assert in_flight(put_in_line(admission, 8, now=12.0)) == 8 - 1 - 2
 
 
 def test_a_live_call_beyond_what_was_seen_sends_a_job_away() -> None:
-    made = admission(slots=0)
-    items = put_in_line(made, 6)
-    assert in_flight(items) == 6 == made.fleet.loads[0].limiter.most_running
-    _, actions = call(made, "live", 1.0)
+    admission = new_admission(slots=0)
+    items = put_in_line(admission, 6)
+    assert in_flight(items) == 6 == admission.fleet.loads[0].limiter.most_running
+    _, actions = call(admission, "live", 1.0)
     assert started(actions) == ["live"] and ended(actions) == [("a-job5", "preempted")]
 
 
 def test_jobs_teach_nothing_about_first_tokens() -> None:
-    made = admission(slots=0)
-    load = made.fleet.loads[0]
+    admission = new_admission(slots=0)
+    load = admission.fleet.loads[0]
     item = Ticket("job", prompt=10, job=True)
-    made.arrive(item, "a", 0.0)
-    made.first_token(item, 60.0)
+    admission.arrive(item, "a", 0.0)
+    admission.first_token(item, 60.0)
     assert load.estimates.first_token.seen == 0 and load.limiter.usual_s(10, True) is None
 
 
 def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -> None:
-    made = admission(slots=0)
+    admission = new_admission(slots=0)
     for at in range(12):
-        ticket, _ = call(made, at)
-        made.first_token(ticket, 0.0)
-        made.end(ticket, 0.0)
-    live = [call(made, f"early{at}")[0] for at in range(3)]
+        ticket, _ = call(admission, at)
+        admission.first_token(ticket, 0.0)
+        admission.end(ticket, 0.0)
+    live = [call(admission, f"early{at}")[0] for at in range(3)]
     for ticket in live:
-        made.first_token(ticket, 1.0)
+        admission.first_token(ticket, 1.0)
     for ticket in live[1:]:
-        made.end(ticket, 1.0)
-    put_in_line(made, 1, now=12.0)
-    made.fleet.loads[0].limiter.most_running = 20
-    made.engine_reported(made.fleet.loads[0], 9, 12.5)
-    burst = [call(made, f"burst{at}", 13.0) for at in range(6)]
+        admission.end(ticket, 1.0)
+    put_in_line(admission, 1, now=12.0)
+    admission.fleet.loads[0].limiter.most_running = 20
+    admission.engine_reported(admission.fleet.loads[0], 9, 12.5)
+    burst = [call(admission, f"burst{at}", 13.0) for at in range(6)]
     assert any(ticket.queued for ticket, _ in burst)
     assert [pair for _, actions in burst for pair in ended(actions)] == []
 
@@ -376,7 +381,7 @@ class WholeAnswers:
     """An engine that answers embeddings in 0.05 s each, however many; of an answer nothing is seen before its end."""
 
     def __init__(self) -> None:
-        self.made = admission(slots=0)
+        self.made = new_admission(slots=0)
         self.now = 0.0
         self.running: list[tuple[float, Ticket[Any]]] = []
         self.done: list[Any] = []
@@ -423,37 +428,37 @@ def test_a_batch_of_embeddings_runs_alone_and_beside_live_ones(live: bool) -> No
 
 def test_live_calls_that_never_stop_do_not_keep_all_jobs_out() -> None:
     """One live call at a time is all that was ever seen: that the engine runs two is found out beside one of them."""
-    made = admission(slots=0)
-    live, _ = call(made, "live0")
-    items = put_in_line(made, 2)
+    admission = new_admission(slots=0)
+    live, _ = call(admission, "live0")
+    items = put_in_line(admission, 2)
     assert in_flight(items) == 0, "the prompt of a live call is being read"
-    assert started(made.first_token(live, 0.5)) == ["a-job0"]
-    made.first_token(items[0], 0.6)
-    assert made.fleet.loads[0].limiter.most_running == 2
-    made.end(live, 1.0)
-    _, actions = call(made, "live1", 1.0)
+    assert started(admission.first_token(live, 0.5)) == ["a-job0"]
+    admission.first_token(items[0], 0.6)
+    assert admission.fleet.loads[0].limiter.most_running == 2
+    admission.end(live, 1.0)
+    _, actions = call(admission, "live1", 1.0)
     assert started(actions) == ["live1"] and ended(actions) == [], "both run, as was seen"
     assert in_flight(items) == 1, "one at a time"
 
 
 def test_an_engine_that_was_seen_to_run_one_call_keeps_that_place_for_live_calls() -> None:
-    made = admission(slots=0)
-    live, _ = call(made, "live")
-    made.first_token(live, 0.5)
-    made.end(live, 1.0)
-    assert in_flight(put_in_line(made, 1, now=2.0)) == 0
-    assert started(made.dispatch(20.0)) == ["a-job0"], "none has come for a while"
+    admission = new_admission(slots=0)
+    live, _ = call(admission, "live")
+    admission.first_token(live, 0.5)
+    admission.end(live, 1.0)
+    assert in_flight(put_in_line(admission, 1, now=2.0)) == 0
+    assert started(admission.dispatch(20.0)) == ["a-job0"], "none has come for a while"
 
 
 def test_no_job_beside_live_calls_where_the_engine_is_known_to_queue() -> None:
-    made = admission(slots=0)
-    live = [call(made, at)[0] for at in range(3)]
+    admission = new_admission(slots=0)
+    live = [call(admission, at)[0] for at in range(3)]
     for ticket in live:
-        made.first_token(ticket, 0.5)
-    made.engine_reported(made.fleet.loads[0], 5, 0.6)
+        admission.first_token(ticket, 0.5)
+    admission.engine_reported(admission.fleet.loads[0], 5, 0.6)
     for ticket in live[1:]:
-        made.end(ticket, 1.0)
-    assert in_flight(put_in_line(made, 1, now=2.0)) == 0
+        admission.end(ticket, 1.0)
+    assert in_flight(put_in_line(admission, 1, now=2.0)) == 0
 
 
 # The peak
@@ -476,10 +481,10 @@ def test_what_held_for_long_is_the_peak_when_it_falls() -> None:
 
 def test_no_calm_needed() -> None:
     limits = replace(LIMITS, jobs_calm_s=0.0)
-    made = admission(1, limits=limits)
-    live, _ = call(made, "live")
-    [item] = put_in_line(made, 1)
-    made.end(live, 1.0)
-    made.dispatch(1.1)
+    admission = new_admission(1, limits=limits)
+    live, _ = call(admission, "live")
+    [item] = put_in_line(admission, 1)
+    admission.end(live, 1.0)
+    admission.dispatch(1.1)
     assert item.placed_on is not None
     assert math.isinf(item.queue_by)

@@ -62,13 +62,13 @@ def test_books_and_counts_agree_whenever_both_rest(lives: list[list[tuple[int, i
     count.note(0)
     seen = nobodys = uncounted = 0
     for life in lives:
-        told = 0
+        reported = 0
         for at, (came, vain) in enumerate(life):
             seen += came
-            told += came + vain
+            reported += came + vain
             if at == len(life) - 1 and at > 0:
                 break  # it dies before the next look
-            count.note(told)
+            count.note(reported)
             found = count.settle(seen)
             nobodys, uncounted = nobodys + found.nobodys, uncounted + found.uncounted
         count.lost_sight()

@@ -36,14 +36,14 @@ def booked(call: Call, engine_s: float, predicted_tokens: float, price: Price) -
 
 
 def call(reason: reasons.Reason, tokens: int, *, stream: bool) -> Call:
-    made = Call("x", 0.0)
-    made.tenant, made.model, made.stream = "alice", "m", stream
-    made.received(0.0)
-    made.sent("b", 0.0)
-    made.answered(1.0)
-    made.progressed(tokens, 1.0)
-    made.end(reason, 2.0)
-    return made
+    done = Call("x", 0.0)
+    done.tenant, done.model, done.stream = "alice", "m", stream
+    done.received(0.0)
+    done.sent("b", 0.0)
+    done.answered(1.0)
+    done.progressed(tokens, 1.0)
+    done.end(reason, 2.0)
+    return done
 
 
 def test_what_a_call_cost_and_what_came_of_it() -> None:
@@ -59,6 +59,11 @@ def test_what_a_call_cost_and_what_came_of_it() -> None:
 def test_what_is_booked_apart_from_a_calls_end_is_the_same() -> None:
     price, ended = Price(per_hour=3.6, per_million_tokens=10), call(reasons.CLIENT_FIN, 40, stream=False)
     ended.tenant, ended.model, ended.backend = "t", "m", "b"
-    made = entry(ended, 2.0, 100.0, price)
-    assert (made.tenant, made.model, made.backend, made.cause) == ("t", "m", "b", reasons.CLIENT_FIN.outcome.value)
-    assert made.account == booked(ended, 2.0, 100.0, price)
+    recorded = entry(ended, 2.0, 100.0, price)
+    assert (recorded.tenant, recorded.model, recorded.backend, recorded.cause) == (
+        "t",
+        "m",
+        "b",
+        reasons.CLIENT_FIN.outcome.value,
+    )
+    assert recorded.account == booked(ended, 2.0, 100.0, price)

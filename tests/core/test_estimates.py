@@ -13,11 +13,11 @@ class TestFirstTokenTime:
     @staticmethod
     def line(times: int = 20) -> FirstTokenTime:
         """A tenth of a second, and a millisecond for each token."""
-        made = FirstTokenTime()
+        estimate = FirstTokenTime()
         for at in range(times):
             tokens = 100 * (1 + at % 4)
-            made.observe(tokens, 0.1 + 0.001 * tokens, float(at))
-        return made
+            estimate.observe(tokens, 0.1 + 0.001 * tokens, float(at))
+        return estimate
 
     def test_it_is_a_line_over_the_prompt(self) -> None:
         assert self.line().predict(250, 19.0) == pytest.approx(0.35)
@@ -30,10 +30,10 @@ class TestFirstTokenTime:
         assert self.line().predict(790, 19.0) is not None and self.line().predict(801, 19.0) is None
 
     def test_prompts_of_one_size_have_their_mean(self) -> None:
-        made = FirstTokenTime()
+        estimate = FirstTokenTime()
         for at in range(10):
-            made.observe(100, 0.2, float(at))
-        assert made.predict(150, 9.0) == pytest.approx(0.2)
+            estimate.observe(100, 0.2, float(at))
+        assert estimate.predict(150, 9.0) == pytest.approx(0.2)
 
     def test_it_never_falls_with_the_size_nor_begins_below_zero(self) -> None:
         falls, steep = FirstTokenTime(), FirstTokenTime()
@@ -46,10 +46,10 @@ class TestFirstTokenTime:
         assert least is not None and 0 <= least < 1
 
     def test_what_scatters_is_taken_on_the_safe_side(self) -> None:
-        made = FirstTokenTime()
+        estimate = FirstTokenTime()
         for at in range(400):
-            made.observe(100, 1.0 if at % 2 else 2.0, float(at))
-        assert made.predict(100, 399.0) == pytest.approx(2.0, rel=0.05)
+            estimate.observe(100, 1.0 if at % 2 else 2.0, float(at))
+        assert estimate.predict(100, 399.0) == pytest.approx(2.0, rel=0.05)
 
 
 class TestStepTime:
@@ -72,33 +72,33 @@ class TestStepTime:
 class TestLengths:
     @staticmethod
     def seen(*tokens: int) -> Lengths:
-        made = Lengths()
+        lengths = Lengths()
         for one in tokens:
-            made.observe(one)
-        return made
+            lengths.observe(one)
+        return lengths
 
     def test_shares_and_quantiles(self) -> None:
-        made = self.seen(*[10] * 30, *[1000] * 10)
-        assert made.share_within(0) == 0.0 and made.share_within(1) == 0.0
-        assert made.share_within(10) == made.share_within(500) == 0.75 and made.share_within(1000) == 1.0
-        assert made.mean == pytest.approx(257.5)
-        assert 10 <= made.quantile(0.5) < 16 and made.quantile(0.75) < 16 and 1000 <= made.quantile(0.76) < 1500
+        lengths = self.seen(*[10] * 30, *[1000] * 10)
+        assert lengths.share_within(0) == 0.0 and lengths.share_within(1) == 0.0
+        assert lengths.share_within(10) == lengths.share_within(500) == 0.75 and lengths.share_within(1000) == 1.0
+        assert lengths.mean == pytest.approx(257.5)
+        assert 10 <= lengths.quantile(0.5) < 16 and lengths.quantile(0.75) < 16 and 1000 <= lengths.quantile(0.76) < 1500
 
     def test_answers_of_one_token_or_none(self) -> None:
-        made = self.seen(0, 1)
-        assert made.share_within(1) == 1.0 and made.quantile(1.0) < 2
+        lengths = self.seen(0, 1)
+        assert lengths.share_within(1) == 1.0 and lengths.quantile(1.0) < 2
 
     def test_eight_are_enough(self) -> None:
         assert not self.seen(*[5] * 7).known and self.seen(*[5] * 8).known
 
     def test_it_forgets(self) -> None:
-        made = self.seen(*[10] * 1000, *[1000] * 2000)
-        assert made.share_within(500) < 0.05 and made.mean > 950
-        assert made.share_within(1000) == pytest.approx(1.0)
+        lengths = self.seen(*[10] * 1000, *[1000] * 2000)
+        assert lengths.share_within(500) < 0.05 and lengths.mean > 950
+        assert lengths.share_within(1000) == pytest.approx(1.0)
 
     def test_there_is_no_length_beyond_the_last(self) -> None:
-        made = self.seen(10**12)
-        assert made.share_within(10**12) == 1.0 and made.quantile(1.0) < math.inf
+        lengths = self.seen(10**12)
+        assert lengths.share_within(10**12) == 1.0 and lengths.quantile(1.0) < math.inf
 
 
 class TestRate:

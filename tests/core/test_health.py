@@ -78,7 +78,7 @@ def assert_consistent(health: BackendHealth, seen: bool) -> None:
     assert not (health.in_service and (drained_or_retired or health.quarantined)), "no call waits for it"
     assert not (health.takes_calls and (health.paused or not health.in_service)), "no call is sent there"
     assert not (health.well and not (health.up and health.in_service))
-    assert not (health.well and health.trust in (Trust.DOUBTED, Trust.QUARANTINED))
+    assert not (health.well and health.trust in (Trust.DEGRADED, Trust.QUARANTINED))
     assert not (health.ready and not (seen and health.up and health.in_service)), "ready means that it has answered"
     if not drained_or_retired and not health.quarantined:
         assert health.in_service and health.takes_calls != health.paused
@@ -126,7 +126,7 @@ def test_the_clock_alone_suspects_and_never_clears() -> None:
     health = BackendHealth()
     assert health.apply(E.GRACE_OVER) and health.trust is Trust.SUSPECTED and health.well
     assert health.apply(E.FOUND_ZOMBIE) and not health.well and health.in_service
-    assert not health.apply(E.GRACE_OVER) and health.trust is Trust.DOUBTED
+    assert not health.apply(E.GRACE_OVER) and health.trust is Trust.DEGRADED
     assert health.apply(E.FOUND_LATE) and health.trust is Trust.SUSPECTED
     assert health.apply(E.FOUND_CLEAN) and health.trust is Trust.TRUSTED
 

@@ -56,28 +56,28 @@ def batch(status: str) -> dict[str, Any]:
     ],
 )
 def test_batches(said: str, status: JobStatus, tally: ItemCounts) -> None:
-    told = read(Kind.BATCH, batch(said))
-    assert told is not None and (told.status, told.tally, told.expires) == (status, tally, 9.0)
+    look = read(Kind.BATCH, batch(said))
+    assert look is not None and (look.status, look.tally, look.expires) == (status, tally, 9.0)
 
 
 def test_message_batches() -> None:
-    def told(said: str, **counts: int) -> tuple[JobStatus, int]:
+    def look(said: str, **counts: int) -> tuple[JobStatus, int]:
         value = {"id": "m", "processing_status": said, "request_counts": counts, "expires_at": "2026-01-01T00:00:00Z"}
         found = read(Kind.MESSAGES, value)
         assert found is not None and found.expires == 1767225600
         return found.status, found.tally.total
 
-    assert told("in_progress", processing=3) == (JobStatus.RUNNING, 3)
-    assert told("canceling", processing=2, succeeded=1) == (JobStatus.CANCELLING, 3)
-    assert told("ended", canceled=2, succeeded=1) == (JobStatus.CANCELLED, 3)
-    assert told("ended", expired=1) == (JobStatus.EXPIRED, 1)
-    assert told("ended", succeeded=1, errored=1) == (JobStatus.COMPLETED, 2)
+    assert look("in_progress", processing=3) == (JobStatus.RUNNING, 3)
+    assert look("canceling", processing=2, succeeded=1) == (JobStatus.CANCELLING, 3)
+    assert look("ended", canceled=2, succeeded=1) == (JobStatus.CANCELLED, 3)
+    assert look("ended", expired=1) == (JobStatus.EXPIRED, 1)
+    assert look("ended", succeeded=1, errored=1) == (JobStatus.COMPLETED, 2)
 
 
 def test_responses_whole_and_streamed() -> None:
     response = {"id": "r", "status": "queued", "background": True, "model": "m"}
-    told = read_answer(Kind.RESPONSE, json.dumps(response).encode())
-    assert told is not None and (told.status, told.tally, told.model, told.detached) == (
+    look = read_answer(Kind.RESPONSE, json.dumps(response).encode())
+    assert look is not None and (look.status, look.tally, look.model, look.detached) == (
         JobStatus.RUNNING,
         ItemCounts(queued=1),
         "m",
@@ -85,8 +85,8 @@ def test_responses_whole_and_streamed() -> None:
     )
     stream = b"event: response.created\ndata: " + json.dumps({"response": response}).encode()
     assert read_answer(Kind.RESPONSE, stream) is None, "not whole yet"
-    assert read_answer(Kind.RESPONSE, stream + b"\n\nevent: x") == told
-    assert read_answer(Kind.RESPONSE, stream.replace(b"\n", b"\r\n") + b"\r\n\r\n") == told
+    assert read_answer(Kind.RESPONSE, stream + b"\n\nevent: x") == look
+    assert read_answer(Kind.RESPONSE, stream.replace(b"\n", b"\r\n") + b"\r\n\r\n") == look
     waited_for = read(Kind.RESPONSE, {**response, "background": False, "status": "incomplete"})
     assert waited_for is not None and not waited_for.detached and waited_for.status is JobStatus.COMPLETED
 
@@ -98,8 +98,8 @@ JSON: st.SearchStrategy[Any] = LEAF | st.dictionaries(FIELDS, LEAF, max_size=4)
 
 @given(st.sampled_from([Kind.BATCH, Kind.RESPONSE, Kind.MESSAGES]), st.dictionaries(FIELDS, JSON))
 def test_nonsense_is_no_job_and_no_error(kind: Kind, value: dict[str, Any]) -> None:
-    told = read(kind, {"id": "x", "status": "completed", "processing_status": "ended", **value})
-    assert told is None or told.tally.total >= 0
+    look = read(kind, {"id": "x", "status": "completed", "processing_status": "ended", **value})
+    assert look is None or look.tally.total >= 0
 
 
 @given(st.sampled_from([Kind.BATCH, Kind.RESPONSE, Kind.MESSAGES]), st.binary(max_size=40))

@@ -183,13 +183,13 @@ class TestLate:
     def test_times_with_many_and_with_few_ahead_are_compared_over_some_calls(self) -> None:
         """A quarter of each new one counts: with many ahead 4, then 5 s; with few 2, then 3 and 4 s."""
         for last, in_vain in ((7.05, True), (6.95, False)):
-            told = _InVain(10)
+            vain = _InVain(10)
             for waited_s in (4.0, 8.0):
-                assert not told.see(10, False, waited_s, on_time=False)
+                assert not vain.see(10, False, waited_s, on_time=False)
             for waited_s in (2.0, 6.0):
-                assert not told.see(5, True, waited_s, on_time=False)
-            assert told.few_s == pytest.approx(3.0)
-            assert told.see(5, True, last, on_time=False) is in_vain  # 0.8 of 5 s
+                assert not vain.see(5, True, waited_s, on_time=False)
+            assert vain.few_s == pytest.approx(3.0)
+            assert vain.see(5, True, last, on_time=False) is in_vain  # 0.8 of 5 s
 
     def test_fewer_calls_that_help_nobody_are_undone(self) -> None:
         limit = queueing(known(), ahead=8)

@@ -157,12 +157,12 @@ def test_names_of_clients_fill_no_memory() -> None:
 def test_what_a_client_has_to_spare_is_what_its_answer_does_not_take(step_s: float | None, spare_s: float) -> None:
     """An answer of a hundred tokens, all of it within ten seconds; before a token's time is known it takes none."""
     [load] = loads = [BackendLoad("s", 1)]
-    made: Admission[Any] = Admission(LimitSettings(), loads, lambda: 0.5)
-    made.arrive(Ticket("runs"), "t", 0.0)
+    admission: Admission[Any] = Admission(LimitSettings(), loads, lambda: 0.5)
+    admission.arrive(Ticket("runs"), "t", 0.0)
     for _ in range(8 if step_s else 0):
-        made.fleet.step(load, step_s or 0.0, 0.0)
+        admission.fleet.step(load, step_s or 0.0, 0.0)
     waits = Ticket("waits", output_max=100, all_by=10.0)
-    made.arrive(waits, "t", 0.0)
+    admission.arrive(waits, "t", 0.0)
     assert waits.queued and waits.patience_s == pytest.approx(spare_s)
 
 

@@ -11,12 +11,12 @@ from hangup.core.reaper import PendingStop, StopState
 from hangup.core.spans import settled, spans
 
 
-def made(call: Call) -> list[dict[str, Any]]:
+def spans_of(call: Call) -> list[dict[str, Any]]:
     numbers = count(1)
     return spans(call, lambda moment: int(moment * 10), lambda: f"id{next(numbers)}")
 
 
-def told(span: dict[str, Any]) -> dict[str, str]:
+def attributes_of(span: dict[str, Any]) -> dict[str, str]:
     return {row["key"]: next(iter(row["value"].values())) for row in span.get("attributes", [])}
 
 
@@ -36,10 +36,10 @@ def test_a_call_that_completed() -> None:
     call.progressed(5, 6.0)
     call.engine_finished = True
     call.end(reasons.COMPLETED, 9.0)
-    whole, *parts = made(call)
+    whole, *parts = spans_of(call)
     assert (whole["traceId"], whole["spanId"], whole["parentSpanId"], whole["name"]) == ("t", "s", "p", "chat m")
     assert (whole["kind"], whole["status"], whole["startTimeUnixNano"], whole["endTimeUnixNano"]) == (2, {}, "10", "90")
-    assert told(whole) == {
+    assert attributes_of(whole) == {
         "http.response.status_code": "200",
         "server.address": "10.0.0.1",
         "server.port": "8000",
@@ -62,7 +62,7 @@ def test_a_call_that_completed() -> None:
         ("release", "90", "90"),
     ]
     assert all((p["traceId"], p["parentSpanId"], p["kind"]) == ("t", "s", 1) for p in parts)
-    assert len({p["spanId"] for p in parts}) == 4 and told(parts[-1]) == {"hangup.release": "finished"}
+    assert len({p["spanId"] for p in parts}) == 4 and attributes_of(parts[-1]) == {"hangup.release": "finished"}
 
 
 def test_a_call_that_was_left_and_whose_engine_took_its_time() -> None:
@@ -76,16 +76,16 @@ def test_a_call_that_was_left_and_whose_engine_took_its_time() -> None:
     assert not settled(call)
     stop.release(StopState.VERIFIED, 12.0)
     assert settled(call)
-    whole, *parts = made(call)
-    assert whole["status"] == {"code": 2, "message": "fin"} and told(whole)["error.type"] == "fin"
-    assert told(whole).items() >= {"hangup.slot": "0", "hangup.engine_id": "hu-1", "hangup.backend": "gpu"}.items()
-    assert not {"server.address", "server.port"} & told(whole).keys(), "a name is no address"
+    whole, *parts = spans_of(call)
+    assert whole["status"] == {"code": 2, "message": "fin"} and attributes_of(whole)["error.type"] == "fin"
+    assert attributes_of(whole).items() >= {"hangup.slot": "0", "hangup.engine_id": "hu-1", "hangup.backend": "gpu"}.items()
+    assert not {"server.address", "server.port"} & attributes_of(whole).keys(), "a name is no address"
     assert [(p["name"], p["startTimeUnixNano"], p["endTimeUnixNano"]) for p in parts] == [
         ("queue", "20", "30"),
         ("first token", "30", "90"),
         ("release", "90", "120"),
     ]
-    assert told(parts[-1]) == {"hangup.release": "verified"}
+    assert attributes_of(parts[-1]) == {"hangup.release": "verified"}
 
 
 def test_a_call_that_no_engine_had() -> None:
@@ -93,10 +93,10 @@ def test_a_call_that_no_engine_had() -> None:
     waited.received(2.0)
     waited.end(reasons.QUEUE_FULL, 5.0)
     refused.end(reasons.NOT_FOUND, 2.0)
-    whole, queue = made(waited)
+    whole, queue = spans_of(waited)
     assert (queue["name"], queue["startTimeUnixNano"], queue["endTimeUnixNano"]) == ("queue", "20", "50")
-    assert [span["name"] for span in made(refused)] == ["unknown"] and settled(refused)
-    assert not any(name.startswith("gen_ai.") for name in told(whole))
+    assert [span["name"] for span in spans_of(refused)] == ["unknown"] and settled(refused)
+    assert not any(name.startswith("gen_ai.") for name in attributes_of(whole))
 
 
 def test_operations_go_by_the_kind_of_call() -> None:
@@ -104,5 +104,5 @@ def test_operations_go_by_the_kind_of_call() -> None:
     for route in ("anthropic.messages", "openai.completions", "llamacpp.completion", "openai.embeddings", "openai.realtime"):
         call = start(route)
         call.end(reasons.COMPLETED, 9.0)
-        names[route] = made(call)[0]["name"]
+        names[route] = spans_of(call)[0]["name"]
     assert list(names.values()) == ["chat m", "text_completion m", "text_completion m", "embeddings m", "openai.realtime m"]

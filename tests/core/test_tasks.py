@@ -22,8 +22,8 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_task_that_fails_is_started_again_and_told_of() -> None:
     async def run() -> None:
-        told: list[tuple[str, str]] = []
-        duties = LongTasks(lambda name, error: told.append((name, str(error))))
+        failed: list[tuple[str, str]] = []
+        duties = LongTasks(lambda name, error: failed.append((name, str(error))))
         turns, goes_on = 0, asyncio.Event()
 
         async def work() -> None:
@@ -36,7 +36,7 @@ def test_a_task_that_fails_is_started_again_and_told_of() -> None:
 
         task = duties.keep("watch", work)
         await asyncio.wait_for(goes_on.wait(), 60)
-        assert told == [("watch", "turn 1"), ("watch", "turn 2"), ("watch", "turn 3")]
+        assert failed == [("watch", "turn 1"), ("watch", "turn 2"), ("watch", "turn 3")]
         (duty,) = duties
         assert (duty.running, duty.failures, duties.down()) == (1, 3, [])
         task.cancel()
@@ -106,43 +106,43 @@ def test_a_thread_that_fails_is_run_again() -> None:
 class TestLoopWatch:
     def test_a_blocked_loop_is_told_with_its_stack(self) -> None:
         """loop_stall_s"""
-        told: list[tuple[str, dict[str, Any]]] = []
-        watch = LoopWatch(lambda event, **fields: told.append((event, fields)), 0.2)
+        events: list[tuple[str, dict[str, Any]]] = []
+        watch = LoopWatch(lambda event, **fields: events.append((event, fields)), 0.2)
         thread = threading.Thread(target=watch.run, daemon=True)
         thread.start()
         watch.beat()
-        _somebody_blocks_it(lambda: bool(told))
+        _somebody_blocks_it(lambda: bool(events))
         watch.beat()
-        wait_until(lambda: len(told) >= 2)
+        wait_until(lambda: len(events) >= 2)
         watch.close()
         thread.join(60)
-        (event, fields), (end, ended) = told[:2]  # without more beats, it stalls again
+        (event, fields), (end, ended) = events[:2]  # without more beats, it stalls again
         assert event == "loop_stalled"
         assert any("_somebody_blocks_it" in place for place in fields["where"])
         assert end == "loop_resumed" and ended["after_s"] > 0.2
         assert watch.stalls >= 1 and watch.longest_s > 0.2
 
     def test_a_loop_that_comes_round_is_left_alone(self) -> None:
-        told: list[str] = []
-        watch = LoopWatch(lambda event, **_: told.append(event), 5.0)
+        events: list[str] = []
+        watch = LoopWatch(lambda event, **_: events.append(event), 5.0)
         thread = threading.Thread(target=watch.run, daemon=True)
         thread.start()
         watch.beat()
         watch.close()
         thread.join(60)
-        assert not told and watch.stalls == 0
+        assert not events and watch.stalls == 0
 
 
-def _somebody_blocks_it(told: Any) -> None:
+def _somebody_blocks_it(seen: Any) -> None:
     deadline = time.monotonic() + 60
-    while not told() and time.monotonic() < deadline:
+    while not seen() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def test_tasks_of_one_owner_are_counted_told_of_and_ended_together() -> None:
     async def run() -> None:
-        told: list[str] = []
-        duties = LongTasks(lambda name, error: told.append(f"{name}: {error}"))
+        failed: list[str] = []
+        duties = LongTasks(lambda name, error: failed.append(f"{name}: {error}"))
         tasks = Tasks("claims", handled=(KeyError,), long_tasks=duties)
 
         async def fail(error: Exception) -> None:
@@ -152,7 +152,7 @@ def test_tasks_of_one_owner_are_counted_told_of_and_ended_together() -> None:
             with pytest.raises(type(error)):
                 await tasks.start(fail(error))
         await asyncio.sleep(0)
-        assert told == ["claims: odd"]
+        assert failed == ["claims: odd"]
         waiting = [tasks.start(asyncio.Event().wait()) for _ in range(3)]
         (duty,) = duties
         assert (duty.name, duty.running, duty.failures, len(tasks)) == ("claims", 3, 1, 3)
@@ -164,8 +164,8 @@ def test_tasks_of_one_owner_are_counted_told_of_and_ended_together() -> None:
 
 
 def test_a_thread_that_runs_once_is_counted_and_told_of() -> None:
-    told: list[str] = []
-    duties = LongTasks(lambda name, error: told.append(f"{name}: {error}"))
+    failed: list[str] = []
+    duties = LongTasks(lambda name, error: failed.append(f"{name}: {error}"))
     go = threading.Event()
 
     def work() -> None:
@@ -177,7 +177,7 @@ def test_a_thread_that_runs_once_is_counted_and_told_of() -> None:
     wait_until(lambda: duty.running == 1)
     go.set()
     thread.join(30)
-    assert (told, duty.running, duty.failures, duties.down()) == (["engine: odd"], 0, 1, [])
+    assert (failed, duty.running, duty.failures, duties.down()) == (["engine: odd"], 0, 1, [])
 
 
 @pytest.mark.parametrize("thread", [False, True])

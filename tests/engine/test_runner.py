@@ -114,8 +114,8 @@ def test_two_slots_mtp_a_disconnect_and_one_who_waits() -> None:
 
 def test_a_call_that_fails_to_take_its_event_costs_no_other_call_its_end() -> None:
     async def use(runner: EngineRunner) -> None:
-        told: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context.get("exception")))
+        errors: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context.get("exception")))
         ends = [asyncio.Event() for _ in range(3)]
 
         def broken(event: Event) -> None:
@@ -127,7 +127,7 @@ def test_a_call_that_fails_to_take_its_event_costs_no_other_call_its_end() -> No
         async with asyncio.timeout(60):
             for end in ends:
                 await end.wait()
-        assert told and all(isinstance(error, KeyError) for error in told)
+        assert errors and all(isinstance(error, KeyError) for error in errors)
 
     asyncio.run(_with_runner(use))
 

@@ -18,9 +18,9 @@ from support.waiting import wait_until
 
 
 def work(slot: int | None = None) -> FakeWork:
-    made = FakeWork("id", 1, 5, 1, lambda _: None, lambda: None)
-    made.wanted_slot = slot
-    return made
+    new = FakeWork("id", 1, 5, 1, lambda _: None, lambda: None)
+    new.wanted_slot = slot
+    return new
 
 
 def engine(**behaviour: int) -> FakeEngine:
@@ -34,16 +34,16 @@ def test_more_than_slots_and_queue_are_refused_even_before_a_step() -> None:
 
 
 def test_slots_are_given_in_order_and_a_wanted_one_is_waited_for() -> None:
-    made = engine(slots=3)
+    fake = engine(slots=3)
     first, pinned, blocked, last = work(), work(2), work(2), work()
     for one in (first, pinned, blocked, last):
-        made.submit(one)
-    made._schedule()
+        fake.submit(one)
+    fake._schedule()
     assert [one.slot for one in (first, pinned, blocked, last)] == [0, 2, -1, 1]
-    assert list(made.waiting) == [blocked]
-    made.running.remove(pinned)
-    made._schedule()
-    assert blocked.slot == 2 and not made.waiting
+    assert list(fake.waiting) == [blocked]
+    fake.running.remove(pinned)
+    fake._schedule()
+    assert blocked.slot == 2 and not fake.waiting
 
 
 @pytest.mark.parametrize(("retry_after_s", "told"), [(0.0, None), (3.0, "3")])
@@ -83,14 +83,14 @@ def test_one_that_says_nothing_of_itself_is_any_engine(capsys: pytest.CaptureFix
 
 
 def test_peaks_start_anew() -> None:
-    made = engine(slots=1, queue=9)
+    fake = engine(slots=1, queue=9)
     for _ in range(5):
-        made.submit(work())
-    assert made.counters.waiting_peak == 5
-    made.waiting.clear()
-    made.reset_peaks()
-    made.submit(work())
-    assert made.counters.waiting_peak == 1
+        fake.submit(work())
+    assert fake.counters.waiting_peak == 5
+    fake.waiting.clear()
+    fake.reset_peaks()
+    fake.submit(work())
+    assert fake.counters.waiting_peak == 1
 
 
 class TestLies:

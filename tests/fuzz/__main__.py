@@ -16,13 +16,13 @@ def main() -> int:
     parser.add_argument("--case", type=int, metavar="NUMBER", help="one case again, in all its forms")
     arguments = parser.parse_args()
     if arguments.case is not None:
-        return told(again(arguments.case))
+        return print_report(again(arguments.case))
     seed = arguments.seed if arguments.seed is not None else secrets.randbits(32)
     print(f"fuzz: {arguments.seconds:g} s, seed {seed}", flush=True)
-    return told(fuzz(arguments.seconds, seed))
+    return print_report(fuzz(arguments.seconds, seed))
 
 
-def told(report: Report) -> int:
+def print_report(report: Report) -> int:
     for row in report.found:
         print(f"FOUND {row}", flush=True)
     print(f"fuzz: {len(report.found)} found in {sum(report.counts.values())} cases")

@@ -143,28 +143,28 @@ class Dice(random.Random):
 
     def chat(self, number: int) -> dict[str, Any]:
         """Return a good call that names its number."""
-        asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": f"case-{number}."}]}
+        body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": f"case-{number}."}]}
         if self.maybe(0.5):
-            asked["stream"] = True
+            body["stream"] = True
         if self.maybe(0.5):
-            asked["max_tokens"] = self.randint(1, 64)
+            body["max_tokens"] = self.randint(1, 64)
         if self.maybe(0.2):
-            asked["n"] = self.randint(1, 3)
-        return asked
+            body["n"] = self.randint(1, 3)
+        return body
 
     def good_call(self, number: int) -> tuple[str, dict[str, Any]]:
         """Return a call to any API, with its number in the prompt."""
-        asked, word = self.chat(number), f"case-{number}."
-        rest = {name: asked[name] for name in ("model", "stream", "max_tokens", "n") if name in asked}
+        body, word = self.chat(number), f"case-{number}."
+        rest = {name: body[name] for name in ("model", "stream", "max_tokens", "n") if name in body}
         small = {name: value for name, value in rest.items() if name != "n"}
         return self.choice(
             [
-                ("/v1/chat/completions", asked),
-                ("/v1/chat/completions", asked),
+                ("/v1/chat/completions", body),
+                ("/v1/chat/completions", body),
                 ("/v1/completions", {**rest, "prompt": word}),
-                ("/v1/messages", {"max_tokens": 9, **small, "messages": asked["messages"]}),
+                ("/v1/messages", {"max_tokens": 9, **small, "messages": body["messages"]}),
                 ("/v1/responses", {"model": "m", "stream": rest.get("stream", False), "input": word}),
-                ("/api/chat", {"model": "m", "messages": asked["messages"], "stream": self.maybe(0.5)}),
+                ("/api/chat", {"model": "m", "messages": body["messages"], "stream": self.maybe(0.5)}),
                 ("/api/generate", {"model": "m", "prompt": word}),
                 ("/generate", {"inputs": word, "parameters": {}}),
                 ("/generate_stream", {"inputs": word}),
@@ -174,10 +174,10 @@ class Dice(random.Random):
         )
 
     def odd_body(self, number: int) -> bytes:
-        asked = self.chat(number)
+        call = self.chat(number)
         for _ in range(self.randint(0, 3)):
-            asked[self.choice(FIELDS)] = self.value()
-        body = json.dumps(asked, ensure_ascii=self.maybe(0.5)).encode("utf-8", "surrogatepass")
+            call[self.choice(FIELDS)] = self.value()
+        body = json.dumps(call, ensure_ascii=self.maybe(0.5)).encode("utf-8", "surrogatepass")
         if self.maybe(0.03):
             body = b'{"messages":[],"x":' + b"[" * 2000 + b"]" * 2000 + b"}"
         return self.mutilated(body) if self.maybe(0.4) else body
@@ -312,17 +312,17 @@ class Dice(random.Random):
                 )
             case "responses":
                 part = {"item_id": "i", "output_index": index, "content_index": 0}
-                made: dict[str, Any] = {
+                response: dict[str, Any] = {
                     "id": "r",
                     "status": self.choice(["completed", "failed", None, 5]),
                     "output": self.choice([[], None, [{}]]),
                 }
                 return self.choice(
                     [
-                        {"type": "response.created", "response": made, "sequence_number": n},
+                        {"type": "response.created", "response": response, "sequence_number": n},
                         {"type": "response.output_text.delta", "delta": text, **part},
                         {"type": "response.function_call_arguments.delta", "delta": text, **part},
-                        {"type": self.choice(["response.completed", "response.failed", "error"]), "response": made},
+                        {"type": self.choice(["response.completed", "response.failed", "error"]), "response": response},
                     ]
                 )
             case "ollama":

@@ -61,7 +61,7 @@ class Report:
         self.found += found
 
 
-def fuzz(seconds: float, seed: int, told: Callable[[str], None] = print) -> Report:
+def fuzz(seconds: float, seed: int, say: Callable[[str], None] = print) -> Report:
     """Run every kind of case for `seconds`."""
     report = Report()
     numbers = _numbers(seed)
@@ -74,12 +74,12 @@ def fuzz(seconds: float, seed: int, told: Callable[[str], None] = print) -> Repo
 
     report.found += try_corpus() + try_parts(numbers, more)
     report.counts["parts"] = next(tried) - 1
-    told(f"parts: {report.counts['parts']} cases")
+    say(f"parts: {report.counts['parts']} cases")
     with running() as (gateway, _):
         _warm_up(gateway, report)
         before = _size(gateway)
         batch(gateway, _numbers(seed), seconds * (1 - PARTS_SHARE), report)
-        told(", ".join(f"{name}: {count}" for name, count in sorted(report.counts.items())))
+        say(", ".join(f"{name}: {count}" for name, count in sorted(report.counts.items())))
         report.found += at_rest(gateway, before)
     _keep(report.found)
     return report

@@ -13,7 +13,7 @@ from hangup.gateway.http.sse import Splitter
 
 
 def test_some_seconds_find_nothing() -> None:
-    report = fuzz(6, seed=1, told=lambda _: None)
+    report = fuzz(6, seed=1, say=lambda _: None)
     assert report.found == []
     assert {"parts", "odd_call", "odd_answer", "checked_call"} <= report.counts.keys()
 

@@ -58,11 +58,11 @@ def test_clients_keys_are_shown_to_one_party_at_most() -> None:
     assert backends_with_client_key((OPENAI, ANTHROPIC)) == backends_with_client_key((OWN, OPENAI)) == frozenset()
     keyed = backend("https://api.openai.com", api_key_env="K")
     assert backends_with_client_key((OWN, keyed)) == {OWN}, "which has a key of its own sees no other"
-    told = backend("https://api.anthropic.com", client_key="pass")
-    assert backends_with_client_key((OWN, told)) == {told}, "they are for whom the operator says"
+    named = backend("https://api.anthropic.com", client_key="pass")
+    assert backends_with_client_key((OWN, named)) == {named}, "they are for whom the operator says"
     assert backends_with_client_key((backend("http://10.0.0.1", client_key="drop"), OPENAI)) == {OPENAI}
     assert "openai.com, this network" in warning(Settings(backend=(OWN, OPENAI)))
-    assert warning(Settings(backend=(OWN, OWN_TOO))) == warning(Settings(backend=(OWN, told))) == ""
+    assert warning(Settings(backend=(OWN, OWN_TOO))) == warning(Settings(backend=(OWN, named))) == ""
 
 
 def ok() -> bytes:

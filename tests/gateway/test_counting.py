@@ -166,24 +166,24 @@ def streams(draw: st.DrawFn, name: str) -> tuple[list[bytes], int, list[bytes]]:
     _, _, _, tokens, noise, end = KINDS[name]
     token = st.builds(lambda make, text: (make(text), 1), st.sampled_from(tokens), st.sampled_from(WORDS))
     drawn = draw(st.lists(token | st.sampled_from(noise).map(lambda e: (e, 0)), max_size=30))
-    made = [event for event, _ in drawn] + end
+    events = [event for event, _ in drawn] + end
     count = sum(n for _, n in drawn) + (name in LAST_HAS_TOKEN)
-    chunks = [chunk(event) for event in made]
+    chunks = [chunk(event) for event in events]
     if draw(st.booleans()):
-        text = b"".join(made)
+        text = b"".join(events)
         borders = sorted(draw(st.sets(st.integers(1, len(text) - 1), max_size=10)))
         chunks = [chunk(text[a:b]) for a, b in zip([0, *borders], [*borders, len(text)], strict=True)]
     if draw(st.booleans()):
-        return made, count, [*chunks, LAST]
+        return events, count, [*chunks, LAST]
     wire = b"".join(chunks) + LAST
     borders = sorted(draw(st.sets(st.integers(1, len(wire) - 1), max_size=10)))
-    return made, count, [wire[a:b] for a, b in zip([0, *borders], [*borders, len(wire)], strict=True)]
+    return events, count, [wire[a:b] for a, b in zip([0, *borders], [*borders, len(wire)], strict=True)]
 
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
 def test_the_pump_counts_tokens_and_changes_nothing(name: str, data: st.DataObject) -> None:
-    made, tokens, reads = data.draw(streams(name))
+    events, tokens, reads = data.draw(streams(name))
     api, path, body, *_ = KINDS[name]
     # The cap is what there is: one event that is taken for a token and is none, and a good stream is cut.
     limits = LimitSettings(output_tokens_default=max(tokens, 1), output_tokens_max=max(tokens, 1))
@@ -192,7 +192,7 @@ def test_the_pump_counts_tokens_and_changes_nothing(name: str, data: st.DataObje
     relay = StreamRelay(side, Chunked(), api, ask)
     for read in reads:
         relay.feed(read)
-    assert bytes(side.received) == b"".join(made)
+    assert bytes(side.received) == b"".join(events)
     assert side.call.tokens_out == tokens
     assert side.reason is not None and side.reason.code == "completed"
 
@@ -201,7 +201,7 @@ def test_the_pump_counts_tokens_and_changes_nothing(name: str, data: st.DataObje
 @given(data=st.data())
 def test_the_pump_ends_at_the_cap(name: str, data: st.DataObject) -> None:
     """No token too many, none too few, no byte twice; only an event of which the client has the beginning is let through."""
-    made, tokens, reads = data.draw(streams(name).filter(lambda drawn: drawn[1] >= 2))
+    events, tokens, reads = data.draw(streams(name).filter(lambda drawn: drawn[1] >= 2))
     api, path, body, *_ = KINDS[name]
     most = data.draw(st.integers(1, tokens - 1))
     ask = api.read(path, {**body, "stream": True}, LimitSettings(output_tokens_default=most, output_tokens_max=most), True)
@@ -211,10 +211,10 @@ def test_the_pump_ends_at_the_cap(name: str, data: st.DataObject) -> None:
         if side.reason is None:
             relay.feed(read)
     assert side.reason is not None and side.reason.code == "output_tokens_max"
-    passed, whole = bytes(side.received), b"".join(made)
+    passed, whole = bytes(side.received), b"".join(events)
     assert side.call.tokens_out in (most, most + 1)
     same = next((i for i, (a, b) in enumerate(zip(passed, whole, strict=False)) if a != b), min(len(passed), len(whole)))
-    borders = [len(b"".join(made[:n])) for n in range(len(made) + 1)]
+    borders = [len(b"".join(events[:n])) for n in range(len(events) + 1)]
     closing = passed[max(border for border in borders if border <= same) :]
     assert closing.endswith(api.format.end)
     for piece in closing.split(api.format.end)[:-1]:
@@ -234,20 +234,20 @@ def test_several_choices(data: st.DataObject) -> None:
     rounds = data.draw(st.lists(some, max_size=20))
     ends = data.draw(st.permutations(range(count)))
     missing = data.draw(st.booleans())
-    made: list[list[Json]] = []
+    events: list[list[Json]] = []
     open_choices, tokens = set(range(count)), 0
     for number, drawn in enumerate(rounds):
         if number % 3 == 2 and len(open_choices) > 1:
             gone = next(index for index in ends if index in open_choices)
             open_choices.discard(gone)
-            made.append([choice(gone, finish="stop")])
+            events.append([choice(gone, finish="stop")])
         speaking = sorted(drawn & open_choices)
         tokens += len(speaking)
         spoken = [choice(index, "a") for index in speaking]
-        made += [spoken] if data.draw(st.booleans()) else [[each] for each in spoken]
+        events += [spoken] if data.draw(st.booleans()) else [[each] for each in spoken]
     last = sorted(open_choices)[1 if missing else 0 :]
-    made += [[choice(index, finish="stop")] for index in last]
-    wire = [sse({"id": "c", "choices": choices}) for choices in made if choices]
+    events += [[choice(index, finish="stop")] for index in last]
+    wire = [sse({"id": "c", "choices": choices}) for choices in events if choices]
     api = OpenAIChat()
     ask = api.read(CHAT, {"messages": [], "stream": True, "n": count}, LimitSettings(), True)
     side = Side()
@@ -344,10 +344,10 @@ def test_an_answer_has_all_that_its_events_had(data: st.DataObject) -> None:
     assert ask.assembler is not None
     side = Side()
     relay = AssembleRelay(side, Chunked(), api, ask, ask.assembler, ResponseHead(b"HTTP/1.1 200 OK\r\n\r\n"))
-    made = b"".join(chat({"content": text}, **more(text)) for text in texts) + chat({}, "stop") + DONE
-    borders = sorted(data.draw(st.sets(st.integers(1, len(made) - 1), max_size=5)))
-    for a, b in zip([0, *borders], [*borders, len(made)], strict=True):
-        relay.feed(chunk(made[a:b]))
+    stream = b"".join(chat({"content": text}, **more(text)) for text in texts) + chat({}, "stop") + DONE
+    borders = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=5)))
+    for a, b in zip([0, *borders], [*borders, len(stream)], strict=True):
+        relay.feed(chunk(stream[a:b]))
     relay.feed(LAST)
     choice = side.answer["choices"][0]
     assert choice["message"]["content"] == "".join(texts)

@@ -159,15 +159,15 @@ class TestQuestions:
 
     def test_leaving_leaves_nothing_behind(self) -> None:
         """No abort is sent and nothing is held for a question that its client did not wait for."""
-        asked: list[bytes] = []
+        requests: list[bytes] = []
 
         def silent(sock: socket.socket, request: bytes) -> None:
-            asked.append(request)
+            requests.append(request)
 
         with raw_engine(silent) as engine, Gateway(engine.url, slots=1) as gateway:
             with Client(gateway.address) as client:
                 client.send(b"GET /version HTTP/1.1\r\nHost: a\r\nX-Request-Id: q1\r\n\r\n")
-                wait_until(lambda: asked)
+                wait_until(lambda: requests)
             assert gateway.call_log("q1")["outcome"] == "client_gone"
             assert in_flight(gateway) == 0
             assert not any(value for name, value in gateway.metrics().items() if "zombie" in name or "abort" in name)
@@ -210,8 +210,8 @@ class TestInference:
         settings = {"slots": 2, "queue_s": 30}
         with gateway_and_engine(settings, slots=8, token_s=0.005, answer_tokens=40) as (gateway, engine):
             with ThreadPoolExecutor(8) as pool:
-                asked = [pool.submit(ask, gateway.address, "/v1/rerank", b'{"query":"x"}') for _ in range(8)]
-                assert [future.result().status for future in asked] == [200] * 8
+                answers = [pool.submit(ask, gateway.address, "/v1/rerank", b'{"query":"x"}') for _ in range(8)]
+                assert [future.result().status for future in answers] == [200] * 8
             assert engine.stats()["running_peak"] <= 2
 
     def test_invocations(self, gateway: Gateway, engine: StandIn) -> None:
@@ -282,9 +282,9 @@ class TestFiles:
         body, kind = form(bytes(range(256)) * (100 * 1024), model="whisper")
         answer = httpx.post(f"{gateway.url}/v1/audio/transcriptions", content=body, headers={"content-type": kind}, timeout=60)
         assert answer.status_code == 200, answer.text
-        told = answer.json()
-        assert (told["bytes"], told["sha256"]) == (len(body), hashlib.sha256(body).hexdigest())
-        assert told["bytes"] > 25 * 1024 * 1024
+        received = answer.json()
+        assert (received["bytes"], received["sha256"]) == (len(body), hashlib.sha256(body).hexdigest())
+        assert received["bytes"] > 25 * 1024 * 1024
         assert gateway.call_log(answer.headers["x-request-id"])["bytes_in"] == len(body)
 
     def test_in_chunks(self, gateway: Gateway) -> None:
@@ -368,9 +368,9 @@ class TestResponses:
     def test_an_engines_own(self) -> None:
         with gateway_and_engine({"jobs_calm_s": 0}, answer_tokens=5) as (gateway, _):
             sdk = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=60)
-            made = sdk.responses.create(model="m", input="hello")
-            assert sdk.responses.retrieve(made.id).output_text == made.output_text
-            assert sdk.responses.cancel(made.id).id == made.id
+            created = sdk.responses.create(model="m", input="hello")
+            assert sdk.responses.retrieve(created.id).output_text == created.output_text
+            assert sdk.responses.cancel(created.id).id == created.id
             job = sdk.responses.create(model="m", input="hello", background=True)
             done = wait_until(lambda: found if (found := sdk.responses.retrieve(job.id)).status == "completed" else None)
             assert done is not None and done.id == job.id
@@ -380,8 +380,8 @@ class TestResponses:
     def test_without_jobs(self) -> None:
         with gateway_and_engine({"jobs": "none"}, answer_tokens=5) as (gateway, _):
             sdk = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=60)
-            made = sdk.responses.create(model="m", input="hello")
-            assert sdk.responses.retrieve(made.id).id == made.id
+            created = sdk.responses.create(model="m", input="hello")
+            assert sdk.responses.retrieve(created.id).id == created.id
 
     @pytest.mark.parametrize("remembered", [0, 1000])
     @pytest.mark.parametrize("stream", [False, True])

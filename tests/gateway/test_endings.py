@@ -33,7 +33,7 @@ def whole(status: bytes, body: bytes) -> bytes:
 def late(data: bytes) -> Script:
     """Long enough for heartbeats."""
 
-    def script(sock: socket.socket, asked: dict[str, Any]) -> None:
+    def script(sock: socket.socket, body: dict[str, Any]) -> None:
         time.sleep(1.5)
         sock.sendall(data)
 
@@ -41,27 +41,27 @@ def late(data: bytes) -> Script:
 
 
 def cut(data: bytes) -> Script:
-    def script(sock: socket.socket, asked: dict[str, Any]) -> None:
+    def script(sock: socket.socket, body: dict[str, Any]) -> None:
         sock.sendall(data)
         sock.shutdown(socket.SHUT_RDWR)
 
     return script
 
 
-def squeezed(sock: socket.socket, asked: dict[str, Any]) -> None:
-    packed = gzip.compress(GOOD if asked.get("stream") else WHOLE)
-    head = SSE if asked.get("stream") else JSON
+def squeezed(sock: socket.socket, body: dict[str, Any]) -> None:
+    packed = gzip.compress(GOOD if body.get("stream") else WHOLE)
+    head = SSE if body.get("stream") else JSON
     sock.sendall(head + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed) + packed)
 
 
-def lingers(sock: socket.socket, asked: dict[str, Any]) -> None:
+def lingers(sock: socket.socket, body: dict[str, Any]) -> None:
     """All is said, but for the last chunk, which comes when it is too late."""
     sock.sendall(HEAD + chunk(GOOD))
     time.sleep(2)
     sock.sendall(LAST)
 
 
-def endless(sock: socket.socket, asked: dict[str, Any]) -> None:
+def endless(sock: socket.socket, body: dict[str, Any]) -> None:
     sock.sendall(HEAD)
     for _ in range(10_000):
         sock.sendall(chunk(event("x" * 1000)))
@@ -72,7 +72,7 @@ SCRIPTS: dict[str, Script] = {
     "late 500": late(whole(b"500", b"out of memory")),
     "late json": late(whole(b"200", WHOLE)),
     "late": late(HEAD + chunk(GOOD) + LAST),
-    "counted": lambda sock, asked: sock.sendall(SSE + b"content-length: %d\r\n\r\n" % len(GOOD) + GOOD),
+    "counted": lambda sock, body: sock.sendall(SSE + b"content-length: %d\r\n\r\n" % len(GOOD) + GOOD),
     "gzip": squeezed,
     "lingers": lingers,
     "endless": endless,
@@ -87,8 +87,8 @@ SCRIPTS: dict[str, Script] = {
 @pytest.fixture(scope="module")
 def engine() -> Iterator[RawEngine]:
     def script(sock: socket.socket, request: bytes) -> None:
-        asked = json.loads(request.partition(b"\r\n\r\n")[2])
-        SCRIPTS[asked["model"]](sock, asked)
+        body = json.loads(request.partition(b"\r\n\r\n")[2])
+        SCRIPTS[body["model"]](sock, body)
 
     with raw_engine(script) as found:
         yield found
@@ -230,8 +230,8 @@ class TestRefused:
 
 
 def refuses(data: bytes, close: bool = False) -> Script:
-    def script(sock: socket.socket, asked: dict[str, Any]) -> None:
-        sock.sendall(data if asked.get("stream") else whole(b"200", WHOLE))
+    def script(sock: socket.socket, body: dict[str, Any]) -> None:
+        sock.sendall(data if body.get("stream") else whole(b"200", WHOLE))
         if close:
             sock.shutdown(socket.SHUT_RDWR)
 

@@ -121,13 +121,13 @@ class TestReuse:
 
     def test_late_bytes_do_not_make_a_healthy_engine_ill(self) -> None:
         """The gateway's own questions go over the same connections."""
-        asked = [0, 0]  # on new connections, and on kept ones
+        requests = [0, 0]  # on new connections, and on kept ones
 
         def serve(sock: socket.socket) -> None:
             with sock, contextlib.suppress(ConnectionError):  # the gateway closes it when it reads what it did not ask for
                 new = True
                 while sock.recv(4096):
-                    asked[not new] += 1
+                    requests[not new] += 1
                     sock.sendall(OK if new else b"late\r\n\r\n" + OK)
                     new = False
 
@@ -135,7 +135,7 @@ class TestReuse:
             threading.Thread(target=_accept, args=(listener, serve), daemon=True).start()
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             with Gateway(url, engine="openai", failures_max=1, health_interval_s=0.1) as gateway:
-                wait_until(lambda: asked[1] >= 5)
+                wait_until(lambda: requests[1] >= 5)
                 assert not [row for row in gateway.log() if row["event"] == "backend_changed" and "down" in row["change"]]
 
     @pytest.mark.parametrize("status", [b"400 Bad", b"401 No", b"429 Wait", b"503 Busy"])

@@ -62,10 +62,10 @@ def test_connect_s() -> None:
             await asyncio.Event().wait()
 
     async def main() -> None:
-        made = backend(connect_s=0.05)
-        made.pool._loop = cast(asyncio.AbstractEventLoop, Hanging())
+        one = backend(connect_s=0.05)
+        one.pool._loop = cast(asyncio.AbstractEventLoop, Hanging())
         with pytest.raises(EngineFault, match=r"after 0\.05 s"):
-            await made.pool.connect()
+            await one.pool.connect()
 
     asyncio.run(main())
 
@@ -74,9 +74,9 @@ def test_engine_receive_bytes_max() -> None:
     """The kernel takes no more than this for a client that does not read; Linux counts twice what it is told."""
 
     async def main() -> None:
-        made, usual = (backend(engine_receive_bytes_max=size) for size in (4096, 128 * 1024))
+        small, usual = (backend(engine_receive_bytes_max=size) for size in (4096, 128 * 1024))
         sizes = []
-        for each in (made, usual):
+        for each in (small, usual):
             with socket.create_server(("127.0.0.1", 0)) as listener:
                 address = listener.getsockname()
                 _, connection = await asyncio.get_running_loop().create_connection(
@@ -101,7 +101,7 @@ def test_figures_poll_s(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(figures, "fetch", fetch)
     load = SimpleNamespace(limiter=SimpleNamespace(queues=Evidence.NONE), unstarted=1, slots=0)
-    asked: Any = SimpleNamespace(
+    watched: Any = SimpleNamespace(
         limits=LimitSettings(figures_poll_s=2.0),
         load=load,
         reports_status=True,
@@ -110,7 +110,7 @@ def test_figures_poll_s(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     async def main() -> None:
-        task = asyncio.create_task(figures.follow(asked, lambda *_: None))
+        task = asyncio.create_task(figures.follow(watched, lambda *_: None))
         await asyncio.sleep(20.5)
         assert len(polls) == 10
         load.limiter.queues = Evidence.WAITING
@@ -124,10 +124,10 @@ def test_figures_poll_s(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refusal_pause_s_max() -> None:
     async def main() -> None:
         paused: list[float] = []
-        made = backend()
+        refusing = backend()
         pauses = BackendPauses(asyncio.get_running_loop(), lambda _, until: paused.append(until), lambda _: paused.clear())
         hour = ResponseHead(b"HTTP/1.1 429 Too Many\r\nretry-after: 3600\r\n\r\n")
-        pauses.refused(made, 0.0, hour, LimitSettings(refusal_pause_s_max=0.05).refusal_pause_s_max)
+        pauses.refused(refusing, 0.0, hour, LimitSettings(refusal_pause_s_max=0.05).refusal_pause_s_max)
         assert len(paused) == 1 and paused[0] < time.monotonic() + 1
         await soon(lambda: not paused)
 
@@ -159,9 +159,9 @@ def test_model_refused_s() -> None:
 
 def test_restarts_per_hour_max() -> None:
     async def main() -> None:
-        made = backend(restarts_per_hour_max=2, abort_again_max=0)
-        made.settings = BackendSettings(url=NOBODY, engine="openai", restart_command="true", canary=False)
-        ladder, restarts = Ladder(_terms(made)), 0
+        restarted = backend(restarts_per_hour_max=2, abort_again_max=0)
+        restarted.settings = BackendSettings(url=NOBODY, engine="openai", restart_command="true", canary=False)
+        ladder, restarts = Ladder(_terms(restarted)), 0
         for second in range(3000):
             steps = [step.what for step in ladder.advance(float(second), [PendingStop("z", 0.0)], "", 0)]
             if "restarting" in steps:
@@ -186,9 +186,9 @@ def test_restart_s() -> None:
 def test_canary_s() -> None:
     async def main() -> None:
         with deaf() as url:
-            made = backend(url, canary_s=0.2)
-            assert "after 0.2 s" in await canary.send(made, made.limits.canary_s)
-            made.pool.close()
+            silent = backend(url, canary_s=0.2)
+            assert "after 0.2 s" in await canary.send(silent, silent.limits.canary_s)
+            silent.pool.close()
 
     asyncio.run(main())
 
@@ -216,18 +216,18 @@ def test_job_yields_max() -> None:
     for yields, stays in ((1, False), (2, True)):
         limits = AdmissionLimits(job_yields_max=2, jobs_hold_back_share=0.0, hold_back_share=0.0)
         load = BackendLoad("s", slots=2)
-        made: Admission[str] = Admission(limits, [load], lambda: 0.5)
+        admission: Admission[str] = Admission(limits, [load], lambda: 0.5)
         item = Ticket("item", prompt=10, output_max=10, job=True, yields=yields)
-        made.arrive(item, "a", 0.0)
-        made.first_token(item, 0.0)
+        admission.arrive(item, "a", 0.0)
+        admission.first_token(item, 0.0)
         assert item.placed_on is load
-        told = [action for at in range(3) for action in made.arrive(Ticket(f"live{at}"), "a", 0.1)]
-        yielded = [action.ticket.key for action in told if action.reason is reasons.PREEMPTED]
+        actions = [action for at in range(3) for action in admission.arrive(Ticket(f"live{at}"), "a", 0.1)]
+        yielded = [action.ticket.key for action in actions if action.reason is reasons.PREEMPTED]
         assert yielded == ([] if stays else ["item"])
 
 
 def test_provider_limits_reach_the_pace() -> None:
-    """`core/test_followed.py` runs into each of them; here, none is mistaken for another."""
+    """`core/test_provider_job.py` runs into each of them; here, none is mistaken for another."""
     limits = LimitSettings(
         provider_look_s=1,
         provider_poll_s=2,
@@ -244,10 +244,12 @@ def test_provider_limits_reach_the_pace() -> None:
 
 @pytest.mark.parametrize(("retry_share_max", "refused"), [(0.0, True), (1.0, False)])
 def test_retry_share_max(retry_share_max: float, refused: bool) -> None:
-    made: Admission[str] = Admission(AdmissionLimits(retry_share_max=retry_share_max), [BackendLoad("s", slots=1)], lambda: 0.5)
-    made.arrive(Ticket("runs"), "a", 0.0)
-    told = [made.arrive(Ticket(f"again{at}", retry=True), "a", 0.0) for at in range(150)]
-    found = [action.reason for actions in told for action in actions if action.reason is not None]
+    admission: Admission[str] = Admission(
+        AdmissionLimits(retry_share_max=retry_share_max), [BackendLoad("s", slots=1)], lambda: 0.5
+    )
+    admission.arrive(Ticket("runs"), "a", 0.0)
+    decisions = [admission.arrive(Ticket(f"again{at}", retry=True), "a", 0.0) for at in range(150)]
+    found = [action.reason for actions in decisions for action in actions if action.reason is not None]
     assert (reasons.RETRY_BUDGET in found) == refused
 
 
@@ -273,21 +275,21 @@ def alarm(limits: ReportLimits) -> DivergenceAlarm:
 @pytest.mark.parametrize(("divergence_share_max", "raised"), [(0.1, True), (0.9, False)])
 def test_divergence_share_max(divergence_share_max: float, raised: bool) -> None:
     """An engine that computes half of its tokens for nobody."""
-    made = alarm(LimitSettings(divergence_share_max=divergence_share_max, divergence_window_s=20, divergence_hold_s=20))
+    watched = alarm(LimitSettings(divergence_share_max=divergence_share_max, divergence_window_s=20, divergence_hold_s=20))
     for tick in range(200):
         seen = 1000 * tick if tick < 50 else 50_000 + 500 * (tick - 50)
-        made.observe(CounterSample(1000 * tick, 1.0, seen, 0, 5.0 * tick, 5.0 * tick), 5.0 * tick)
-    assert (made.finding is not None) == raised
+        watched.observe(CounterSample(1000 * tick, 1.0, seen, 0, 5.0 * tick, 5.0 * tick), 5.0 * tick)
+    assert (watched.finding is not None) == raised
 
 
 @pytest.mark.parametrize(("divergence_yield_min", "raised"), [(0.2, False), (0.6, True)])
 def test_divergence_yield_min(divergence_yield_min: float, raised: bool) -> None:
     """An engine that does not count its tokens, and gives four tenths of what it used to."""
-    made = alarm(LimitSettings(divergence_yield_min=divergence_yield_min, divergence_window_s=20, divergence_hold_s=20))
+    watched = alarm(LimitSettings(divergence_yield_min=divergence_yield_min, divergence_window_s=20, divergence_hold_s=20))
     seen = 0
     for tick in range(400):
         seen += 500 if tick < 200 else 200
-        made.observe(CounterSample(None, 1.0, seen, 0, 5.0 * tick, 5.0 * tick), 5.0 * tick)
-        if tick > 200 and made.finding is not None:
+        watched.observe(CounterSample(None, 1.0, seen, 0, 5.0 * tick, 5.0 * tick), 5.0 * tick)
+        if tick > 200 and watched.finding is not None:
             break
-    assert (made.finding is not None) == raised
+    assert (watched.finding is not None) == raised

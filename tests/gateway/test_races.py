@@ -77,20 +77,20 @@ def test_cancel_races_the_last_token(stream: bool) -> None:
         async def round(start: int, about_s: float) -> None:
             await asyncio.gather(*(one(index, about_s) for index in range(start, start + 50)))
 
-        made, about_s, outcomes = 0, 0.008, Counter[str]()
-        while made < 500 or (min(outcomes["completed"], outcomes["client_gone"]) <= 20 and made < 5000):
-            asyncio.run(round(made, about_s))
-            made += 50
+        calls, about_s, outcomes = 0, 0.008, Counter[str]()
+        while calls < 500 or (min(outcomes["completed"], outcomes["client_gone"]) <= 20 and calls < 5000):
+            asyncio.run(round(calls, about_s))
+            calls += 50
             settled(gateway, engine, fds)
-            before, outcomes = outcomes, Counter(row["outcome"] for row in calls_of(gateway, made))
+            before, outcomes = outcomes, Counter(row["outcome"] for row in calls_of(gateway, calls))
             # How long an answer takes is the machine's business: leave sooner if most of them were over, else later.
             about_s *= 0.8 if outcomes["completed"] - before["completed"] > 25 else 1.25
-        rows = calls_of(gateway, made)
-        assert len({row["id"] for row in rows}) == len(rows) == made
+        rows = calls_of(gateway, calls)
+        assert len({row["id"] for row in rows}) == len(rows) == calls
         assert set(outcomes) == {"completed", "client_gone"}
         assert min(outcomes.values()) > 20, f"the race was not one: {outcomes}"
         stats = engine.stats()
-        assert stats["finished"] + stats["aborted"] == stats["requests"] <= made
+        assert stats["finished"] + stats["aborted"] == stats["requests"] <= calls
 
 
 def test_soak() -> None:

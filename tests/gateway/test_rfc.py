@@ -220,8 +220,8 @@ class TestHead:
 
     def test_an_engine_that_tells_a_length(self) -> None:
         """A route with HEAD: the engine sends a length and no body, so hangup does not wait for one."""
-        told = b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\netag: x\r\n\r\n"
-        with raw_engine(answer(told)) as engine:
+        head = b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\netag: x\r\n\r\n"
+        with raw_engine(answer(head)) as engine:
             config = f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/file"\nmethods = ["HEAD", "GET"]\n'
             with Gateway(config=config) as gateway, Client(gateway.address) as client:
                 for _ in range(2):
@@ -233,7 +233,7 @@ class TestHead:
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[tuple[dict[str, str], bytes]]:
+def relayed() -> Iterator[tuple[dict[str, str], bytes]]:
     body = json.dumps({"object": "list", "data": []}).encode()
     head = (
         b"HTTP/1.1 200 OK\r\nContent-Length: %d \r\nConnection: x-private\r\nConnection: keep-alive, X-Other\r\n"
@@ -251,14 +251,14 @@ def told() -> Iterator[tuple[dict[str, str], bytes]]:
 class TestEngineHeaders:
     """What is between the engine and us stays there."""
 
-    def test_answer(self, told: tuple[dict[str, str], bytes]) -> None:
-        headers = told[0]
+    def test_answer(self, relayed: tuple[dict[str, str], bytes]) -> None:
+        headers = relayed[0]
         assert headers["x-kept"] == "yes"
         assert not {"x-private", "x-other", "x-hangup-reason"} & headers.keys()
 
-    def test_request(self, told: tuple[dict[str, str], bytes]) -> None:
-        assert b"x-yours: 2" in told[1]
-        assert b"x-mine" not in told[1]
+    def test_request(self, relayed: tuple[dict[str, str], bytes]) -> None:
+        assert b"x-yours: 2" in relayed[1]
+        assert b"x-mine" not in relayed[1]
 
     def test_204_has_no_length(self) -> None:
         with raw_engine(answer(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")) as engine:
@@ -343,9 +343,9 @@ class TestEncodedPaths:
         """Engines that decode the path would answer it as another one; where both are the same route, it means no harm."""
         config = f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/v1/*"\n'
 
-        def status(asked: bytes) -> int:
+        def status(line: bytes) -> int:
             with Client(gateway.address) as client:
-                client.send(post(asked, fields=HOST + b"Content-Length: 2\r\n", body=b"{}"))
+                client.send(post(line, fields=HOST + b"Content-Length: 2\r\n", body=b"{}"))
                 return client.read_answer().status
 
         with Gateway(config=config) as gateway:

@@ -36,7 +36,7 @@ def wait_models(gateway: Gateway, *expected: list[str]) -> None:
     wait_until(lambda: list(models_of(gateway).values()) == list(expected), what=f"models {expected}")
 
 
-def asked(engine: StandIn, path: str = "") -> Counter[str]:
+def models_asked_of(engine: StandIn, path: str = "") -> Counter[str]:
     """The models that calls to an engine named."""
     rows = [row for row in engine.seen() if row["method"] == "POST" and row["path"].startswith(path)]
     return Counter(json.loads(row["body"]).get("model", "") for row in rows)
@@ -64,22 +64,22 @@ def test_two_models_on_two_backends() -> None:
             assert chat(gateway, "alpha").status == chat(gateway, "beta", stream=True).status == 200
             assert ask(gateway.address, EMBED, {"model": "beta", "input": "x"}).status == 200
             assert chat(gateway, "alpha", MESSAGES).status == 200
-        assert asked(a) == {"alpha": 20} and asked(b) == {"beta": 20}
+        assert models_asked_of(a) == {"alpha": 20} and models_asked_of(b) == {"beta": 20}
         assert chat(gateway, None).status == 200, "a call that names no model goes anywhere"
 
 
 def test_an_unknown_model_is_refused_in_the_apis_shape_and_reaches_no_engine() -> None:
     with two("meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B") as (gateway, a, b):
-        told = chat(gateway, "qwen3-8b")
-        assert told.status == 404 and told.headers["x-hangup-reason"] == "model_not_found"
-        error = told.json()["error"]
+        reply = chat(gateway, "qwen3-8b")
+        assert reply.status == 404 and reply.headers["x-hangup-reason"] == "model_not_found"
+        error = reply.json()["error"]
         assert error["code"] == "model_not_found" and error["type"] == "not_found_error"
         assert "'qwen3-8b' does not exist. Did you mean Qwen/Qwen3-8B?" in error["message"]
-        told = chat(gateway, "llama-3.1-8b", MESSAGES)
-        assert told.status == 404 and told.json()["type"] == "error" and told.json()["error"]["type"] == "not_found_error"
-        assert "Did you mean meta-llama/Llama-3.1-8B" in told.json()["error"]["message"]
+        reply = chat(gateway, "llama-3.1-8b", MESSAGES)
+        assert reply.status == 404 and reply.json()["type"] == "error" and reply.json()["error"]["type"] == "not_found_error"
+        assert "Did you mean meta-llama/Llama-3.1-8B" in reply.json()["error"]["message"]
         assert ask(gateway.address, EMBED, {"model": "nothing", "input": "x"}).status == 404
-        assert not asked(a) and not asked(b)
+        assert not models_asked_of(a) and not models_asked_of(b)
 
 
 def test_a_model_that_was_just_loaded_is_found() -> None:
@@ -132,7 +132,7 @@ def test_models_are_followed_as_they_change() -> None:
         b.behave(models="beta,adapter")
         wait_models(gateway, ["alpha"], ["beta", "adapter"])
         assert chat(gateway, "adapter").status == 200
-        assert asked(a)["adapter"] == asked(b)["adapter"] == 1
+        assert models_asked_of(a)["adapter"] == models_asked_of(b)["adapter"] == 1
 
 
 def test_an_engine_that_takes_any_name_is_sent_any_name() -> None:
@@ -147,7 +147,7 @@ def test_an_engine_that_takes_any_name_is_sent_any_name() -> None:
         wait_models(gateway, ["alpha"], ["standin"])
         for _ in range(5):
             assert chat(gateway, "gpt-4").status == chat(gateway, "alpha").status == 200
-        assert asked(strict) == {"alpha": 5} and asked(lenient) == {"gpt-4": 5}
+        assert models_asked_of(strict) == {"alpha": 5} and models_asked_of(lenient) == {"gpt-4": 5}
 
 
 def refusing_engine(status: bytes = b"404 X", body: bytes = b'{"error":{"message":"The model does not exist."}}') -> Any:
@@ -181,8 +181,8 @@ def test_a_backend_that_answers_404_does_not_get_the_calls() -> None:
 def test_what_all_refuse_is_told_as_an_engine_told_it() -> None:
     with refusing_engine() as one, refusing_engine() as other, Gateway(one.url, other.url) as gateway:
         for _ in range(3):
-            told = chat(gateway, "alpha")
-            assert (told.status, told.body) == (404, b'{"error":{"message":"The model does not exist."}}')
+            reply = chat(gateway, "alpha")
+            assert (reply.status, reply.body) == (404, b'{"error":{"message":"The model does not exist."}}')
         assert len(one.requests) == len(other.requests) == 3
 
 
@@ -215,7 +215,7 @@ def test_items_of_a_batch_go_where_their_model_is() -> None:
         batch = jobs.wait_batch(sdk, jobs.start_batch(sdk, lines), "completed")
         counts = batch.request_counts
         assert (counts.completed, counts.failed) == (8, 4), "nobody has gamma"
-        assert asked(a) == {"alpha": 4} and asked(b) == {"beta": 4}
+        assert models_asked_of(a) == {"alpha": 4} and models_asked_of(b) == {"beta": 4}
         failed = jobs.results(sdk, batch.error_file_id)
         assert {row["response"]["body"]["error"]["code"] for row in failed} == {"model_not_found"}
 
@@ -230,14 +230,14 @@ class TestListing:
             assert {row["object"] for row in listing["data"]} == {"model"}
             one = get(gateway, "/v1/models/fast").json()
             assert (one["id"], one["root"], one["owned_by"]) == ("fast", "beta", "vllm")
-            told = get(gateway, "/v1/models/betta")
-            assert told.status == 404 and "Did you mean beta" in told.json()["error"]["message"]
+            reply = get(gateway, "/v1/models/betta")
+            assert reply.status == 404 and "Did you mean beta" in reply.json()["error"]["message"]
             anthropic = get(gateway, "/v1/models", {"anthropic-version": "2023-06-01"}).json()
             assert [row["id"] for row in anthropic["data"]] == ["alpha", "beta", "fast", "shared"]
             assert anthropic["data"][0]["type"] == "model" and anthropic["has_more"] is False
             assert (anthropic["first_id"], anthropic["last_id"]) == ("alpha", "shared")
-            told = get(gateway, "/v1/models/nothing-like-it", {"anthropic-version": "2023-06-01"})
-            assert told.status == 404 and told.json()["type"] == "error"
+            reply = get(gateway, "/v1/models/nothing-like-it", {"anthropic-version": "2023-06-01"})
+            assert reply.status == 404 and reply.json()["type"] == "error"
 
     def test_head_has_no_body(self) -> None:
         with two() as (gateway, _, _), Client(gateway.address) as client:
@@ -280,12 +280,12 @@ class TestAliases:
 
     def test_the_engine_is_asked_for_the_model_itself(self) -> None:
         with two(config=self.CONFIG) as (gateway, a, b):
-            told = chat(gateway, "gpt-4")
-            assert told.status == 200 and told.json()["model"] == "beta", "answers are the engine's own"
+            reply = chat(gateway, "gpt-4")
+            assert reply.status == 200 and reply.json()["model"] == "beta", "answers are the engine's own"
             assert chat(gateway, "gpt-4", stream=True).status == 200
             assert ask(gateway.address, EMBED, {"model": "gpt-4", "input": ["a", "b"]}).status == 200
             assert chat(gateway, "gpt-4", MESSAGES).status == 200
-            assert asked(b) == {"beta": 4} and not asked(a)
+            assert models_asked_of(b) == {"beta": 4} and not models_asked_of(a)
 
             def chats() -> list[str]:
                 return [row["model"] for row in gateway.log() if row["event"] == "call_ended" and row["route"] == "openai.chat"]
@@ -298,12 +298,12 @@ class TestAliases:
         with raw_engine(answer(refused)) as one, raw_engine(answer(refused)) as other:
             config = f'[[backend]]\nurl = "{one.url}"\nmodels = ["x"]\n[[backend]]\nurl = "{other.url}"\nmodels = ["a/b"]\n'
             with Gateway(config='[[alias]]\nname = "live"\nmodel = "a/b"\n' + config) as gateway:
-                told = get(
+                reply = get(
                     gateway,
                     "/v1/realtime?x=1&model=live&y=2",
                     {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": KEY},
                 )
-                assert told.status == 403
+                assert reply.status == 403
             assert not one.requests and other.requests[0].startswith(b"GET /v1/realtime?x=1&model=a%2Fb&y=2 HTTP/1.1\r\n")
 
     def test_one_backend(self) -> None:
@@ -315,7 +315,7 @@ class TestAliases:
             assert chat(gateway, "gpt-4").status == chat(gateway, "beta").status == 200
             assert [row["id"] for row in get(gateway, "/v1/models").json()["data"]] == ["beta", "gpt-4"]
             engine.behave(models="beta,gamma")
-            assert asked(engine) == {"beta": 2}
+            assert models_asked_of(engine) == {"beta": 2}
 
 
 class TestConfigured:
@@ -328,9 +328,9 @@ class TestConfigured:
             with Gateway(config=config) as gateway:
                 for _ in range(5):
                     assert chat(gateway, "gpt-5").status == chat(gateway, "o3").status == 200
-                assert asked(a) == {"gpt-5": 5} and asked(b) == {"o3": 5}
-                told = chat(gateway, "o3-mini")
-                assert told.status == 404 and "does not exist. Available: claude-x, o3." in told.json()["error"]["message"]
+                assert models_asked_of(a) == {"gpt-5": 5} and models_asked_of(b) == {"o3": 5}
+                reply = chat(gateway, "o3-mini")
+                assert reply.status == 404 and "does not exist. Available: claude-x, o3." in reply.json()["error"]["message"]
                 assert [row["id"] for row in get(gateway, "/v1/models").json()["data"]] == ["claude-x", "o3"]
 
     def test_apis(self) -> None:
@@ -339,10 +339,10 @@ class TestConfigured:
             with Gateway(config=config) as gateway:
                 for _ in range(5):
                     assert chat(gateway, "m").status == chat(gateway, "m", MESSAGES).status == 200
-                assert asked(a, CHAT) == asked(b, MESSAGES) == {"m": 5}
-                assert not asked(a, MESSAGES) and not asked(b, CHAT)
-                told = ask(gateway.address, "/api/chat", {"model": "m", "messages": []})
-                assert told.status == 404 and "No backend speaks the ollama API" in told.body.decode()
+                assert models_asked_of(a, CHAT) == models_asked_of(b, MESSAGES) == {"m": 5}
+                assert not models_asked_of(a, MESSAGES) and not models_asked_of(b, CHAT)
+                reply = ask(gateway.address, "/api/chat", {"model": "m", "messages": []})
+                assert reply.status == 404 and "No backend speaks the ollama API" in reply.body.decode()
 
     def test_reload(self) -> None:
         with two() as (gateway, a, _):
@@ -351,7 +351,7 @@ class TestConfigured:
             gateway.config_path.write_text('[[alias]]\nname = "new"\nmodel = "alpha"\n' + text)
             gateway.signal(signal.SIGHUP)
             gateway.find_line("configuration reloaded")
-            assert chat(gateway, "new").status == 200 and asked(a) == {"alpha": 1}
+            assert chat(gateway, "new").status == 200 and models_asked_of(a) == {"alpha": 1}
 
 
 def forms(*fields: tuple[str, bytes]) -> tuple[bytes, str]:

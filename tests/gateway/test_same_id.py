@@ -25,8 +25,8 @@ def serving(kind: str) -> Iterator[Gateway]:
         with Gateway() as gateway:
             yield gateway
         return
-    made = EngineProcess(slots=8) if kind == "hangup" else StandIn(like=kind.removeprefix("standin"), **STEPS)
-    with made as engine, Gateway(engine.url) as gateway:
+    process = EngineProcess(slots=8) if kind == "hangup" else StandIn(like=kind.removeprefix("standin"), **STEPS)
+    with process as engine, Gateway(engine.url) as gateway:
         known(gateway)
         yield gateway
 
@@ -78,9 +78,9 @@ def test_the_engine_never_sees_a_name_that_it_could_be_stopped_by_twice() -> Non
                 client.post(PATH, ASK | {"max_tokens": 1}, {"X-Request-Id": "mine"})
                 assert client.read_answer().headers["x-request-id"] == "mine"
         wait_until(lambda: len([row for row in gateway.log() if row.get("id") == "mine"]) == 3, what="the log")
-        told = [row["headers"]["x-request-id"] for row in engine.seen()]
-        assert len(set(told)) == 3 and all(name.startswith("hu-") for name in told)
-        assert [row["engine_id"] for row in gateway.log() if row.get("id") == "mine"] == told
+        ids = [row["headers"]["x-request-id"] for row in engine.seen()]
+        assert len(set(ids)) == 3 and all(name.startswith("hu-") for name in ids)
+        assert [row["engine_id"] for row in gateway.log() if row.get("id") == "mine"] == ids
 
 
 def test_an_engine_that_is_not_stopped_by_name_gets_the_clients_own() -> None:

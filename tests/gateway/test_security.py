@@ -101,10 +101,10 @@ class TestKeys:
             assert engine.seen()[-1]["headers"]["authorization"] == "Bearer theirs"
 
     def test_key_new(self) -> None:
-        made = json.loads(subprocess.check_output([sys.executable, "-m", "hangup", "key", "new", "--json"]))
-        assert digest_of(made["key"]) == made["key_sha256"]
-        told = subprocess.check_output([sys.executable, "-m", "hangup", "key", "digest"], input=made["key"].encode())
-        assert told.decode().strip() == made["key_sha256"]
+        created = json.loads(subprocess.check_output([sys.executable, "-m", "hangup", "key", "new", "--json"]))
+        assert digest_of(created["key"]) == created["key_sha256"]
+        printed = subprocess.check_output([sys.executable, "-m", "hangup", "key", "digest"], input=created["key"].encode())
+        assert printed.decode().strip() == created["key_sha256"]
 
 
 def test_secrets_appear_nowhere(engine: StandIn, tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ def flooded(gateway: Gateway, key: str, clients: int = 16) -> Iterator[Counter[i
             yield statuses
         finally:
             over.set()
-    for asked in asking:
-        asked.result()
+    for answer in asking:
+        answer.result()
 
 
 def test_a_flood_by_one_key_leaves_the_others_alone() -> None:
@@ -250,13 +250,13 @@ def test_a_flood_by_one_key_leaves_the_others_alone() -> None:
         """
         with Gateway(config=config) as gateway, flooded(gateway, "red-key") as flood:
 
-            def asked(key: str) -> Counter[int]:
+            def statuses_for(key: str) -> Counter[int]:
                 return Counter(ask(gateway.address, CHAT, BODY, {"x-api-key": key}).status for _ in range(30))
 
             refused = flood[503]
-            assert asked("blue-key") == {200: 30}
+            assert statuses_for("blue-key") == {200: 30}
             assert flood[503] > refused, "the flood was over before the others asked"
-            assert asked("red-key")[503] > 0, "the queue was never full: the others had nothing to fear"
+            assert statuses_for("red-key")[503] > 0, "the queue was never full: the others had nothing to fear"
             assert set(flood) == {200, 503}
 
 

@@ -151,7 +151,7 @@ class TestBounds:
                     hosted.wait_for_requests("POST", "/v1/batches", number)
                     events.fin()
                     wait_until(lambda: gateway.metrics()["hangup_connections"] == 0)
-            assert "too many" in wait_event(gateway, "job_answer_invalid")["error"]
+            assert "provider_jobs_max" in wait_event(gateway, "job_answer_invalid")["error"]
 
     def test_a_drain_ends_what_is_followed(self) -> None:
         with at_provider() as (gateway, hosted):

@@ -44,10 +44,10 @@ def test_others_have_their_turn_while_much_is_parsed() -> None:
     """Line ends are what costs: each may begin a boundary."""
 
     async def run() -> None:
-        async with form() as made:
+        async with form() as sending:
             content = b"\r\n" * 1_000_000
-            made.upload.feed(START + content + END)
-            assert made.pauses == [True], "not all at once: the client waits meanwhile"
+            sending.upload.feed(START + content + END)
+            assert sending.pauses == [True], "not all at once: the client waits meanwhile"
             turns = 0
 
             async def count() -> None:
@@ -57,10 +57,10 @@ def test_others_have_their_turn_while_much_is_parsed() -> None:
                     turns += 1
 
             others = asyncio.create_task(count())
-            file = await made.upload.finish()
+            file = await sending.upload.finish()
             others.cancel()
             assert file.bytes == len(content) and turns > 3
-            assert made.pauses[-1] is False
+            assert sending.pauses[-1] is False
 
     asyncio.run(run())
 
@@ -68,14 +68,14 @@ def test_others_have_their_turn_while_much_is_parsed() -> None:
 @pytest.mark.parametrize("piece", [17, 5000, 10_000_000])
 def test_what_comes_in_pieces_is_the_same(piece: int) -> None:
     async def run() -> None:
-        async with form() as made:
+        async with form() as sending:
             content = b'{"a": 1}\r\n--\r\n--not-b\n' * 3000
             sent = START + content + END
             for at in range(0, len(sent), piece):
-                made.upload.feed(sent[at : at + piece])
+                sending.upload.feed(sent[at : at + piece])
                 await asyncio.sleep(0)
-            file = await made.upload.finish()
-            parts = [await made.store.do(lambda n=n: made.store.files.part(file.key, n)) for n in range(1)]  # type: ignore[misc]
+            file = await sending.upload.finish()
+            parts = [await sending.store.do(lambda n=n: sending.store.files.part(file.key, n)) for n in range(1)]  # type: ignore[misc]
             assert b"".join(part or b"" for part in parts) == content
 
     asyncio.run(run())
@@ -93,10 +93,10 @@ def test_what_comes_in_pieces_is_the_same(piece: int) -> None:
 )
 def test_a_form_that_is_only_work_is_refused(sent: bytes) -> None:
     async def run() -> None:
-        async with form() as made:
+        async with form() as sending:
             with pytest.raises(Refusal):
-                made.upload.feed(sent)
-            assert made.upload._field_count <= 65, "at once, not when all of it was read"
+                sending.upload.feed(sent)
+            assert sending.upload._field_count <= 65, "at once, not when all of it was read"
 
     asyncio.run(run())
 

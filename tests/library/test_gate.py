@@ -208,10 +208,10 @@ def test_a_fastapi_that_gives_the_slot_away_early_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, version: str, warned: int
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: version)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         inspect.signature(hangup.Gate(slots=1))
-    assert len(told) == warned
+    assert len(caught) == warned
 
 
 # On sockets

@@ -22,15 +22,17 @@ CACHE = os.environ.get("HANGUP_ENGINES_DIR", "")
 def _run(name: str, size: str = "tiny") -> Iterator[Engine]:
     if not CACHE:
         pytest.skip("no real engines: `make test-engines` sets them up")
-    made = command(name, Path(CACHE).resolve(), size)
-    if not Path(made.words[0]).exists():
+    engine_command = command(name, Path(CACHE).resolve(), size)
+    if not Path(engine_command.words[0]).exists():
         pytest.skip(f"{name} is not set up in {CACHE}")
     log = Path(CACHE) / f"{name}-test.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(made.words, env=os.environ | made.env, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(
+            engine_command.words, env=os.environ | engine_command.env, stdout=output, stderr=output, start_new_session=True
+        )
     try:
-        wait_until(lambda: _up(made.url, process, log), 120, f"{name} to come up; see {log}")
-        yield Engine(name, made.url, made.model, process.pid, log)
+        wait_until(lambda: _up(engine_command.url, process, log), 120, f"{name} to come up; see {log}")
+        yield Engine(name, engine_command.url, engine_command.model, process.pid, log)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)

@@ -52,9 +52,9 @@ class Engine:
         """A request that nobody has made before: nothing of it is in any cache. But for transformers serve, which cannot be
         told to go on: this one it answers at length."""
         text = ("" if self.name == "transformers" else f"{next(self._numbers)} ") + "word " * words
-        asked = {"model": self.model, "messages": [{"role": "user", "content": text}], "stream": stream}
+        request = {"model": self.model, "messages": [{"role": "user", "content": text}], "stream": stream}
         to_the_end = {} if self.name == "transformers" else {"ignore_eos": True}  # which refuses fields that it does not know
-        return asked | {"max_tokens": tokens or TOKENS[self.name]} | to_the_end
+        return request | {"max_tokens": tokens or TOKENS[self.name]} | to_the_end
 
     def cpu_s(self) -> float:
         """Processor time that all its processes have used: looking at it changes nothing."""
@@ -71,8 +71,8 @@ class Engine:
         """The calls that it says it has, as often as that may be asked."""
         match self.name:
             case "vllm":
-                told = self.gauges()
-                return int(told["vllm:num_requests_running"] + told["vllm:num_requests_waiting"])
+                gauges = self.gauges()
+                return int(gauges["vllm:num_requests_running"] + gauges["vllm:num_requests_waiting"])
             case "llamacpp":
                 text = self.log.read_text(errors="replace")
                 return text.count("launch_slot_") - text.count("stop processing")
@@ -82,8 +82,8 @@ class Engine:
         """The calls that have reached it and not ended, those in its queue with them. Not to be asked after a hang-up."""
         match self.name:
             case "llamacpp":
-                told = self.gauges()
-                return int(told["llamacpp:requests_processing"] + told["llamacpp:requests_deferred"])
+                gauges = self.gauges()
+                return int(gauges["llamacpp:requests_processing"] + gauges["llamacpp:requests_deferred"])
             case "transformers":  # never ended, as far as it says
                 return len(re.findall("Request received", self.log.read_text(errors="replace")))
         return self.at_work_on() or 0

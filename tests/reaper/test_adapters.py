@@ -147,30 +147,30 @@ def test_vllm_is_never_sent_an_empty_list() -> None:
 )
 def test_hosted_apis_are_known_by_their_names_and_anything_else_is_generic(host: str, name: str) -> None:
     """A hosted one is not asked anything, and of neither is it expected that a stop can be verified."""
-    asked = []
+    paths = []
 
     async def get(path: str) -> Seen:
-        asked.append(path)
+        paths.append(path)
         return Seen(404, "", b"")
 
     adapter, facts = asyncio.run(recognise(host, get))
     assert adapter.name == name and not facts.reports_status
-    assert bool(asked) is (name == "openai")
+    assert bool(paths) is (name == "openai")
 
 
 def test_the_lists_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engines"]) == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in ADAPTERS)
+    output = capsys.readouterr().out
+    assert all(name in output for name in ADAPTERS)
 
 
 @pytest.mark.parametrize("name", LIKE)
 def test_the_doctor_tells_what_it_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with StandIn(like=name, **SLOW) as engine:
         assert main(["doctor", engine.url]) == 0
-        told = capsys.readouterr().out
-        assert ADAPTERS[name].title in told
-        assert ("0 running" in told) == (name in VERIFIED)
+        output = capsys.readouterr().out
+        assert ADAPTERS[name].title in output
+        assert ("0 running" in output) == (name in VERIFIED)
         assert all(row["method"] == "GET" for row in engine.seen())
 
 

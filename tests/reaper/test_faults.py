@@ -115,11 +115,11 @@ def test_others_are_served_elsewhere_while_one_backend_is_wedged(like: str, grac
                 asking.append(pool.submit(_served, gateway, time.monotonic() - left_at))
                 assert stays.read_some()
                 time.sleep(0.1)
-            asked = [one.result(120) for one in asking]
+            answers = [one.result(120) for one in asking]
             stays.fin()
-    missed = [at_s for at_s, served in asked if not served]
+    missed = [at_s for at_s, served in answers if not served]
     last_s = max(missed, default=0.0)  # calls that had not begun may all have been taken elsewhere
-    print(f"\n{like}: {len(missed)} of {len(asked)} were lost to the wedged one, the last {last_s:.2f} s after the hang-up")
+    print(f"\n{like}: {len(missed)} of {len(answers)} were lost to the wedged one, the last {last_s:.2f} s after the hang-up")
     assert last_s < grace_s + 3.0, "all that came in the last two seconds were served"
 
 

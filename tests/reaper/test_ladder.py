@@ -149,8 +149,8 @@ TestClimb.settings = settings(max_examples=150, stateful_step_count=40, deadline
 def test_each_step_says_why() -> None:
     ladder, stuck = Ladder(dataclasses.replace(TERMS, aborts_max=1)), zombie()
     assert ladder.since == -math.inf and ladder.reason == ""
-    told = ladder.advance(1.0, [stuck], "", 0)
-    assert told == [("degraded", "z in slot 0 still runs", None), ("abort", "abort 1 of 1", stuck)]
+    taken = ladder.advance(1.0, [stuck], "", 0)
+    assert taken == [("degraded", "z in slot 0 still runs", None), ("abort", "abort 1 of 1", stuck)]
     assert (ladder.rung, ladder.since, ladder.reason) == (Rung.DEGRADED, 1.0, "z in slot 0 still runs")
     assert ladder.advance(3.0, [stuck], "", 1) == [("quarantined", "z in slot 0 still runs", None)]
     assert (ladder.since, ladder.advance(3.5, [stuck], "frozen", 1)) == (3.0, [])

@@ -17,8 +17,8 @@ from support.waiting import wait_until
 
 
 def orphans(gateway: Gateway, name: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(hangup(gateway, "kill", "--orphans", name, "--dry-run", "--json").stdout)
-    return told
+    found: dict[str, Any] = json.loads(hangup(gateway, "kill", "--orphans", name, "--dry-run", "--json").stdout)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ def test_an_engine_that_names_its_calls_is_told_to_stop_those_that_are_not_ours(
         known(gateway)
         (name,) = [row["backend"] for row in events(gateway, "backend_changed") if "recognised" in row["change"]]
         assert "no orphans found" in hangup(gateway, "kill", "--orphans", name).stdout
-        asked = {"prompt": "ROMEO:", "stream": True, "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
+        request = {"prompt": "ROMEO:", "stream": True, "max_tokens": 1000, "ignore_eos": True, "logprobs": 20}
         with Client(engine.address, receive_buffer=2048) as former, Client(gateway.address, receive_buffer=2048) as mine:
-            former.post("/v1/completions", asked, {"X-Request-Id": "former"})
+            former.post("/v1/completions", request, {"X-Request-Id": "former"})
             former.read_until(b"data:")  # and no further: so that both run for as long as the test takes
-            mine.post("/v1/completions", asked, {"X-Request-Id": "mine"})
+            mine.post("/v1/completions", request, {"X-Request-Id": "mine"})
             mine.read_until(b"data:")
             wait_until(lambda: orphans(gateway, name)["orphans"] == 1, what="the orphan")
             assert orphans(gateway, name)["means"] == "abort" and engine.counters()["running"] == 2

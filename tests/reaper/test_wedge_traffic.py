@@ -82,16 +82,16 @@ def test_the_only_backend_is_back_within_seconds_though_calls_keep_coming(like: 
         left_at = time.monotonic()
         client.fin()
         time.sleep(1.5 if like == "tensorrt_llm" else 0.0)  # it looks after its connections once a second
-        asked: list[Future[tuple[float, Answer]]] = []
-        while time.monotonic() - left_at < bound_s and not any(f.done() and f.result()[1].status == 200 for f in asked):
-            asked.append(pool.submit(lambda: (time.monotonic(), ask(gateway.address, CHAT, SHORT))))
+        futures: list[Future[tuple[float, Answer]]] = []
+        while time.monotonic() - left_at < bound_s and not any(f.done() and f.result()[1].status == 200 for f in futures):
+            futures.append(pool.submit(lambda: (time.monotonic(), ask(gateway.address, CHAT, SHORT))))
             time.sleep(1)
-        answers = [future.result(120)[1] for future in asked]
+        answers = [future.result(120)[1] for future in futures]
         assert any(answer.status == 200 for answer in answers), [answer.status for answer in answers]
         assert steps(gateway)[-3:] == ["restarting", "canary", "healthy"]
-        told = [answer for answer in answers if answer.status != 200]
-        assert told and all(answer.status == 503 for answer in told), [(a.status, a.body) for a in told]
-        assert any(answer.headers.get("x-hangup-reason") == "engine_wedged" for answer in told)
+        failed = [answer for answer in answers if answer.status != 200]
+        assert failed and all(answer.status == 503 for answer in failed), [(a.status, a.body) for a in failed]
+        assert any(answer.headers.get("x-hangup-reason") == "engine_wedged" for answer in failed)
 
 
 def test_a_call_that_moves_is_waited_for() -> None:

@@ -34,19 +34,19 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_of_one_seed_is_the_same_bit_for_bit(capsys: pytest.CaptureFixture[str]) -> None:
-    told = []
+    outputs = []
     for _ in range(2):
         assert main([*QUICK, "--json"]) == 0
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[1]
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
 
 
 def test_images_in_some_of_the_calls(capsys: pytest.CaptureFixture[str]) -> None:
-    told = []
+    medians = []
     for share in ("0", "0.5"):
         assert main([*QUICK, "--json", "--images", share]) == 0
-        told.append(json.loads(capsys.readouterr().out)["rows"][0]["ttft_s_p50"])
-    assert told[1] > told[0]
+        medians.append(json.loads(capsys.readouterr().out)["rows"][0]["ttft_s_p50"])
+    assert medians[1] > medians[0]
 
 
 @pytest.mark.parametrize("name", ["out.png", "out.html"])

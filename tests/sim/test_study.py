@@ -140,15 +140,15 @@ def test_an_engine_that_reads_prompts_in_parallel_gets_every_call_from_a_cold_st
     """Unknown is not full, in virtual time: nobody waits and nobody is refused."""
     model = EngineModel(slots=100_000, kv_tokens=10**9, prefill_tokens_s=1000.0, parallel=True, step_per_call_s=0.0)
     load = Load([TraceRequest(0.0, 1000, 50)], ClientHabits(stream_share=1.0))
-    made = world.run(load, model, policies.hangup(Settings()), rate=40, seconds=25, warm_s=0, seed=1)
-    assert made.tally.refused == made.tally.given_up == made.waiting_peak == 0
-    assert made.tally.ttft.at(0.99) < 1.1
+    result = world.run(load, model, policies.hangup(Settings()), rate=40, seconds=25, warm_s=0, seed=1)
+    assert result.tally.refused == result.tally.given_up == result.waiting_peak == 0
+    assert result.tally.ttft.at(0.99) < 1.1
 
 
 def test_slow_readers_do_not_make_an_engine_look_slow() -> None:
     load = Load([TraceRequest(0.0, 500, 100)], ClientHabits(slow_readers=0.3, stream_share=1.0))
-    made = world.run(load, EngineModel(), policies.hangup(Settings()), rate=5, seconds=120, warm_s=20, seed=1)
-    assert made.tally.refused == made.tally.given_up == 0
+    result = world.run(load, EngineModel(), policies.hangup(Settings()), rate=5, seconds=120, warm_s=20, seed=1)
+    assert result.tally.refused == result.tally.given_up == 0
 
 
 def test_images_are_no_evidence_that_an_engine_queues() -> None:
@@ -156,9 +156,9 @@ def test_images_are_no_evidence_that_an_engine_queues() -> None:
     model = EngineModel(slots=100_000, kv_tokens=10**9, prefill_tokens_s=1200.0, parallel=True, step_per_call_s=0.0)
     load = replace(LOAD, crowd=ClientHabits(images=0.5, first_token_s=60, whole_s=200))
     for seed in range(1, 9):
-        made = world.run(load, model, policies.hangup(Settings()), rate=5, seconds=60, warm_s=0, seed=seed)
-        assert made.tally.offered_by["image"] > 100
-        assert made.tally.refused == made.tally.given_up == made.waiting_peak == 0
+        result = world.run(load, model, policies.hangup(Settings()), rate=5, seconds=60, warm_s=0, seed=seed)
+        assert result.tally.offered_by["image"] > 100
+        assert result.tally.refused == result.tally.given_up == result.waiting_peak == 0
 
 
 def test_images_count_in_what_an_engine_can_do_and_are_served_as_often_as_text() -> None:
@@ -166,7 +166,7 @@ def test_images_count_in_what_an_engine_can_do_and_are_served_as_often_as_text()
     assert world.capacity(load, MODEL).output_s < 0.9 * world.capacity(LOAD, MODEL).output_s
     rate = 3 * world.capacity(load, MODEL).output_s / load.mean_output
     tally = world.run(load, MODEL, policies.hangup(Settings()), rate=rate, seconds=400, warm_s=60, seed=1).tally
-    asked, got = tally.offered_by["image"] / tally.calls, tally.served_by["image"] / tally.served
-    assert abs(asked - got) < 0.05
+    offered, served = tally.offered_by["image"] / tally.calls, tally.served_by["image"] / tally.served
+    assert abs(offered - served) < 0.05
     [row] = rows(load=load, loads=[3.0])
     assert row.goodput_ratio > 0.93 and row.waste_share < 0.02

@@ -12,10 +12,10 @@ LIMITS = LimitSettings(queue_depth_max=6, queue_bytes_max=1000, lifo_after_s=2.0
 ROOMY = replace(LIMITS, queue_depth_max=1000)
 
 
-def admission(slots: int = 1, limits: LimitSettings = LIMITS, backends: int = 1, **terms: TenantTerms) -> Admission[Any]:
-    made: Admission[Any] = Admission(limits, [BackendLoad(f"s{at}", slots) for at in range(backends)], lambda: 0.5)
-    made.configure(limits, terms)
-    return made
+def new_admission(slots: int = 1, limits: LimitSettings = LIMITS, backends: int = 1, **terms: TenantTerms) -> Admission[Any]:
+    admission: Admission[Any] = Admission(limits, [BackendLoad(f"s{at}", slots) for at in range(backends)], lambda: 0.5)
+    admission.configure(limits, terms)
+    return admission
 
 
 def started(actions: list[Action[Any]]) -> list[object]:
@@ -26,8 +26,8 @@ def refused(actions: list[Action[Any]]) -> list[tuple[object, str]]:
     return [(action.ticket.key, action.reason.code) for action in actions if action.reason is not None]
 
 
-def fill(made: Admission[Any], name: str, count: int, now: float = 0.0) -> list[Ticket[Any]]:
+def fill(admission: Admission[Any], name: str, count: int, now: float = 0.0) -> list[Ticket[Any]]:
     tickets = [Ticket(f"{name}{at}", prompt=10, output_max=10) for at in range(count)]
     for ticket in tickets:
-        made.arrive(ticket, name, now)
+        admission.arrive(ticket, name, now)
     return tickets

@@ -59,7 +59,13 @@ WINDOW_PASSED = _reason("window_passed", Outcome.CLIENT_GONE, 499, "The batch's 
 CLIENT_DEADLINE = _reason("client_deadline", Outcome.DEADLINE, 504, "The client's deadline passed.", False)
 
 OUTPUT_TOKENS = _reason("output_tokens_max", Outcome.CAP, 200, "The answer reached the maximum of output tokens.")
-EVENT_BYTES = _reason("event_bytes_max", Outcome.CAP, 502, "The engine sent an event larger than event_bytes_max.", False)
+EVENT_BYTES = _reason(
+    "event_bytes_max",
+    Outcome.CAP,
+    502,
+    "The engine sent an event larger than event_bytes_max; raise this limit if such events are expected.",
+    False,
+)
 ANSWER_BYTES = _reason(
     "answer_bytes_max", Outcome.CAP, 502, "The answer is larger than answer_bytes_max; request a stream instead.", False
 )

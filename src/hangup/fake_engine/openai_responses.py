@@ -7,7 +7,31 @@ from typing import Any
 from hangup.fake_engine.response import DONE, FakeResponse, Json, logprob, sse
 
 
-class FakeChat(FakeResponse):
+class _ChunkedResponse(FakeResponse):
+    """What chat completions and completions share: the end of a stream, and the usage."""
+
+    frame: Json
+
+    def last_event(self, choice: int) -> bytes:
+        """Return the event that ends a choice."""
+        raise NotImplementedError
+
+    def closing(self, count: int) -> list[bytes]:
+        events = [self.last_event(choice) for choice in range(self.choices)]
+        if (self.request.get("stream_options") or {}).get("include_usage"):
+            events.append(sse({**self.frame, "choices": [], "usage": self.usage(count)}))
+        return [*events, DONE]
+
+    def usage(self, count: int) -> Json:
+        tokens_out = count * self.choices + self.extra_usage
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": tokens_out,
+            "total_tokens": self.prompt_tokens + tokens_out,
+        }
+
+
+class FakeChat(_ChunkedResponse):
     def __init__(self, request: Json, id: str, model: str) -> None:
         super().__init__(request, id, model)
         self.tool = (request.get("tools") or [{}])[0].get("function", {}).get("name") if request.get("tools") else None
@@ -55,19 +79,8 @@ class FakeChat(FakeResponse):
         logprobs = {"content": [logprob(word, self.top)], "refusal": None} if self.with_logprobs else None
         return self._event(choice, {"content": word}, None, logprobs)
 
-    def closing(self, count: int) -> list[bytes]:
-        events = [self._event(c, {}, self.finish_reason) for c in range(self.choices)]
-        if (self.request.get("stream_options") or {}).get("include_usage"):
-            events.append(sse({**self.frame, "choices": [], "usage": self.usage(count)}))
-        return [*events, DONE]
-
-    def usage(self, count: int) -> Json:
-        tokens_out = count * self.choices + self.extra_usage
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": tokens_out,
-            "total_tokens": self.prompt_tokens + tokens_out,
-        }
+    def last_event(self, choice: int) -> bytes:
+        return self._event(choice, {}, self.finish_reason)
 
     def whole(self, count: int) -> Json:
         rows = []
@@ -89,7 +102,7 @@ class FakeChat(FakeResponse):
         return {**self.frame, "object": "chat.completion", "choices": rows, "usage": self.usage(count)}
 
 
-class FakeCompletions(FakeResponse):
+class FakeCompletions(_ChunkedResponse):
     def __init__(self, request: Json, id: str, model: str) -> None:
         super().__init__(request, id, model)
         self.frame = {"id": f"cmpl-{id}", "object": "text_completion", "created": self.created, "model": self.model}
@@ -118,19 +131,8 @@ class FakeCompletions(FakeResponse):
     def token(self, choice: int, index: int) -> bytes:
         return self._event(choice, self.word(choice, index), None, self._logprobs(choice, range(index, index + 1)))
 
-    def closing(self, count: int) -> list[bytes]:
-        events = [self._event(c, "", self.finish_reason, None) for c in range(self.choices)]
-        if (self.request.get("stream_options") or {}).get("include_usage"):
-            events.append(sse({**self.frame, "choices": [], "usage": self.usage(count)}))
-        return [*events, DONE]
-
-    def usage(self, count: int) -> Json:
-        tokens_out = count * self.choices + self.extra_usage
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": tokens_out,
-            "total_tokens": self.prompt_tokens + tokens_out,
-        }
+    def last_event(self, choice: int) -> bytes:
+        return self._event(choice, "", self.finish_reason, None)
 
     def whole(self, count: int) -> Json:
         rows = [

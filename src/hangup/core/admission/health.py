@@ -2,9 +2,9 @@
 
     reach    ASSUMED_UP ──▶ UP ◀──▶ DOWN       calls and health checks: it answered, or failed too often in a row
                  └──────────────────▲
-    trust    TRUSTED ──▶ SUSPECTED ──▶ DOUBTED ──▶ QUARANTINED       the reaper: does the engine stop abandoned work?
-                ▲ ◀── a look found nothing ──┘          │
-                └────────────── taken back ─────────────┘
+    trust    TRUSTED ──▶ SUSPECTED ──▶ DEGRADED ──▶ QUARANTINED      the reaper: does the engine stop abandoned work?
+                ▲ ◀── a look found nothing ──┘           │
+                └─────────────── taken back ─────────────┘
     intake   OPEN ◀──▶ PAUSED                  the engine: it refuses calls, and said when it will take them again
     use      IN_USE ◀──▶ DRAINED               operators; an operator's word survives every recovery of the engine
                 └─▶ RETIRED ◀─┘                the configuration no longer has it; this is final
@@ -31,7 +31,7 @@ class Reach(StrEnum):
 class Trust(StrEnum):
     TRUSTED = "trusted"
     SUSPECTED = "suspected"  # it may run abandoned work: used when the others are full
-    DOUBTED = "doubted"  # it runs abandoned work: used only as a backend that is down would be
+    DEGRADED = "degraded"  # it runs abandoned work: used only as a backend that is down would be
     QUARANTINED = "quarantined"  # no new calls at all; running calls may finish
 
 
@@ -77,25 +77,25 @@ TRUST: Mapping[HealthEvent, Mapping[Trust, Trust]] = {
     HealthEvent.GRACE_OVER: {
         Trust.TRUSTED: Trust.SUSPECTED,
         Trust.SUSPECTED: Trust.SUSPECTED,
-        Trust.DOUBTED: Trust.DOUBTED,
+        Trust.DEGRADED: Trust.DEGRADED,
         Trust.QUARANTINED: Trust.QUARANTINED,
     },
     HealthEvent.FOUND_CLEAN: {
         Trust.TRUSTED: Trust.TRUSTED,
         Trust.SUSPECTED: Trust.TRUSTED,
-        Trust.DOUBTED: Trust.TRUSTED,
+        Trust.DEGRADED: Trust.TRUSTED,
         Trust.QUARANTINED: Trust.QUARANTINED,
     },
     HealthEvent.FOUND_LATE: {
         Trust.TRUSTED: Trust.SUSPECTED,
         Trust.SUSPECTED: Trust.SUSPECTED,
-        Trust.DOUBTED: Trust.SUSPECTED,
+        Trust.DEGRADED: Trust.SUSPECTED,
         Trust.QUARANTINED: Trust.QUARANTINED,
     },
     HealthEvent.FOUND_ZOMBIE: {
-        Trust.TRUSTED: Trust.DOUBTED,
-        Trust.SUSPECTED: Trust.DOUBTED,
-        Trust.DOUBTED: Trust.DOUBTED,
+        Trust.TRUSTED: Trust.DEGRADED,
+        Trust.SUSPECTED: Trust.DEGRADED,
+        Trust.DEGRADED: Trust.DEGRADED,
         Trust.QUARANTINED: Trust.QUARANTINED,
     },
     HealthEvent.QUARANTINED: dict.fromkeys(Trust, Trust.QUARANTINED),
@@ -179,7 +179,7 @@ class BackendHealth:
         self.retired = self.use is Use.RETIRED
         self.in_service = self.use is Use.IN_USE and self.trust is not Trust.QUARANTINED  # calls may wait for it
         self.takes_calls = self.in_service and self.intake is CallIntake.OPEN
-        self.well = self.in_service and self.up and self.trust is not Trust.DOUBTED  # preferred to those that are not
+        self.well = self.in_service and self.up and self.trust is not Trust.DEGRADED  # preferred to those that are not
 
     @property
     def ready(self) -> bool:

@@ -242,13 +242,14 @@ class Provider:
         stream: bool,
     ) -> None:
         """Read the provider's answer after its client disconnected, and cancel the job in it, since nobody knows its id."""
-        limit = self._host.limits.body_bytes_max
-        if self._abandoned_answers >= self._host.limits.provider_jobs_max:  # each holds a connection
+        limits = self._host.limits
+        if self._abandoned_answers >= limits.provider_jobs_max:  # each holds a connection
             connection.abort()
-            self.log_unfollowed(kind, backend, owner, "too many answers are waited for")
+            why = f"already waiting for {self._abandoned_answers} answers to clients that disconnected (provider_jobs_max)"
+            self.log_unfollowed(kind, backend, owner, why)
             return
         self._abandoned_answers += 1
-        fetch_call = FetchCall.take_over(connection, limit, _EVENT_END if stream else b"")
+        fetch_call = FetchCall.take_over(connection, limits.body_bytes_max, _EVENT_END if stream else b"")
         self._tasks.start(self._read_and_cancel(fetch_call, kind, backend, owner, lease_s))
 
     async def _read_and_cancel(

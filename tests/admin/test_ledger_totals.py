@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import http.server
 import io
 import json
 import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from admin.test_commands import as_json, hangup
 from hangup.gateway.backends.counters import gpu_use, read
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.raw import Client, ask
+from support.receiver import receiver
 from support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
@@ -99,34 +96,14 @@ def test_those_who_left_are_booked_with_what_they_spared() -> None:
         assert report["total"]["tokens_delivered"] + report["total"]["tokens_wasted"] == engine.stats()["tokens"]
 
 
-@contextlib.contextmanager
-def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    got: list[dict[str, Any]] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            got.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(204)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/alarm", got
-    server.shutdown()
-    server.server_close()
-
-
 def test_a_deaf_engine_raises_the_alarm_and_is_named() -> None:
     """Exact signal: the engine keeps computing for clients that left. Log, metric and webhook report the alarm and its end."""
-    with webhook() as (url, got):
+    with receiver() as (url, posted):
         settings = {
             "counters_interval_s": 0.1,
             "divergence_window_s": 1,
             "divergence_hold_s": 0.5,
-            "alarm_webhook": url,
+            "alarm_webhook": f"{url}/alarm",
             "slots": 8,
         }
         with gateway_and_engine(settings, slots=8, token_s=0.002, deaf=True) as (gateway, engine):
@@ -140,11 +117,11 @@ def test_a_deaf_engine_raises_the_alarm_and_is_named() -> None:
             assert raised["suspects"]["tenants"] == ["default"] and raised["suspects"]["calls"][0]["id"].startswith("left-")
             (name,) = [row["name"] for row in admin(gateway, "GET", "/api/backends")[1]["backends"]]
             assert gateway.metrics()[f'hangup_divergence_alarm{{backend="{name}"}}'] == 1
-            assert wait_until(lambda: got)[0]["backend"] == name
+            assert json.loads(wait_until(lambda: posted)[0].body)["backend"] == name
             assert get_report(gateway)["engines"][name]["difference"] > 100
             admin(gateway, "PUT", f"/api/backends/{name}/drain")
             engine.popen.terminate()  # the zombies end with it
-            wait_until(lambda: any(row["state"] == "ended" for row in got), what="the end of the alarm")
+            wait_until(lambda: any(json.loads(alarm.body)["state"] == "ended" for alarm in posted), what="the end of the alarm")
 
 
 def test_counters_of_the_engines() -> None:

@@ -89,10 +89,10 @@ class TestLedger:
 
 class TestHistogram:
     def test_a_bound_is_within_its_bucket_and_all_above_the_last_is_one(self) -> None:
-        made = Histogram((1.0, 2.0))
+        histogram = Histogram((1.0, 2.0))
         for value in (0.5, 1.0, 1.5, 2.0, 2.1, 99.0):
-            made.observe(value)
-        assert made.counts == [2, 2, 2] and made.sum == pytest.approx(106.1)
+            histogram.observe(value)
+        assert histogram.counts == [2, 2, 2] and histogram.sum == pytest.approx(106.1)
 
     def test_bounds_grow(self) -> None:
         for bounds in (SECONDS, TOKENS):
@@ -107,27 +107,32 @@ class TestAccount:
         return account
 
     def test_a_completed_call(self) -> None:
-        made = self.booked(ended(reasons.COMPLETED))
-        assert made == Account(calls=1, tokens_in=7, tokens_delivered=10, engine_s=4.0, money=24.0)
+        account = self.booked(ended(reasons.COMPLETED))
+        assert account == Account(calls=1, tokens_in=7, tokens_delivered=10, engine_s=4.0, money=24.0)
 
     def test_one_whose_stream_was_left(self) -> None:
         """What it had it got; of the rest of such an answer, 15 tokens were spared, each as dear as those before it."""
-        made = self.booked(ended(reasons.CLIENT_FIN))
-        assert (made.tokens_delivered, made.tokens_wasted, made.engine_wasted_s, made.money_wasted) == (10, 0, 0, 0)
-        assert made.tokens_saved == 15 and made.money_saved == pytest.approx(15 * 24.0 / 10)
+        account = self.booked(ended(reasons.CLIENT_FIN))
+        assert (account.tokens_delivered, account.tokens_wasted, account.engine_wasted_s, account.money_wasted) == (10, 0, 0, 0)
+        assert account.tokens_saved == 15 and account.money_saved == pytest.approx(15 * 24.0 / 10)
 
     def test_one_whose_whole_answer_nobody_got(self) -> None:
-        made = self.booked(ended(reasons.CLIENT_FIN, stream=False))
-        assert (made.tokens_delivered, made.tokens_wasted, made.engine_wasted_s, made.money_wasted) == (0, 10, 4.0, 24.0)
+        account = self.booked(ended(reasons.CLIENT_FIN, stream=False))
+        assert (account.tokens_delivered, account.tokens_wasted, account.engine_wasted_s, account.money_wasted) == (
+            0,
+            10,
+            4.0,
+            24.0,
+        )
 
     def test_one_that_left_before_its_first_token(self) -> None:
-        made = self.booked(ended(reasons.CLIENT_FIN, tokens=0))
-        assert (made.tokens_wasted, made.engine_wasted_s, made.money, made.money_wasted) == (0, 4.0, 4.0, 4.0)
-        assert (made.tokens_saved, made.money_saved) == (25, 0.0), "what a token costs is not known of it"
+        account = self.booked(ended(reasons.CLIENT_FIN, tokens=0))
+        assert (account.tokens_wasted, account.engine_wasted_s, account.money, account.money_wasted) == (0, 4.0, 4.0, 4.0)
+        assert (account.tokens_saved, account.money_saved) == (25, 0.0), "what a token costs is not known of it"
 
     def test_money_is_nothing_where_nothing_has_a_price(self) -> None:
-        made = self.booked(ended(reasons.CLIENT_FIN), price=FREE)
-        assert made.money == made.money_saved == 0 and made.engine_s == 4.0
+        account = self.booked(ended(reasons.CLIENT_FIN), price=FREE)
+        assert account.money == account.money_saved == 0 and account.engine_s == 4.0
 
     def test_sums(self) -> None:
         one, other = self.booked(ended(reasons.COMPLETED)), self.booked(ended(reasons.CLIENT_FIN, stream=False))
@@ -136,9 +141,14 @@ class TestAccount:
         assert (one.engine_s, one.money, one.money_wasted, one.tokens_saved) == (8.0, 48.0, 24.0, 15)
 
     def test_had_nobody_got_anything(self) -> None:
-        made = self.booked(ended(reasons.COMPLETED)).as_wasted()
-        assert (made.tokens_delivered, made.tokens_wasted, made.engine_wasted_s, made.money_wasted) == (0, 10, 4.0, 24.0)
-        assert (made.calls, made.tokens_in, made.engine_s, made.money) == (1, 7, 4.0, 24.0)
+        account = self.booked(ended(reasons.COMPLETED)).as_wasted()
+        assert (account.tokens_delivered, account.tokens_wasted, account.engine_wasted_s, account.money_wasted) == (
+            0,
+            10,
+            4.0,
+            24.0,
+        )
+        assert (account.calls, account.tokens_in, account.engine_s, account.money) == (1, 7, 4.0, 24.0)
 
     def test_price(self) -> None:
         assert Price(per_hour=7200.0).of(3.0, 1e6) == 6.0 and Price(per_million_tokens=5.0).of(3.0, 2e6) == 10.0

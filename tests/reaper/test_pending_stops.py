@@ -25,7 +25,7 @@ def slots(*busy: tuple[int, str, int]) -> EngineStatus:
     return EngineStatus(len(busy), slots=rows)
 
 
-def test_a_leftover_begins_with_nothing_against_it() -> None:
+def test_a_pending_stop_begins_with_nothing_against_it() -> None:
     stop = PendingStop("x", 5.0)
     assert not stop.silent and not stop.abort_sent and stop.aborts == 0 and stop.account == StopAccount()
     assert stop.state is StopState.PENDING and stop.due == 5.0 and stop.tokens_after is None and stop.key == "x"
@@ -160,7 +160,7 @@ def test_several_answers_of_one_call_count_as_such() -> None:
     assert not pending.orphans
 
 
-def test_an_engine_that_does_not_answer_keeps_the_place_and_is_convicted_late() -> None:
+def test_an_engine_that_does_not_answer_keeps_the_place_and_is_judged_late() -> None:
     pending = PendingStops(GRACE, prefill_grace_s=10.0)
     left(pending, "a", at=0.0)
     pending.unanswered(2.1, 4.1)
