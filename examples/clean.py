@@ -29,7 +29,7 @@ async def answer(request: Request, prompt: str):
 async def stream(request: Request, prompt: str):
     messages = [{"role": "user", "content": prompt}]
     call = client.chat.completions.create(model="m", messages=messages, stream=True, max_tokens=1024)
-    return hangup.stream(request, call, first_token_s=10, gap_s=30, total_s=120, max_tokens=1024)
+    return hangup.stream(request, call, first_token_s=30, gap_s=30)
 
 
 @app.post("/blocking")

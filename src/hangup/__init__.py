@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hangup.library.deadline import deadline
     from hangup.library.ended import CallEnded, Ended
+    from hangup.library.faults import ErrorAnswer, UpstreamError
     from hangup.library.gate import Gate
     from hangup.library.outgoing import closing
     from hangup.library.run import run, tethered
@@ -25,7 +26,9 @@ __all__ = [
     "CancelToken",
     "Cancelled",
     "Ended",
+    "ErrorAnswer",
     "Gate",
+    "UpstreamError",
     "__version__",
     "closing",
     "deadline",
@@ -39,7 +42,9 @@ _HOMES = {
     "CancelToken": "token:CancelToken",
     "Cancelled": "token:Cancelled",
     "Ended": "ended:Ended",
+    "ErrorAnswer": "faults:ErrorAnswer",
     "Gate": "gate:Gate",
+    "UpstreamError": "faults:UpstreamError",
     "closing": "outgoing:closing",
     "deadline": "deadline:deadline",
     "run": "run:run",

@@ -75,6 +75,9 @@ class Served:
     def wait_computed(self, id: str, at_least: int) -> int:
         return wait_until(lambda: (n := self.work(id)["computed"]) >= at_least and n, what=f"{at_least} tokens of {id}") or 0
 
+    def wait_running(self, id: str) -> None:
+        wait_until(lambda: self.work(id)["running"], what=f"{id} to begin")
+
     def wait_ended(self, id: str, timeout_s: float = 10) -> dict[str, Any]:
         """Return the engine's counts once nothing of the call runs any more and its end was reported."""
 

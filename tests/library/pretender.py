@@ -20,6 +20,7 @@ class Pretender:
         self.disconnected = asyncio.Event()
         self.sent: list[bytes] = []
         self.status = 0
+        self.headers: dict[str, str] = {}
         self.finished = False
 
     @property
@@ -32,6 +33,7 @@ class Pretender:
 
     async def start(self, status: int, headers: Any) -> None:
         self.status = status
+        self.headers = dict(headers)
 
     async def write(self, data: bytes) -> None:
         self.sent.append(data)
@@ -42,6 +44,10 @@ class Pretender:
     async def break_off(self) -> None:
         pass
 
+    def answers(self, error: Exception) -> bool:
+        return False
+
     async def stream(self, source: Any, **limits: Any) -> hangup.Ended:
-        call = StreamCall(source, Limits(**limits))
+        options = {name: limits.pop(name) for name in list(limits) if name not in Limits.__slots__}
+        call = StreamCall(source, Limits(**limits), **options)
         return await call.run(ClientWatch(self.receive, None, None), self)

@@ -23,7 +23,7 @@ from hangup.core.reasons import Reason
 from hangup.library import sockets
 from hangup.library.limits import Limits
 from hangup.library.run import run
-from hangup.library.sources import open_source
+from hangup.library.sources import Opening, open_source
 from hangup.library.stream import StreamCall
 from hangup.library.tether import Tether
 from hangup.library.watch import ClientWatch
@@ -72,7 +72,7 @@ async def given() -> AsyncIterator[str]:
 )
 def test_every_kind_of_source_gives_its_chunks(make: Any) -> None:
     async def main() -> list[str]:
-        async with open_source(make(), hangup.CancelToken(), lambda _: None) as chunks:
+        async with open_source(make(), Opening(hangup.CancelToken())) as chunks:
             return [chunk async for chunk in chunks]
 
     assert asyncio.run(main(), debug=True) == ["a", "b", "c"]
@@ -104,7 +104,7 @@ def test_opening_a_blocking_stream_does_not_block_the_loop_and_is_cancelled_too(
 
 def test_other_things_are_refused_by_name() -> None:
     async def main() -> None:
-        async with open_source(7, hangup.CancelToken(), lambda _: None):
+        async with open_source(7, Opening(hangup.CancelToken())):
             pass
 
     with pytest.raises(TypeError, match="cannot stream from a int"):
@@ -203,7 +203,7 @@ def test_a_gap_ends_the_call_and_the_engine_is_closed() -> None:
 
     ended = asyncio.run(main(), debug=True)
     assert ended.cause == "gap_s" and closed
-    assert b'"code": "gap_s"' in client[0].sent[-1] and not client[0].finished
+    assert b'"code":"gap_s"' in client[0].sent[-1] and not client[0].finished
 
 
 def test_a_client_that_does_not_read_cannot_hold_up_the_end() -> None:

@@ -53,6 +53,9 @@ class Leaver:
     async def break_off(self) -> None:
         pass
 
+    def answers(self, error: Exception) -> bool:
+        return False
+
 
 def openai_stream(url: str) -> Any:
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=hangup.httpx2.AsyncClient())

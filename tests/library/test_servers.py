@@ -44,6 +44,18 @@ class Case:
         client.sock.close()
 
 
+class Early:
+    """A client that leaves before the first token, when nothing of its answer has been sent."""
+
+    def __init__(self, served: Served, work: str, leave: str) -> None:
+        id = f"{work}-early-{leave}"
+        client = served.post(work, id, pace_s=2 * PACE_S)
+        served.wait_running(id)
+        LEAVES[leave](client)
+        self.ended = served.wait_ended(id)
+        client.sock.close()
+
+
 class Stalled:
     """A client that stays and reads nothing."""
 
@@ -60,6 +72,9 @@ class Cases:
     def __init__(self, served: Served, pool: ThreadPoolExecutor) -> None:
         self.served = served
         self.hung_up = {(work, leave): pool.submit(Case, served, work, leave) for work in WORKS for leave in LEAVES}
+        self.early = {
+            (work, leave): pool.submit(Early, served, work, leave) for work in STREAMS for leave in ("fin", "rst", "half_close")
+        }
         self.stalled = {work: pool.submit(Stalled, served, work) for work in WORKS}
 
 
@@ -86,6 +101,16 @@ def test_at_most_one_token_after_the_hang_up(cases: Cases, work: str, leave: str
     assert not ended["zombie"]
 
 
+@pytest.mark.parametrize("leave", ["fin", "rst", "half_close"])
+@pytest.mark.parametrize("work", STREAMS)
+def test_a_client_may_leave_before_the_first_token(cases: Cases, work: str, leave: str) -> None:
+    """The middlewares around the handler must not raise an error then; `complaints` would show its traceback."""
+    case = cases.early[work, leave].result(120)
+    (ended,) = case.ended["ended"]
+    assert (ended["outcome"], ended["status"], ended["first_token_s"]) == ("client_gone", 499, None), ended
+    assert case.ended["computed"] <= 1 and case.ended["aborted"] == 1
+
+
 @pytest.mark.parametrize("work", STREAMS)
 def test_a_reader_that_stalls_is_given_up(cases: Cases, work: str) -> None:
     """It blocks the write; while it does the engine is not asked for more, and after `write_stall_s` the call ends."""
@@ -104,11 +129,12 @@ def test_a_reader_that_stalls_holds_up_no_whole_answer(cases: Cases, work: str) 
     assert (ended["outcome"], ended_call["computed"], ended_call["aborted"]) == ("completed", WHOLE_TOKENS, 0)
 
 
-def test_a_complete_answer_is_complete(served: Served) -> None:
+def test_an_answer_that_is_cut_ends_as_a_whole_and_says_so(served: Served) -> None:
     with served.post("stream", "capped", pace_s=0.01, max_tokens=3) as client:
         answer = client.read_answer()
     assert (answer.status, answer.complete) == (200, True)
-    assert answer.body == b"data: token\n\n" * 3
+    tokens, _, cut = answer.body.partition(b"event: error\n")
+    assert tokens == b"data: token\n\n" * 3 and b'"code":"output_tokens_max"' in cut
     assert served.wait_ended("capped")["ended"][0]["cause"] == "output_tokens_max"
 
 
@@ -123,7 +149,7 @@ def test_a_limit_in_the_stream_is_told_and_the_answer_is_broken_off(served: Serv
     with served.post("stream", "cut", pace_s=0.05, total_s=0.4) as client:
         answer = client.read_answer()
     assert answer.status == 200
-    assert b'event: error\ndata: {"error": {' in answer.body and b'"code": "total_s"' in answer.body
+    assert b'event: error\ndata: {"error":{' in answer.body and b'"code":"total_s"' in answer.body
     # Behind BaseHTTPMiddleware, and by granian, the framing is closed for us; the error event has to do there.
     assert answer.complete == (served.server in BEHIND_MIDDLEWARE)
 
@@ -139,6 +165,7 @@ def test_nothing_is_left_and_nothing_complains(cases: Cases) -> None:
     served = cases.served
     wait(cases.hung_up.values(), 30)
     wait(cases.stalled.values(), 30)
+    wait(cases.early.values(), 30)
     served.wait_nothing_left()
     if served.server == "uvicorn-uvloop":
         return  # on a pipelined connection uvicorn writes to uvloop's closed transport, and logs that itself

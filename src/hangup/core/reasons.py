@@ -163,4 +163,7 @@ KILLED = _reason("killed", Outcome.KILLED, 503, "An operator killed the call.", 
 PREEMPTED = _reason("preempted", Outcome.KILLED, 503, "A live call preempted this job item; hangup will retry it.")
 TAKEN_OVER = _reason("taken_over", Outcome.KILLED, 503, "Another gateway took over this job item and will retry it.")
 INTERNAL = _reason("internal_error", Outcome.KILLED, 500, "Internal gateway error; see the gateway log.", False)
+APPLICATION_FAULT = _reason(
+    "application_fault", Outcome.KILLED, 500, "Internal error of the application; see its log.", False
+)  # the library's only: the application passed it something that it cannot send
 DRAINED = _reason("drain_s", Outcome.DRAINED, 503, "The gateway shut down before the answer was complete.")

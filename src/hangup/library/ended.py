@@ -11,6 +11,7 @@ from hangup.core.reasons import Outcome
 from hangup.errors import HangupError
 
 log = logging.getLogger("hangup")
+_WARNED = (Outcome.ENGINE_FAILED, Outcome.CAP, Outcome.KILLED)  # the client did not get the whole answer, and waited for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def describe(call: Call, zombie: str = "") -> Ended:
 
 def report_end(ended: Ended, on_end: OnEnd | None) -> None:
     """Write the log line and call `on_end`; an exception from `on_end` is logged and not raised."""
-    log.log(logging.WARNING if ended.zombie or ended.outcome is Outcome.ENGINE_FAILED else logging.INFO, "%s", ended)
+    log.log(logging.WARNING if ended.zombie or ended.outcome in _WARNED else logging.INFO, "%s", ended)
     if on_end is not None:
         try:
             on_end(ended)

@@ -1,4 +1,7 @@
-"""The limits of a call in an application, with their defaults; `None` switches a limit off."""
+"""The limits of a call in an application, with their defaults; `None` switches a limit off.
+
+By default nothing that the engine would have finished is cut: only silence ends a call, after as long as the SDKs wait.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from hangup.core.call import CallTimeLimits
 GRACE_S = 5.0  # how long an engine may take to stop before the log names it
 CLIENT_SILENCE_S = 30.0  # a host that acknowledges nothing for this long is gone
 WRITE_STALL_S = 30.0  # a client that reads nothing for this long is gone
-MAX_TOKENS = 4096
+SILENT_ENGINE_S = 600.0  # the read timeout of OpenAI's and Anthropic's SDKs: after this they give up, too
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    first_token_s: float | None = 60.0
-    gap_s: float | None = 60.0
-    total_s: float | None = 600.0
-    max_tokens: int | None = MAX_TOKENS
+    first_token_s: float | None = SILENT_ENGINE_S
+    gap_s: float | None = SILENT_ENGINE_S
+    total_s: float | None = None
+    max_tokens: int | None = None
     write_stall_s: float | None = WRITE_STALL_S
     client_silence_s: float | None = CLIENT_SILENCE_S
     grace_s: float = GRACE_S

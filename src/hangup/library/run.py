@@ -24,7 +24,7 @@ async def run(
     request: Any,
     work: Awaitable[T] | Callable[[CancelToken], T],
     *,
-    total_s: float | None = 600.0,
+    total_s: float | None = None,
     client_silence_s: float | None = CLIENT_SILENCE_S,
     grace_s: float = GRACE_S,
     abort: Abort | None = None,

@@ -19,12 +19,14 @@ from hangup.core.call import Call, EngineAction, Tell
 from hangup.core.reasons import Reason
 from hangup.library.deadline import deadline
 from hangup.library.ended import Ended, OnEnd, describe, log, report_end
+from hangup.library.faults import ApplicationFault
 from hangup.library.limits import Limits
 from hangup.library.token import CancelToken
 from hangup.library.watch import ClientWatch
 from hangup.tasks import TASKS
 
 Abort = Callable[[], object]
+OnFailure = Callable[[Exception], tuple[int, str]]
 
 _numbers = itertools.count(1)
 _HANDLED = (Exception,)  # `_settle` and `_release` report them, with the call that they belong to
@@ -53,6 +55,7 @@ class Tether:
         self._writing_since: float | None = None
         self._ended_future = self.loop.create_future()
         self.engine_name = ""  # what the log names if it does not stop
+        self.on_failure: OnFailure | None = None  # returns the status and the detail to report for the work's failure
 
     async def run(self, watch: ClientWatch, work: Coroutine[Any, Any, Any]) -> Any:
         """Run the work until it ends, the client disconnects or the time runs out; return the work's result, or None."""
@@ -88,10 +91,21 @@ class Tether:
             self.end(reasons.ENGINE_ERROR, "the engine's task was cancelled")
         elif (error := work.exception()) is not None:
             self.error = error
-            self.end(reasons.ENGINE_ERROR, f"{type(error).__name__}: {error}")
+            self._end_with_failure(error)
         else:
             self.call.engine_finished = True
             self.end(reasons.COMPLETED)
+
+    def _end_with_failure(self, error: BaseException) -> None:
+        status, detail = 0, f"{type(error).__name__}: {error}"
+        if isinstance(error, ApplicationFault):
+            self.end(reasons.APPLICATION_FAULT, detail)
+            return
+        if self.on_failure is not None and isinstance(error, Exception) and not self.call.ended:
+            status, detail = self.on_failure(error)
+        self.end(reasons.ENGINE_ERROR, detail)
+        if status and self.tell is Tell.STATUS:
+            self.call.status = status
 
     # Progress of the work
 

@@ -51,6 +51,9 @@ class _AiohttpClient:
             self._request.transport.abort()
         raise ConnectionResetError("the call ended before its response was complete")
 
+    def answers(self, error: Exception) -> bool:
+        return False  # aiohttp does not answer an error that is raised while a response is prepared
+
 
 class AiohttpCallEnded(web.HTTPException, CallEnded):
     def __init__(self, ended: CallEnded, reason: Reason) -> None:

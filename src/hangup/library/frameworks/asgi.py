@@ -18,8 +18,9 @@ Send = Callable[[Any], Awaitable[None]]
 class AsgiClient:
     """Sends an answer as ASGI messages."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, answered: tuple[type[Exception], ...] = ()) -> None:
         self._send = send
+        self._answered = answered  # the framework's own errors
 
     async def start(self, status: int, headers: Headers) -> None:
         encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -34,20 +35,26 @@ class AsgiClient:
     async def break_off(self) -> None:
         """Do nothing: the app returns without its last message, so the server closes the connection without the last chunk."""
 
+    def answers(self, error: Exception) -> bool:
+        return isinstance(error, self._answered)
 
-async def send_stream(call: StreamCall, scope: Any, receive: Receive, send: Send) -> None:
+
+async def send_stream(
+    call: StreamCall, scope: Any, receive: Receive, send: Send, answered: tuple[type[Exception], ...] = ()
+) -> None:
     watch = ClientWatch.for_asgi(scope, receive, call.limits.client_silence_s)
-    await call.run(watch, AsgiClient(send))
+    await call.run(watch, AsgiClient(send, answered))
 
 
 class StreamApp:
     """A response that is itself an ASGI application."""
 
-    def __init__(self, call: StreamCall) -> None:
+    def __init__(self, call: StreamCall, answered: tuple[type[Exception], ...] = ()) -> None:
         self.call = call
+        self._answered = answered
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        await send_stream(self.call, scope, receive, send)
+        await send_stream(self.call, scope, receive, send, self._answered)
 
 
 class OverAsgi:

@@ -21,7 +21,7 @@ class LitestarStreamResponse(Response[None]):
         self.call = call
 
     def to_asgi_response(self, *_: Any, **__: Any) -> Any:
-        return StreamApp(self.call)
+        return StreamApp(self.call, (HTTPException,))
 
 
 class LitestarCallEnded(CallEnded, HTTPException):  # this order: Litestar passes its arguments on to the next base class

@@ -26,7 +26,7 @@ class StarletteStreamResponse(Response):
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         self.call.headers |= {name: value for name, value in self.headers.items() if name not in self.call.headers}
-        await send_stream(self.call, scope, receive, send)
+        await send_stream(self.call, scope, receive, send, (HTTPException,))
         if self.background is not None:
             await self.background()
 

@@ -1,0 +1,89 @@
+"""OpenAI's chat completions and completions, as many other engines and SDKs stream them too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hangup.library.formats.base import ChunkFormat, event, field, to_bytes, tokens_of
+
+DONE = b"data: [DONE]\n\n"
+_REASONING = ("reasoning_content", "reasoning", "refusal")
+
+
+class OpenAIChunks(ChunkFormat):
+    """Chunks with `choices`. Tokens are those that the engine reports, else those of the text, for all choices together."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+        self._begun: set[int] = set()
+        self._finished: set[int] = set()
+
+    def tokens(self, chunk: Any, so_far: int) -> tuple[int, bool]:
+        self._last = chunk
+        tokens, has_text = 0, False
+        for choice in field(chunk, "choices") or ():
+            index = field(choice, "index") or 0
+            (self._finished if field(choice, "finish_reason") else self._begun).add(index)
+            count = _tokens_of_choice(choice)
+            tokens, has_text = tokens + count, has_text or count > 0
+        usage = field(chunk, "usage")
+        if usage is not None:
+            reported = field(usage, "completion_tokens")
+            if isinstance(reported, int) and reported > 0:
+                tokens = reported - so_far
+        return tokens, has_text
+
+    def end(self) -> bytes:
+        return DONE
+
+    def cut(self, tokens: int) -> bytes:
+        """Return a last chunk that says `finish_reason: "length"` for every choice that has not ended."""
+        text = field(self._last, "object") == "text_completion"
+        content: dict[str, Any] = {"text": ""} if text else {"delta": {}}
+        choices = [
+            {"index": index, **content, "logprobs": None, "finish_reason": "length"}
+            for index in sorted(self._begun - self._finished)
+        ]
+        head = {name: field(self._last, name) for name in ("id", "object", "created", "model")}
+        return event({**head, "choices": choices}) + DONE
+
+
+class OpenAIChatEvents(OpenAIChunks):
+    """The events of the SDK's `chat.completions.stream(...)`: only its chunks belong to the API; the rest repeats them."""
+
+    def encode(self, chunk: Any) -> bytes:
+        return to_bytes(chunk.chunk) if chunk.type == "chunk" else b""
+
+    def tokens(self, chunk: Any, so_far: int) -> tuple[int, bool]:
+        return super().tokens(chunk.chunk, so_far) if chunk.type == "chunk" else (0, False)
+
+
+def _tokens_of_choice(choice: Any) -> int:
+    """Return how many tokens a choice's part has, by its logarithms or token ids if it has them, else by its text."""
+    logprobs = field(choice, "logprobs")
+    if logprobs is not None:
+        listed = field(logprobs, "content") or field(logprobs, "tokens")
+        if listed:
+            return len(listed)
+    delta = field(choice, "delta")
+    text = field(choice, "text") if delta is None else field(delta, "content")
+    if not text and delta is not None:
+        text = _other_text(delta)
+    if not text or not isinstance(text, str):
+        return 0
+    ids = _extra(choice).get("token_ids")
+    return len(ids) if ids else tokens_of(text)
+
+
+def _other_text(delta: Any) -> str:
+    calls = field(delta, "tool_calls")
+    if calls:
+        functions = [field(call, "function") for call in calls]
+        return "".join((field(f, "name") or "") + (field(f, "arguments") or "") for f in functions if f is not None)
+    extra = _extra(delta)
+    return next((extra[name] for name in _REASONING if extra.get(name)), None) or field(delta, "refusal") or ""
+
+
+def _extra(value: Any) -> dict[str, Any]:
+    """Return the fields that an SDK's model does not know: asking it for one that it lacks would cost more than a chunk."""
+    return value if isinstance(value, dict) else getattr(value, "model_extra", None) or {}
