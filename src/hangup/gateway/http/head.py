@@ -46,6 +46,7 @@ HOP_BY_HOP = frozenset(
 )
 
 _NOTES_MAX = 32  # of one head: a request may go to many backends
+NOT_KEPT: dict[Any, Any] = {}  # the notes of all heads that are not remembered: always empty
 _V = TypeVar("_V")
 
 Headers = list[tuple[bytes, bytes]]  # names in lower case, in the order of arrival
@@ -64,15 +65,17 @@ class _Head:
         self.content_length: int | None = None
         self.chunked = False
         self.keep_alive = False
-        self.notes: dict[Any, Any] = {}  # what others derived from it; heads that differ only in their length share it
+        self.notes: dict[Any, Any] = NOT_KEPT  # what others derived from it; heads that differ only in their length share it
         self._complete = False
         self._twice = b""
 
     def note(self, key: Any, value: _V) -> _V:
-        """Keep something that was derived from this head, for all heads like it."""
-        if len(self.notes) >= _NOTES_MAX:
-            self.notes.clear()
-        self.notes[key] = value
+        """Keep something that was derived from this head, for all heads like it; return it."""
+        notes = self.notes
+        if notes is not NOT_KEPT:
+            if len(notes) >= _NOTES_MAX:
+                notes.clear()
+            notes[key] = value
         return value
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -1,8 +1,11 @@
-"""Reads heads, and remembers those it has read: a client or an engine sends the same head again and again.
+"""Reads heads, and remembers those that come again: most clients and engines send the same head again and again.
 
 Between two requests of one SDK, only the body's length differs. So a head is looked up by its bytes before and after that
 number, and code that derives something from a head (a route, the engine's request, the client's response) keeps it in the
-head's `notes`, for all requests that look alike. Heads that never repeat are not kept.
+head's `notes`, for all requests that look alike.
+
+Others put an id or the time into each head. So a head is kept when it comes for the second time, and nothing is noted for one
+that is not kept.
 """
 
 from __future__ import annotations
@@ -11,51 +14,68 @@ from hangup.gateway.http.head import RequestHead, ResponseHead
 
 _HEADS_MAX = 512  # of each kind; then all are forgotten, because it is unknown which will come again
 _HEAD_BYTES_MAX = 2048  # longer ones are not kept
-_NEVER_AGAIN = frozenset([b"x-request-id", b"traceparent", b"idempotency-key", b"sec-websocket-key"])
+_SEEN_MAX = 4096  # heads that came once, by their hashes
 _LENGTH_NAMES = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
 
-_requests: dict[tuple[bytes, bytes], RequestHead] = {}
-_responses: dict[tuple[bytes, bytes], ResponseHead] = {}
+_Key = tuple[bytes, bytes]  # the head before and after the body's length
+_requests: dict[_Key, RequestHead] = {}
+_responses: dict[_Key, ResponseHead] = {}
+_seen: set[int] = set()
 
 
 def read_request_head(data: bytes, *, count_max: int, url_bytes_max: int) -> RequestHead:
     """Parse a request's head, including the blank line; raise `WireError` with the status to refuse it with."""
-    before, length, after = _split(data)
-    if length.isdigit() and len(length) < 19:
-        known = _requests.get((before, after))
-        if known is not None and len(known.headers) <= count_max and len(known.target) <= url_bytes_max:
+    key, length = _split(data)
+    known = _requests.get(key)
+    if known is not None and length is not None and length.isdigit() and len(length) < 19:
+        allowed = len(known.headers) <= count_max and len(known.target) <= url_bytes_max
+        if allowed:
             return known.again(int(length))
     head = RequestHead(data, count_max=count_max, url_bytes_max=url_bytes_max)
-    if length and len(data) <= _HEAD_BYTES_MAX and head.fields.keys().isdisjoint(_NEVER_AGAIN):
+    if length and _comes_again(key, data):
         if len(_requests) >= _HEADS_MAX:
             _requests.clear()
-        _requests[before, after] = head
+        _requests[key] = head
+        head.notes = {}
     return head
 
 
 def read_response_head(data: bytes) -> ResponseHead:
     """Parse a response's head, including the blank line; raise `WireError` if that is impossible."""
-    before, length, after = _split(data)
-    if not after or (length.isdigit() and len(length) < 19):
-        known = _responses.get((before, after))
-        if known is not None:
-            return known.again(int(length) if after else None)
+    key, length = _split(data)
+    known = _responses.get(key)
+    if known is not None:
+        if length is None:
+            return known.again(None)
+        if length.isdigit() and len(length) < 19:
+            return known.again(int(length))
     head = ResponseHead(data)
     # A length in an unusual spelling was not split off, so it must not be forgotten.
-    is_split = bool(after) or head.content_length is None
-    if is_split and len(data) <= _HEAD_BYTES_MAX and head.fields.keys().isdisjoint(_NEVER_AGAIN):
+    if (length is not None or head.content_length is None) and _comes_again(key, data):
         if len(_responses) >= _HEADS_MAX:
             _responses.clear()
-        _responses[before, after] = head
+        _responses[key] = head
+        head.notes = {}
     return head
 
 
-def _split(data: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the head before the body's length, the length, and the head after it; without a length, all of it comes before."""
+def _comes_again(key: _Key, data: bytes) -> bool:
+    """Return whether such a head came before; if not, remember that it came."""
+    mark = hash(key)
+    if mark in _seen:
+        return len(data) <= _HEAD_BYTES_MAX
+    if len(_seen) >= _SEEN_MAX:
+        _seen.clear()
+    _seen.add(mark)
+    return False
+
+
+def _split(data: bytes) -> tuple[_Key, bytes | None]:
+    """Return the head before and after the body's length, and the length; without one, all of it comes before."""
     for name in _LENGTH_NAMES:
         at = data.find(name)
         if at >= 0:
             at += len(name)
             end = data.find(b"\r\n", at)
-            return data[:at], data[at:end], data[end:]
-    return data, b"", b""
+            return (data[:at], data[end:]), data[at:end]
+    return (data, b""), None
