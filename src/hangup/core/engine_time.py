@@ -33,8 +33,10 @@ class EngineTime:
         return self._per_call_s - mark
 
     def pass_until(self, now: float) -> None:
-        if self.count and now > self._at:
-            self.busy_s += now - self._at
-            self.call_s += (now - self._at) * self.count
-            self._per_call_s += (now - self._at) / self.count
-        self._at = max(now, self._at)
+        passed = now - self._at
+        if passed > 0:
+            self._at = now
+            if self.count:
+                self.busy_s += passed
+                self.call_s += passed * self.count
+                self._per_call_s += passed / self.count

@@ -83,6 +83,7 @@ class Admission(Generic[K]):
         self._terms = terms
         bands = {granted.band for granted in terms.values()}
         self._held_back = [limits.hold_back_share * sum(band < own for band in bands) for own in Band]
+        self._holds_back = any(share > 0 for share in self._held_back)
         for name, tenant in self.tenants.items():
             granted = terms.get(name, TenantTerms())
             if tenant.terms != granted:
@@ -113,16 +114,16 @@ class Admission(Generic[K]):
         self.fleet.now = now
         tenant = ticket.tenant = self.tenants.get(tenant_name) or self.tenant(tenant_name)
         ticket.arrived_at = now
-        tenant.retries.note(ticket.retry, self.limits.retry_share_max)
-        reason = self._over_quota(tenant, now)
-        if reason is not None:
+        if ticket.retry or not tenant.retries.full:
+            tenant.retries.note(ticket.retry, self.limits.retry_share_max)
+        if tenant.has_quota and (reason := self._over_quota(tenant, now)) is not None:
             return [Action(ticket, None, reason)]
         if self.fleet.has_kv:
             ticket.kv = self._cache_for(ticket, tenant)
         wanted = self.queue.wanted_backends() if self.queue.count else NOBODY
         if wanted is not None:
             load = self.fleet.best(ticket.kv, wanted, ticket.eligible)
-            if load is not None and not self._is_held_back(tenant, ticket.eligible):
+            if load is not None and not (self._holds_back and self._is_held_back(tenant, ticket.eligible)):
                 if self._foresight.too_late(ticket, load, 0.0, now):
                     return [Action(ticket, None, reasons.INFEASIBLE)]
                 self.queue.lift(tenant)
@@ -217,7 +218,8 @@ class Admission(Generic[K]):
             return self._nothing
         load = ticket.placed_on
         self.fleet.first_token(ticket, now)
-        self._foresight.first_token(ticket, now)
+        if ticket.stream:
+            self._foresight.first_token(ticket, now)
         actions = self.dispatch(now) if self.queue.count or self.jobs.count else self._nothing
         if load is not None and not self.queue.count and now - self._waited_at > _CALM_S:
             self.fleet.open_if_on_time(load)

@@ -135,7 +135,9 @@ class BackendLoad:
     @property
     def is_open(self) -> bool:
         """Return whether there is no evidence that calls would wait there."""
-        return not self.slots and not self.health.paused and self.limiter.evidence is Evidence.NONE
+        if self.slots or self.health.paused:
+            return False
+        return self.limiter.unlimited or self.limiter.evidence is Evidence.NONE
 
     def take_peak(self) -> int:
         """Return the most answers under way at a time since the last look, and start over."""

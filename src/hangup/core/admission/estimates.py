@@ -84,13 +84,15 @@ class StepTime:
 class Lengths:
     """The distribution of answer lengths, as counts over half octaves of tokens."""
 
-    __slots__ = ("_counts", "_sum", "_total", "seen")
+    __slots__ = ("_counts", "_sum", "_total", "known", "mean", "seen")
 
     def __init__(self) -> None:
         self._counts = [0.0] * 48
         self._total = 0.0
         self._sum = 0.0
         self.seen = 0
+        self.known = False
+        self.mean = 0.0
 
     def observe(self, tokens: int) -> None:
         self.seen += 1
@@ -101,14 +103,8 @@ class Lengths:
             self._counts = [count / 2 for count in self._counts]
             self._total /= 2
             self._sum /= 2
-
-    @property
-    def known(self) -> bool:
-        return self.seen >= _ENOUGH
-
-    @property
-    def mean(self) -> float:
-        return self._sum / self._total
+        self.mean = self._sum / self._total
+        self.known = self.seen >= _ENOUGH
 
     def share_within(self, tokens: float) -> float:
         """Return the share of answers that are no longer than `tokens`."""

@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Iterable
 
-from hangup.core.admission.backend_load import BackendLoad
+from hangup.core.admission.backend_load import NO_LIMIT, BackendLoad
 from hangup.core.admission.estimates import Estimates
 from hangup.core.admission.health import Trust
 from hangup.core.admission.limiter import SPARE, Evidence
@@ -21,6 +21,7 @@ _LOOK_PAST = 4  # backends without enough cache to skip before giving up
 _LAST = 1e9  # larger than any load: a backend that may run abandoned work comes after all others with room
 _CAPACITY_S = 0.05  # how old the sum of all capacities may be, if there are
 _FEW = 16  # this many backends or more
+_NONE = Evidence.NONE  # Python 3.11 takes as long for a member of an enum as for a function call
 
 
 class Fleet:
@@ -73,6 +74,9 @@ class Fleet:
 
     def load_changed(self, load: BackendLoad) -> None:
         """Update the fleet after the load or the limit of a backend has changed."""
+        unlimited = load.limit_counted == NO_LIMIT and load.limiter.unlimited
+        if unlimited and load is self._only and load.health.takes_calls and not load.slots:
+            return  # the usual case: it gets every call, before and now
         # Backends that are down are used only when there is no other, so that a wrong verdict costs a failed attempt
         # and never an outage.
         limit = load.limit
@@ -242,7 +246,7 @@ class Fleet:
         ticket.overdue = False
         ticket.calls_ahead = ahead
         ticket.had_free_slot = limiter.has_free_slot(load.in_flight - load.held)
-        ticket.unqueued = ticket.had_free_slot and (not ahead or (ahead < SPARE and limiter.queues is not Evidence.NONE))
+        ticket.unqueued = ticket.had_free_slot and (not ahead or (ahead < SPARE and limiter.queues is not _NONE))
         load.unstarted += 1
         load.unread_tokens += ticket.blocking_tokens
         ticket.tokens_to_read = load.unread_tokens
@@ -317,7 +321,7 @@ class Fleet:
 
     def open_if_on_time(self, load: BackendLoad) -> None:
         """Drop the learned limit of a backend if it holds nobody back and calls are on time."""
-        if load.limiter.queues is not Evidence.NONE:
+        if load.limiter.queues is not _NONE:
             load.limiter.open_if_on_time()
             self.load_changed(load)
 

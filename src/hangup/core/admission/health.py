@@ -112,6 +112,10 @@ USE: Mapping[HealthEvent, Mapping[Use, Use | None]] = {
 }
 
 
+# As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
+_ANSWERED, _UP = HealthEvent.ANSWERED, Reach.UP
+
+
 class BackendHealth:
     """The health of one backend, and what follows from it for new calls."""
 
@@ -120,6 +124,7 @@ class BackendHealth:
         "failures_max",
         "in_service",
         "intake",
+        "paused",
         "paused_until",
         "reach",
         "retired",
@@ -146,9 +151,9 @@ class BackendHealth:
     def apply(self, event: HealthEvent, *, until: float = 0.0) -> bool:
         """Apply an event; return whether it matters to new calls, in which case the caller must notify the fleet. `until`: when
         a pause ends."""
-        if event is HealthEvent.ANSWERED:
+        if event is _ANSWERED:
             self.failures = 0
-            if self.reach is Reach.UP:  # the usual case
+            if self.reach is _UP:  # the usual case
                 return False
         elif event is HealthEvent.FAILED:
             self.failures += 1
@@ -178,7 +183,8 @@ class BackendHealth:
         self.up = self.reach is not Reach.DOWN  # assumed or known
         self.retired = self.use is Use.RETIRED
         self.in_service = self.use is Use.IN_USE and self.trust is not Trust.QUARANTINED  # calls may wait for it
-        self.takes_calls = self.in_service and self.intake is CallIntake.OPEN
+        self.paused = self.intake is CallIntake.PAUSED
+        self.takes_calls = self.in_service and not self.paused
         self.well = self.in_service and self.up and self.trust is not Trust.DEGRADED  # preferred to those that are not
 
     @property
@@ -189,10 +195,6 @@ class BackendHealth:
     @property
     def quarantined(self) -> bool:
         return self.trust is Trust.QUARANTINED
-
-    @property
-    def paused(self) -> bool:
-        return self.intake is CallIntake.PAUSED
 
     @property
     def drained(self) -> bool:

@@ -66,6 +66,9 @@ class Evidence(StrEnum):
     SLOW = "slow_steps"
 
 
+_NONE = Evidence.NONE  # Python 3.11 takes as long for a member of an enum as for a function call
+
+
 class _InVain:
     """Detects that the limit does not help: first tokens stay as late with half as many calls ahead and slots to spare."""
 
@@ -128,7 +131,7 @@ class LearnedLimit:
     def __init__(self, step_slo_s: float = math.inf) -> None:
         self.step_slo_s = step_slo_s
         self.by_tokens = True  # whether late first tokens are evidence; not for hosted APIs
-        self.queues = Evidence.NONE  # LATE or WAITING while calls without a first token are bounded
+        self.queues = _NONE  # LATE or WAITING while calls without a first token are bounded
         self.unstarted_max: float = COLD_MAX
         self.unlimited = False  # it gets every call: the common case, which must cost almost nothing
         self.refused_max = math.inf  # the most calls at a time, by its refusals,
@@ -196,30 +199,33 @@ class LearnedLimit:
         `unqueued`: no call can have been ahead of it. `late`: None if its lateness was counted before, or is not evidence.
         """
         usual = self._usual[visible]
-        if unqueued or self.queues is Evidence.NONE:
+        if unqueued or self.queues is _NONE:
             usual.observe(prompt, waited_s)
         else:
             usual.observe_lower(prompt, waited_s)
         if self.queues is Evidence.LATE and self._in_vain.see(ahead, free, waited_s, on_time=late is False):
             usual.replace(prompt, self._in_vain.few_s)
-            self.queues, self._late, late = Evidence.NONE, 0.0, None
+            self.queues, self._late, late = _NONE, 0.0, None
         off = (usual.get(prompt) or 0.0) - self._reads_s
         self._reads_s += off * (_USUAL_GAIN[off < 0] if self._reads_s else 1.0)
-        memory = max(_MEMORY * self._reads_s, 1.0)
+        memory = _MEMORY * self._reads_s
+        if memory < 1.0:
+            memory = 1.0
         self._count = self._count * math.exp((self._first_at - now) / memory) + 1
         self._first_at = now
         self._seen += 1
         self._tokens_to_try -= 1
         if late is not None:
             self._judge(late, ahead)
-            if not late and self.queues is not Evidence.NONE and waited_s <= _EASY_BY * (usual.get(prompt) or 0.0) + _EASY_S:
+            if not late and self.queues is not _NONE and waited_s <= _EASY_BY * (usual.get(prompt) or 0.0) + _EASY_S:
                 self._grown += 1
-        self._bound()
+        if not self.unlimited or self.queues is not _NONE:
+            self._bound()
 
     def open_if_on_time(self) -> None:
         """Drop the limit if calls are on time; call this while the limit holds nobody back."""
-        if self.queues is not Evidence.NONE and self._late < _LATE_SHARE[0]:
-            self.queues = Evidence.NONE
+        if self.queues is not _NONE and self._late < _LATE_SHARE[0]:
+            self.queues = _NONE
             self._grown = 0
             self._bound()
 
@@ -231,10 +237,11 @@ class LearnedLimit:
         if late:
             self._grown, self._reports_none_waiting = self._grown // 2, False
             self._note_full()
-            if self.queues is Evidence.NONE and self._late > _LATE_SHARE[1]:
+            if self.queues is _NONE and self._late > _LATE_SHARE[1]:
                 self.queues = Evidence.LATE
                 self._in_vain = _InVain(unstarted)
-        self._bound()
+        if not self.unlimited or self.queues is not _NONE:
+            self._bound()
 
     def _note_full(self) -> None:
         """Note that calls wait in the engine. If that followed a try, the next try comes later."""
@@ -244,7 +251,7 @@ class LearnedLimit:
         self._tokens_to_try = self._try_after
 
     def _bound(self) -> None:
-        if self.queues is not Evidence.NONE:
+        if self.queues is not _NONE:
             self.unlimited = False
             self.unstarted_max = SPARE + int(self._reading())
         elif not self.unlimited:
@@ -253,7 +260,11 @@ class LearnedLimit:
 
     def _reading(self) -> float:
         """Estimate how many prompts the engine reads at a time, from the rate of first tokens and the usual wait for one."""
-        return max(self._count - 1, 0.0) * self._reads_s / max(_MEMORY * self._reads_s, 1.0)
+        if self._count <= 1:
+            return 0.0
+        reads_s = self._reads_s
+        memory = _MEMORY * reads_s
+        return (self._count - 1) * reads_s / (memory if memory > 1.0 else 1.0)
 
     # Reports from the engine
 
@@ -271,7 +282,7 @@ class LearnedLimit:
             self._late = 0.0
             if self._full and in_flight <= self.most_running:
                 self._tokens_to_try -= 1
-            elif self.queues is not Evidence.NONE and self._reported < -1:
+            elif self.queues is not _NONE and self._reported < -1:
                 self._grown = 2 * max(self._grown, SPARE)
                 self._reports_none_waiting = True
         elif waited_s <= max(_SOON_S, self._reads_s * _SOON_SHARE) and (self.queues is Evidence.NONE or waiting <= SPARE):
@@ -360,11 +371,11 @@ class LearnedLimit:
     @property
     def evidence(self) -> Evidence:
         """Return why calls are limited; the strongest evidence first."""
-        if self.queues is not Evidence.NONE:
+        if self.queues is not _NONE:
             return self.queues
         if self.refused_max < self.slow_max:
             return Evidence.REFUSED
-        return Evidence.SLOW if self.slow_max < math.inf else Evidence.NONE
+        return Evidence.SLOW if self.slow_max < math.inf else _NONE
 
     def limit(self, in_flight: int, unstarted: int, held: int) -> float:
         """Return how many calls the engine may have now; `held` of its calls have ended and are not known to be gone."""

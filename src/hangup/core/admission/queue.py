@@ -201,16 +201,18 @@ class Queue(Generic[K]):
     def charge(self, tenant: Tenant[Ticket[K]], tokens: float) -> None:
         """Charge a tenant for tokens; a negative number corrects an earlier charge."""
         tenant.served += tokens / tenant.terms.weight
-        if tenant.line:
+        if tenant.line.count:
             self._enter(self._lanes[tenant.terms.band], tenant)
 
     def note_start(self, tenant: Tenant[Ticket[K]]) -> None:
         """Note that a call of this tenant starts: tenants that come back later begin at its level."""
-        self._floor = max(self._floor, tenant.served)
+        if self._floor < tenant.served:
+            self._floor = tenant.served
 
     def lift(self, tenant: Tenant[Ticket[K]]) -> None:
         """Raise a returning tenant to the level of the others."""
-        tenant.served = max(tenant.served, self._floor)
+        if tenant.served < self._floor:
+            tenant.served = self._floor
 
     def _enter(self, lane: _Lane[K], tenant: Tenant[Ticket[K]]) -> None:
         tenant.version += 1

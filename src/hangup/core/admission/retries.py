@@ -12,13 +12,15 @@ _RESERVE = 100.0  # retries
 class RetryBudget:
     """The retry budget of one tenant: no other tenant pays for its retries."""
 
-    __slots__ = ("_remaining",)
+    __slots__ = ("_remaining", "full")
 
     def __init__(self) -> None:
         self._remaining = _RESERVE
+        self.full = True  # a first attempt changes nothing
 
     def note(self, retry: bool, share_max: float) -> None:
         self._remaining = max(min(self._remaining + share_max - retry, _RESERVE), 0.0)
+        self.full = self._remaining == _RESERVE
 
     @property
     def spent(self) -> bool:

@@ -29,14 +29,14 @@ Q = TypeVar("Q", bound=QueuedCall)
 class TenantQueue(Generic[Q]):
     """The waiting calls of one tenant."""
 
-    __slots__ = ("_count", "_groups")
+    __slots__ = ("_groups", "count")
 
     def __init__(self) -> None:
         self._groups: dict[QueueGroup, OrderedDict[Q, None]] = {}  # each in order; none is empty
-        self._count = 0
+        self.count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Q]:
         """Yield all calls, group by group."""
@@ -50,14 +50,14 @@ class TenantQueue(Generic[Q]):
         group[ticket] = None
         if first:
             group.move_to_end(ticket, last=False)
-        self._count += 1
+        self.count += 1
 
     def remove(self, ticket: Q) -> None:
         group = self._groups[ticket.queue_group]
         del group[ticket]
         if not group:
             del self._groups[ticket.queue_group]
-        self._count -= 1
+        self.count -= 1
 
     def oldest(self) -> Q:
         return min((next(iter(group)) for group in self._groups.values()), key=_order)

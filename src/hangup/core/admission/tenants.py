@@ -68,6 +68,7 @@ class Tenant(Generic[Q]):
     __slots__ = (
         "_lengths",
         "allowance",
+        "has_quota",
         "in_flight",
         "line",
         "name",
@@ -96,6 +97,7 @@ class Tenant(Generic[Q]):
     def set_terms(self, terms: TenantTerms) -> None:
         self.terms = terms
         self.allowance = Allowance(terms.tokens_per_minute) if terms.tokens_per_minute else None
+        self.has_quota = bool(terms.concurrency_max or terms.tokens_per_minute)
 
     def copy_for_jobs(self) -> Tenant[Q]:
         """Return a second tenant for its jobs: it shares the terms and the allowance, and nothing else is counted against this
@@ -118,9 +120,9 @@ class Tenant(Generic[Q]):
 
     def predict(self, output_max: int) -> float:
         """Return the expected output tokens of a call."""
-        lengths = self.lengths(output_max)
-        expected = lengths.mean if lengths.known else _PREDICTED_UNKNOWN
-        return min(expected, output_max) if output_max else expected
+        lengths = self._lengths.get(output_max.bit_length())
+        expected = lengths.mean if lengths is not None and lengths.known else _PREDICTED_UNKNOWN
+        return output_max if 0 < output_max < expected else expected
 
     def output_tokens_p90(self, output_max: int) -> float:
         """Return the output tokens that nine of ten calls stay within; twice the default while that is unknown."""

@@ -40,6 +40,10 @@ class ConnectionState(Enum):
     CLOSED = auto()
 
 
+# As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
+_IDLE, _HEAD, _BODY, _BUSY, _TUNNEL, _LINGER, _CLOSED = ConnectionState
+
+
 class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_body",
@@ -75,7 +79,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, owner: RequestRouter[ClientConnection], loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
         self._loop = loop
-        self.state = ConnectionState.IDLE
+        self.state = _IDLE
         self.handler: RequestHandler | None = None
         self.peer = ""
         self.http11 = True
@@ -113,10 +117,10 @@ class ClientConnection(asyncio.Protocol):
         if self._owner.connected(self):
             self._set_due_in(self._owner.limits.header_s)
         elif self._owner.keep_to_refuse(self):
-            self.state = ConnectionState.HEAD
+            self.state = _HEAD
             self._refuse_unreadable(reasons.CONNECTIONS)
         else:
-            self.state = ConnectionState.CLOSED
+            self.state = _CLOSED
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -126,20 +130,20 @@ class ClientConnection(asyncio.Protocol):
             self._fault(error)
 
     def _take(self, data: bytes) -> None:
-        if self.state is ConnectionState.BUSY:
+        if self.state is _BUSY:
             self._keep_pipelined(data)
-        elif self.state is ConnectionState.BODY:
+        elif self.state is _BODY:
             self._take_body(data)
-        elif self.state is ConnectionState.TUNNEL:
+        elif self.state is _TUNNEL:
             assert self._tunnel is not None
             self._tunnel(data)
-        elif self.state is ConnectionState.LINGER:
+        elif self.state is _LINGER:
             self._linger_bytes += len(data)
             if self._linger_bytes > self._owner.limits.body_bytes_max:
                 self.transport.abort()
         elif self.stalled:
             self._keep_pipelined(data)
-        elif self.state is not ConnectionState.CLOSED:
+        elif self.state is not _CLOSED:
             self._buffer += data
             self._take_head()
 
@@ -153,14 +157,14 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self.handler is not None:
-            if self.state is ConnectionState.BUSY and not self._owner.half_close_is_hangup:
+            if self.state is _BUSY and not self._owner.half_close_is_hangup:
                 self._close_after = True
                 return True
             self.handler.client_left(reasons.CLIENT_FIN)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.state = ConnectionState.CLOSED
+        self.state = _CLOSED
         for watch in (self._timer, self._stall):
             if watch is not None:
                 watch.cancel()
@@ -188,7 +192,7 @@ class ClientConnection(asyncio.Protocol):
             self._stall = None
         if self.handler is not None:
             self.handler.resume_engine()
-        elif self._close_after and self.state is ConnectionState.IDLE:
+        elif self._close_after and self.state is _IDLE:
             self.transport.close()
         elif self._buffer:
             self._loop.call_soon(self._take_next_head)
@@ -205,7 +209,7 @@ class ClientConnection(asyncio.Protocol):
     def _take_head(self) -> None:
         if self.stalled:
             return  # start nothing for a client that does not read its answers
-        if self.state not in (ConnectionState.IDLE, ConnectionState.HEAD):
+        if self.state not in (_IDLE, _HEAD):
             return
         limits = self._owner.limits
         if self._buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
@@ -228,7 +232,7 @@ class ClientConnection(asyncio.Protocol):
         self.http11 = head.http11
         self._bodyless = head.method == "HEAD"
         self._keep_alive = head.keep_alive
-        self.state = ConnectionState.BODY if head.chunked or head.content_length else ConnectionState.BUSY
+        self.state = _BODY if head.chunked or head.content_length else _BUSY
         self._due = math.inf
         handler = self._owner.open(self, head)
         if handler is not None:
@@ -242,8 +246,8 @@ class ClientConnection(asyncio.Protocol):
         elif len(self._buffer) >= limits.header_bytes_max:
             in_url = b"\r\n" not in self._buffer[: limits.url_bytes_max + 32]
             self._refuse_unreadable(reasons.URL_TOO_LONG if in_url else reasons.HEADERS_TOO_LARGE)
-        elif self.state is ConnectionState.IDLE:
-            self.state = ConnectionState.HEAD
+        elif self.state is _IDLE:
+            self.state = _HEAD
             self._set_due_in(limits.header_s)
 
     def _refuse_unreadable(self, reason: Reason, detail: str = "") -> None:
@@ -262,7 +266,7 @@ class ClientConnection(asyncio.Protocol):
         if expect is not None and self.http11 and expect.lower() != b"100-continue":
             self._refuse_body(reasons.EXPECTATION_FAILED)
             return
-        if self.state is ConnectionState.BUSY:
+        if self.state is _BUSY:
             self._body_complete(b"")
             return
         if length is not None and len(self._buffer) >= length:  # it all came with the head, as usual
@@ -293,7 +297,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if self.handler.body_piece(payload):
             payload = b""
-        if self.state is not ConnectionState.BODY:
+        if self.state is not _BODY:
             return  # refused
         if self._decoder.done:
             self._buffer = self._decoder.rest
@@ -308,7 +312,7 @@ class ClientConnection(asyncio.Protocol):
     def _body_complete(self, body: bytes) -> None:
         assert self.handler is not None
         self._drop_body()
-        self.state = ConnectionState.BUSY
+        self.state = _BUSY
         self._due = math.inf
         if len(self._buffer) > self._owner.limits.pipelined_bytes_max:
             self._buffer, self._close_after = b"", True
@@ -341,17 +345,17 @@ class ClientConnection(asyncio.Protocol):
     @property
     def will_close(self) -> bool:
         """True if this answer is the last on its connection; its head must say so."""
-        return self._close_after or not self._keep_alive or self.state is not ConnectionState.BUSY
+        return self._close_after or not self._keep_alive or self.state is not _BUSY
 
     def close_after_this(self) -> None:
         self._close_after = True
-        if self.state in (ConnectionState.IDLE, ConnectionState.HEAD):
+        if self.state in (_IDLE, _HEAD):
             self.transport.close()
 
     def switch(self, take: Callable[[bytes], None]) -> bytes:
         """Leave HTTP behind: from now on all data goes to `take`. Return the data that has arrived already."""
         self.flush()
-        self.state = ConnectionState.TUNNEL
+        self.state = _TUNNEL
         self._tunnel = take
         early, self._buffer = self._buffer, b""
         return early
@@ -389,16 +393,16 @@ class ClientConnection(asyncio.Protocol):
         elif self._unsent:
             self.flush()
         self.handler = None
-        if self.state is ConnectionState.CLOSED:
+        if self.state is _CLOSED:
             return
-        if self.state is not ConnectionState.BUSY:
+        if self.state is not _BUSY:
             self._linger()
         elif self.will_close:
-            self.state = ConnectionState.CLOSED
+            self.state = _CLOSED
             self._due = math.inf  # no call deadline any more: the client may read slowly, as far as `StallWatch` allows
             self.transport.close()
         else:
-            self.state = ConnectionState.IDLE
+            self.state = _IDLE
             self._set_due_in(self._owner.limits.idle_s)
             if self._buffer:
                 # In a later iteration of the loop: a series of pipelined requests must neither recurse nor delay other clients.
@@ -408,9 +412,9 @@ class ClientConnection(asyncio.Protocol):
         """End an answer that has begun, in such a way that nobody can mistake it for a complete one."""
         self.flush()
         self.handler = None
-        if self.state is ConnectionState.CLOSED:
+        if self.state is _CLOSED:
             return
-        self.state = ConnectionState.CLOSED
+        self.state = _CLOSED
         if not self.http11:
             sockets.reset_on_close(self.transport.get_extra_info("socket"))
         self._set_due_in(self._owner.limits.linger_s)
@@ -419,13 +423,13 @@ class ClientConnection(asyncio.Protocol):
     def drop(self) -> None:
         """Cut the connection of a client that is gone; write nothing more."""
         self.handler = None
-        self.state = ConnectionState.CLOSED
+        self.state = _CLOSED
         self.transport.abort()
 
     def _linger(self) -> None:
         """Keep the connection open for a while. Closing it with unread bytes of the request would reset it and destroy the
         refusal."""
-        self.state = ConnectionState.LINGER
+        self.state = _LINGER
         self._linger_bytes = 0
         self._set_due_in(self._owner.limits.linger_s)
         if self.transport.can_write_eof():
@@ -467,13 +471,13 @@ class ClientConnection(asyncio.Protocol):
     def _time_has_come(self) -> None:
         if self._due > self._loop.time():
             self.set_due(self._due)
-        elif self.state in (ConnectionState.BUSY, ConnectionState.TUNNEL) and self.handler is not None:
+        elif self.state in (_BUSY, _TUNNEL) and self.handler is not None:
             self.handler.on_due()
-        elif self.state is ConnectionState.BODY:
+        elif self.state is _BODY:
             self._refuse_body(reasons.BODY_TIME)
-        elif self.state is ConnectionState.HEAD:
+        elif self.state is _HEAD:
             self._refuse_unreadable(reasons.HEADER_TIME)
-        elif self.state is ConnectionState.IDLE:
+        elif self.state is _IDLE:
             self.transport.close()
         else:
             self.transport.abort()  # it had time to read the end of the answer
