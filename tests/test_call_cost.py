@@ -13,12 +13,12 @@ from bench.call_cost import count
 
 # Python's own functions and those in C, from the request's first byte to the end of the call, by Python 3.11.
 CALLS = {
-    "passed through": 365,
-    "whole": 500,
-    "assembled": 800,
-    "streamed": 850,
-    "passed, ids": 457,
-    "assembled, ids": 892,
+    "passed through": 321,
+    "whole": 459,
+    "assembled": 757,
+    "streamed": 806,
+    "passed, ids": 409,
+    "assembled, ids": 850,
 }
 WORSE = 1.1
 
@@ -27,4 +27,4 @@ WORSE = 1.1
 def test_a_call_takes_no_more_function_calls_than_before(kind: str) -> None:
     counted = asyncio.run(count(kind))
     assert counted <= CALLS[kind] * WORSE, f"{counted:.0f} function calls; {CALLS[kind]} are usual"
-    assert counted >= CALLS[kind] * 0.5, f"only {counted:.0f} function calls: measure again, and lower the number"
+    assert counted >= CALLS[kind] * 0.8, f"only {counted:.0f} function calls: measure again, and lower the number"

@@ -46,7 +46,11 @@ class Accounting:
 
     def record_cost(self, call: Call, ticket: Ticket[Placed] | None) -> None:
         """Add a call to the ledger, unless the gateway answered it itself, at no cost."""
-        if self.store is not None and (call.sent_at is not None or call.outcome is not Outcome.COMPLETED):
+        if self.store is None:
+            return
+        if call.engine_finished and ticket is not None:  # the usual case: there is nothing to estimate
+            self.store.add_call(call, ticket.engine_s, 0.0, self._prices.get(call.backend, FREE))
+        elif call.sent_at is not None or call.outcome is not Outcome.COMPLETED:
             self.store.add_call(call, *self._cost(call, ticket))
 
     def entry(self, call: Call, ticket: Ticket[Placed] | None) -> Entry:

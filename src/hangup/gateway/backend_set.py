@@ -16,6 +16,8 @@ from hangup.gateway.backends.pool import Dial
 from hangup.gateway.log import Log
 from hangup.tasks import TASKS
 
+_ANSWERED = HealthEvent.ANSWERED  # Python 3.11 takes as long for a member of an enum as for a function call
+
 
 class BackendEvents(NamedTuple):
     """Callbacks for changes of backends."""
@@ -107,7 +109,7 @@ class Backends:
 
     def succeeded(self, backend: Backend) -> None:
         """Note that a backend answered."""
-        if backend.load.health.apply(HealthEvent.ANSWERED):
+        if backend.load.health.apply(_ANSWERED):
             self.changed(backend, "up")
 
     def failed(self, backend: Backend, detail: str) -> None:

@@ -56,6 +56,7 @@ from hangup.gateway.stopping import Attempt
 from hangup.gateway.stream_refusal import StreamRefusal
 from hangup.tasks import TASKS
 
+_WAITING = Phase.WAITING  # Python 3.11 takes as long for a member of an enum as for a function call
 _MODEL_ATTEMPTS_MAX = 4  # backends to try, one after the other, while they answer that they do not know the model
 
 
@@ -138,7 +139,7 @@ class CallFlow(ClientRequest):
         estimate = placement.admission.prompt_tokens
         ticket = self.ticket = request.ticket(self, found.eligible, estimate, job=self.is_job, yields=self.yields)
         placement.place(ticket, self.call.tenant)  # calls `placed` or `end`, now or later
-        if self.call.phase is Phase.WAITING:
+        if self.call.phase is _WAITING:
             self.reset_timer()
 
     def _find_model(self, models_refreshed: bool) -> None:

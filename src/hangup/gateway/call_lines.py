@@ -26,11 +26,13 @@ class CallLines:
         self._timer: asyncio.TimerHandle | None = None
 
     def ended(self, call: Call) -> None:
-        record = self._log.record(call)
+        if not call.pending_stops or call.engine_finished or not _is_unconfirmed(call):
+            self._log.call_ended(call)
+            return
+        record, wait_s = self._log.record(call), self._wait_s()
         if record is None:
             return
-        wait_s = self._wait_s()
-        if not wait_s or call.engine_finished or not _is_unconfirmed(call) or len(self._waiting) >= self._log.lines_max:
+        if not wait_s or len(self._waiting) >= self._log.lines_max:
             self._log.write(record)
             return
         self._waiting[call] = (record, self._loop.time() + wait_s)

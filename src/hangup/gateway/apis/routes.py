@@ -110,7 +110,7 @@ class Router:
 
     def find(self, path: str) -> Route | None:
         """Return the route of a path. Many engines decode paths: one that would lead elsewhere then has no route."""
-        route = self._find(path)
+        route = self._exact.get(path) or self._find(path)
         return route if route is None or "%" not in path or self._find(unquote(path)) is route else None
 
     def _find(self, path: str) -> Route | None:

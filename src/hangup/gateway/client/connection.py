@@ -125,7 +125,11 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._take(data)
+            if self.state is _IDLE and self._stall is None:  # a new request
+                self._buffer += data
+                self._take_head()
+            else:
+                self._take(data)
         except Exception as error:
             self._fault(error)
 
@@ -207,9 +211,9 @@ class ClientConnection(asyncio.Protocol):
             self._fault(error)
 
     def _take_head(self) -> None:
-        if self.stalled:
+        if self._stall is not None:
             return  # start nothing for a client that does not read its answers
-        if self.state not in (_IDLE, _HEAD):
+        if self.state is not _IDLE and self.state is not _HEAD:
             return
         limits = self._owner.limits
         if self._buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
@@ -218,7 +222,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._buffer:
             return
         # Search on from where the last search ended: a head that arrives byte by byte must not be searched again for each byte.
-        end = self._buffer.find(HEAD_END, max(self._scanned - 3, 0), limits.header_bytes_max)
+        end = self._buffer.find(HEAD_END, self._scanned - 3 if self._scanned > 3 else 0, limits.header_bytes_max)
         if end < 0:
             self._wait_for_head(limits)
             return
@@ -311,7 +315,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _body_complete(self, body: bytes) -> None:
         assert self.handler is not None
-        self._drop_body()
+        if self._decoder is not None:
+            self._drop_body()
         self.state = _BUSY
         self._due = math.inf
         if len(self._buffer) > self._owner.limits.pipelined_bytes_max:
@@ -403,7 +408,7 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
         else:
             self.state = _IDLE
-            self._set_due_in(self._owner.limits.idle_s)
+            self.set_due(self._loop.time() + self._owner.limits.idle_s)
             if self._buffer:
                 # In a later iteration of the loop: a series of pipelined requests must neither recurse nor delay other clients.
                 self._loop.call_soon(self._take_next_head)

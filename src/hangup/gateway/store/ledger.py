@@ -113,13 +113,8 @@ class LedgerStore:
     def add_call(self, call: Call, engine_s: float, predicted_tokens: float, price: Price) -> None:
         """Add an ended call, with its share of the engine's time."""
         assert call.reason is not None
-        key = (
-            int(self._clock() // 60),
-            call.tenant,
-            self._model_name(call.model, _was_served(call)),
-            call.backend,
-            call.reason.outcome.value,
-        )
+        model = call.model if call.model in self._models else self._model_name(call.model, _was_served(call))
+        key = (int(self._clock() // 60), call.tenant, model, call.backend, call.reason.outcome)  # an outcome is a text
         with self._accounts_lock:
             account = self._accounts.get(key) or self._account_for(key)
             if account is not None:
