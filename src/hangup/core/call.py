@@ -75,9 +75,9 @@ UNLIMITED = CallTimeLimits()
 DETAIL_CHARS_MAX = 2000  # of `detail`: it may quote an engine, and calls are kept after their end
 _STATES = list(StopState)
 # As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
-_RECEIVING, _WAITING, _SENT, _ANSWERING, _ENDED = Phase
-_NOTHING, _STATUS, _ERROR_EVENT, _FINISH = Tell
-_NO_ENGINE, _KEEP, _ABORT = EngineAction
+RECEIVING, WAITING, SENT, ANSWERING, ENDED = Phase
+_NOTHING, _STATUS, _ERROR_EVENT, FINISH = Tell
+_NO_ENGINE, _KEEP, ABORT = EngineAction
 _COMPLETED, _CLIENT_GONE = Outcome.COMPLETED, Outcome.CLIENT_GONE
 _STOPPED = {
     None: True,
@@ -150,7 +150,7 @@ class Call:
         self.tokens_out = 0
         self.tokens_exact = False  # reported by the engine, not counted by us
         self.clock = UNLIMITED
-        self.phase = _RECEIVING
+        self.phase = RECEIVING
         self.answering_client = False
         self.engine_finished = False
         self.client_has_all = False  # a whole answer was written, whatever the reason of the end
@@ -172,7 +172,7 @@ class Call:
 
     @property
     def ended(self) -> bool:
-        return self.phase is _ENDED
+        return self.phase is ENDED
 
     @property
     def tokens_after_end(self) -> int | None:
@@ -211,29 +211,29 @@ class Call:
 
     def received(self, now: float) -> None:
         """Note that the whole request has arrived; the call now waits for a backend."""
-        assert self.phase is _RECEIVING, self
-        self.phase = _WAITING
+        assert self.phase is RECEIVING, self
+        self.phase = WAITING
         self.received_at = self.waiting_since = now
 
     def sent(self, backend: str, now: float) -> None:
         """Note that a backend has the request, and nothing has come back yet."""
-        assert self.phase is _WAITING, self
-        self.phase = _SENT
+        assert self.phase is WAITING, self
+        self.phase = SENT
         self.backend, self.slot = backend, None
         self.attempts += 1
         self.sent_at = self.progress_at = now
 
     def fell_back(self, now: float) -> None:
         """Note that the backend failed before its first byte, or after its head, without any progress on the call."""
-        assert self.phase in (_SENT, _ANSWERING) and self.first_token_at is None, self
-        self.phase = _WAITING
+        assert self.phase in (SENT, ANSWERING) and self.first_token_at is None, self
+        self.phase = WAITING
         self.answered_at = self.tokens_in = None
         self.waiting_since = now
 
     def answered(self, now: float) -> None:
         """Note the engine's first byte. From here on the call is not replayed, unless it falls back before its first token."""
-        assert self.phase is _SENT, self
-        self.phase = _ANSWERING
+        assert self.phase is SENT, self
+        self.phase = ANSWERING
         self.answered_at = now
 
     def progressed(self, tokens: int, now: float) -> None:
@@ -259,11 +259,11 @@ class Call:
         total_s, first_token_s, gap_s, queue_s, client_total_s, client_read_s = self.clock
         phase, start = self.phase, self.started_at
         due = start + (total_s if total_s < client_total_s else client_total_s)
-        if phase is _RECEIVING:
+        if phase is RECEIVING:
             return due
         if self.first_token_at is not None:
             return min(due, self.progress_at + gap_s, self.progress_at + client_read_s)
-        wait = self.waiting_since + queue_s if phase is _WAITING else self.progress_at + first_token_s
+        wait = self.waiting_since + queue_s if phase is WAITING else self.progress_at + first_token_s
         return min(due, wait, self.client_sent_at + client_read_s)
 
     def overdue(self, now: float) -> Reason | None:
@@ -273,13 +273,13 @@ class Call:
             return None
         if now >= self.started_at + clock.client_total_s:
             return reasons.CLIENT_DEADLINE
-        if self.phase is not _RECEIVING and now >= self._silence_began() + clock.client_read_s:
+        if self.phase is not RECEIVING and now >= self._silence_began() + clock.client_read_s:
             return reasons.CLIENT_DEADLINE
         if now >= self.started_at + clock.total_s:
             return reasons.TOTAL_TIME
-        if self.phase is _WAITING and now >= self.waiting_since + clock.queue_s:
+        if self.phase is WAITING and now >= self.waiting_since + clock.queue_s:
             return reasons.QUEUE_TIME
-        if self.phase in (_SENT, _ANSWERING):
+        if self.phase in (SENT, ANSWERING):
             if self.first_token_at is None:
                 return reasons.FIRST_TOKEN_TIME if now >= self.progress_at + clock.first_token_s else None
             return reasons.GAP_TIME if now >= self.progress_at + clock.gap_s else None
@@ -297,12 +297,12 @@ class Call:
             return None
         detail = detail[:DETAIL_CHARS_MAX]
         engine = _NO_ENGINE
-        if self.phase in (_SENT, _ANSWERING):
-            engine = _KEEP if self.engine_finished else _ABORT
+        if self.phase in (SENT, ANSWERING):
+            engine = _KEEP if self.engine_finished else ABORT
         tell = self._what_to_tell(reason)
         if tell is _STATUS or (not self.status and tell is _NOTHING):
             self.status = reason.status
-        self.phase = _ENDED
+        self.phase = ENDED
         self.reason = reason
         self.detail = detail
         self.ended_at = now
@@ -312,5 +312,5 @@ class Call:
         if reason.outcome is _CLIENT_GONE:
             return _NOTHING
         if reason.outcome is _COMPLETED or reason is reasons.OUTPUT_TOKENS or self.client_has_all:
-            return _FINISH
+            return FINISH
         return _ERROR_EVENT if self.answering_client else _STATUS

@@ -26,7 +26,7 @@ import orjson
 
 from hangup.core import reasons
 from hangup.core.admission import Ticket
-from hangup.core.call import Call, CallTimeLimits, Phase
+from hangup.core.call import WAITING, Call, CallTimeLimits, Phase
 from hangup.core.reaper import PendingStop
 from hangup.core.reasons import Reason
 from hangup.errors import EngineFault, OutOfResources, Refusal, WireError
@@ -56,7 +56,6 @@ from hangup.gateway.stopping import Attempt
 from hangup.gateway.stream_refusal import StreamRefusal
 from hangup.tasks import TASKS
 
-_WAITING = Phase.WAITING  # Python 3.11 takes as long for a member of an enum as for a function call
 _MODEL_ATTEMPTS_MAX = 4  # backends to try, one after the other, while they answer that they do not know the model
 
 
@@ -139,7 +138,7 @@ class CallFlow(ClientRequest):
         estimate = placement.admission.prompt_tokens
         ticket = self.ticket = request.ticket(self, found.eligible, estimate, job=self.is_job, yields=self.yields)
         placement.place(ticket, self.call.tenant)  # calls `placed` or `end`, now or later
-        if self.call.phase is _WAITING:
+        if self.call.phase is WAITING:
             self.reset_timer()
 
     def _find_model(self, models_refreshed: bool) -> None:
@@ -377,7 +376,7 @@ class CallFlow(ClientRequest):
     def _try_again(self) -> None:
         self.call.fell_back(time.monotonic())
         self._place_again()
-        if self.call.phase is Phase.WAITING:
+        if self.call.phase is WAITING:
             self.reset_timer()
 
     # 5. Called by the client's connection and the relay
@@ -452,7 +451,7 @@ class CallFlow(ClientRequest):
         self._withdraw_attempt()
         self.call.fell_back(time.monotonic())
         placement.refused(ticket)
-        if self.call.phase is Phase.WAITING:
+        if self.call.phase is WAITING:
             self.reset_timer()
         return True
 

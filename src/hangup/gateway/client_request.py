@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hangup.core import reasons
 from hangup.core.admission import Ticket
-from hangup.core.call import Call, Ending, EngineAction, Phase, Tell
+from hangup.core.call import ABORT, FINISH, Call, Ending, Phase, Tell
 from hangup.core.reaper import PendingStop
 from hangup.core.reasons import Outcome, Reason
 from hangup.gateway import answers
@@ -36,8 +36,6 @@ from hangup.gateway.routing import Routing
 from hangup.gateway.stopping import Attempt, Stopping
 from hangup.gateway.uploads import Uploads
 
-# As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
-_ABORT, _FINISH = EngineAction.ABORT, Tell.FINISH
 _NO_ENGINE = frozenset([reasons.ENGINE_UNREACHABLE, reasons.ENGINE_WEDGED])  # answered like a refusal, with `retry-after`
 
 
@@ -225,7 +223,7 @@ class ClientRequest:
         last_output_at = self.call.moved_at
         if last_output_at is not None and last_output_at > attempt.backend.last_output_at:
             attempt.backend.last_output_at = last_output_at
-        if ending.engine is _ABORT:
+        if ending.engine is ABORT:
             self.pending_stop = self._abort(attempt, keep_place=True)
         else:
             reusable = self._relay is not None and self._relay.connection_reusable()
@@ -251,7 +249,7 @@ class ClientRequest:
 
     def _tell_client(self, ending: Ending) -> None:
         client = self.client
-        if ending.tell is _FINISH:  # the usual case
+        if ending.tell is FINISH:  # the usual case
             client.finish()
             return
         match ending.tell:

@@ -153,9 +153,7 @@ class Admission(Generic[K]):
             return [Action(ticket, None, reasons.BACKEND_PAUSED)]
         self._pass_time(now)
         patience_s = self._foresight.patience_s(ticket, tenant, now)
-        cold = self.fleet.is_cold(
-            ticket.eligible
-        )  # no evidence that engines queue: no call is refused because the queue is long
+        cold = self.fleet.is_cold(ticket.eligible)  # no evidence that engines queue: no queue is too long
         actions: list[Action[K]] = []
         if not cold:
             self._clear_stale(tenant, now, actions)

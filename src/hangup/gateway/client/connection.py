@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import cast
 
 from hangup.config import ClientLimits
@@ -21,6 +20,7 @@ from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.errors import WireError
 from hangup.gateway.client import sockets
+from hangup.gateway.client.connection_state import BODY, BUSY, CLOSED, HEAD, IDLE, LINGER, TUNNEL
 from hangup.gateway.client.handlers import RequestHandler, RequestRouter
 from hangup.gateway.client.stall import CATCH_UP_S, LATE_S, StallWatch
 from hangup.gateway.http.body import LAST_CHUNK, BodyDecoder, Chunked, Counted, chunk
@@ -28,20 +28,6 @@ from hangup.gateway.http.head import HEAD_END, RequestHead, has_bare_lf, without
 from hangup.gateway.http.known_heads import read_request_head
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class ConnectionState(Enum):
-    IDLE = auto()
-    HEAD = auto()
-    BODY = auto()
-    BUSY = auto()
-    TUNNEL = auto()
-    LINGER = auto()
-    CLOSED = auto()
-
-
-# As constants of the module, because Python 3.11 takes as long for a member of an enum as for a function call.
-_IDLE, _HEAD, _BODY, _BUSY, _TUNNEL, _LINGER, _CLOSED = ConnectionState
 
 
 class ClientConnection(asyncio.Protocol):
@@ -79,7 +65,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, owner: RequestRouter[ClientConnection], loop: asyncio.AbstractEventLoop) -> None:
         self._owner = owner
         self._loop = loop
-        self.state = _IDLE
+        self.state = IDLE
         self.handler: RequestHandler | None = None
         self.peer = ""
         self.http11 = True
@@ -117,15 +103,15 @@ class ClientConnection(asyncio.Protocol):
         if self._owner.connected(self):
             self._set_due_in(self._owner.limits.header_s)
         elif self._owner.keep_to_refuse(self):
-            self.state = _HEAD
+            self.state = HEAD
             self._refuse_unreadable(reasons.CONNECTIONS)
         else:
-            self.state = _CLOSED
+            self.state = CLOSED
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self.state is _IDLE and self._stall is None:  # a new request
+            if self.state is IDLE and self._stall is None:  # a new request
                 self._buffer += data
                 self._take_head()
             else:
@@ -134,20 +120,20 @@ class ClientConnection(asyncio.Protocol):
             self._fault(error)
 
     def _take(self, data: bytes) -> None:
-        if self.state is _BUSY:
+        if self.state is BUSY:
             self._keep_pipelined(data)
-        elif self.state is _BODY:
+        elif self.state is BODY:
             self._take_body(data)
-        elif self.state is _TUNNEL:
+        elif self.state is TUNNEL:
             assert self._tunnel is not None
             self._tunnel(data)
-        elif self.state is _LINGER:
+        elif self.state is LINGER:
             self._linger_bytes += len(data)
             if self._linger_bytes > self._owner.limits.body_bytes_max:
                 self.transport.abort()
         elif self.stalled:
             self._keep_pipelined(data)
-        elif self.state is not _CLOSED:
+        elif self.state is not CLOSED:
             self._buffer += data
             self._take_head()
 
@@ -161,14 +147,14 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         if self.handler is not None:
-            if self.state is _BUSY and not self._owner.half_close_is_hangup:
+            if self.state is BUSY and not self._owner.half_close_is_hangup:
                 self._close_after = True
                 return True
             self.handler.client_left(reasons.CLIENT_FIN)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.state = _CLOSED
+        self.state = CLOSED
         for watch in (self._timer, self._stall):
             if watch is not None:
                 watch.cancel()
@@ -196,7 +182,7 @@ class ClientConnection(asyncio.Protocol):
             self._stall = None
         if self.handler is not None:
             self.handler.resume_engine()
-        elif self._close_after and self.state is _IDLE:
+        elif self._close_after and self.state is IDLE:
             self.transport.close()
         elif self._buffer:
             self._loop.call_soon(self._take_next_head)
@@ -213,7 +199,7 @@ class ClientConnection(asyncio.Protocol):
     def _take_head(self) -> None:
         if self._stall is not None:
             return  # start nothing for a client that does not read its answers
-        if self.state is not _IDLE and self.state is not _HEAD:
+        if self.state is not IDLE and self.state is not HEAD:
             return
         limits = self._owner.limits
         if self._buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
@@ -236,7 +222,7 @@ class ClientConnection(asyncio.Protocol):
         self.http11 = head.http11
         self._bodyless = head.method == "HEAD"
         self._keep_alive = head.keep_alive
-        self.state = _BODY if head.chunked or head.content_length else _BUSY
+        self.state = BODY if head.chunked or head.content_length else BUSY
         self._due = math.inf
         handler = self._owner.open(self, head)
         if handler is not None:
@@ -250,8 +236,8 @@ class ClientConnection(asyncio.Protocol):
         elif len(self._buffer) >= limits.header_bytes_max:
             in_url = b"\r\n" not in self._buffer[: limits.url_bytes_max + 32]
             self._refuse_unreadable(reasons.URL_TOO_LONG if in_url else reasons.HEADERS_TOO_LARGE)
-        elif self.state is _IDLE:
-            self.state = _HEAD
+        elif self.state is IDLE:
+            self.state = HEAD
             self._set_due_in(limits.header_s)
 
     def _refuse_unreadable(self, reason: Reason, detail: str = "") -> None:
@@ -270,7 +256,7 @@ class ClientConnection(asyncio.Protocol):
         if expect is not None and self.http11 and expect.lower() != b"100-continue":
             self._refuse_body(reasons.EXPECTATION_FAILED)
             return
-        if self.state is _BUSY:
+        if self.state is BUSY:
             self._body_complete(b"")
             return
         if length is not None and len(self._buffer) >= length:  # it all came with the head, as usual
@@ -301,7 +287,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if self.handler.body_piece(payload):
             payload = b""
-        if self.state is not _BODY:
+        if self.state is not BODY:
             return  # refused
         if self._decoder.done:
             self._buffer = self._decoder.rest
@@ -317,7 +303,7 @@ class ClientConnection(asyncio.Protocol):
         assert self.handler is not None
         if self._decoder is not None:
             self._drop_body()
-        self.state = _BUSY
+        self.state = BUSY
         self._due = math.inf
         if len(self._buffer) > self._owner.limits.pipelined_bytes_max:
             self._buffer, self._close_after = b"", True
@@ -350,17 +336,17 @@ class ClientConnection(asyncio.Protocol):
     @property
     def will_close(self) -> bool:
         """True if this answer is the last on its connection; its head must say so."""
-        return self._close_after or not self._keep_alive or self.state is not _BUSY
+        return self._close_after or not self._keep_alive or self.state is not BUSY
 
     def close_after_this(self) -> None:
         self._close_after = True
-        if self.state in (_IDLE, _HEAD):
+        if self.state in (IDLE, HEAD):
             self.transport.close()
 
     def switch(self, take: Callable[[bytes], None]) -> bytes:
         """Leave HTTP behind: from now on all data goes to `take`. Return the data that has arrived already."""
         self.flush()
-        self.state = _TUNNEL
+        self.state = TUNNEL
         self._tunnel = take
         early, self._buffer = self._buffer, b""
         return early
@@ -398,16 +384,16 @@ class ClientConnection(asyncio.Protocol):
         elif self._unsent:
             self.flush()
         self.handler = None
-        if self.state is _CLOSED:
+        if self.state is CLOSED:
             return
-        if self.state is not _BUSY:
+        if self.state is not BUSY:
             self._linger()
         elif self.will_close:
-            self.state = _CLOSED
+            self.state = CLOSED
             self._due = math.inf  # no call deadline any more: the client may read slowly, as far as `StallWatch` allows
             self.transport.close()
         else:
-            self.state = _IDLE
+            self.state = IDLE
             self.set_due(self._loop.time() + self._owner.limits.idle_s)
             if self._buffer:
                 # In a later iteration of the loop: a series of pipelined requests must neither recurse nor delay other clients.
@@ -417,9 +403,9 @@ class ClientConnection(asyncio.Protocol):
         """End an answer that has begun, in such a way that nobody can mistake it for a complete one."""
         self.flush()
         self.handler = None
-        if self.state is _CLOSED:
+        if self.state is CLOSED:
             return
-        self.state = _CLOSED
+        self.state = CLOSED
         if not self.http11:
             sockets.reset_on_close(self.transport.get_extra_info("socket"))
         self._set_due_in(self._owner.limits.linger_s)
@@ -428,13 +414,13 @@ class ClientConnection(asyncio.Protocol):
     def drop(self) -> None:
         """Cut the connection of a client that is gone; write nothing more."""
         self.handler = None
-        self.state = _CLOSED
+        self.state = CLOSED
         self.transport.abort()
 
     def _linger(self) -> None:
         """Keep the connection open for a while. Closing it with unread bytes of the request would reset it and destroy the
         refusal."""
-        self.state = _LINGER
+        self.state = LINGER
         self._linger_bytes = 0
         self._set_due_in(self._owner.limits.linger_s)
         if self.transport.can_write_eof():
@@ -476,13 +462,13 @@ class ClientConnection(asyncio.Protocol):
     def _time_has_come(self) -> None:
         if self._due > self._loop.time():
             self.set_due(self._due)
-        elif self.state in (_BUSY, _TUNNEL) and self.handler is not None:
+        elif self.state in (BUSY, TUNNEL) and self.handler is not None:
             self.handler.on_due()
-        elif self.state is _BODY:
+        elif self.state is BODY:
             self._refuse_body(reasons.BODY_TIME)
-        elif self.state is _HEAD:
+        elif self.state is HEAD:
             self._refuse_unreadable(reasons.HEADER_TIME)
-        elif self.state is _IDLE:
+        elif self.state is IDLE:
             self.transport.close()
         else:
             self.transport.abort()  # it had time to read the end of the answer
