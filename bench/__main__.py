@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from bench import dashboard, embedded, healthy, jobs, overload, peers, policies, reaper, seeing, start, suites, targets
+from bench import dashboard, embedded, growth, healthy, jobs, overload, peers, policies, reaper, seeing, start, suites, targets
 from bench.load import CHAT, percentile
 
 SUITES = [
@@ -34,6 +34,7 @@ SUITES = [
     "seeing",
     "jobs",
     "start",
+    "growth",
 ]
 APART = ["dashboard"]  # needs a browser
 
@@ -82,6 +83,8 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
         print("  {streams} streams: {kb_per_stream:.1f} KB each, loop never later than {worst_lag_s:g} s".format(**result))
         print("  all of them leaving in one instant: {worst_lag_s_when_all_leave_at_once:g} s".format(**result))
         return result
+    if name == "growth":
+        return await growth.run()
     if name == "start":
         return start.run(rounds)
     if name == "engine":

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 _FOUND_MAX = 4096  # results to cache; bounded because names come from clients
 _REFUSED_MAX = 1024
+_SETS_MAX = 1024  # sets of backends to remember
 _NEAREST = 3
 _NAME_CHARS_MAX = 300  # no suggestions for longer names
 
@@ -66,6 +67,7 @@ class Catalog:
         self.offers: dict[str, Offer] = {}  # by backend
         self.aliases: dict[str, str] = {}
         self._found: dict[tuple[str, str], Found] = {}
+        self._sets: dict[frozenset[str], frozenset[str]] = {}  # equal sets are one object: they are looked up for each call
         self._refused: dict[tuple[str, str, str], float] = {}  # (backend, API, model): until when other backends are preferred
 
     def configure(self, offers: Mapping[str, Offer], aliases: Mapping[str, str]) -> None:
@@ -97,7 +99,12 @@ class Catalog:
         able = self._able(self._speakers(api), model)
         willing = [name for name in able if (name, api, model) not in self._refused]
         backends = willing or able
-        return None if len(backends) == len(self.offers) else frozenset(backends)
+        if len(backends) == len(self.offers):
+            return None
+        if len(self._sets) >= _SETS_MAX:
+            self._sets.clear()
+        eligible = frozenset(backends)
+        return self._sets.setdefault(eligible, eligible)
 
     def _speakers(self, api: str) -> list[str]:
         offers = self.offers.items()

@@ -89,7 +89,7 @@ class BackendLoad:
         self.kv_used = 0
         self.turn = 0  # when it was last chosen, to break ties round-robin
         self.limit_counted = 0  # its part of the fleet's limit
-        self.heap_entry = 0  # number of its valid entry in the heap
+        self.heap_entry = 0  # number of its valid entry in each heap
 
     def __repr__(self) -> str:
         return f"<backend {self.name} {self.in_flight}/{self.limit} {self.health!r}>"

@@ -1,7 +1,7 @@
 """`Fleet`: all backends as admission sees them, and the choice of the least loaded one that has room.
 
-The choice costs the same for a thousand backends as for one: backends with room are in a heap, and a backend whose load changes
-gets a new entry, which invalidates its old one.
+The choice costs the same for a thousand backends as for one, also where only some of them can answer a call: each such set that
+is in use has a heap of its own (`BackendGroup`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import heapq
 import math
 from collections.abc import Iterable
 
+from hangup.core.admission.backend_group import BackendGroup, Entry, order
 from hangup.core.admission.backend_load import NO_LIMIT, BackendLoad
 from hangup.core.admission.estimates import Estimates
-from hangup.core.admission.health import Trust
 from hangup.core.admission.limiter import SPARE, Evidence
 from hangup.core.admission.tenant_queue import NOBODY
 from hangup.core.admission.ticket import K, Ticket
 
 _LOOK_PAST = 4  # backends without enough cache to skip before giving up
-_LAST = 1e9  # larger than any load: a backend that may run abandoned work comes after all others with room
 _CAPACITY_S = 0.05  # how old the sum of all capacities may be, if there are
 _FEW = 16  # this many backends or more
 _NONE = Evidence.NONE  # Python 3.11 takes as long for a member of an enum as for a function call
+_SCANNED_MAX = 8  # so few eligible backends need no group: they are compared one by one
+_GROUPS_MAX = 16  # each load that changes must be entered into all groups that it is in
+_GROUP_KEPT_S = 1.0  # at least, so that more sets than groups do not make and drop groups all the time
 
 
 class Fleet:
@@ -33,10 +35,11 @@ class Fleet:
         self.in_flight = 0
         self.limit = 0  # of all backends together
         self.now = 0.0  # the time of the last event
-        self._heap: list[tuple[float, int, int, BackendLoad]] = []
+        self._all = BackendGroup(())
+        self._groups: dict[frozenset[str], BackendGroup] = {}  # by the names of their backends
+        self._groups_of: dict[BackendLoad, list[BackendGroup]] = {}
         self._entries = 0
         self._turn = 0
-        self._any_up = False
         self._any_paused = False
         self._own_job_limit: list[
             BackendLoad
@@ -60,13 +63,14 @@ class Fleet:
         """Recompute everything after backends went up or down, were drained, or left the configuration."""
         self._only = self.loads[0] if len(self.loads) == 1 else None
         self.estimates = self._only.estimates if self._only is not None else self._overall
-        self._any_up = any(load.health.well for load in self.loads)
+        self._all = BackendGroup(self.loads)
+        self._groups.clear()
+        self._groups_of.clear()
         self._any_paused = any(load.health.paused for load in self.loads)
         self._own_job_limit = [load for load in self.loads if not load.slots or not load.health.well]
         caches = [load.kv_tokens for load in self.loads if load.kv_tokens]
         self.has_kv, self.smallest_cache = bool(caches), min(caches, default=0)
         self._capacity_at = -math.inf
-        self._heap.clear()
         self.limit = 0
         for load in self.loads:
             load.limit_counted = 0
@@ -77,8 +81,6 @@ class Fleet:
         unlimited = load.limit_counted == NO_LIMIT and load.limiter.unlimited
         if unlimited and load is self._only and load.health.takes_calls and not load.slots:
             return  # the usual case: it gets every call, before and now
-        # Backends that are down are used only when there is no other, so that a wrong verdict costs a failed attempt
-        # and never an outage.
         limit = load.limit
         if load.health.retired:
             return
@@ -88,22 +90,30 @@ class Fleet:
             return
         self._entries += 1
         load.heap_entry = self._entries
-        if load.in_flight < limit and (load.health.well or not self._any_up):
-            heapq.heappush(self._heap, (_order(load), load.turn, load.heap_entry, load))
-            if len(self._heap) > 64 + 4 * len(self.loads):
-                self._heap = [item for item in self._heap if item[2] == item[3].heap_entry]
-                heapq.heapify(self._heap)
+        if load.in_flight < limit:
+            entry = (order(load), load.turn, load.heap_entry, load)
+            self._all.add(entry)
+            if self._groups:
+                for group in self._groups_of.get(load, ()):
+                    group.add(entry)
 
     def best(self, kv: int = 0, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None) -> BackendLoad | None:
         """Return the backend for the next call: none of `tried`, and one of `eligible` unless that is None."""
-        if tried or eligible is not None:
-            return self._best_of(kv, tried, eligible)
+        if tried:
+            best = self.best(kv, NOBODY, eligible)  # usually it was not tried
+            return best if best is not None and best.name not in tried else self._best_of(kv, tried, eligible)
+        if eligible is not None:
+            group = self._group(eligible)
+            return self._best_of(kv, tried, eligible) if group is None else self._best_in(group, kv)
         only = self._only
         if only is not None:  # the usual case: there is nothing to choose
             if only.awaiting_first_token:
                 self.look_for_overdue(only)
             return only if only.in_flight < only.limit_counted and (not only.kv_tokens or only.fits(kv)) else None
-        heap = self._heap
+        return self._best_in(self._all, kv)
+
+    def _best_in(self, group: BackendGroup, kv: int) -> BackendLoad | None:
+        heap = group.heap
         while heap:
             top = heap[0]
             load = top[3]
@@ -112,22 +122,47 @@ class Fleet:
             elif not load.kv_tokens or load.fits(kv):
                 return load
             else:
-                return self._look_past(kv)
+                return self._look_past(heap, kv)
         return None
 
-    def _look_past(self, kv: int, alone: bool | None = None) -> BackendLoad | None:
+    def _look_past(self, heap: list[Entry], kv: int, alone: bool | None = None) -> BackendLoad | None:
         """Try the next few backends: the least loaded one has no cache left for the call, or is not quiet."""
-        passed: list[tuple[float, int, int, BackendLoad]] = []
+        passed: list[Entry] = []
         found = None
-        while self._heap and found is None and len(passed) < _LOOK_PAST:
-            item = heapq.heappop(self._heap)
+        while heap and found is None and len(passed) < _LOOK_PAST:
+            item = heapq.heappop(heap)
             if item[2] == item[3].heap_entry:
                 passed.append(item)
                 fits = item[3].fits(kv) and (alone is None or item[3].can_take_job(alone))
                 found = item[3] if fits else None
         for item in passed:
-            heapq.heappush(self._heap, item)
+            heapq.heappush(heap, item)
         return found
+
+    def _group(self, eligible: frozenset[str]) -> BackendGroup | None:
+        """Return the group of these backends; None if they are to be compared one by one."""
+        if len(eligible) <= _SCANNED_MAX:
+            return None
+        group = self._groups.get(eligible)
+        if group is None:
+            if len(self._groups) >= _GROUPS_MAX and not self._drop_oldest_group():
+                return None
+            members = self._among(NOBODY, eligible)
+            group = self._groups[eligible] = BackendGroup(members, self.now)
+            for load in members:
+                self._groups_of.setdefault(load, []).append(group)
+                self.load_changed(load)
+        return group
+
+    def _drop_oldest_group(self) -> bool:
+        eligible = next(iter(self._groups))
+        group = self._groups[eligible]
+        if self.now - group.made_at < _GROUP_KEPT_S:
+            return False
+        for load in self._among(NOBODY, eligible):
+            self._groups_of[load].remove(group)
+        del self._groups[eligible]
+        return True
 
     def _among(self, tried: frozenset[str], eligible: frozenset[str] | None) -> list[BackendLoad]:
         if eligible is None:
@@ -135,15 +170,13 @@ class Fleet:
         return [load for name in eligible if name not in tried and (load := self._by_name.get(name)) is not None]
 
     def _best_of(self, kv: int, tried: frozenset[str], eligible: frozenset[str] | None) -> BackendLoad | None:
-        """Choose for a call that failed elsewhere, or that only some backends can answer; such calls are few, so scan."""
+        """Choose for a call that failed elsewhere, or that few backends can answer, by comparing all candidates."""
         candidates = self._among(tried, eligible)
         candidates = [load for load in candidates if load.health.well] or candidates
         for load in candidates:
             if load.awaiting_first_token:
                 self.look_for_overdue(load)
-        return min(
-            (s for s in candidates if s.has_room and s.fits(kv)), key=lambda s: (_order(s), s.turn, s.name), default=None
-        )
+        return min((s for s in candidates if s.has_room and s.fits(kv)), key=lambda s: (order(s), s.turn, s.name), default=None)
 
     def best_for_job(
         self, alone: bool, kv: int = 0, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None
@@ -156,7 +189,7 @@ class Fleet:
         best = self.best(kv)
         if best is None or best.can_take_job(alone):
             return best if best is not None and best.health.well else None
-        return self._look_past(kv, alone)
+        return self._look_past(self._all.heap, kv, alone)
 
     def places(self, eligible: frozenset[str] | None = None) -> tuple[int, int]:
         """Return how many calls the backends in use can run, and how many they have; of `eligible`, or of all."""
@@ -206,7 +239,7 @@ class Fleet:
         """Return whether such a call would be sent to this backend if it had room."""
         if load.health.retired or load.name in tried or (eligible is not None and load.name not in eligible):
             return False
-        any_up = self._any_up if eligible is None else any(other.health.well for other in self._among(tried, eligible))
+        any_up = self._all.any_well if eligible is None else any(other.health.well for other in self._among(tried, eligible))
         return load.health.well or (load.health.in_service and not any_up)
 
     def usable(self, tried: frozenset[str] = NOBODY, eligible: frozenset[str] | None = None) -> bool:
@@ -378,8 +411,3 @@ class Fleet:
         self.in_flight -= 1
         load.kv_used -= kv
         self.load_changed(load)
-
-
-def _order(load: BackendLoad) -> float:
-    """Return the key by which the lowest backend is chosen first."""
-    return load.in_flight / load.weight + (0.0 if load.health.trust is Trust.TRUSTED else _LAST)

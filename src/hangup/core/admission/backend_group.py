@@ -1,0 +1,46 @@
+"""`BackendGroup`: some backends, of which the least loaded one with room is found at once.
+
+Those with room are in a heap. A backend whose load changes gets a new entry in every group that it is in, which invalidates
+its old ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from hangup.core.admission.backend_load import BackendLoad
+from hangup.core.admission.health import Trust
+
+_LAST = 1e9  # larger than any load: a backend that may run abandoned work comes after all others with room
+
+Entry = tuple[float, int, int, BackendLoad]  # (its load, when it was last chosen, number of the entry, the backend)
+
+
+class BackendGroup:
+    """All backends, or those that can answer certain calls."""
+
+    __slots__ = ("_entries_max", "any_well", "heap", "made_at")
+
+    def __init__(self, loads: Iterable[BackendLoad], made_at: float = 0.0) -> None:
+        """Start a group without entries; its health and its members change only with a new group."""
+        healths = [load.health for load in loads]
+        self.any_well = any(health.well for health in healths)
+        self.heap: list[Entry] = []
+        self.made_at = made_at
+        self._entries_max = 64 + 4 * len(healths)
+
+    def add(self, entry: Entry) -> None:
+        """Add a backend with room. One that is down is used only when no other is well, so that a wrong verdict costs a failed
+        attempt and never an outage."""
+        if entry[3].health.well or not self.any_well:
+            heap = self.heap
+            heapq.heappush(heap, entry)
+            if len(heap) > self._entries_max:
+                heap[:] = [entry for entry in heap if entry[2] == entry[3].heap_entry]
+                heapq.heapify(heap)
+
+
+def order(load: BackendLoad) -> float:
+    """Return the key by which the lowest backend is chosen first."""
+    return load.in_flight / load.weight + (0.0 if load.health.trust is Trust.TRUSTED else _LAST)

@@ -1,0 +1,36 @@
+"""What a call costs in function calls does not depend on how many backends, tenants and models there are.
+
+`make bench ARGS=growth` has more sizes, and times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from bench.growth import Many, Size, count
+
+MORE = 1.1
+PAIRS = {
+    "backends": (Size(backends=10), Size(backends=300)),
+    "backends, each model at half of them": (
+        Size(backends=30, models=2, model_at_half=True),
+        Size(backends=300, models=2, model_at_half=True),
+    ),
+    "tenants": (Size(tenants=2), Size(tenants=300)),
+    "models": (Size(models=2), Size(models=1000)),
+}
+
+
+async def cost(size: Size) -> float:
+    many = Many(size)
+    many.make(1500)
+    counted = count(many, 300)
+    await many.close()
+    return counted
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_more_of_them_do_not_make_a_call_dearer(case: str) -> None:
+    few, more = (asyncio.run(cost(size)) for size in PAIRS[case])
+    assert more <= few * MORE, f"{few:.0f} function calls with few, {more:.0f} with many"
