@@ -89,6 +89,7 @@ def test_upstreams(tmp_path: Path) -> None:
         ("[[backend]]\nurl = 'http://a:1/a b'\n", "FILE:2: url: 'http://a:1/a b' has spaces or control characters"),
         ('[[backend]]\nurl = "http://a:1/\\r\\nx: y"\n', "has spaces or control characters"),
         ("[[backend]]\nurl='http://a'\nhealth_path='/he alth'\n", "health_path: expected a path like /health, without spaces"),
+        ("[[backend]]\nurl='http://a'\nmodels=['a', ' b']\n", "models: expected names without spaces around them"),
         ("[[backend]]\nurl='http://a'\nhealth_path='health'\n", "health_path: expected a path like /health, without spaces"),
         ("[[backend]]\nurl='http://a'\n[[backend]]\nurl='http://a/'\n", "http://a is configured twice"),
         (

@@ -76,7 +76,7 @@ def test_alone_a_few_are_read_at_a_time_and_all_of_those_make_way(slots: int, re
 def test_without_live_calls_jobs_leave_a_share_and_one_place_at_least(slots: int, jobs: int) -> None:
     admission = new_admission(slots)
     items = put_in_line(admission, slots + 2)
-    assert in_flight(items) == admission.jobs_in_flight == jobs
+    assert in_flight(items) == admission.jobs.in_flight == jobs
     assert admission.jobs_waiting("a") == slots + 2 - jobs and admission.jobs_waiting("b") == 0
 
 
@@ -216,9 +216,9 @@ def test_the_one_that_started_last_makes_way_and_once_for_each_who_waits() -> No
     assert ended(call(admission, 1)[1]) == [("a-job2", "preempted")]
     assert admission.dispatch(0.1) == []  # it has been told
     assert ended(call(admission, 2)[1]) == [("a-job1", "preempted")]
-    assert admission.jobs_in_flight == 3
+    assert admission.jobs.in_flight == 3
     assert started(admission.end(items[2], 0.2)) == [1] and started(admission.end(items[1], 0.2)) == [2]
-    assert admission.jobs_in_flight == 1 and admission.queue.count == 0
+    assert admission.jobs.in_flight == 1 and admission.queue.count == 0
 
 
 def test_a_place_that_is_held_is_waited_for() -> None:
@@ -285,7 +285,7 @@ def test_an_item_that_fell_back_goes_first_in_its_own_line() -> None:
     assert load is not None
     items[0].tried |= {load.name}
     assert admission.fell_back(items[0], 0.1) == [] and items[0].queued
-    assert (admission.queue.count, admission.jobs_waiting("a"), admission.jobs_in_flight, admission.tenant("a").waiting) == (
+    assert (admission.queue.count, admission.jobs_waiting("a"), admission.jobs.in_flight, admission.tenant("a").waiting) == (
         0,
         3,
         0,
@@ -355,7 +355,7 @@ def test_jobs_teach_nothing_about_first_tokens() -> None:
     item = Ticket("job", prompt=10, job=True)
     admission.arrive(item, "a", 0.0)
     admission.first_token(item, 60.0)
-    assert load.estimates.first_token.seen == 0 and load.limiter.usual_s(10, True) is None
+    assert load.estimates.first_token.seen == 0 and load.limiter._usual[True].get(10) is None
 
 
 def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -> None:

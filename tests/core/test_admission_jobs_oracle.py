@@ -124,7 +124,7 @@ class JobsMachine(RuleBasedStateMachine):
         ticket = Ticket(self.made, prompt=10, output_max=output, size=10, job=job)
         self.names[ticket.key] = name
         # Without a job in flight it is decided as if there were none.
-        alone = not job and not self.real.jobs_in_flight and self.real.queue.aside is None
+        alone = not job and not self.real.jobs.in_flight and self.real.queue.aside is None
         twin = self.twin() if alone else None
         actions = self.real.arrive(ticket, name, self.now)
         if twin is not None:
@@ -231,7 +231,7 @@ class JobsMachine(RuleBasedStateMachine):
         real = self.real
         assert real.queue.count == len(self.live_line) and real.jobs.count == len(self.job_line)
         assert real.queue.bytes == sum(t.size for t in self.live_line)
-        assert real.jobs_in_flight == sum(t.job for t in self.running) and real.live == self.live_running()
+        assert real.jobs.in_flight == sum(t.job for t in self.running) and real.live == self.live_running()
         assert real.jobs.yielding == set(self.asked_to_yield)
         for name in TERMS:
             for line, tenant in ((self.live_line, real.tenants.get(name)), (self.job_line, real.jobs.tenants.get(name))):

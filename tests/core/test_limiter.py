@@ -57,7 +57,7 @@ class TestUnknown:
         limit.forget(by_tokens=False)
         assert limit.unlimited and limit.unstarted_max == INF
         see(limit, 1.0)
-        assert limit.overdue_after_s(PROMPT, True) == INF and limit.usual_s(PROMPT, True) == pytest.approx(0.1)
+        assert limit.overdue_after_s(PROMPT, True) == INF and limit._usual[True].get(PROMPT) == pytest.approx(0.1)
 
     def test_it_forgets_with_the_engine(self) -> None:
         limit = queueing(known())
@@ -65,15 +65,15 @@ class TestUnknown:
         limit.refused(3, 200.0)
         limit.forget()
         assert why(limit) is Evidence.NONE and limit.unstarted_max == COLD_MAX and limit.refused_max == INF
-        assert limit.usual_s(PROMPT, True) is None and limit.step_slo_s == 0.25 and limit.by_tokens and not limit.unlimited
+        assert limit._usual[True].get(PROMPT) is None and limit.step_slo_s == 0.25 and limit.by_tokens and not limit.unlimited
 
 
 class TestLate:
     def test_late_is_two_and_a_half_times_the_usual_and_a_little(self) -> None:
         limit = LearnedLimit()
-        assert limit.overdue_after_s(PROMPT, True) == INF and limit.usual_s(PROMPT, True) is None
+        assert limit.overdue_after_s(PROMPT, True) == INF and limit._usual[True].get(PROMPT) is None
         see(limit, 0.0, 0.2)
-        assert limit.overdue_after_s(PROMPT, True) == pytest.approx(0.55) and limit.usual_s(PROMPT, True) == 0.2
+        assert limit.overdue_after_s(PROMPT, True) == pytest.approx(0.55) and limit._usual[True].get(PROMPT) == 0.2
         assert limit.overdue_after_s(PROMPT, False) == INF, "whole answers are compared with whole answers"
 
     def test_one_late_token_is_no_evidence_and_many_are(self) -> None:
@@ -199,7 +199,7 @@ class TestLate:
             assert why(limit) is Evidence.LATE
             see(limit, 300.0 + at, 0.9, late=True, ahead=4, free=True)
         assert why(limit) is Evidence.NONE and limit.unlimited
-        assert limit.usual_s(PROMPT, True) == pytest.approx(0.9), "that is what it takes now"
+        assert limit._usual[True].get(PROMPT) == pytest.approx(0.9), "that is what it takes now"
 
     @pytest.mark.parametrize(
         ("ahead", "waited_s", "free", "late"),

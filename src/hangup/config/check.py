@@ -40,6 +40,8 @@ def backend_problems(backend: BackendSettings) -> list[str]:
         found.append(f"busy_from: expected engine, nvml, nvml:0,1 or an http:// address, got {backend.busy_from!r}")
     if backend.health_path and not _TARGET.fullmatch(backend.health_path):
         found.append(f"health_path: expected a path like /health, without spaces, got {backend.health_path!r}")
+    expected = "models: expected names without spaces around them, with * for any text"
+    found += [f"{expected}, got {model!r}" for model in backend.models if model != model.strip()]
     for name in ("spawn", "restart_command"):
         command = getattr(backend, name)
         try:

@@ -169,7 +169,6 @@ class Settings:
     alias: tuple[AliasSettings, ...] = field(default=(), metadata={"doc": "Other names for models."})
 
 
-SECTIONS = {"limits": LimitSettings}
 LISTS = {"backend": BackendSettings, "tenant": TenantSettings, "route": RouteSettings, "alias": AliasSettings}
 # The APIs, by the names before the dot in logs and metrics.
 APIS = ("openai", "anthropic", "ollama", "llamacpp", "tgi", "sglang")

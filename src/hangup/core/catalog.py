@@ -168,11 +168,6 @@ class Catalog:
         return list(dict.fromkeys(folded[name] for name in near))[:_NEAREST]
 
 
-def pattern_problem(pattern: str) -> str:
-    """Return what is wrong with a configured name, or ""."""
-    return "" if pattern.strip() == pattern and pattern else f"expected names of models, with * for any text, got {pattern!r}"
-
-
 def _matches(pattern: str, model: str) -> bool:
     return pattern == model or ("*" in pattern and _compiled(pattern).fullmatch(model) is not None)
 

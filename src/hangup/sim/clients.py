@@ -70,7 +70,6 @@ class People:
         tally = self.tally
         if tally.open(self.clock.now):
             tally.calls += 1
-            tally.offered_tokens += sample.output
             self._count(tally.offered_by, sample)
         self._try(SimClient(sample), 0)
 

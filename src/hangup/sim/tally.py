@@ -47,7 +47,6 @@ class RunTally:
         self.given_up = 0  # calls
         self.good_prompt_tokens = 0.0
         self.good_tokens = 0.0
-        self.offered_tokens = 0.0
         self.jobs_prompt_tokens = 0.0  # of finished job items
         self.jobs_tokens = 0.0
         self.jobs_yielded = 0  # preemptions of job items

@@ -96,10 +96,6 @@ class Admission(Generic[K]):
             found = self.tenants[name] = Tenant(name, self._terms.get(name, TenantTerms()))
         return found
 
-    @property
-    def jobs_in_flight(self) -> int:
-        return self.jobs.in_flight
-
     def jobs_waiting(self, tenant_name: str) -> int:
         """Return how many items of this tenant's jobs are queued."""
         tenant = self.jobs.tenants.get(tenant_name)

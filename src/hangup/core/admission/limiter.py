@@ -167,10 +167,6 @@ class LearnedLimit:
         usual = self._usual[visible].get(prompt) if self.by_tokens else None
         return math.inf if usual is None else LATE_BY * usual + LATE_S
 
-    def usual_s(self, prompt: int, visible: bool) -> float | None:
-        """Return the first-token time of a call that has no others ahead of it; None before anything is known."""
-        return self._usual[visible].get(prompt)
-
     def has_free_slot(self, running: int) -> bool:
         """Return whether one more call would certainly run at once, as far as has been seen."""
         return running < _FREE_SHARE * self.most_running

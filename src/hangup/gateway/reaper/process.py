@@ -27,7 +27,6 @@ class Spawned:
         self._words = restart.command(backend.settings.spawn, backend.settings)
         self._wanted = asyncio.Event()  # set when a restart is requested
         self._up = asyncio.Event()
-        self._died = 0  # total
         self._task = TASKS.keep("spawn", self._run)
 
     async def restart(self) -> str:

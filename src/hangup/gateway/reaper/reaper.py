@@ -32,7 +32,6 @@ class BackendView:
 
     name: str
     engine: str
-    verifies: bool  # it reports what it runs
     rung: str
     since: float  # when it reached the rung, monotonic
     reason: str
@@ -123,7 +122,6 @@ def _view(watch: BackendWatch) -> BackendView:
     return BackendView(
         backend.name,
         backend.adapter.name,
-        backend.reports_status,
         ladder.rung.value,
         ladder.since,
         ladder.reason,
