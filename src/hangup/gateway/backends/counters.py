@@ -1,6 +1,6 @@
 """Reads an engine's counters from its metrics page: tokens generated, calls running.
 
-The metric names are the engines' own. A page may repeat one for several models or ranks; the values are summed.
+The adapters name the metrics. A page may repeat one for several models or ranks; the values are summed.
 """
 
 from __future__ import annotations
@@ -8,37 +8,28 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from hangup.config import HealthLimits
 from hangup.errors import EngineFault
+from hangup.gateway.backends.adapters import ADAPTERS
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import fetch
 
-PATH = "/metrics"
 _PATIENCE_S = 2.0  # how long to wait for an engine whose notice of disconnects would suffer from a query
-_TOKENS = (
-    "vllm:generation_tokens_total",
-    "sglang:generation_tokens_total",
-    "llamacpp:tokens_predicted_total",
-    "tgi_request_generated_tokens_sum",
-    "lmdeploy:generation_tokens_total",
-    "hangup_engine_tokens_total",
-    "standin_tokens_total",
-)
-_RUNNING = (
-    "vllm:num_requests_running",
-    "sglang:num_running_reqs",
-    "llamacpp:requests_processing",
-    "tgi_batch_current_size",
-    "lmdeploy:num_requests_running",
-    "trtllm_num_requests_running",
-    "hangup_engine_running",
-    "standin_running",
-)
 _MOST = 2.0**53
 _NUMBER = rb"([0-9.eE+-]+)"
-_LINE = rb"^(%b)(?:\{[^}]*\})? " + _NUMBER
+
+
+def _lines_of(names: Iterable[str]) -> re.Pattern[bytes]:
+    """Match the lines of these metrics. Those of all engines are known, whatever the backend was recognised as."""
+    metrics = b"|".join(re.escape(name.encode()) for name in names if name)
+    return re.compile(rb"^(?:%b)(?:\{[^}]*\})? %b" % (metrics, _NUMBER), re.M)
+
+
+_TOKENS = _lines_of(adapter.tokens_metric for adapter in ADAPTERS.values())
+_RUNNING = _lines_of(adapter.running_metric for adapter in ADAPTERS.values())
 
 
 class ReportedCounters(NamedTuple):
@@ -53,9 +44,7 @@ async def ask(backend: Backend, limits: HealthLimits) -> ReportedCounters | None
     if backend.adapter.disturbed:
         await _for_a_quiet_moment(backend)
     try:
-        status_path = backend.adapter.status_path
-        path = status_path if status_path.endswith("metrics") else PATH
-        answer = await fetch(backend, "GET", path, timeout_s=limits.health_timeout_s)
+        answer = await fetch(backend, "GET", backend.adapter.metrics_path, timeout_s=limits.health_timeout_s)
     except EngineFault:
         return None
     found = read(answer.body) if answer.head.status == 200 else ReportedCounters(None, None)
@@ -74,9 +63,8 @@ def read(page: bytes) -> ReportedCounters:
     return ReportedCounters(None if tokens is None else int(tokens), running)
 
 
-def _sum(page: bytes, names: tuple[str, ...]) -> float | None:
-    pattern = _LINE % b"|".join(re.escape(name.encode()) for name in names)
-    values = [number for _, value in re.findall(pattern, page, re.M) if (number := finite(value)) is not None]
+def _sum(page: bytes, lines: re.Pattern[bytes]) -> float | None:
+    values = [number for value in lines.findall(page) if (number := finite(value)) is not None]
     return sum(values) if values else None
 
 

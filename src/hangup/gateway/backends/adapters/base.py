@@ -105,6 +105,12 @@ class EngineAdapter:
     hosted = False
     # Path of the status query; "" if there is none.
     status_path = ""
+    # Its Prometheus page, and the metrics there of calls that run, calls that wait and tokens computed; "" if it has none. If
+    # `status_path` is the same page, the first two are the status.
+    metrics_path = "/metrics"
+    running_metric = ""
+    waiting_metric = ""
+    tokens_metric = ""
     # Where the engine gets the key by which a call can be stopped: the "header" X-Request-Id, a field of the "body", or ""
     # nowhere.
     keyed_by = ""
@@ -183,7 +189,7 @@ class EngineAdapter:
 
     def read_status(self, answer: Seen) -> EngineStatus | None:
         """Return what the engine runs, from its answer to GET `status_path`; None if the answer cannot be read."""
-        return None
+        return counted(answer, self.running_metric, self.waiting_metric)
 
     def read_slots(self, answer: Seen) -> dict[str, int]:
         """Return the slot of each call that has one, keyed by the engine's id of the call, from its answer to GET
@@ -208,9 +214,10 @@ def gauges(body: bytes) -> dict[str, float]:
 
 
 def counted(answer: Seen, running: str, waiting: str, tokens: str = "") -> EngineStatus | None:
-    """Build a status from Prometheus gauges."""
+    """Build a status from Prometheus gauges. Name `tokens` only if the engine counts each as it computes it, not at the end of
+    a call: a count that stands still means that the engine does."""
     found = gauges(answer.body) if answer.status == 200 else {}
-    if running not in found:
+    if not running or running not in found:
         return None
     computed = int(found[tokens]) if tokens in found else None
     return EngineStatus(int(found[running]), int(found.get(waiting, 0)), tokens=computed)

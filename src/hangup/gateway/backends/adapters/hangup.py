@@ -15,6 +15,8 @@ class HangupEngineAdapter(EngineAdapter):
     grace_s = 2.0
     poll_s = 0.05
     status_path = "/calls"
+    running_metric = "hangup_engine_running"
+    tokens_metric = "hangup_engine_tokens_total"
     slots_path = "/slots"
     # Completions default to 16 tokens, which a maximum would raise; messages always set their own.
     maximum_fields = {"openai.chat": "max_tokens", "openai.responses": "max_output_tokens"}

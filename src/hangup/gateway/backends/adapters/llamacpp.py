@@ -23,6 +23,8 @@ class LlamaCppAdapter(EngineAdapter):
     quick_poll_s = 0.1
     disturbed = True
     status_path = "/slots"
+    running_metric = "llamacpp:requests_processing"
+    tokens_metric = "llamacpp:tokens_predicted_total"
     pins_slots = True
     apis = frozenset(["openai", "anthropic", "llamacpp"])
     # Without a maximum it generates to the end of its context; `--predict` limits every request.

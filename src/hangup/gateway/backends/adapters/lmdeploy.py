@@ -6,8 +6,7 @@ import hashlib
 
 import orjson
 
-from hangup.core.reaper import EngineStatus
-from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Facts, Get, Json, Seen, counted
+from hangup.gateway.backends.adapters.base import Abort, EngineAdapter, Facts, Get, Json, Seen
 
 _SESSION_BITS = 48  # which every JSON parser keeps exactly
 
@@ -19,6 +18,9 @@ class LmDeployAdapter(EngineAdapter):
     stops_by = "abort by session id (--enable-abort-handling), closing the connection"
     lag_s = 2.0
     status_path = "/metrics"
+    running_metric = "lmdeploy:num_requests_running"
+    waiting_metric = "lmdeploy:num_requests_waiting"
+    tokens_metric = "lmdeploy:generation_tokens_total"
     abort_first = True
     keyed_by = "body"
 
@@ -38,9 +40,6 @@ class LmDeployAdapter(EngineAdapter):
 
     def abort(self, key: str) -> Abort:
         return Abort("/abort_request", orjson.dumps({"session_id": _session(key)}))
-
-    def read_status(self, answer: Seen) -> EngineStatus | None:
-        return counted(answer, "lmdeploy:num_requests_running", "lmdeploy:num_requests_waiting")
 
 
 def _session(key: str) -> int:

@@ -29,6 +29,8 @@ class SglangAdapter(EngineAdapter):
     grace_s = 6.0
     poll_s = 0.5
     status_path = "/v1/loads?include=core,queues"
+    running_metric = "sglang:num_running_reqs"
+    tokens_metric = "sglang:generation_tokens_total"
     abort_first = True
     apis = frozenset(["openai", "anthropic", "ollama", "sglang"])
     tagged_models = True  # base:adapter

@@ -16,6 +16,8 @@ class StandInAdapter(EngineAdapter):
     grace_s = 2.0
     poll_s = 0.05
     status_path = "/standin/stats"
+    running_metric = "standin_running"
+    tokens_metric = "standin_tokens_total"
     keyed_by = "header"
 
     def recognises(self, models: Seen) -> bool:

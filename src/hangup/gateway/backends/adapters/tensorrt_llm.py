@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hangup.core.reaper import EngineStatus
-from hangup.gateway.backends.adapters.base import EngineAdapter, Facts, Get, Seen, counted
+from hangup.gateway.backends.adapters.base import EngineAdapter, Facts, Get, Seen
 
 
 class TensorRtLlmAdapter(EngineAdapter):
@@ -12,7 +11,9 @@ class TensorRtLlmAdapter(EngineAdapter):
     apis = frozenset(["openai"])
     lag_s = 2.0
     poll_s = 0.5
-    status_path = "/prometheus/metrics"
+    status_path = metrics_path = "/prometheus/metrics"
+    running_metric = "trtllm_num_requests_running"
+    waiting_metric = "trtllm_num_requests_waiting"
 
     def recognises(self, models: Seen) -> bool:
         return any(row.get("owned_by") == "tensorrt_llm" for row in models.rows)
@@ -26,6 +27,3 @@ class TensorRtLlmAdapter(EngineAdapter):
             reports_status=reports_status,
             hints=() if reports_status else (hint,),
         )
-
-    def read_status(self, answer: Seen) -> EngineStatus | None:
-        return counted(answer, "trtllm_num_requests_running", "trtllm_num_requests_waiting")

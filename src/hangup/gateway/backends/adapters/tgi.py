@@ -3,8 +3,7 @@ head of its queue."""
 
 from __future__ import annotations
 
-from hangup.core.reaper import EngineStatus
-from hangup.gateway.backends.adapters.base import EngineAdapter, Facts, Get, Seen, counted, number
+from hangup.gateway.backends.adapters.base import EngineAdapter, Facts, Get, number
 
 
 class TgiAdapter(EngineAdapter):
@@ -13,6 +12,9 @@ class TgiAdapter(EngineAdapter):
     inspect_unknown = True
     lag_s = 1.0
     status_path = "/metrics"
+    running_metric = "tgi_batch_current_size"
+    waiting_metric = "tgi_queue_size"
+    tokens_metric = "tgi_request_generated_tokens_sum"
     apis = frozenset(["openai", "tgi"])
 
     async def inspect(self, get: Get) -> Facts | None:
@@ -26,6 +28,3 @@ class TgiAdapter(EngineAdapter):
             kv_tokens=number(table.get("max_batch_total_tokens")),
             reports_status=self.read_status(metrics) is not None,
         )
-
-    def read_status(self, answer: Seen) -> EngineStatus | None:
-        return counted(answer, "tgi_batch_current_size", "tgi_queue_size")

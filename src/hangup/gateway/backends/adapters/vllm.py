@@ -34,6 +34,9 @@ class VllmAdapter(EngineAdapter):
     lag_s = 6.0
     counts_steps = True
     status_path = "/metrics"
+    running_metric = "vllm:num_requests_running"
+    waiting_metric = "vllm:num_requests_waiting"
+    tokens_metric = "vllm:generation_tokens_total"
     abort_first = True
     apis = frozenset(["openai", "anthropic"])
     keyed_by = "header"
@@ -79,4 +82,4 @@ class VllmAdapter(EngineAdapter):
                 choice["message"].setdefault(name, None)
 
     def read_status(self, answer: Seen) -> EngineStatus | None:
-        return counted(answer, "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total")
+        return counted(answer, self.running_metric, self.waiting_metric, self.tokens_metric)
