@@ -11,6 +11,7 @@ from typing import Any
 
 from admin.test_api import admin, streaming
 from admin.test_commands import as_json, hangup
+from hangup.gateway.backends.adapters import ADAPTERS
 from hangup.gateway.backends.counters import gpu_use, read
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.raw import Client, ask
@@ -129,6 +130,9 @@ def test_counters_of_the_engines() -> None:
     assert read(vllm + b'vllm:num_requests_running{model_name="a"} 2.0\n') == (20, 2.0)
     assert read(b"llamacpp:tokens_predicted_total 7\nllamacpp:requests_processing 0\n") == (7, 0.0)
     assert read(b"python_info 1\n") == (None, None)
+    for adapter in ADAPTERS.values():
+        if adapter.tokens_metric:
+            assert read(f"{adapter.running_metric} 2\n{adapter.tokens_metric} 3\n".encode()) == (3, 2.0), adapter.name
 
 
 def test_use_of_gpus_by_dcgm() -> None:
