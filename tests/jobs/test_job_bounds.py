@@ -13,6 +13,7 @@ import pytest
 
 from hangup.config import LimitSettings
 from hangup.core import reasons
+from hangup.core.account import Entry
 from hangup.core.jobs import ItemState, Kind
 from hangup.gateway.apis.routes import Router
 from hangup.gateway.http.sse import Splitter
@@ -92,6 +93,57 @@ def test_no_item_starts_while_too_many_results_wait_for_the_store(monkeypatch: p
                 done += 1
             await soon(lambda: writer.ended_by_state[ItemState.SUCCEEDED] == 6)
             assert writer.held_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_items_start_again_after_results_that_came_during_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is exceeded only while another result is being written, and no longer once that is done."""
+
+    async def main() -> None:
+        store = JobStore("")
+        host = FakeGateway(room=2, limits=LimitSettings(job_results_held_bytes_max=15_000))
+        async with open_registry(store, host, ticks=False) as registry:
+            await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=3600)
+            await soon(lambda: len(host.items) == 2)
+            writer, slow = registry.runner.writer, Slow(store, monkeypatch)
+            answered(host.items[0], orjson.dumps("x" * 10_000))
+            await soon(lambda: writer._writing and not writer._outcomes, "the write of the first result")
+            answered(host.items[1], orjson.dumps("x" * 10_000))
+            host.room = 3
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert writer.full
+            assert len(host.items) == 2, "the third item has to wait"
+            slow.may_write.set()
+            await soon(lambda: len(host.items) == 3, "the third item")
+
+    asyncio.run(main())
+
+
+def test_a_failure_after_a_write_neither_repeats_it_nor_counts_it_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of the ledger, or of the log: the results are on disk by then."""
+
+    async def main() -> None:
+        store, host = JobStore(""), FakeGateway()
+        async with open_registry(store, host) as registry:
+            job = await registry.submit("batch_b", Kind.BATCH, "ann", BATCH, items(3), window_s=3600)
+            await soon(lambda: len(host.items) == 3)
+            writer, booked = registry.runner.writer, list[str]()
+
+            def record_cost(entry: Entry) -> None:
+                booked.append(entry.cause)
+                if len(booked) == 2:
+                    raise KeyError("a bug")
+
+            monkeypatch.setattr(host, "record_cost", record_cost)
+            for item in host.items:
+                answered(item, orjson.dumps("x" * 10_000))
+            await soon(lambda: registry.active_job(job) is None, "the end of the job")
+            await soon(lambda: writer.idle)
+            assert (writer.held_bytes, writer.refused) == (0, 0)
+            assert booked == ["completed"] * 3, "none as wasted, none twice"
+            assert [type(fault) for fault in host.faults] == [KeyError]
 
     asyncio.run(main())
 

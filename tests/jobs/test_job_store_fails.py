@@ -311,6 +311,29 @@ class TestResultWriter:
 
         asyncio.run(run())
 
+    def test_a_result_is_written_by_a_writer_that_was_restarted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A failure of the writer itself uses up the wake-up of what is pending."""
+
+        async def run() -> None:
+            host, store = FakeGateway(), FailingStore()
+            async with open_registry(store, host, ticks=False) as registry:
+                job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.items) == 1)
+                real = host.log_event
+
+                def log_event(event: str, **fields: object) -> None:
+                    real(event, **fields)
+                    if event == "job_store_failed":
+                        store.fails = False
+                        raise KeyError("a bug")
+
+                monkeypatch.setattr(host, "log_event", log_event)
+                store.fails = True
+                answered(host.items[0])
+                await soon(lambda: registry.active_job(job) is None)
+
+        asyncio.run(run())
+
     def test_the_tick_survives_whatever_happens_in_it(self) -> None:
         async def run() -> None:
             host, store = FakeGateway(), FailingStore()

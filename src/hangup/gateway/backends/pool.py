@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -14,8 +13,8 @@ from hangup.config import BackendSettings, EngineLimits
 from hangup.core import reasons
 from hangup.errors import EngineFault, OutOfResources
 from hangup.gateway.backends.connection import EngineConnection
+from hangup.gateway.backends.own_lack import is_own_lack
 
-_OUR_OWN_LACK = frozenset([errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL])
 _LAST_RESORT_S = 0.25  # connect timeout for an engine that counts as down
 
 
@@ -101,7 +100,8 @@ class Pool:
         except TimeoutError:
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"connect timed out after {within_s:g} s") from None
         except (OSError, ssl.SSLError, UnicodeError) as error:  # an invalid host name raises UnicodeError
-            kind = OutOfResources if getattr(error, "errno", None) in _OUR_OWN_LACK else EngineFault
+            own_lack = await is_own_lack(error, address.host, address.port, self._loop)
+            kind = OutOfResources if own_lack else EngineFault
             raise kind(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
         self.open.add(connection)
         return connection

@@ -75,6 +75,7 @@ class ResultWriter:
         self._outcomes: list[ItemOutcome] = []
         self._given_back: list[Claim] = []
         self._writing = False
+        self._holds_up = False  # somebody was told to wait, and `_on_recovered` must follow
         self._backoff = Backoff(_PAUSE_S, _PAUSE_MAX_S)
         self._pause_s = 0.0
         self._wake = asyncio.Event()
@@ -90,6 +91,11 @@ class ResultWriter:
     def full(self) -> bool:
         """Whether so much waits to be written that no further item should start."""
         return self.held_bytes > self._host.limits.job_results_held_bytes_max
+
+    def must_wait(self) -> bool:
+        """Return `full`. If true, `on_recovered` is called when an item may start, however the bytes rose above the limit."""
+        self._holds_up = self._holds_up or self.full
+        return self.full
 
     def finish(self, outcome: ItemOutcome) -> None:
         self._outcomes.append(outcome)
@@ -137,12 +143,14 @@ class ResultWriter:
         await self._task
 
     async def _run(self) -> None:
+        if not self.idle:  # restarted after a failure, which used up the wake-up of what is pending
+            self._wake.set()
         while self._cancels or self._outcomes or self._given_back or not self._closing.is_set():
             await self._wake.wait()
             self._wake.clear()
             if self.failing:
                 await self._pause()
-            self._writing, held_up = True, self.full
+            self._writing = True
             try:
                 await self._write_all()
             except StoreFailed as failure:
@@ -156,10 +164,12 @@ class ResultWriter:
                 continue
             finally:
                 self._writing = False
+            recovered = self.failing or (self._holds_up and not self.full)
             if self.failing:
-                self.failing, held_up = False, True
+                self.failing = False
                 self._host.log_event("job_store_recovered")
-            if held_up:
+            if recovered:
+                self._holds_up = False
                 try:
                     self._on_recovered()
                 except Exception as error:
@@ -213,6 +223,7 @@ class ResultWriter:
                     self._cancels.pop(key, None)
 
     async def _write(self, cancels: dict[int, Cause], outcomes: list[ItemOutcome], given_back: list[Claim]) -> None:
+        """Write these. Once they are on disk nothing may raise: whatever raises is written again."""
         cancelled, jobs = await self._store.do(partial(self._write_in_thread, cancels, outcomes, given_back, self.failing))
         self.held_bytes -= sum(outcome.size for outcome in outcomes)
         for key in cancels:
@@ -220,7 +231,11 @@ class ResultWriter:
         for job in cancelled:
             self._notify_changed(job)
         for outcome, job in zip(outcomes, jobs, strict=True):
-            self._on_written(outcome, job)
+            try:
+                self._record(outcome, job)
+            except Exception as error:
+                self._host.fault(error)
+            self._notify_changed(job)
 
     def _write_in_thread(
         self, cancels: dict[int, Cause], outcomes: list[ItemOutcome], given_back: list[Claim], probe: bool
@@ -233,15 +248,15 @@ class ResultWriter:
         jobs.give_back(given_back, now)
         return cancelled, [jobs.finish(outcome.claim, outcome.state, now, outcome.body, outcome.events) for outcome in outcomes]
 
-    def _on_written(self, outcome: ItemOutcome, job: Job | None) -> None:
-        if job is None:
-            self.refused += 1
-            self._host.log_event("job_result_refused", job=outcome.claim.job_id, item=outcome.claim.n)
+    def _record(self, outcome: ItemOutcome, job: Job | None) -> None:
+        """Count a written outcome and record its cost; without a job, the store refused it."""
         if outcome.entry is not None:
             self._host.record_cost(outcome.entry if job is not None else _as_wasted(outcome.entry))
         if job is not None:
             self.ended_by_state[outcome.state] += 1
-            self._notify_changed(job)
+        else:
+            self.refused += 1
+            self._host.log_event("job_result_refused", job=outcome.claim.job_id, item=outcome.claim.n)
 
     def _notify_changed(self, job: Job | None) -> None:
         if job is None:
