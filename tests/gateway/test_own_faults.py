@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import uvloop
 
 from hangup import tasks
+from hangup.config import BackendSettings
 from hangup.core.admission import Admission
 from hangup.core.call import Call
 from hangup.core.ledger import Ledger
@@ -38,8 +40,9 @@ from hangup.gateway.relay.assemble import AssembleRelay
 from hangup.gateway.relay.passthrough import PassRelay
 from hangup.gateway.relay.stream import StreamRelay
 from hangup.gateway.request_policy import CallIds, RequestPolicy
+from hangup.gateway.routing import Routing
 from hangup.gateway.stopping import Stopping
-from support.house import EMBED, STREAM, WHOLE, House
+from support.house import EMBED, STREAM, WHOLE, Engine, House
 from support.waiting import PATIENCE_S, soon
 
 STEPS: list[tuple[Any, str, str, bytes]] = [
@@ -230,3 +233,50 @@ def test_heartbeats_that_fail_end_their_call(monkeypatch: pytest.MonkeyPatch) ->
             await house.at_rest()
 
     uvloop.run(run())
+
+
+RELOAD_STEPS: list[tuple[Any, str]] = [
+    (Intake, "configure"),
+    (Placement, "configure"),
+    (Pool, "close_idle"),
+    (Backends, "_remove"),
+    (Backend, "take_limits"),
+    (Reaper, "watch"),
+    (Placement, "use"),
+    (Accounting, "take_prices"),
+    (Routing, "configure"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), RELOAD_STEPS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_bug_in_a_reload_leaves_no_backend_between_in_and_out(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever step fails, once: the next reload succeeds, and both the new and the old backend can be used again."""
+
+    async def main() -> None:
+        async with House() as house:
+            gateway, other = house.gateway, Engine()
+            first = gateway.settings
+            second = replace(first, backend=(BackendSettings(url=await other.start(), engine="openai"),))
+            real, failures = getattr(owner, name), list[str]()
+
+            def failing(*arguments: Any, **named: Any) -> Any:
+                if not failures:
+                    failures.append(name)
+                    raise KeyError("a bug")
+                return real(*arguments, **named)
+
+            monkeypatch.setattr(owner, name, failing)
+            assert not gateway.configure(second), "it is told"
+            assert failures and gateway.settings is second
+            for settings in (second, first):
+                assert gateway.configure(settings)
+                assert [backend.settings for backend in gateway.backends.by_name.values()] == list(settings.backend)
+                house.backend = next(iter(gateway.backends.by_name.values()))
+                assert not house.backend.load.health.retired
+                assert b"200 OK" in await house.post("/v1/embeddings", EMBED)
+                await soon(lambda: house.backend.facts_known, "its health check")
+            assert len(gateway.backends._watches) == len(gateway.backends._figures) == 1
+            await house.at_rest()
+            await other.close()
+
+    asyncio.run(main())

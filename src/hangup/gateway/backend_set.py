@@ -55,30 +55,34 @@ class Backends:
             for s in settings.backend
         ]
 
-    def use(self, settings: Settings, backends: list[Backend], events: BackendEvents) -> None:
-        """Use these backends from now on; retire all others."""
+    def use(self, settings: Settings, backends: list[Backend], events: BackendEvents) -> bool:
+        """Use these backends from now on; retire all others. A bug in one step keeps no other step from being done; return
+        whether there was none."""
         self._slots, self._events = settings.slots, events
-        for backend in list(self.by_name.values()):
-            if backend not in backends:
-                self._retire(backend)
-        self.by_name.clear()
+        left = [backend for backend in self.by_name.values() if backend not in backends]
+        self.by_name.clear()  # before anything can fail: a retired backend must not be found again
         self.by_name.update({backend.name: backend for backend in backends})
-        for backend in backends:
-            backend.take_limits(settings.limits)
-            if backend.name not in self._watches:
-                checks = partial(watch, backend, self.changed, events.models_reported)
-                self._watches[backend.name] = TASKS.keep("health", checks)
-                self._figures[backend.name] = TASKS.keep("engine queue", partial(follow, backend, events.queue_reported))
-            events.configured(backend)
+        retired = [self._log.guard("", self._retire, backend) for backend in left]
+        started = [self._log.guard("", self._start, backend, settings, events) for backend in backends]
+        return all(retired) and all(started)
+
+    def _start(self, backend: Backend, settings: Settings, events: BackendEvents) -> None:
+        """Apply new limits to a backend of the configuration, and watch it if it is new."""
+        backend.take_limits(settings.limits)
+        if backend.name not in self._watches:
+            checks = partial(watch, backend, self.changed, events.models_reported)
+            self._watches[backend.name] = TASKS.keep("health", checks)
+            self._figures[backend.name] = TASKS.keep("engine queue", partial(follow, backend, events.queue_reported))
+        events.configured(backend)
 
     def _retire(self, backend: Backend) -> None:
         """Stop sending calls to a backend that left the configuration; its running calls may finish."""
-        backend.load.health.apply(HealthEvent.RETIRED)
-        backend.pool.close_idle()
         for tasks in (self._watches, self._figures):
             task = tasks.pop(backend.name, None)
             if task is not None:
                 task.cancel()
+        backend.load.health.apply(HealthEvent.RETIRED)
+        backend.pool.close_idle()
         if backend.load.in_flight:
             self._retired.add(backend)
         else:

@@ -15,6 +15,7 @@ from hangup.config import LimitSettings, Settings
 from hangup.core import reasons
 from hangup.core.admission import TenantTerms
 from hangup.core.reasons import Reason
+from hangup.errors import HangupError
 from hangup.gateway.accounting import Accounting
 from hangup.gateway.backend_set import BackendEvents, Backends
 from hangup.gateway.backends.backend import Backend
@@ -82,7 +83,8 @@ class Gateway:
             self.jobs.provider = Provider(self.jobs_port, loop)
         self.intake = Intake(self.ports)
         self._paces = PaceWatch(self.registry.live, self.placement, loop)
-        self.configure(settings)
+        if not self.configure(settings):
+            raise HangupError("the configuration could not be applied because of an internal error; the log has it")
 
     @property
     def settings(self) -> Settings:
@@ -92,16 +94,24 @@ class Gateway:
     def limits(self) -> LimitSettings:
         return self.policy.limits
 
-    def configure(self, settings: Settings) -> None:
-        """Apply new settings, all or none; running calls keep the ones they started with."""
-        backends = self.backends.prepare(settings)  # first, because it can fail, and settings must not be half applied
+    def configure(self, settings: Settings) -> bool:
+        """Apply new settings, all or none; running calls keep the ones they started with.
+
+        What can fail comes first. After that only a bug of ours can: it is logged and the other steps are done nevertheless, so
+        that no part keeps the old settings. Return whether there was none.
+        """
+        backends = self.backends.prepare(settings)
         self.policy.configure(settings)
-        self.intake.configure(settings)
-        self.placement.configure(settings.limits, {tenant.name: TenantTerms.of(tenant) for tenant in settings.tenant})
-        self.backends.use(settings, backends, self._backend_events())
-        self.placement.use(backends)
-        self.accounting.take_prices(backends)
-        self.routing.configure(settings)
+        terms = {tenant.name: TenantTerms.of(tenant) for tenant in settings.tenant}
+        steps = (
+            self.log.guard("", self.intake.configure, settings),
+            self.log.guard("", self.placement.configure, settings.limits, terms),
+            self.backends.use(settings, backends, self._backend_events()),
+            self.log.guard("", self.placement.use, backends),
+            self.log.guard("", self.accounting.take_prices, backends),
+            self.log.guard("", self.routing.configure, settings),
+        )
+        return all(steps)
 
     def _backend_events(self) -> BackendEvents:
         return BackendEvents(

@@ -289,7 +289,7 @@ class Server:
             _check_reload(old, new.settings)
             tls = self.gateway.intake.tls
             tls = _server_tls(new.settings) if tls is not None and new.settings.tls_cert else tls
-            self.gateway.configure(new.settings)
+            whole = self.gateway.configure(new.settings)
         except HangupError as error:
             self._log.event("config_reload_failed", problems=str(error).splitlines())
             print(f"hangup: the configuration was not reloaded:\n{error}", file=sys.stderr, flush=True)
@@ -306,8 +306,10 @@ class Server:
         self.gateway.intake.tls = tls  # read from the files again, so a reload picks up a renewed certificate
         self.gateway.intake.connections_allowed = _connections_allowed(new.settings.limits)
         tenants = [tenant.name for tenant in new.settings.tenant]
-        self._log.event("config_reloaded", backends=list(self.gateway.backends.by_name), tenants=tenants, needs_restart=kept)
+        backends = list(self.gateway.backends.by_name)
+        self._log.event("config_reloaded", backends=backends, tenants=tenants, needs_restart=kept, whole=whole)
         note = f" (a restart is needed for: {', '.join(kept)})" if kept else ""
+        note += "" if whole else ", but part of it failed because of an internal error, which is in the log: reload again"
         print(f"hangup: configuration reloaded{note}", file=sys.stderr, flush=True)
 
     async def _watch_lag(self) -> None:
