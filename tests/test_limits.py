@@ -141,6 +141,7 @@ RUNS_INTO = {
     "log_lines_max": "gateway/test_lost_and_unknown.py::test_no_more_lines_wait_than_the_log_may_hold",
     "wal_bytes_max": "store/test_ledger.py::test_the_write_ahead_log_is_cut_after_a_checkpoint",
     "loop_stall_s": "core/test_tasks.py::TestLoopWatch::test_a_blocked_loop_is_told_with_its_stack",
+    "thread_stall_s": "gateway/test_named_limits.py::test_thread_stall_s",
 }
 
 

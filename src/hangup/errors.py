@@ -63,3 +63,7 @@ class OutOfResources(EngineFault):
 
 class EngineSilent(EngineFault):
     """The backend is up but did not answer in time."""
+
+
+class LedgerBusy(HangupError):
+    """The ledger's file cannot be used now, because its disk hangs."""

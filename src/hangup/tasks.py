@@ -2,8 +2,9 @@
 
 A watcher or a writer that dies silently takes down whatever it watched or wrote. So no code starts tasks or threads directly.
 `keep` and `thread` run work that must go on: they report its failure and restart it after a pause. `start` and `thread_once`
-own work that ends by itself. `Tasks` are those of one owner, which ends them together. `/readyz` shows what should be running
-and is not; the metrics show how many run and how often they failed.
+own work that ends by itself. `Tasks` are those of one owner, which ends them together. A thread marks each piece of its work
+with `working`, so that one that hangs, on a disk for example, is noticed. `/readyz` shows what should be running and is not,
+or hangs; the metrics show how many run, how often they failed, and how long a thread has been at its current work.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 _LOG = logging.getLogger("hangup.tasks")
 _PAUSE_S = (0.5, 30.0)  # before a restart: doubled by each failure that soon follows another
+_STALL_S = 30.0  # for one piece of a thread's work, unless the configuration says otherwise
 _STEADY_S = 60.0  # work that ran for this long did not fail because of how it started
 
 R = TypeVar("R")
@@ -28,7 +30,7 @@ Handled = tuple[type[Exception], ...]
 class LongTask:
     """The count of the tasks or threads of one name."""
 
-    __slots__ = ("error", "expected", "failures", "name", "running")
+    __slots__ = ("began", "error", "expected", "failures", "marks_work", "name", "running")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,6 +38,22 @@ class LongTask:
         self.running = 0
         self.failures = 0
         self.error = ""  # the last error
+        self.marks_work = False  # its threads use `LongTasks.working`
+        self.began: dict[int, float] = {}  # when threads, by their identifiers, began what they are working on (monotonic)
+
+    @property
+    def busy_s(self) -> float:
+        """How long a thread of this name has been at the same piece of work; 0 if none is working."""
+        began = list(self.began.values())
+        return time.monotonic() - min(began) if began else 0.0
+
+
+class StuckThread(NamedTuple):
+    """A thread that has been at the same piece of work for too long."""
+
+    name: str
+    thread: int  # its identifier
+    began: float  # monotonic
 
 
 class LongTasks:
@@ -44,6 +62,7 @@ class LongTasks:
     def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
         """Report every failure to `on_failure`, which is called from any thread; without it, log them."""
         self.on_failure = on_failure
+        self.stall_s = _STALL_S
         self._lock = threading.Lock()
         self._by_name: dict[str, LongTask] = {}
         self._tasks: set[asyncio.Task[object]] = set()
@@ -81,6 +100,17 @@ class LongTasks:
         thread.start()
         return thread
 
+    @contextlib.contextmanager
+    def working(self, name: str) -> Iterator[None]:
+        """Mark a piece of this thread's work. A thread that takes longer than `stall_s` for it counts as stuck."""
+        long_task, thread = self._named(name), threading.get_ident()
+        long_task.marks_work = True
+        long_task.began[thread] = time.monotonic()
+        try:
+            yield
+        finally:
+            del long_task.began[thread]
+
     def failed(self, name: str, error: Exception) -> None:
         """Count a failure and report it."""
         long_task = self._named(name)
@@ -98,8 +128,20 @@ class LongTasks:
         return iter(list(self._by_name.values()))
 
     def down(self) -> list[str]:
-        """Describe the tasks that should be running and are not."""
-        return [f"{d.name} (failed {d.failures} times, last: {d.error})" for d in self if d.running < d.expected]
+        """Describe the tasks that should be running and are not, and the threads that are stuck."""
+        failed = [f"{d.name} (failed {d.failures} times, last: {d.error})" for d in self if d.running < d.expected]
+        now = time.monotonic()
+        return failed + [f"{stuck.name} (stuck for {now - stuck.began:.0f} s)" for stuck in self.stuck()]
+
+    def stuck(self) -> list[StuckThread]:
+        """Return the threads that have been at the same piece of work for longer than `stall_s`."""
+        since = time.monotonic() - self.stall_s
+        return [
+            StuckThread(each.name, thread, began)
+            for each in self
+            for thread, began in list(each.began.items())
+            if began < since
+        ]
 
     # Internals
 

@@ -133,6 +133,39 @@ class TestLoopWatch:
         assert not events and watch.stalls == 0
 
 
+class TestStuckThreads:
+    def test_they_are_named_and_logged_with_their_stack(self) -> None:
+        tasks, events = LongTasks(), list[tuple[str, dict[str, Any]]]()
+        tasks.stall_s = 0.2
+        watch = LoopWatch(lambda event, **fields: events.append((event, fields)), 0.2, tasks)
+        disk_works, idle, over = threading.Event(), threading.Event(), threading.Event()
+
+        def work() -> None:
+            with tasks.working("store"):
+                disk_works.wait(60)
+            idle.set()
+            over.wait(60)
+
+        threads = [tasks.thread("store", work), threading.Thread(target=watch.run, daemon=True)]
+        threads[1].start()
+        wait_until(lambda: any(event == "thread_stuck" for event, _ in events), what="a thread that hangs")
+        (named,) = tasks.down()
+        assert named.startswith("store (stuck for ")
+        (task,) = tasks
+        assert task.busy_s > 0.2
+        disk_works.set()
+        assert idle.wait(60)
+        assert tasks.down() == [] and task.busy_s == 0.0, "a thread that waits for work is not stuck"
+        wait_until(lambda: any(event == "thread_resumed" for event, _ in events), what="its end")
+        over.set()
+        watch.close()
+        for thread in threads:
+            thread.join(60)
+        about = [(event, fields) for event, fields in events if event.startswith("thread_")]
+        assert [(event, fields["task"]) for event, fields in about] == [("thread_stuck", "store"), ("thread_resumed", "store")]
+        assert any(place.endswith(" work") for place in about[0][1]["where"])
+
+
 def _somebody_blocks_it(seen: Any) -> None:
     deadline = time.monotonic() + 60
     while not seen() and time.monotonic() < deadline:

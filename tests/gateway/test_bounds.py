@@ -27,6 +27,7 @@ from hangup.gateway.reaper.watch import ReaperStats
 from hangup.gateway.tracing import Tracer
 from support.processes import Gateway, StandIn, get_json
 from support.raw import Client, ask
+from support.raw_engine import DONE, HEAD, LAST, answer, chunk, event, raw_engine
 from support.waiting import wait_until
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
@@ -290,6 +291,20 @@ def test_ollama_reads_keys_in_any_case(gateway: Gateway, engine: StandIn, key: s
     got = ask(gateway.address, "/api/chat", {"messages": [], key: {"num_predict": -2}})
     assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_field")
     assert len(engine.seen()) == before
+
+
+def test_ollama_reads_keys_in_any_case_in_other_apis_too() -> None:
+    """There they get the value that the gateway has read and sends, so that they change neither cap nor model."""
+    odd = {"Max_Tokens": -1, "MODEL": "other", "\u017ftream": False, "N": 50, "Temperature": 2}
+    config = "[limits]\noutput_tokens_max = 100\n[[backend]]\nengine = 'ollama'\nurl = "
+    stream = answer(HEAD + chunk(event("x") + event("", '"stop"') + DONE) + LAST)
+    with raw_engine(stream) as engine, Gateway(config=f"{config}'{engine.url}'\n") as gateway:
+        for given, expected in ({"max_tokens": 500}, 100), ({}, None):
+            got = ask(gateway.address, "/v1/chat/completions", {"model": "m", "messages": [], **given, **odd})
+            assert got.status == 200
+            sent = json.loads(engine.requests[-1].partition(b"\r\n\r\n")[2])
+            assert sent["Max_Tokens"] == sent.get("max_tokens") == expected
+            assert (sent["MODEL"], sent["\u017ftream"], sent["N"], sent["Temperature"]) == ("m", True, None, 2)
 
 
 def test_the_log_takes_any_number() -> None:

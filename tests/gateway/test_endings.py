@@ -79,6 +79,8 @@ SCRIPTS: dict[str, Script] = {
     "cut json": cut(JSON + b"\r\n" + WHOLE[:-3]),
     "closed json": cut(JSON + b"\r\n" + WHOLE + b"\n"),
     "cut large json": cut(JSON + b'\r\n{"pad":"' + b"x" * 300_000),
+    "cut between values": cut(JSON + b'\r\n{"rows":[' + b'{"x":[1]},' * 30_000 + b'{"x":[1]}'),
+    "closed with nan": cut(JSON + b'\r\n{"rows":[' + b"NaN," * 100_000 + b"NaN]}"),
     "closed large json": cut(JSON + b'\r\n{"pad":"' + b"x" * 300_000 + b'"}'),
     "deep": cut(SSE + b"\r\n" + DEEP + GOOD),
 }
@@ -152,13 +154,13 @@ class TestFraming:
         got, row = post(gateway, "counted", stream=True)
         assert (got.body, row["outcome"], row["tokens_out"]) == (GOOD, "completed", 2)
 
-    @pytest.mark.parametrize("name", ["cut json", "cut large json"])
+    @pytest.mark.parametrize("name", ["cut json", "cut large json", "cut between values"])
     def test_a_json_answer_that_is_cut_off_does_not_end_cleanly(self, gateway: Gateway, name: str) -> None:
         got, row = post(gateway, name)
         assert not got.complete
         assert row["cause"] == "engine_truncated"
 
-    @pytest.mark.parametrize("name", ["closed json", "closed large json"])
+    @pytest.mark.parametrize("name", ["closed json", "closed large json", "closed with nan"])
     def test_a_json_answer_that_ends_with_the_connection(self, gateway: Gateway, name: str) -> None:
         got, row = post(gateway, name)
         assert got.complete and row["outcome"] == "completed"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import socket
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,6 +19,7 @@ from hangup.core.reaper import PendingStop, StopState
 from hangup.errors import OutOfResources
 from hangup.gateway import server, stuck_calls
 from hangup.gateway.backends import health
+from hangup.gateway.backends.adapters import Facts, Seen
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.call_lines import CallLines
 from hangup.gateway.http.head import ResponseHead
@@ -63,6 +66,66 @@ def test_an_engine_is_not_blamed_for_what_this_process_lacks(number: int) -> Non
             await watch._ask(time.monotonic())
             assert watch.pending_stops.held == [held], "an engine that could not be asked has not said that it is done"
             watch.pending_stops.held.clear()
+
+    asyncio.run(main())
+
+
+def test_the_reaper_asks_at_its_usual_pace_while_this_process_lacks_descriptors() -> None:
+    """Each question fails at once: without a pause they would take all of the CPU."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        backend = Backend(BackendSettings(url="http://127.0.0.1:9", engine="vllm"), LimitSettings(), loop)
+        backend.pool._loop = cast(asyncio.AbstractEventLoop, _Loop(loop, errno.EMFILE))
+        backend.use_adapter(backend.adapter, Facts(reports_status=True))
+        watch = BackendWatch(
+            backend, cast(Any, None), cast(Any, SimpleNamespace(waiting=lambda _: ((), 0.0))), ReaperStats([], 9)
+        )
+        asked, real = list[float](), watch._ask
+
+        async def ask(asked_at: float) -> None:
+            asked.append(time.monotonic())
+            await real(asked_at)
+
+        watch._ask = ask  # type: ignore[method-assign]
+        watch.add(PendingStop("x", time.monotonic()), first_token=True)
+        pace_s = min(backend.adapter.poll_s, backend.adapter.quick_poll_s or math.inf)
+        await soon(lambda: len(asked) >= 4, "four questions")
+        await watch.close()
+        assert asked[3] - asked[0] >= 2.9 * pace_s
+        assert [stop.call_id for stop in watch.pending_stops.held] == ["x"]
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_does_not_answer_is_not_taken_for_a_lesser_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a start under load a question may time out; the engine would count as one without aborts until it restarts."""
+    vllm = {
+        "/v1/models": Seen(200, "", b'{"data":[{"id":"m","owned_by":"vllm"}]}'),
+        "/version": Seen(200, "", b'{"version":"0.11.0"}'),
+    }
+    silent = {"/v1/models"}
+
+    async def see(_: Backend, path: str, *__: object) -> Seen:
+        return Seen(0, "", b"timed out") if path in silent else vllm.get(path, Seen(404, "", b""))
+
+    monkeypatch.setattr(health, "see", see)
+
+    async def main() -> None:
+        backend = Backend(BackendSettings(url="http://127.0.0.1:9"), LimitSettings(), asyncio.get_running_loop())
+        await health.learn(backend, 1)
+        assert not backend.facts_known, "the next check asks again"
+        silent.clear()
+        await health.learn(backend, 1)
+        assert backend.facts_known and backend.adapter.name == "vllm"
+        silent.add("/v1/models")
+        backend.facts_known = False
+        await health.learn(backend, 1)
+        assert backend.adapter.name == "vllm", "nothing was learned"
+        for _ in range(2):
+            assert not backend.facts_known
+            await health.learn(backend, 1)
+        assert backend.facts_known, "an engine that never answers is not asked for ever"
 
     asyncio.run(main())
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+import os
 import socket
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,10 @@ import pytest
 
 from hangup.config import LimitSettings
 from support.jobs import client, line, start_batch, wait_batch
-from support.processes import Gateway
+from support.processes import Gateway, StandIn
 from support.raw import Client, ask
 from support.raw_engine import RawEngine, raw_engine
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 
 EMBEDDINGS = "/v1/embeddings"
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
@@ -146,3 +149,24 @@ def test_job_items_max(gateway: Gateway) -> None:
     requests = [{"custom_id": f"c{n}", "params": params} for n in range(2)]
     answer = httpx.post(f"{gateway.url}/v1/messages/batches", json={"requests": requests}, timeout=60)
     assert (answer.status_code, answer.headers["x-hangup-reason"]) == (429, "job_quota")
+
+
+def test_thread_stall_s(tmp_path: Path) -> None:
+    """A log that nobody reads any more: /readyz and the metrics name the thread that hangs, and calls go on."""
+    path = tmp_path / "log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    try:
+        with StandIn() as engine, Gateway(engine.url, log=path, thread_stall_s=0.5) as gateway:
+
+            def stuck() -> bool:
+                assert ask(gateway.address, "/v1/chat/completions", {"messages": [], "max_tokens": 1}).status == 200
+                with urllib.request.urlopen(f"{gateway.admin_url}/readyz", timeout=PATIENCE_S) as answer:
+                    return "not running: log (stuck for" in answer.read().decode()
+
+            wait_until(stuck, what="the log's thread to be named")
+            assert gateway.metrics()['hangup_thread_busy_seconds{task="log"}'] > 0.5
+            assert gateway.metrics()['hangup_thread_busy_seconds{task="store"}'] < 0.5
+    finally:
+        os.close(reader)

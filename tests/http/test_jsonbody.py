@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from hangup.errors import Refusal
-from hangup.gateway.http.jsonbody import Outline, Structure, counted, decode, with_fields
+from hangup.gateway.http.jsonbody import Brackets, Outline, Structure, counted, decode, with_fields
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=12)
 VALUES = st.recursive(
@@ -51,6 +51,16 @@ def test_structure_counts_the_same_in_pieces(value: dict[str, Any], cuts: list[i
     whole = counted(body, 10_000)
     assert pieces.keys == whole.keys
     assert whole.keys == count_keys(value)
+
+
+@given(OBJECTS, st.integers(1, 40), st.booleans())
+def test_brackets_tell_a_cut_text_from_a_whole_one(value: dict[str, Any], step: int, ascii_only: bool) -> None:
+    """Wherever it is cut, and however it arrives."""
+    body = b" " + json.dumps({"a": value}, ensure_ascii=ascii_only).encode() + b"\n"
+    brackets = Brackets()
+    for at in range(0, len(body), step):
+        brackets.feed(body[at : at + step])
+        assert brackets.closed == (b"}" not in body[at + step :])
 
 
 def test_an_empty_piece_uses_up_no_backslash() -> None:

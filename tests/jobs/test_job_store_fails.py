@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import resource
 import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,10 @@ import pytest
 from hangup.core.clocks import Backoff
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.errors import Refusal
+from hangup.gateway.jobs import registry as module
 from hangup.gateway.store.database import Database, StoreFailed
 from hangup.gateway.store.jobs import Claim, JobStore
+from hangup.tasks import TASKS
 from support.job_registry import BATCH, CALL, FakeGateway, answered, items, open_registry
 from support.jobs import client, line, start_batch, start_job, wait_job
 from support.processes import Gateway, StandIn
@@ -253,6 +256,49 @@ class TestDeleted:
                 (tmp_path / "elsewhere").rename(path)
                 await soon(lambda: registry.active_job(job) is None)
                 assert (await store.do(lambda: store.jobs.get(job.key))).status is JobStatus.COMPLETED
+
+        asyncio.run(run())
+
+
+class TestHanging:
+    """A disk that does not answer at all."""
+
+    def test_it_is_told_and_nothing_more_waits_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(TASKS, "stall_s", 0.2)
+
+        async def run() -> None:
+            host, store, disk_works = FakeGateway(), JobStore(""), threading.Event()
+            async with open_registry(store, host) as registry:
+                job = await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.items) == 1)
+                hanging = asyncio.create_task(store.do(lambda: disk_works.wait(60)))
+                await soon(lambda: any(line.startswith("store (stuck") for line in TASKS.down()))
+                with pytest.raises(StoreFailed, match="does not answer"):
+                    await registry.submit("job_b", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: registry.runner.writer.failing, "the store to count as failing")
+                answered(host.items[0])
+                disk_works.set()
+                await hanging
+                await soon(lambda: registry.active_job(job) is None, "the result to be written")
+                assert not any(line.startswith("store") for line in TASKS.down())
+
+        asyncio.run(run())
+
+    def test_it_does_not_keep_the_process_from_ending(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_CLOSE_S", 0.2)
+        disk_works = threading.Event()
+
+        async def run() -> None:
+            host, store = FakeGateway(), JobStore("")
+            real = store._database.close
+            monkeypatch.setattr(store._database, "close", lambda: (disk_works.set(), real()))  # instead of 10 s
+            async with open_registry(store, host) as registry:
+                await registry.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                await soon(lambda: len(host.items) == 1)
+                hanging = asyncio.create_task(store.do(lambda: disk_works.wait(120)))
+                answered(host.items[0])
+            assert "job_store_failed" in host.events
+            await hanging
 
         asyncio.run(run())
 

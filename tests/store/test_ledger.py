@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from hangup.core.account import Price
 from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Reason
-from hangup.errors import HangupError
+from hangup.errors import HangupError, LedgerBusy
 from hangup.gateway.store import database, ledger
 from hangup.gateway.store.jobs.schema import MIGRATIONS
 from hangup.gateway.store.ledger import LedgerStore
+from hangup.tasks import TASKS
 from support.waiting import wait_until
 
 
@@ -341,3 +343,19 @@ def test_the_write_ahead_log_is_cut_after_a_checkpoint(tmp_path: Path, wal_bytes
         db.commit()
         assert (log.stat().st_size <= 64 * 1024) == (wal_bytes_max == 4096)
         db.close()
+
+
+def test_a_disk_that_hangs_keeps_neither_a_report_nor_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "_HANGING_S", 0.2)
+    disk_works = threading.Event()
+    monkeypatch.setattr(LedgerStore, "_prepare", lambda self: disk_works.wait(60) and None)
+    store = make(flush_s=0.01)
+    book(store)
+    wait_until(lambda: any(task.name == "ledger" and task.busy_s for task in TASKS), what="a write that hangs")
+    with pytest.raises(LedgerBusy, match="does not answer"):
+        store.report(3600, "tenant")
+    book(store)
+    store.close()
+    assert store.dropped == 1, "the one that nobody writes any more"
+    disk_works.set()
+    store._thread.join(60)

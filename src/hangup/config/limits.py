@@ -367,6 +367,12 @@ class ProcessLimits:
         least=4096,
     )
     loop_stall_s: float = limit(1.0, "How long the event loop may be blocked before hangup logs its stack.", least=0.1)
+    thread_stall_s: float = limit(
+        30.0,
+        "How long a thread may take for one write to the job store, the ledger, the log or the trace collector, before /readyz"
+        " names it and hangup logs its stack.",
+        least=0.1,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

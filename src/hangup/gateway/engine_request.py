@@ -206,7 +206,17 @@ class GenerationRequest(EngineRequest):
         more |= maximum
         if self.renamed:
             more |= {"model": self.renamed}
+        if backend.adapter.folds_keys:
+            more |= self._keys_in_other_cases(more)
         return ask.path, ask.body(self._body, self.value, more), None
+
+    def _keys_in_other_cases(self, more: Json) -> Json:
+        """Return, for each key that the engine reads as one of those that the gateway reads, the same value as that has: it
+        would overrule the cap, the model or the kind of answer. Other engines ignore such a key."""
+        known = {*self.api.fields, *self.api.caps.names, "n", "best_of"}
+        others = {key: key.casefold() for key in self.value if key not in known and key.casefold() in known}
+        sent = {**self.value, **self.ask.cap.lowered, **self.ask.to_stream, **more} if others else {}
+        return {key: sent.get(name) for key, name in others.items()}
 
     def forget_body(self) -> None:
         self._body, self.value = b"", _NO_VALUE

@@ -121,7 +121,8 @@ class Log:
             lines = []
             while self._lines:
                 lines.append(self._lines.popleft())
-            self._write(b"".join(lines))
+            with TASKS.working("log"):
+                self._write(b"".join(lines))
             if self._closing and not self._lines:
                 return
 

@@ -115,6 +115,7 @@ class Server:
         TASKS.on_failure = self._log.task_failed
         loop.set_exception_handler(_report_loop_exception)
         self._stalls = LoopWatch(self._log.event, settings.limits.loop_stall_s)
+        TASKS.stall_s = settings.limits.thread_stall_s
         TASKS.thread("loop watch", self._stalls.run)
         store = LedgerStore(
             settings.ledger,
@@ -305,6 +306,7 @@ class Server:
         self._configuration = new
         self.gateway.intake.tls = tls  # read from the files again, so a reload picks up a renewed certificate
         self.gateway.intake.connections_allowed = _connections_allowed(new.settings.limits)
+        self._stalls.stall_s, TASKS.stall_s = new.settings.limits.loop_stall_s, new.settings.limits.thread_stall_s
         tenants = [tenant.name for tenant in new.settings.tenant]
         backends = list(self.gateway.backends.by_name)
         self._log.event("config_reloaded", backends=backends, tenants=tenants, needs_restart=kept, whole=whole)

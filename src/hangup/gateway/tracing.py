@@ -80,7 +80,8 @@ class Tracer:
         for at in range(0, len(ready), _BATCH_MAX):
             batch = ready[at : at + _BATCH_MAX]
             try:
-                self._exporter.send([span for call in batch for span in spans(call, self._nanoseconds, _new_id)])
+                with TASKS.working("traces"):
+                    self._exporter.send([span for call in batch for span in spans(call, self._nanoseconds, _new_id)])
             except Exception:  # a collector may answer anything; the thread must survive it
                 self.dropped += len(batch)
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hangup.errors import HangupError
+from hangup.errors import HangupError, LedgerBusy
 from hangup.gateway.admin import calls, jobs
 from hangup.gateway.admin.calls import BadQuery, Filter
 from hangup.gateway.admin.overview import Watchers
@@ -145,7 +145,7 @@ def _answering(make: Callable[[Request], Awaitable[Answer]]) -> Callable[[Reques
         try:
             status, value = await make(request)
         except HangupError as error:
-            status, value = 400, {"error": str(error)}
+            status, value = 503 if isinstance(error, LedgerBusy) else 400, {"error": str(error)}
         return Response(orjson.dumps(value), status, media_type="application/json")
 
     return endpoint

@@ -265,12 +265,18 @@ class GatewayCollector(Collector):
         failures = CounterMetricFamily(
             "hangup_task_failures", "Failures of background tasks and threads; each is restarted.", labels=["task"]
         )
+        busy = GaugeMetricFamily(
+            "hangup_thread_busy_seconds", "How long a thread has been at its current piece of work; 0: idle.", labels=["task"]
+        )
         for task in self._view.tasks():
+            if task.marks_work:
+                busy.add_metric([task.name], task.busy_s)
             if task.expected or task.running:  # otherwise it is a temporary task, of which none runs now
                 running.add_metric([task.name], task.running)
             failures.add_metric([task.name], task.failures)
         yield running
         yield failures
+        yield busy
 
 
 def _histogram(name: str, doc: str, histogram: Histogram) -> HistogramMetricFamily:

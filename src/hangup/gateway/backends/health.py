@@ -12,6 +12,7 @@ from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.fetch import ANSWER_BYTES_MAX, fetch
 from hangup.gateway.http.head import Headers
 
+_INQUIRIES_MAX = 3  # in a row, of a backend that leaves questions unanswered
 _MODELS_BYTES_MAX = 16 * 1024 * 1024  # room for some thousands of LoRA adapters
 
 
@@ -29,7 +30,7 @@ async def watch(backend: Backend, changed: Callable[[Backend, str], None], model
                 changed(backend, "up")
             if not backend.facts_known:
                 await learn(backend, backend.limits.health_timeout_s)
-                if backend.settings.engine == AUTO:
+                if backend.facts_known and backend.settings.engine == AUTO:
                     changed(backend, f"recognised as {backend.adapter.name}")
                 backend.models_asked_at = None  # another engine may have other models
             await ask_models(backend)
@@ -55,18 +56,31 @@ async def check(backend: Backend) -> str | None:
 
 
 async def learn(backend: Backend, timeout_s: float) -> None:
-    """Find out what the backend can do and, unless the configuration names its kind, what it is."""
+    """Find out what the backend can do and, unless the configuration names its kind, what it is.
+
+    A question without an answer proves nothing: a busy engine must not count as a lesser one until it restarts. So the result
+    counts only if all were answered; otherwise `facts_known` stays False, and the next check asks again. An engine that never
+    answers some of them is asked a few times.
+    """
+    answered = True
 
     async def get(path: str) -> Seen:
-        return await see(backend, path, timeout_s)
+        nonlocal answered
+        seen = await see(backend, path, timeout_s)
+        answered = answered and seen.status != 0
+        return seen
 
-    if backend.settings.engine == AUTO:
-        backend.use_adapter(*await recognise(backend.pool.address.host, get))
-    else:
-        facts = await backend.adapter.inspect(get)
-        if facts is not None:
-            backend.use_adapter(backend.adapter, facts)
-    backend.facts_known = True
+    adapter, facts = (
+        await recognise(backend.pool.address.host, get)
+        if backend.settings.engine == AUTO
+        else (backend.adapter, await backend.adapter.inspect(get))
+    )
+    backend.inquiries += 1
+    if not answered and backend.inquiries < _INQUIRIES_MAX:
+        return
+    if facts is not None:
+        backend.use_adapter(adapter, facts)
+    backend.facts_known, backend.inquiries = True, 0
 
 
 async def ask_models(backend: Backend, *, at_once: bool = False) -> None:

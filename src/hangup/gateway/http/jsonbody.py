@@ -76,6 +76,29 @@ class Structure(_Strings):
             raise Refusal(reasons.BAD_JSON, f"The body has more than {self._elements_max} values.")
 
 
+class Brackets(_Strings):
+    """Tells, without parsing, whether a JSON text was cut off: then a string or a bracket is open.
+
+    It accepts what only some parsers do, such as NaN: whether the text is valid is not the question.
+    """
+
+    __slots__ = ("_begun", "_open")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = False
+        self._open = 0
+
+    def feed(self, piece: bytes) -> None:
+        outside, _ = self._split(piece)
+        self._begun = self._begun or not piece.isspace()
+        self._open += outside.count(b"{") + outside.count(b"[") - outside.count(b"}") - outside.count(b"]")
+
+    @property
+    def closed(self) -> bool:
+        return self._begun and not self._in_string and self._open <= 0
+
+
 class Outline(_Strings):
     """Checks, without parsing, that a text looks like one JSON object or array, so that an engine's large answer can be stored
     as it is.

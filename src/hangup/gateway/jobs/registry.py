@@ -34,6 +34,7 @@ _HEARTBEAT_EVERY_S = 2.0
 _RENEWAL_LAG_S = 2 * _HEARTBEAT_EVERY_S  # until a renewal at another process is known here: written in a beat, read in a tick
 _STORE_WAIT_S = 1.0  # how long to wait for the store when this process knows the job, too
 _PRUNE_EVERY_S = 600.0
+_CLOSE_S = 10.0  # for the last results and claims
 _DAY_S = 86_400.0
 _ATTEMPTS_MAX, _EVENTS_MAX = 1000, 1_000_000  # event numbers leave room for so many attempts per claim and events per attempt
 _REASON_OF = {
@@ -474,15 +475,19 @@ class JobRegistry:
         """Write what is pending, give back all claims and close the store. Every call must have ended."""
         self.stop()
         self._closing.set()
-        await self._runner.close()
+        await self._in_time(self._runner.close())
         await self._watches.close()
         await self._tasks.close()
-        store, worker = self.store, self._worker
+        await self._in_time(self.store.do(partial(self._give_back, self._worker)))
+        await asyncio.to_thread(self.store.close)
+
+    async def _in_time(self, work: Coroutine[object, object, object]) -> None:
+        """Await the last work on the store. A disk that hangs does not keep the process: others run its items again."""
         try:
-            await store.do(lambda: self._give_back(worker))
-        except StoreFailed as failure:
-            self._host.log_event("job_store_failed", error=str(failure))
-        await asyncio.to_thread(store.close)
+            async with asyncio.timeout(_CLOSE_S):
+                await work
+        except (StoreFailed, TimeoutError) as failure:
+            self._host.log_event("job_store_failed", error=str(failure) or f"no answer within {_CLOSE_S:g} s")
 
     def start_task(self, work: Coroutine[object, object, R]) -> asyncio.Task[R]:
         return self._tasks.start(work)

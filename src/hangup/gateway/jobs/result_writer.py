@@ -92,7 +92,7 @@ class ResultWriter:
         """Whether so much waits to be written that no further item should start."""
         return self.held_bytes > self._host.limits.job_results_held_bytes_max
 
-    def must_wait(self) -> bool:
+    def hold_up_if_full(self) -> bool:
         """Return `full`. If true, `on_recovered` is called when an item may start, however the bytes rose above the limit."""
         self._holds_up = self._holds_up or self.full
         return self.full

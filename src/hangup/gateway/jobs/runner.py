@@ -168,11 +168,11 @@ class ItemRunner:
         tenant_items.dispatch_scheduled = False
         if self._stopped:
             return
-        while len(tenant_items) and not self.writer.must_wait() and self._host.jobs_waiting(tenant) < _WAITING_PER_TENANT:
+        while len(tenant_items) and not self.writer.hold_up_if_full() and self._host.jobs_waiting(tenant) < _WAITING_PER_TENANT:
             self._send(tenant_items.pop_next(), tenant_items)
         wanted = min(max(_CLAIMED_MIN, 2 * tenant_items.sent), _CLAIMED_MAX)
         claim_more = tenant_items.more_in_store and (tenant_items.urgent or len(tenant_items) <= wanted // 2)
-        if claim_more and not tenant_items.claiming and not self.writer.failing and not self.writer.must_wait():
+        if claim_more and not tenant_items.claiming and not self.writer.failing and not self.writer.hold_up_if_full():
             tenant_items.claiming, tenant_items.urgent = True, False
             self._claim_tasks.start(self._claim(tenant, tenant_items, max(wanted - len(tenant_items), 1)))
 

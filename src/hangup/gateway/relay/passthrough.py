@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from time import monotonic
 
-import orjson
-
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.gateway.apis.base import Api, Json
 from hangup.gateway.http.body import BodyDecoder, UntilClose
+from hangup.gateway.http.jsonbody import Brackets
 from hangup.gateway.relay.base import Relay, RelaySink, Verdict
 from hangup.gateway.relay.events import abandoned_reason, error_text, failure_of, failure_text, note_usage, parse, usage_of
 
@@ -20,26 +19,26 @@ _JSON_KEPT_BYTES_MAX = 256 * 1024  # of a plain answer, to read its usage
 class PassRelay(Relay):
     """Passes any answer on unchanged. At the end it reads the usage from a JSON answer, if the API has one."""
 
-    __slots__ = ("_answer", "_api", "_is_json", "_kept", "_last_byte")
+    __slots__ = ("_answer", "_api", "_brackets", "_kept")
 
     def __init__(self, sink: RelaySink, decoder: BodyDecoder, final: Reason, api: Api | None, *, is_json: bool = False) -> None:
         super().__init__(sink, decoder, final)
         self._api = api
-        self._is_json = is_json and isinstance(decoder, UntilClose)  # only its content shows whether it is complete
+        # If the answer ends with the connection, only its content shows whether it is complete.
+        self._brackets = Brackets() if is_json and isinstance(decoder, UntilClose) else None
         self._kept = bytearray()
-        self._last_byte = b""
         self._answer: Json | None = None
 
     def take(self, payload: bytes) -> None:
         self.call.progressed(0, monotonic())
-        if (self._api is not None or self._is_json) and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
+        if self._api is not None and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
             self._kept += payload
-        if self._is_json:
-            self._last_byte = payload.rstrip()[-1:] or self._last_byte
+        if self._brackets is not None:
+            self._brackets.feed(payload)
         self.sink.client.send(payload)
 
     def finished(self) -> None:
-        if self._is_json and not self._is_whole():
+        if self._brackets is not None and not self._brackets.closed:
             self.sink.end(reasons.ENGINE_TRUNCATED)
             return
         if self._api is not None and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
@@ -49,16 +48,6 @@ class PassRelay(Relay):
                 self.sink.end(*verdict)
                 return
         super().finished()
-
-    def _is_whole(self) -> bool:
-        """Return whether the JSON is complete: a cut connection looks like a closed one, so only the content tells."""
-        if len(self._kept) > _JSON_KEPT_BYTES_MAX:
-            return self._last_byte in (b"}", b"]")
-        try:
-            orjson.loads(self._kept)
-        except orjson.JSONDecodeError:
-            return False
-        return True
 
     def settle(self) -> None:
         if self._api is not None and self._answer is not None:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,7 @@ class Database:
 
     _path = ""
     _identity: tuple[int, int] | None = None
+    _began: float | None = None  # when the thread began the current transaction (monotonic)
 
     def __init__(self, path: str, migrations: tuple[str, ...], wal_bytes_max: int = WAL_BYTES_MAX) -> None:
         self.db = _open(path, migrations, wal_bytes_max)
@@ -52,6 +54,10 @@ class Database:
         """Run `work` in the store's thread; return its result once everything it wrote is on disk."""
         if self._closing:
             raise StoreFailed("the store is closed")
+        began = self._began
+        if began is not None and time.monotonic() - began > TASKS.stall_s:
+            # Its disk hangs, and nobody knows for how long this work would wait.
+            raise StoreFailed("the store cannot be used: its disk does not answer")
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._work.append((work, future))
         self._wake.set()
@@ -76,7 +82,10 @@ class Database:
             self._wake.wait()
             self._wake.clear()
             while self._work:
-                self._run_batch([self._work.popleft() for _ in range(min(len(self._work), _BATCH_MAX))])
+                self._began = time.monotonic()
+                with TASKS.working("store"):
+                    self._run_batch([self._work.popleft() for _ in range(min(len(self._work), _BATCH_MAX))])
+                self._began = None
             if self._closing:
                 return
 

@@ -6,11 +6,12 @@ one transaction. A killed process loses at most that batch, and WAL keeps the fi
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from hangup.core.account import Account, Entry, Price
 from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Outcome
-from hangup.errors import HangupError
+from hangup.errors import HangupError, LedgerBusy
 from hangup.gateway.store.database import WAL_BYTES_MAX, file_identity
 from hangup.tasks import TASKS
 
@@ -32,6 +33,7 @@ _UNSERVED_MODELS_MAX = 100  # the limit for names that no engine has served: inv
 _MODEL_CHARS_MAX = 200
 _OTHER = "(other)"
 _VERSION = 1
+_HANGING_S = 5.0  # a transaction that takes this long has a disk that hangs: reports and the end of the process go on without
 _FIRST_SWEEP_S, _RETENTION_EVERY_S = 1.0, 3600.0
 _DELETED_MINUTES = 1440  # deleted per transaction
 _COUNTS_WAITING_MAX = 10_000  # engine counts held in memory while the file cannot be written
@@ -172,7 +174,7 @@ class LedgerStore:
             raise HangupError(f"by: expected one of {', '.join(GROUPS)}, got {by!r}")
         first = int((self._clock() - since_s) // 60)
         sums = ", ".join(f"sum({name})" for name in SUMS)
-        with self._db_lock:
+        with self._use_file():
             self._write()
             rows = self._db.execute(
                 f"SELECT {by}, {sums} FROM spent WHERE minute >= ? GROUP BY {by} ORDER BY sum(engine_s) DESC",  # noqa: S608
@@ -202,21 +204,31 @@ class LedgerStore:
         return {"by": by, "since_s": since_s, "rows": named, "total": total, "engines": engines}
 
     def close(self) -> None:
-        """Write the remaining accounts and close the file."""
+        """Write the remaining accounts and close the file; leave both if the disk hangs, so that the process can end."""
         self._closing.set()
-        self._thread.join(timeout=5)
-        with self._db_lock:
+        self._thread.join(timeout=_HANGING_S)
+        with contextlib.suppress(LedgerBusy), self._use_file():
             self._write()  # anything booked since the thread's last write
-            with self._accounts_lock:
-                self.dropped += sum(account.calls for account in self._accounts.values())
             self._db.close()
+        with self._accounts_lock:
+            self.dropped += sum(account.calls for account in self._accounts.values())
+
+    @contextlib.contextmanager
+    def _use_file(self) -> Iterator[None]:
+        """Hold the database; raise `LedgerBusy` if whoever holds it does not let go, because the disk hangs."""
+        if not self._db_lock.acquire(timeout=_HANGING_S):
+            raise LedgerBusy("the ledger's disk does not answer")
+        try:
+            yield
+        finally:
+            self._db_lock.release()
 
     # In the writer thread
 
     def _run(self) -> None:
         """Write every `flush_s`. A full or damaged file delays writes and is logged, but never ends the loop."""
         while not self._closing.wait(self.flush_s):
-            with self._db_lock:
+            with TASKS.working("ledger"), self._db_lock:
                 self._write()
             try:
                 self._delete_expired()
@@ -295,7 +307,7 @@ class LedgerStore:
 
     def _forget_for_room(self) -> bool:
         """Delete the oldest entries of a ledger that is too large; return whether that may not have been enough."""
-        with self._db_lock:
+        with TASKS.working("ledger"), self._db_lock:
             self._roll_back()
             (used,) = self._db.execute(_USED_BYTES).fetchone()
             first, last = self._db.execute(_MINUTES).fetchone()
@@ -309,7 +321,7 @@ class LedgerStore:
         return True
 
     def _delete_some_expired(self, table: str, oldest: int) -> bool:
-        with self._db_lock:
+        with TASKS.working("ledger"), self._db_lock:
             self._roll_back()
             with self._db:
                 (first,) = self._db.execute(f"SELECT min(minute) FROM {table}").fetchone()  # noqa: S608 - names of ours

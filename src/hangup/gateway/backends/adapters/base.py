@@ -123,6 +123,8 @@ class EngineAdapter:
     # harmless: the engine's own default is unlimited or the end of its context; a larger maximum is no error; and an operator's
     # lower maximum still holds. Where this is not certain the gateway sets nothing and counts tokens as they pass.
     maximum_fields: Mapping[str, str] = {}
+    # It reads the keys of a body in any case, as programs in Go do.
+    folds_keys = False
     # How many tokens beyond its maximum the engine may generate without being at fault.
     late_tokens = 0
 

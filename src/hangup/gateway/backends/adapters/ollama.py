@@ -10,6 +10,7 @@ class OllamaAdapter(EngineAdapter):
     name = "ollama"
     title = "Ollama"
     inspect_unknown = True
+    folds_keys = True
     apis = frozenset(["openai", "anthropic", "ollama"])
 
     def recognises(self, models: Seen) -> bool:
