@@ -159,6 +159,17 @@ class TestLate:
         see(limit, now := now + 1.0, 3.0, late=True, ahead=1)
         assert limit.limit(9, 0, 0) == 9
 
+    def test_a_late_one_now_and_then_does_not_put_off_the_next_try(self) -> None:
+        """An engine that was once taken for full, by chance or for a moment, would stay at that number of calls for ever."""
+        limit = known()
+        limit.note_running(8, 20.0)
+        queueing(limit)
+        limit._try_after = limit._tokens_to_try = 32
+        for at in range(38):
+            late = at % 8 == 7
+            see(limit, 200.0 + at, 3.0 if late else 0.1, late=late)
+        assert limit.limit(8, 0, 0) == 9
+
     def test_two_may_wait_in_an_engine_whose_slots_get_free_all_the_time(self) -> None:
         limit = LearnedLimit()
         for at in range(200):

@@ -210,7 +210,8 @@ class LearnedLimit:
         self._count = self._count * math.exp((self._first_at - now) / memory) + 1
         self._first_at = now
         self._seen += 1
-        self._tokens_to_try -= 1
+        if not late:
+            self._tokens_to_try -= 1
         if late is not None:
             self._judge(late, ahead)
             if not late and self.queues is not _NONE and waited_s <= _EASY_BY * (usual.get(prompt) or 0.0) + _EASY_S:
@@ -232,7 +233,8 @@ class LearnedLimit:
         self._late += (late - self._late) / (4 + 2 * self._reading())
         if late:
             self._grown, self._reports_none_waiting = self._grown // 2, False
-            self._note_full()
+            if not self._full or self._tokens_to_try <= 0:  # else it may be chance: it must not put off the next try
+                self._note_full()
             if self.queues is _NONE and self._late > _LATE_SHARE[1]:
                 self.queues = Evidence.LATE
                 self._in_vain = _InVain(unstarted)
