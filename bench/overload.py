@@ -89,7 +89,8 @@ async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool)
     told = [json.loads((await process.communicate())[0]) for process in processes]
     targets.control_standin(engine_port, "behave", token_s=TOKEN_S, prefill_s=PREFILL_S)
     good = sum(got["tokens"] for got in told)
-    computed = after["tokens"] - before["tokens"]
+    # A client counts a call's tokens when it has them all, so those of calls that span the start or the end count there too.
+    computed = after["tokens"] - after["tokens_of_running"] - (before["tokens"] - before["tokens_of_running"])
     firsts = [s for got in told for s in got["first_token_s"]] or [float("nan")]
     refusals = [s for got in told for s in got["refusal_s"]] or [float("nan")]
     light = [row for got in told for name, row in got["by_tenant"].items() if name != "heavy"]

@@ -277,4 +277,6 @@ class FakeEngine:
         return past[-1] if past else Snapshot(0.0, 0, 0, 0)
 
     def stats(self) -> dict[str, Any]:
-        return {**asdict(self.counters), "running": len(self.running), "waiting": len(self.waiting)}
+        unfinished = sum(work.computed * work.choices for work in self.running)
+        now = {"running": len(self.running), "waiting": len(self.waiting), "tokens_of_running": unfinished}
+        return {**asdict(self.counters), **now}
