@@ -65,6 +65,13 @@ def test_the_grafana_dashboard_is_up_to_date() -> None:
     assert json.loads(grafana.TARGET.read_text()) == grafana.dashboard(), "run `make docs`"
 
 
+def test_every_alert_is_seen_raised() -> None:
+    """`promtool` runs the tests; that there is one for each alert needs no tool."""
+    alerts = set(re.findall(r"- alert: (\w+)", (ROOT / "deploy/prometheus/rules.yml").read_text()))
+    raised = set(re.findall(r"alertname: (\w+)\n +exp_alerts", (ROOT / "deploy/prometheus/rules_test.yml").read_text()))
+    assert alerts == raised
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_the_alerts_are_valid_and_raised_when_they_should_be() -> None:
     done = subprocess.run(
