@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from dataclasses import fields
 from typing import Any
 
 import uvloop
 
+from hangup.cli.options import add_options, read_options
 from hangup.cli.wait_for_signal import until_stopped
 from hangup.engine.options import EngineOptions
 
@@ -36,22 +36,12 @@ def add_parser(commands: Any) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 picks a free one (default: 8000)")
-    for field in fields(EngineOptions):
-        doc, default = field.metadata["doc"], field.default
-        parser.add_argument(
-            "--" + field.name.replace("_", "-"),
-            type=type(default),
-            default=default,
-            metavar="N" if isinstance(default, int) else "NAME",
-            help=doc if default == "" else f"{doc} (default: {default})",
-        )
+    add_options(parser, EngineOptions)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options = EngineOptions(**{field.name: getattr(arguments, field.name) for field in fields(EngineOptions)})
+    options = read_options(arguments, EngineOptions)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(options, arguments.host, arguments.port))
     return 0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from dataclasses import fields
 from typing import Any
 
 import uvloop
 
+from hangup.cli.options import add_options, read_options
 from hangup.cli.wait_for_signal import until_stopped
+from hangup.errors import ConfigError
 from hangup.fake_engine.engine import Behaviour
+from hangup.fake_engine.profiles import PROFILES
 from hangup.fake_engine.server import start
 
 _EXAMPLES = """\
@@ -37,20 +39,14 @@ def add_parser(commands: Any) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="port; 0 picks a free one (default: 8000)")
-    defaults = Behaviour()
-    for field in fields(Behaviour):
-        flag, default = "--" + field.name.replace("_", "-"), getattr(defaults, field.name)
-        if isinstance(default, bool):
-            parser.add_argument(flag, action="store_true")
-        else:
-            parser.add_argument(flag, type=type(default), default=default, metavar="N", help=f"default: {default}")
+    add_options(parser, Behaviour)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    behaviour = Behaviour(**{f.name: getattr(arguments, f.name) for f in fields(Behaviour)})
+    behaviour = read_options(arguments, Behaviour)
+    if behaviour.like not in PROFILES:
+        raise ConfigError([f"--like: expected one of {', '.join(filter(None, PROFILES))}, got {behaviour.like!r}"])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(behaviour, arguments.host, arguments.port))
     return 0

@@ -92,14 +92,14 @@ INFEASIBLE = _reason(
 RETRY_BUDGET = _reason(
     "retry_budget", Outcome.SHED, 503, "Tenant retry budget exhausted: too many of its calls are retries.", False
 )
-TENANT_CONCURRENCY = _reason("concurrency_max", Outcome.SHED, 429, "Tenant concurrency limit reached.")
-TENANT_TOKENS = _reason("tokens_per_minute", Outcome.SHED, 429, "Tenant token rate limit reached.")
+TENANT_CONCURRENCY = _reason("concurrency_max", Outcome.SHED, 429, "Tenant concurrency limit reached; retry later.")
+TENANT_TOKENS = _reason("tokens_per_minute", Outcome.SHED, 429, "Tenant token rate limit reached; retry later.")
 BACKEND_PAUSED = _reason(
     "backend_paused", Outcome.SHED, 503, "The backend refuses calls for longer than this call may wait; retry later."
 )
 QUEUE_TIME = _reason("queue_s", Outcome.SHED, 503, "Timed out in the queue: no backend became free; retry later.")
 DRAINING = _reason("draining", Outcome.SHED, 503, "The gateway is shutting down; retry later.")
-NO_BACKEND = _reason("no_backend", Outcome.SHED, 503, "No backend is configured for this call.")
+NO_BACKEND = _reason("no_backend", Outcome.SHED, 503, "No backend is configured for this call, or none is up.")
 BACKENDS_UNAVAILABLE = _reason(
     "backends_unavailable", Outcome.SHED, 503, "Every backend for this call is drained or quarantined; retry later."
 )
@@ -127,8 +127,10 @@ MALFORMED = _reason("malformed", Outcome.REFUSED, 400, "The request is not valid
 BAD_HOST = _reason(
     "bad_host", Outcome.REFUSED, 421, "The gateway does not serve this host name; add it to allowed_hosts.", False
 )
-HEADERS_TOO_LARGE = _reason("header_bytes_max", Outcome.REFUSED, 431, "The request's headers are too large.", False)
-URL_TOO_LONG = _reason("url_bytes_max", Outcome.REFUSED, 414, "The request's URL is too long.", False)
+HEADERS_TOO_LARGE = _reason(
+    "header_bytes_max", Outcome.REFUSED, 431, "The request's headers exceed header_bytes_max or header_count_max.", False
+)
+URL_TOO_LONG = _reason("url_bytes_max", Outcome.REFUSED, 414, "The request's URL exceeds url_bytes_max.", False)
 HEADER_TIME = _reason("header_s", Outcome.REFUSED, 408, "Timed out waiting for the request's headers.")
 BODY_TIME = _reason("body_s", Outcome.REFUSED, 408, "Timed out waiting for the request's body.")
 BODY_TOO_LARGE = _reason("body_bytes_max", Outcome.REFUSED, 413, "The request's body is too large.", False)

@@ -15,36 +15,40 @@ EXTRA_TOKENS = 300  # how many more it computes after a false "done"
 EXTRA_USAGE_TOKENS = 1_000_000
 
 
+def _flag(default: Any, doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc})
+
+
 @dataclass(slots=True)
 class Behaviour:
     """How the engine behaves. Every field is a flag of `hangup standin` and can be changed while it runs."""
 
-    slots: int = 4
-    queue: int = 64  # waiting calls; further ones get `full_status`
-    full_status: int = 503  # hosted APIs answer 429
-    retry_after_s: float = 0.0  # the Retry-After of that answer; 0 sends none
-    prefill_s: float = 0.05  # per call, however many other prompts are read at the same time
-    prefill_token_s: float = 0.0  # added for each token of the prompt
-    token_s: float = 0.02  # the time of one step, in which every running call gets one token
-    answer_tokens: int = 64  # length of an answer that no cap cuts short
-    embed_s: float = 0.0  # the time of one embeddings call, however many inputs it has and however many others run
-    deaf: bool = False  # keeps computing after the client hangs up
-    ignore_cap: bool = False  # keeps computing past max_tokens
-    ignore_stream: bool = False  # sends a whole answer even if the request asks for a stream
-    refuse_stream: bool = False  # answers 400 to a request for a stream
-    stall_after: int = 0  # stalls a call after that many tokens
-    crash_after: int = 0  # the process kills itself after that many tokens of a call
-    cut_after: int = 0  # closes the connection, with clean framing, after that many tokens
-    fail_status: int = 0  # answers every generation with this status
-    models: str = ""  # the models that it has, separated by commas: others get 404; empty: it accepts any name
-    like: str = ""  # the engine that it imitates on the wire: see profiles.py
-    cache_tokens: int = 1 << 20  # the size of its cache, reported if the imitated engine reports it
-    lag_s: float = 0.0  # the age of the figures that it reports
-    status_hangs: bool = False  # never answers a status request
-    wedge: bool = False  # stops computing altogether at the first hangup or abort, and stays busy
-    cors: bool = False  # answers pages of other sites, as vLLM does by default
-    crash_on_abort: bool = False  # the process kills itself on an abort
-    lies: str = ""  # separated by commas: see LIES
+    slots: int = _flag(4, "calls computed at the same time")
+    queue: int = _flag(64, "calls that may wait for a slot; further calls get --full-status")
+    full_status: int = _flag(503, "status while the queue is full; hosted APIs answer 429")
+    retry_after_s: float = _flag(0.0, "the Retry-After of that answer; 0 sends none")
+    prefill_s: float = _flag(0.05, "time to the first token of each call, whatever else runs")
+    prefill_token_s: float = _flag(0.0, "added to that for each token of the prompt")
+    token_s: float = _flag(0.02, "time of one step, in which every running call gets one token")
+    answer_tokens: int = _flag(64, "length of an answer that no maximum cuts short")
+    embed_s: float = _flag(0.0, "time of one embeddings call, whatever else runs")
+    deaf: bool = _flag(False, "keep computing after the client hangs up")
+    ignore_cap: bool = _flag(False, "keep computing past max_tokens")
+    ignore_stream: bool = _flag(False, "send a whole answer even if the request asks for a stream")
+    refuse_stream: bool = _flag(False, "answer 400 to a request for a stream")
+    stall_after: int = _flag(0, "stall each call after this many tokens; 0: never")
+    crash_after: int = _flag(0, "kill the process after this many tokens of a call; 0: never")
+    cut_after: int = _flag(0, "close the connection, with clean framing, after this many tokens; 0: never")
+    fail_status: int = _flag(0, "answer every generation with this status; 0: generate")
+    models: str = _flag("", "models that it has, separated by commas: others get 404; empty: any name is accepted")
+    like: str = _flag("", "engine to imitate on the wire: vllm, sglang, llamacpp, …; empty: an engine of its own kind")
+    cache_tokens: int = _flag(1 << 20, "size of its KV cache, reported if the imitated engine reports it")
+    lag_s: float = _flag(0.0, "age of the figures that it reports")
+    status_hangs: bool = _flag(False, "never answer a status request")
+    wedge: bool = _flag(False, "stop computing altogether at the first hang-up or abort, and stay busy")
+    cors: bool = _flag(False, "answer pages of other sites, as vLLM does by default")
+    crash_on_abort: bool = _flag(False, "kill the process on an abort")
+    lies: str = _flag("", f"what to lie about, separated by commas: {', '.join(LIES)}")
 
     def change(self, values: dict[str, Any]) -> None:
         kinds = {f.name: type(f.default) for f in fields(self)}  # the default's type: a value may be a whole number of seconds
