@@ -23,7 +23,7 @@ from hangup.core.reaper import PendingStop
 from hangup.gateway.client.connection import ClientConnection
 from hangup.gateway.client.handlers import RequestRouter
 from hangup.gateway.log import Log
-from hangup.gateway.reaper.watch import ReaperStats
+from hangup.gateway.reaper.stats import ReaperStats
 from hangup.gateway.tracing import Tracer
 from support.processes import Gateway, StandIn, get_json
 from support.raw import Client, ask

@@ -25,7 +25,8 @@ from hangup.gateway.call_lines import CallLines
 from hangup.gateway.http.head import ResponseHead
 from hangup.gateway.log import Log
 from hangup.gateway.pauses import BackendPauses
-from hangup.gateway.reaper.watch import BackendWatch, ReaperStats
+from hangup.gateway.reaper.stats import ReaperStats
+from hangup.gateway.reaper.watch import BackendWatch
 from support.house import EMBED, House
 from support.waiting import soon
 

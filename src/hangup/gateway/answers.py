@@ -8,7 +8,8 @@ import orjson
 
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
-from hangup.gateway.apis.base import Api
+from hangup.errors import WireError
+from hangup.gateway.apis.base import Api, Json
 from hangup.gateway.client.client import ResponseSink
 from hangup.gateway.http.answer import date_line, encode_headers, status_line
 from hangup.gateway.http.head import HOP_BY_HOP, Headers, ResponseHead
@@ -82,8 +83,12 @@ def begin_stream(to: Answered) -> None:
     _write_open_head(to, 200, encode_headers(headers))
 
 
-def whole(to: Answered, status: int, body: bytes, head: ResponseHead) -> None:
+def whole(to: Answered, status: int, answer: Json, head: ResponseHead) -> None:
     """Send a complete JSON answer that was assembled here, with the headers of the engine's answer."""
+    try:
+        body = orjson.dumps(answer)
+    except TypeError as error:  # orjson reads deeper nesting than it writes
+        raise WireError(f"cannot encode it as JSON: {error}") from None
     headers = b"%bcontent-length: %d\r\n" % (_relayed(head, _NOT_RELAYED_ON_WHOLE, _JSON), len(body))
     _write_head(to, status, headers, chunked=False)
     to.client.send(body)

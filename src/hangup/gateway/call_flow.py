@@ -10,6 +10,10 @@ Read it from top to bottom; each step starts the next one, at once or when a wai
     (the relay)      passes the bytes on, counts tokens, enforces caps
     end              exactly once, from anywhere: stops the engine, tells the client, frees the place, records the call
 
+`Intake` makes a flow of the right kind for each request, and the client's connection then calls `body_arrived`. What a flow
+holds is declared in `ClientRequest`: its `ticket` (a place in the queue or on a backend), its `attempt` (connection, key and
+slot at one backend), its relay and at most one task.
+
 A call has no task of its own: it awaits only new connections and backends' lists of models, and every other step runs in the
 event loop's callback that made it possible. `core.call.Call` decides which step is allowed and who ends the call.
 
@@ -21,8 +25,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-
-import orjson
 
 from hangup.core import reasons
 from hangup.core.admission import Ticket
@@ -42,6 +44,7 @@ from hangup.gateway.engine_request import (
     NO_ENGINE_REQUEST,
     EngineRequest,
     GenerationRequest,
+    encode,
     is_encoded,
     read_request,
 )
@@ -196,7 +199,7 @@ class CallFlow(ClientRequest):
         """Send the request. From here on the attempt owns the connection, and the end of the call releases it."""
         key = self.ports.policy.ids.new()  # never used twice, so a late abort cannot hit another call
         try:
-            request = self._encode(attempt, key)
+            request = encode(self.engine_request, attempt, key, self.call, self.request, upgrade=self.upgrades)
         except Exception as error:
             self.fault(error)
             return
@@ -204,25 +207,6 @@ class CallFlow(ClientRequest):
         connection.ask(self, *request, may_switch=self.upgrades)
         if self.client.stalled:  # it has not yet read an earlier answer, or heartbeats
             connection.pause()
-
-    def _encode(self, attempt: Attempt, key: str) -> tuple[bytes, bytes]:
-        backend, call, request = attempt.backend, self.call, self.request
-        path, body, query = self.engine_request.encode(attempt, key)
-        if attempt.slot is not None:
-            call.slot = attempt.slot
-        request_id = backend.request_id(call.id, key)
-        call.engine_id = key if request_id == key or backend.adapter.keyed_by == "body" else ""
-        return backend.request(
-            request.head,
-            path,
-            body,
-            request_id=request_id,
-            timeout_s=request.remaining_s(call.started_at, time.monotonic()),
-            forward_key=not request.keyed,
-            traced=f"00-{call.trace_id}-{call.span_id}-01" if call.span_id else "",
-            upgrade=self.upgrades,
-            query=query,
-        )
 
     def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
         """Relay the engine's answer, unless it is a failure and another backend may be tried."""
@@ -405,11 +389,7 @@ class CallFlow(ClientRequest):
         """Send an answer that was assembled here, as the engine itself would have sent it."""
         if self.attempt is not None:
             self.attempt.backend.adapter.complete(answer)
-        try:
-            body = orjson.dumps(answer)
-        except TypeError as error:  # orjson reads deeper nesting than it writes
-            raise WireError(f"cannot encode it as JSON: {error}") from None
-        answers.whole(self, status, body, head)
+        answers.whole(self, status, answer, head)
 
     # 6. The end: `ClientRequest.end` does it for all kinds of requests
 

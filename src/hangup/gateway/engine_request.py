@@ -13,6 +13,7 @@ from typing import Protocol
 from hangup.config import LimitSettings
 from hangup.core import reasons
 from hangup.core.admission import Ticket
+from hangup.core.call import Call
 from hangup.gateway import answers
 from hangup.gateway.apis import media, model_field
 from hangup.gateway.apis.base import Api, Ask, Json
@@ -268,6 +269,29 @@ def read_request(
     ask = api.read(head.path, value, limits, assemble)
     check_model_name(ask.model, limits)
     return GenerationRequest(api, head, body, ask, value)
+
+
+def encode(
+    engine_request: EngineRequest, attempt: Attempt, key: str, call: Call, request: IncomingRequest, *, upgrade: bool
+) -> tuple[bytes, bytes]:
+    """Return the head and the body that the attempt's backend gets, and note in the call how its engine knows it."""
+    backend = attempt.backend
+    path, body, query = engine_request.encode(attempt, key)
+    if attempt.slot is not None:
+        call.slot = attempt.slot
+    request_id = backend.request_id(call.id, key)
+    call.engine_id = key if request_id == key or backend.adapter.keyed_by == "body" else ""
+    return backend.request(
+        request.head,
+        path,
+        body,
+        request_id=request_id,
+        timeout_s=request.remaining_s(call.started_at, time.monotonic()),
+        forward_key=not request.keyed,
+        traced=f"00-{call.trace_id}-{call.span_id}-01" if call.span_id else "",
+        upgrade=upgrade,
+        query=query,
+    )
 
 
 def is_encoded(head: ResponseHead) -> bool:

@@ -5,6 +5,7 @@ One loop per backend (`watch.py`), outside the data path, sends one status query
 """
 
 from hangup.gateway.reaper.reaper import BackendView, Reaper, Zombie
-from hangup.gateway.reaper.watch import BackendWatch, ReaperStats, WatchHost
+from hangup.gateway.reaper.stats import ReaperStats
+from hangup.gateway.reaper.watch import BackendWatch, WatchHost
 
 __all__ = ["BackendView", "BackendWatch", "Reaper", "ReaperStats", "WatchHost", "Zombie"]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hangup.core.reaper import EngineStatus, Orphans, PendingStop, StopState
 from hangup.gateway.backends.aborts import Aborts
 from hangup.gateway.backends.backend import Backend
-from hangup.gateway.reaper.watch import BackendWatch, ReaperStats, WatchHost
+from hangup.gateway.reaper.stats import ReaperStats
+from hangup.gateway.reaper.watch import BackendWatch, WatchHost
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from hangup.core.admission import HealthEvent
-from hangup.core.ledger import Histogram
 from hangup.core.reaper import (
     EngineStatus,
     Ladder,
@@ -37,6 +35,7 @@ from hangup.gateway.backends.fetch import fetch
 from hangup.gateway.backends.health import check
 from hangup.gateway.reaper import canary, restart
 from hangup.gateway.reaper.process import Spawned
+from hangup.gateway.reaper.stats import ReaperStats
 from hangup.tasks import TASKS
 
 _FIRST_LOOK_S = 0.02  # after a call ended: most engines have stopped it by then
@@ -66,34 +65,6 @@ class WatchHost(Protocol):
         """Return the keys by which the backend knows our live calls."""
 
     def log_event(self, event: str, **fields: object) -> None: ...
-
-
-class ReaperStats:
-    """The reaper's counters over all backends."""
-
-    def __init__(self, watches: Iterable[BackendWatch], stories_max: int) -> None:
-        self._watches = watches
-        self.release_s = Histogram()
-        self.releases: Counter[tuple[str, str]] = Counter()  # backend, verified | restarted | unverified
-        self.zombies: deque[tuple[str, PendingStop]] = deque(maxlen=stories_max)  # backend and pending call, newest last
-        self.steps: Counter[tuple[str, str]] = Counter()  # backend, step
-
-    def remember(self, backend: str, stop: PendingStop) -> None:
-        """Record a zombie, unless it is recorded already: one that was believed gone may come back."""
-        if all(known is not stop for _, known in self.zombies):
-            self.zombies.append((backend, stop))
-
-    def standing(self) -> Iterable[tuple[str, int, int, int]]:
-        """Return for each backend its name and its numbers of zombies, orphans and other calls not known to have stopped."""
-        zombies: Counter[str] = Counter()
-        orphans: Counter[str] = Counter()
-        held: Counter[str] = Counter()
-        for watch in self._watches:  # after a reload two backends may have the same name
-            name, pending = watch.backend.name, watch.pending_stops
-            zombies[name] += len(pending.zombies)
-            orphans[name] += pending.orphans
-            held[name] += len(pending.held)
-        return [(name, zombies[name], orphans[name], held[name] - zombies[name]) for name in held]
 
 
 class BackendWatch:
