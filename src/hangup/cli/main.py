@@ -28,6 +28,7 @@ COMMANDS = {
     "demo": "demo",
     "simulate": "simulate",
     "lint": "lint",
+    "probe": "probe",
     "config": "configs",
     "engines": "engines",
     "doctor": "doctor",
@@ -42,6 +43,7 @@ examples:
   hangup serve                                      run the gateway with its embedded engine
   hangup serve --upstream http://127.0.0.1:8000     in front of an engine
   hangup ps                                         list live calls
+  hangup probe http://127.0.0.1:8000                find out whether an engine or gateway stops when clients leave
   hangup config show --config hangup.toml           show every setting in effect and its origin
 
 documentation: https://github.com/hangup-dev/hangup/tree/main/docs

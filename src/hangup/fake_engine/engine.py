@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 # aborts: confirms an abort but keeps computing; done: keeps computing after the answer's end; frozen: reports figures that
 # never change; nonsense: reports impossible figures; usage: reports far more tokens than it computed.
 LIES = ("aborts", "done", "frozen", "nonsense", "usage")
+# Calls that a half-deaf engine does not stop: those in a state, or those that answer in a way.
+DEAF_TO = ("queued", "prefill", "stream", "whole")
 EXTRA_TOKENS = 300  # how many more it computes after a false "done"
 EXTRA_USAGE_TOKENS = 1_000_000
 
@@ -33,6 +35,9 @@ class Behaviour:
     answer_tokens: int = _flag(64, "length of an answer that no maximum cuts short")
     embed_s: float = _flag(0.0, "time of one embeddings call, whatever else runs")
     deaf: bool = _flag(False, "keep computing after the client hangs up")
+    deaf_every: int = _flag(0, "keep computing after every N-th hang-up only; 0: never")
+    deaf_to: str = _flag("", f"keep computing for some calls only, separated by commas: {', '.join(DEAF_TO)}")
+    late_s: float = _flag(0.0, "notice a hang-up this much later")
     ignore_cap: bool = _flag(False, "keep computing past max_tokens")
     ignore_stream: bool = _flag(False, "send a whole answer even if the request asks for a stream")
     refuse_stream: bool = _flag(False, "answer 400 to a request for a stream")
@@ -58,6 +63,8 @@ class Behaviour:
             kind, given = kinds[name], type(value)
             if given is not kind and not (kind is float and given is int):
                 raise ValueError(f"{name} must be of type {kind.__name__}")
+            if name == "deaf_to" and not set(filter(None, value.split(","))) <= set(DEAF_TO):
+                raise ValueError(f"deaf_to: choose from {', '.join(DEAF_TO)}")
             if name == "lies" and not set(filter(None, value.split(","))) <= set(LIES):
                 raise ValueError(f"lies: choose from {', '.join(LIES)}")
             setattr(self, name, value)
@@ -93,6 +100,7 @@ class FakeWork:
     computed: int = 0  # tokens per choice
     client_gone: bool = False
     ended: bool = False
+    stream: bool = False
     wanted_slot: int | None = None
     slot: int = -1
     task: int = 0
@@ -124,6 +132,7 @@ class FakeEngine:
     embedding: int = 0  # inputs of running embeddings calls: they take no slot, but engines count them as running
     past: deque[Past] = field(default_factory=lambda: deque(maxlen=20_000))
     wedged: bool = False
+    _hangups: int = 0
     last_activity_at: float = 0.0  # when any call last got a token, or llama.cpp's status was read
     _snapshots: deque[Snapshot] = field(default_factory=lambda: deque(maxlen=10_000))
     _frozen: Snapshot | None = None
@@ -147,7 +156,23 @@ class FakeEngine:
         work.client_gone = True
         if self.behaviour.wedge:
             self.wedged = True
-        elif not self.behaviour.deaf:
+        elif self._ignores(work):
+            pass
+        elif self.behaviour.late_s:
+            asyncio.get_running_loop().call_later(self.behaviour.late_s, self._drop_late, work)
+        else:
+            self._drop(work)
+
+    def _ignores(self, work: FakeWork) -> bool:
+        """Count a hang-up, and decide whether this engine is deaf to it."""
+        behaviour, deaf_to = self.behaviour, self.behaviour.deaf_to.split(",")
+        self._hangups += 1
+        state = "queued" if work in self.waiting else "prefill" if not work.computed else ""
+        kinds = {state or "running", "stream" if work.stream else "whole"}
+        return behaviour.deaf or bool(kinds & set(deaf_to)) or _is_nth(self._hangups, behaviour.deaf_every)
+
+    def _drop_late(self, work: FakeWork) -> None:
+        if not work.ended:
             self._drop(work)
 
     def abort(self, id: str) -> int | None:
@@ -284,3 +309,7 @@ class FakeEngine:
         unfinished = sum(work.computed * work.choices for work in self.running)
         now = {"running": len(self.running), "waiting": len(self.waiting), "tokens_of_running": unfinished}
         return {**asdict(self.counters), **now}
+
+
+def _is_nth(count: int, every: int) -> bool:
+    return every > 0 and count % every == 0

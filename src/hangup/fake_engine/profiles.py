@@ -33,7 +33,8 @@ class EngineProfile:
         if path != "/metrics":
             return None
         stats = engine.stats()
-        return _text(f"standin_tokens_total {stats['tokens']}", f"standin_running {stats['running']}")
+        names = {"tokens_total": "tokens", "running": "running", "waiting": "waiting"}
+        return _text(*(f"standin_{name} {stats[count]}" for name, count in names.items()))
 
     def abort(self, path: str, value: Any, engine: FakeEngine) -> Page | None:
         """Carry out a POST that aborts, and return its answer."""

@@ -238,6 +238,7 @@ class FakeEngineConnection(asyncio.Protocol):
         response.extra_usage = EXTRA_USAGE_TOKENS if self._engine.lies("usage") else 0
         self._response = response
         work = FakeWork(id, response.prompt_tokens, response.length, response.choices, self._on_token, self._on_end)
+        work.stream = response.stream
         work.wanted_slot = request.get("id_slot") if self._profile.name == "llamacpp" else None
         self._work = work
         if not self._engine.submit(work):

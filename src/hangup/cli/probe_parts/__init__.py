@@ -1,0 +1,1 @@
+"""The parts of `hangup probe` that belong to the terminal."""

@@ -1,0 +1,106 @@
+"""Plays a case and judges it by the echo: how long a canary waits for the slot of a client that left."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from statistics import median
+
+from hangup.probe.caller import Caller, CallKind
+from hangup.probe.cases import Case, Company, Moment
+from hangup.probe.connection import ProbeConnection
+from hangup.probe.echo import Echo, EchoTrial, QuietTimes, echo_of, is_decided, judge_echo, saturates
+from hangup.probe.meet import ANSWER_S, first_token_time
+from hangup.probe.stage import Stage, Unplayable
+from hangup.probe.verdict import Judgement, untold
+
+_FREE_TOKENS = 12
+_SEARCH_LENGTH = 2  # holders of the search last for so many answers
+
+
+class EchoTrials:
+    """Cases on an engine that reports nothing, with a known number of slots."""
+
+    def __init__(self, caller: Caller, stage: Stage, slots: int, quiet: QuietTimes, within_s: float) -> None:
+        self._caller = caller
+        self._stage = stage
+        self._slots = slots
+        self._quiet = quiet
+        self._within_s = within_s
+
+    async def play(self, case: Case) -> Judgement:
+        if case.moment is Moment.QUEUE or case.company in (Company.SLOTS, Company.STORM):
+            return untold("an echo tells of one slot; for queues and crowds the engine's figures are needed: --engine-metrics")
+        if case.company is Company.BESIDE and self._slots < 2:
+            return untold("the engine has one slot: there is no place for another client")
+        trials: list[EchoTrial] = []
+        while not trials or not is_decided(trials, self._quiet):
+            if not await self._all_free():
+                return untold("the slots did not become free: other clients use the engine", len(trials))
+            trials.append(await self._trial(case))
+        return judge_echo(trials, self._quiet, self._within_s, self._stage.speed.rate)
+
+    async def _trial(self, case: Case) -> EchoTrial:
+        scene = await self._stage.place(case, 1, self._slots - 1)
+        try:
+            (leaver,) = scene.leavers
+            left = self._stage.remaining(case, leaver)
+            remaining_s = left / _rate(scene.live, self._stage.speed.rate)
+            leaver.leave(case.departure)
+            canary_s = await first_token_time(self._caller, timeout_s=remaining_s * 3 + 30)
+        finally:
+            scene.close()
+        if canary_s is None:
+            raise Unplayable("a canary was not answered after the departure")
+        return EchoTrial(canary_s, remaining_s)
+
+    async def _all_free(self) -> bool:
+        """Wait until as many canaries as there are slots are answered at once.
+
+        Each is so long that a second one on the same slot would be seen to wait. What the probe itself left behind is over
+        after some time in any case.
+        """
+        rate, spread = self._stage.speed.rate, self._quiet.spread
+        kind = CallKind(min(max(math.ceil(3 * spread * rate), _FREE_TOKENS), self._stage.tokens))
+        latest_s = self._quiet.middle + max(spread, 0.5 * kind.tokens / rate)
+        deadline = time.monotonic() + self._stage.answer_s * 2 + 5
+        while True:
+            times = await asyncio.gather(*(first_token_time(self._caller, kind) for _ in range(self._slots)))
+            if all(time_s is not None and time_s <= latest_s for time_s in times):
+                return True
+            if time.monotonic() > deadline:
+                trials = [EchoTrial(ANSWER_S if time_s is None else time_s, self._stage.answer_s) for time_s in times]
+                return all(echo_of(trial, self._quiet.middle) is Echo.QUIET for trial in trials)
+            await asyncio.sleep(self._stage.answer_s / 10)
+
+
+async def find_slots(caller: Caller, stage: Stage, quiet: QuietTimes, clients: int) -> int:
+    """Add live streams one by one until one more call has to wait; return how many there were, or 0 if none has to."""
+    holders: list[ProbeConnection] = []
+    try:
+        for _ in range(clients):
+            holders += await stage.hold(1, stage.tokens * _SEARCH_LENGTH)
+            left = stage.tokens * _SEARCH_LENGTH - holders[0].events * stage.speed.tokens_per_event
+            remaining_s = left / _rate(holders, stage.speed.rate)
+            if remaining_s < stage.answer_s / 2:
+                return 0
+            canary_s = await first_token_time(caller, timeout_s=remaining_s * 3 + 30)
+            if canary_s is not None and saturates(EchoTrial(canary_s, remaining_s), quiet):
+                return len(holders)
+        return 0
+    finally:
+        for holder in holders:  # they end by themselves: an abandoned one could be taken for a live one later
+            await holder.until_end(stage.answer_s * _SEARCH_LENGTH * 3)
+            holder.close()
+
+
+def _rate(live: list[ProbeConnection], usual: float) -> float:
+    """Return the tokens a second of one stream, as the live ones have it just now."""
+    now = time.monotonic()
+    seen = [
+        (call.events - 1) / (now - call.first_token_at)
+        for call in live
+        if call.first_token_at is not None and call.events > 8 and not call.ended
+    ]
+    return min(max(median(seen), usual * 0.3), usual * 1.2) if seen else usual

@@ -1,0 +1,115 @@
+"""Plays a case and judges it by the engine's own figures."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+from hangup.probe.cases import Case, Company, Departure, Moment
+from hangup.probe.stage import Scene, Stage
+from hangup.probe.verdict import Judgement, Look, Trial, judge, untold
+from hangup.probe.watch import EngineWatch, StatusLook
+
+_IDLE_S = 5.0  # how long to wait for an engine that others use
+_SETTLE_S = 0.4
+_FIRST_PAUSE_S = 0.01  # the first looks come quickly, for a close bound
+_UNSEEN_SETTLE_S = 2.5  # figures that never showed the call may simply be old
+_UPLOAD_SETTLE_S = 1.0
+
+
+class FiguresTrial:
+    """One case, played once, on an engine that reports what it runs."""
+
+    def __init__(self, stage: Stage, watch: EngineWatch, within_s: float) -> None:
+        self._stage = stage
+        self._watch = watch
+        self._within_s = within_s
+
+    async def play(self, case: Case, leavers: int, live: int) -> tuple[Judgement, Scene | None]:
+        """Play the case; return the judgement, and the scene for the caller to clear."""
+        others = await self._watch.until_idle(_IDLE_S)
+        first = await self._watch.look()
+        if others:
+            return untold(f"the engine was not idle before: it has {others} calls", leavers), None
+        if first is None:
+            return untold("the engine's figures could not be read", leavers), None
+        scene = await self._stage.place(case, leavers, live)
+        try:
+            return await self._leave_and_watch(scene, first), scene
+        except BaseException:
+            scene.close()
+            raise
+
+    async def _leave_and_watch(self, scene: Scene, first: StatusLook) -> Judgement:
+        before = await self._watch.look()
+        seen = before is not None and before.status.work - scene.live_now >= len(scene.leavers)
+        left = [self._stage.remaining(scene.case, call) for call in scene.leavers]
+        computed = sum(self._computed(scene, tokens) for tokens in left)
+        left_at = time.monotonic()
+        for call in scene.leavers:
+            call.leave(scene.case.departure)
+        remaining_s = self._remaining_s(scene, max(left))
+        looks = await self._looks(scene, left_at, first, self._settle_s(scene, seen), remaining_s * self._waves(scene))
+        exact = first.status.tokens is not None
+        delivered = computed + round(sum(call.total_events for call in scene.live) * self._stage.speed.tokens_per_event)
+        trial = Trial(
+            len(scene.leavers),
+            looks,
+            remaining_s,
+            sum(left),
+            delivered,
+            _SETTLE_S * 0.9,
+            self._watch.source.lag_s,
+            exact,
+        )
+        return judge(trial, self._within_s)
+
+    def _computed(self, scene: Scene, left: int) -> int:
+        """Return the tokens of a leaver's call that were computed before it left, those of its warm-up included."""
+        warm_up = 2 if scene.case.moment is Moment.KEEP_ALIVE else 0
+        return self._stage.tokens - left + warm_up
+
+    def _remaining_s(self, scene: Scene, tokens: int) -> float:
+        """Return how long the longest abandoned answer would go on; what waits for slots goes on after those."""
+        rate = self._stage.speed.rate
+        if scene.case.moment is Moment.QUEUE:
+            return max((self._stage.remaining(scene.case, call) for call in scene.live), default=0) / rate + tokens / rate
+        return tokens / rate
+
+    def _waves(self, scene: Scene) -> int:
+        """Return how many rounds a deaf engine would need for what a storm leaves behind."""
+        slots = max(self._watch.slots, 1)
+        return math.ceil(len(scene.leavers) / slots) if scene.case.company is Company.STORM else 1
+
+    def _settle_s(self, scene: Scene, seen: bool) -> float:
+        if scene.case.moment is Moment.UPLOAD:
+            return _UPLOAD_SETTLE_S
+        if seen:
+            return _SETTLE_S + self._watch.source.lag_s
+        if scene.case.moment is Moment.QUEUE:  # it would show only when the others end
+            return self._stage.answer_s * 1.2 + _UPLOAD_SETTLE_S
+        return _UNSEEN_SETTLE_S
+
+    async def _looks(self, scene: Scene, left_at: float, first: StatusLook, settle_s: float, remaining_s: float) -> list[Look]:
+        """Ask until the engine has been idle for `settle_s`, or for long after the answers' own end."""
+        source, looks = self._watch.source, list[Look]()
+        is_silent = (
+            scene.case.moment in (Moment.WHOLE, Moment.PREFILL, Moment.QUEUE) or scene.case.departure is not Departure.FIN
+        )
+        pace_s = source.silent_pace_s if is_silent else source.pace_s
+        limit_s = remaining_s * 1.5 + 4.0 + source.lag_s
+        idle_since: float | None = None
+        pause_s = pace_s if source.silent_pace_s > source.pace_s else _FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, pace_s)
+            found = await self._watch.look()
+            now = time.monotonic() - left_at
+            if found is not None:
+                excess = found.status.work - scene.live_now
+                tokens = None if found.tokens is None else found.tokens - (first.tokens or 0)
+                looks.append(Look(found.asked_at - left_at, found.answered_at - left_at, excess, tokens))
+                idle_since = (idle_since if idle_since is not None else now) if excess <= 0 else None
+            if (idle_since is not None and now - idle_since >= settle_s) or now >= limit_s:
+                return looks

@@ -1,0 +1,324 @@
+"""A whole probe: meets the endpoint, finds evidence, plays the cases, checks after each that the stack still serves."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from hangup import __version__
+from hangup.probe.budget import BudgetSpent, ProbeBudget
+from hangup.probe.by_echo import EchoTrials, find_slots
+from hangup.probe.by_figures import FiguresTrial
+from hangup.probe.caller import Caller, CallKind, connect_problem, resolve, tls_context
+from hangup.probe.cases import CASES, Case, Company, Moment
+from hangup.probe.echo import QUIET_MIN, QuietTimes
+from hangup.probe.endpoint import Endpoint, ProbeError, is_near, parse, parse_page
+from hangup.probe.meet import ANSWER_S, Speed, first_token_time, measure_speed, meet
+from hangup.probe.report import CaseResult, ProbeReport
+from hangup.probe.stage import Scene, Stage, Unplayable
+from hangup.probe.verdict import Judgement, untold
+from hangup.probe.watch import EngineWatch, find_figures, find_version
+
+_REST_S = 3.0  # how long an abandoned answer shall go on, so that a stop can be told from its own end
+_TOKENS = (32, 4096)
+_QUIET_WITH_FIGURES = 5
+_SLOWER = 3.0  # first tokens so many times later than the latest undisturbed one are worth a note
+_GROWTH = 1.5  # of memory or descriptors of the engine's process
+_DESCRIPTORS_SPARE = 8
+
+Progress = Callable[[str, Case | None, Judgement | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOptions:
+    url: str
+    model: str = ""
+    api: str = ""  # "": find out
+    api_key: str = ""
+    engine_metrics: str = ""
+    cases: tuple[Case, ...] = tuple(CASES.values())
+    within_s: float = 1.0  # a stop later than that is late
+    rest_s: float = _REST_S
+    slots: int = 0  # 0: find out
+    clients: int = 8  # at most so many at once, a storm aside
+    storm: int = 32
+    budget: ProbeBudget = field(default_factory=ProbeBudget)
+    ca_file: str = ""
+    insecure: bool = False
+    command: str = ""
+    name: str = ""
+
+
+def _silent(text: str, case: Case | None, judgement: Judgement | None) -> None:
+    pass
+
+
+async def run_probe(options: ProbeOptions, progress: Progress = _silent) -> ProbeReport:
+    """Probe one endpoint; raise `ProbeError` if it cannot be probed. Nothing is left open, however this ends."""
+    caller = await _caller(parse(options.url), options)
+    engine_caller = caller
+    page = ""
+    if options.engine_metrics:
+        engine, page = parse_page(options.engine_metrics)
+        engine_caller = await _caller(engine, replace(options, api_key=""))  # the key is not meant for that host
+    try:
+        return await ProbeSession(options, caller, engine_caller, page, progress).run()
+    except (OSError, TimeoutError) as error:
+        raise connect_problem(caller.endpoint, error) from None
+    except Unplayable as reason:
+        raise ProbeError(f"{caller.endpoint.url} broke before any client left: {reason}") from None
+    except BudgetSpent as spent:
+        raise ProbeError(f"meeting {caller.endpoint.url} alone takes more than {spent}") from None
+    finally:
+        caller.close()
+        engine_caller.close()
+
+
+async def is_far(endpoint: Endpoint) -> bool:
+    """Return whether an endpoint is neither on this machine nor on a private network."""
+    return not all(is_near(str(address[0])) for _, address in await resolve(endpoint))
+
+
+async def _caller(endpoint: Endpoint, options: ProbeOptions) -> Caller:
+    caller = Caller(endpoint, await resolve(endpoint), options.api_key, options.budget)
+    if endpoint.tls:
+        caller.use_tls(tls_context(options.ca_file, insecure=options.insecure))
+    return caller
+
+
+class ProbeSession:
+    def __init__(self, options: ProbeOptions, caller: Caller, engine_caller: Caller, page: str, progress: Progress) -> None:
+        self._options = options
+        self._caller = caller
+        self._engine_caller = engine_caller
+        self._page = page
+        self._progress = progress
+        self._watch: EngineWatch | None = None
+        self._notes: list[str] = []
+        self._results: list[CaseResult] = []
+        self._is_dead = False
+
+    async def run(self) -> ProbeReport:
+        began_at = time.monotonic()
+        date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        self._say("asks the endpoint what it is")
+        await meet(self._caller, self._options.api, self._options.model)
+        self._say(f"{self._caller.dialect.name} API, model {self._caller.model or '(default)'}; measures its speed")
+        speed = await measure_speed(self._caller)
+        self._watch = await find_figures(self._engine_caller, self._page)
+        await self._prepare(speed)
+        upkeep = await self._watch.upkeep() if self._watch is not None else (None, None)
+        for case in self._options.cases:
+            self._progress("", case, None)
+            judgement = await self._judged(case)
+            self._results.append(CaseResult(case, judgement))
+            self._progress("", case, judgement)
+        await self._check_growth(upkeep)
+        budget = self._options.budget
+        return ProbeReport(
+            url=self._caller.endpoint.url,
+            api=self._caller.dialect.name,
+            model=self._caller.model,
+            version=await self._version(),
+            date=date,
+            command=self._options.command,
+            hangup_version=__version__,
+            evidence=self._evidence,
+            answer_tokens=self._stage.tokens,
+            rate=round(self._stage.speed.rate, 1),
+            first_token_s=round(self._quiet.middle, 4),
+            slots=self._slots,
+            calls=budget.calls,
+            tokens=budget.tokens,
+            seconds=round(time.monotonic() - began_at, 1),
+            results=tuple(self._results),
+            notes=tuple(self._notes),
+            name=self._options.name,
+        )
+
+    def _say(self, text: str) -> None:
+        self._progress(text, None, None)
+
+    # Before the cases
+
+    async def _prepare(self, speed: Speed) -> None:
+        """Measure what is undisturbed, and find the evidence that verdicts can be based on."""
+        long_s = await first_token_time(self._caller, CallKind(2, long_prompt=True)) or speed.first_token_s
+        source = self._watch.source if self._watch is not None else None
+        coarse_s = max(source.silent_pace_s, source.lag_s) * 6 if source is not None else 0.0
+        rest_s = max(self._options.rest_s, self._options.within_s * 2, coarse_s if coarse_s > _REST_S else 0.0)
+        least, most = _TOKENS
+        tokens = min(max(math.ceil(speed.rate * rest_s) + 8, least), most)
+        self._stage = Stage(self._caller, speed, long_s, tokens)
+        if self._watch is not None:
+            await self._check_figures()
+        self._quiet = await self._undisturbed(_QUIET_WITH_FIGURES if self._watch is not None else QUIET_MIN)
+        self._slots = self._options.slots or (self._watch.slots if self._watch is not None else 0)
+        if not self._slots:
+            self._say("looks for the number of its slots")
+            self._slots = await self._find_slots()
+        if self._watch is not None:
+            self._watch.slots = self._slots
+        self._say(f"{self._stage.tokens} tokens an answer at {speed.rate:.0f} a second; evidence: {self._evidence}")
+
+    @property
+    def _evidence(self) -> str:
+        if self._watch is not None:
+            return f"the engine's own figures ({self._watch.where})"
+        return f"the echo of canary calls, {self._slots} slots" if self._slots else "none"
+
+    async def _check_figures(self) -> None:
+        """Read one whole answer while looking at the figures: they must show it, and its tokens."""
+        assert self._watch is not None
+        if others := await self._watch.until_idle(5.0):
+            self._notes.append(f"other clients use the engine: its figures show {others} calls before the probe has any")
+        before = await self._watch.look()
+        (call,) = await self._stage.hold(1)
+        shown, deadline = False, time.monotonic() + self._stage.answer_s * 0.8
+        while not shown and not call.ended and time.monotonic() < deadline:
+            found = await self._watch.look()
+            shown = found is not None and found.status.work > others
+            await asyncio.sleep(self._watch.source.pace_s)
+        await call.until_end(ANSWER_S)
+        call.close()
+        if not shown:
+            self._notes.append(f"the figures of {self._watch.where} do not show the probe's calls, so they are not used")
+            self._watch = None
+        self._check_length(call.events)
+        await asyncio.sleep(self._watch.source.lag_s if self._watch is not None else 0.0)
+        after = await self._watch.look() if self._watch is not None else None
+        if before is not None and after is not None and before.tokens is not None and after.status.tokens is not None:
+            factor = (after.status.tokens - before.tokens) / max(call.events, 1)
+            if 1.0 <= factor <= 4.0:
+                self._stage.speed = replace(self._stage.speed, tokens_per_event=factor, rate=self._stage.speed.rate * factor)
+
+    def _check_length(self, events: int) -> None:
+        if events < self._stage.tokens * 0.8:
+            self._notes.append(
+                f"an answer ended by itself after {events} of {self._stage.tokens} tokens: times may be too short"
+            )
+
+    async def _undisturbed(self, count: int) -> QuietTimes:
+        times = [await first_token_time(self._caller) for _ in range(count)]
+        found = tuple(time_s for time_s in times if time_s is not None)
+        if len(found) < count:
+            self._notes.append(f"{count - len(found)} of {count} undisturbed calls were not answered")
+        return QuietTimes(found or (ANSWER_S,))
+
+    async def _find_slots(self) -> int:
+        try:
+            if self._watch is None:
+                return await find_slots(self._caller, self._stage, self._quiet, self._options.clients)
+            return await self._count_slots(self._watch)
+        except (Unplayable, BudgetSpent, OSError, TimeoutError):
+            return 0
+
+    async def _count_slots(self, watch: EngineWatch) -> int:
+        """Send one call more than the probe would like as a crowd, and look how many of them wait."""
+        kind = CallKind(self._stage.tokens)
+        calls = [await self._caller.start(kind) for _ in range(self._options.clients + 1)]
+        try:
+            await calls[0].until(lambda c: c.events >= 4, ANSWER_S)
+            await asyncio.sleep(watch.source.lag_s + 0.2)
+            found = await watch.look()
+            return found.status.running if found is not None and found.status.waiting else 0
+        finally:
+            for call in calls:
+                call.close()
+            await watch.until_idle(self._stage.answer_s * 3 + 10)
+
+    # The cases
+
+    async def _judged(self, case: Case) -> Judgement:
+        """Play one case. What goes wrong in it is a finding."""
+        if self._is_dead:
+            return untold("not played: the stack no longer serves")
+        try:
+            self._options.budget.check_time(time.monotonic() - self._caller.began_at)
+            judgement = await (self._by_figures(case) if self._watch is not None else self._by_echo(case))
+        except Unplayable as reason:
+            judgement = untold(str(reason))
+        except BudgetSpent as spent:
+            return untold(f"not played: it does not fit {spent}")
+        except (OSError, TimeoutError) as error:
+            judgement = untold(f"the connection failed: {getattr(error, 'strerror', None) or type(error).__name__}")
+        return await self._still_serves(judgement)
+
+    async def _by_figures(self, case: Case) -> Judgement:
+        assert self._watch is not None
+        crowd = min(self._slots or self._options.clients, self._options.clients)
+        leavers, live = 1, 0
+        if case.moment is Moment.QUEUE:
+            if not self._slots or self._slots > self._options.clients:
+                return untold(f"no call waits behind {self._options.clients} others (--slots, --clients)")
+            live = self._slots
+        elif case.company is Company.BESIDE:
+            if self._slots == 1:
+                return untold("the engine has one slot: there is no place for another client")
+            live = 1
+        elif case.company is not Company.ALONE:
+            live = 1 if crowd > 1 else 0
+            leavers = crowd - live if case.company is Company.SLOTS else min(4 * crowd, self._options.storm)
+        trial = FiguresTrial(self._stage, self._watch, self._options.within_s)
+        judgement, scene = await trial.play(case, leavers, live)
+        return judgement if scene is None else await self._cleared(scene, judgement)
+
+    async def _cleared(self, scene: Scene, judgement: Judgement) -> Judgement:
+        """Wait for the others' streams to end, and for the engine to become idle."""
+        assert self._watch is not None
+        try:
+            for call in scene.leavers:
+                call.close()
+            others = scene.live if scene.case.company is not Company.ALONE else []
+            for call in others:
+                whole = await call.until_end(self._stage.answer_s * 4 + 30)
+                if not whole or call.refused:
+                    judgement = judgement.broke(f"another client's stream was cut: {call.refused or 'it stalled'}")
+        finally:
+            scene.close()
+        if work := await self._watch.until_idle(self._stage.answer_s * 2 + 5):
+            judgement = judgement.with_note(f"the engine still reports {work} calls")
+        return judgement
+
+    async def _by_echo(self, case: Case) -> Judgement:
+        if not self._slots:
+            return untold(
+                f"the endpoint reports nothing, and {self._options.clients} streams do not delay another call "
+                "(--engine-metrics, --slots, --clients)"
+            )
+        trials = EchoTrials(self._caller, self._stage, self._slots, self._quiet, self._options.within_s)
+        return await trials.play(case)
+
+    async def _still_serves(self, judgement: Judgement) -> Judgement:
+        """Send a canary: a departure must not cost others their answers."""
+        patience_s = max(self._stage.answer_s * 3, self._quiet.middle * 20, 10.0)
+        try:
+            took_s = await first_token_time(self._caller, timeout_s=patience_s)
+        except BudgetSpent:
+            return judgement
+        except (OSError, TimeoutError):
+            took_s = None
+        if took_s is None:
+            self._is_dead = True
+            return judgement.broke("a new call is not answered any more")
+        if took_s > max(self._quiet.times) * _SLOWER + 1.0:
+            return judgement.with_note(f"the next call's first token took {took_s:.1f} s, {self._quiet.middle:.2f} s before")
+        return judgement
+
+    # After the cases
+
+    async def _check_growth(self, before: tuple[float | None, float | None]) -> None:
+        if self._watch is None or self._is_dead:
+            return
+        memory, descriptors = await self._watch.upkeep()
+        if before[0] and memory and memory > before[0] * _GROWTH:
+            self._notes.append(f"the engine's memory grew from {before[0] / 2**20:.0f} to {memory / 2**20:.0f} MiB")
+        if before[1] and descriptors and descriptors > before[1] + _DESCRIPTORS_SPARE:
+            self._notes.append(f"the engine's open descriptors grew from {before[1]:.0f} to {descriptors:.0f}")
+
+    async def _version(self) -> str:
+        return "" if self._is_dead else await find_version(self._engine_caller)

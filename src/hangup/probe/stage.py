@@ -1,0 +1,158 @@
+"""Puts clients where a case wants them: at one moment of a call, alone or beside others, ready to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from hangup.probe.caller import Caller, CallKind
+from hangup.probe.cases import Case, Company, Departure, Moment
+from hangup.probe.connection import CAN_VANISH, ProbeConnection
+from hangup.probe.meet import ANSWER_S, Speed
+
+_EVENTS_BEFORE_LEAVING = 4
+_QUEUED_S = 0.5  # a call without a first token for that long, though every slot was free before, waits for a slot
+_PREFILL_SHARE = 0.4  # of the first-token time of a long prompt
+_UPLOAD_PAUSE_S = 0.1
+_WARM_UP = CallKind(2)
+
+
+class Unplayable(Exception):
+    """A case cannot be played here; the text says why."""
+
+
+@dataclass(slots=True)
+class Scene:
+    """Clients on their places: those who will leave, and those who stay."""
+
+    case: Case
+    leavers: list[ProbeConnection]
+    live: list[ProbeConnection]
+
+    @property
+    def live_now(self) -> int:
+        return sum(not connection.ended for connection in self.live)
+
+    def close(self) -> None:
+        for connection in (*self.leavers, *self.live):
+            connection.close()
+
+
+class Stage:
+    """Places clients; `tokens` is the length of the answers they ask for."""
+
+    def __init__(self, caller: Caller, speed: Speed, long_first_token_s: float, tokens: int) -> None:
+        self._caller = caller
+        self.speed = speed
+        self._long_first_token_s = long_first_token_s
+        self.tokens = tokens
+
+    @property
+    def answer_s(self) -> float:
+        """How long an undisturbed answer takes after its first token."""
+        return self.tokens / self.speed.rate
+
+    async def hold(self, count: int, tokens: int = 0) -> list[ProbeConnection]:
+        """Start live streams and wait for their first tokens; raise `Unplayable` if one gets none."""
+        calls = [await self._caller.start(CallKind(tokens or self.tokens)) for _ in range(count)]
+        for call in calls:
+            if not await call.until(lambda c: c.events, ANSWER_S):
+                raise Unplayable(f"another client's call was not answered: {call.refused or 'no first token'}")
+        return calls
+
+    async def place(self, case: Case, leavers: int, live: int) -> Scene:
+        """Place the clients of a case."""
+        if case.departure is Departure.SILENCE and not CAN_VANISH:
+            raise Unplayable("only Linux lets a probe drop the packets of its own socket")
+        scene = Scene(case, [], await self.hold(live))
+        try:
+            places = (self._place_one(case) for _ in range(leavers))
+            placed = await asyncio.gather(*places, return_exceptions=True)
+            scene.leavers = [one for one in placed if isinstance(one, ProbeConnection)]
+            errors = [one for one in placed if isinstance(one, BaseException)]
+            if errors and (case.company is not Company.STORM or not scene.leavers):
+                raise errors[0]
+        except BaseException:
+            scene.close()
+            raise
+        return scene
+
+    def remaining(self, case: Case, call: ProbeConnection) -> int:
+        """Return how many tokens a call still has to come."""
+        if case.moment is Moment.WHOLE:
+            computed = (time.monotonic() - call.sent_at - self.speed.first_token_s) * self.speed.rate
+        else:
+            computed = call.events * self.speed.tokens_per_event
+        return max(round(self.tokens - max(computed, 0.0)), 0)
+
+    async def _place_one(self, case: Case) -> ProbeConnection:
+        kind = CallKind(self.tokens, case.streams, long_prompt=case.moment is Moment.PREFILL)
+        small_buffer = case.departure is Departure.STALL
+        if case.moment is Moment.UPLOAD:
+            return await self._in_upload(kind)
+        if case.moment is Moment.KEEP_ALIVE:
+            return await self._second_call(kind)
+        call = await self._caller.start(kind, small_buffer=small_buffer)
+        match case.moment:
+            case Moment.PREFILL:
+                await self._before_first_token(call)
+            case Moment.QUEUE:
+                await self._waiting(call)
+            case Moment.WHOLE:
+                await self._computing(call)
+            case _:
+                await self._streaming(call, must=case.company is not Company.STORM)
+        if case.moment is Moment.PIPELINED:
+            call.send_more(self._caller.page_request("/v1/models"))
+            await asyncio.sleep(_UPLOAD_PAUSE_S)
+        return call
+
+    async def _in_upload(self, kind: CallKind) -> ProbeConnection:
+        head, body = self._caller.request(kind)
+        call = await self._caller.connect()
+        call.send(head, body[: len(body) // 2], stream=kind.stream)
+        await asyncio.sleep(_UPLOAD_PAUSE_S)
+        _check(call)
+        return call
+
+    async def _second_call(self, kind: CallKind) -> ProbeConnection:
+        call = await self._caller.start(_WARM_UP)
+        await call.until_end(ANSWER_S)
+        _check(call)
+        if not call.keeps_alive:
+            raise Unplayable("the endpoint closes the connection after each answer")
+        call.send(*self._caller.request(kind), stream=kind.stream)
+        await self._streaming(call)
+        return call
+
+    async def _streaming(self, call: ProbeConnection, *, must: bool = True) -> None:
+        patience_s = ANSWER_S if must else self.speed.first_token_s * 3 + 1.0
+        there = await call.until(lambda c: c.events >= _EVENTS_BEFORE_LEAVING, patience_s)
+        _check(call)
+        if call.ended or (must and not there):
+            raise Unplayable("the answer ended before the client could leave" if call.ended else "there was no first token")
+
+    async def _before_first_token(self, call: ProbeConnection) -> None:
+        if await call.until(lambda c: c.events, self._long_first_token_s * _PREFILL_SHARE):
+            raise Unplayable("the first token came too soon to leave before it")
+        _check(call)
+
+    async def _waiting(self, call: ProbeConnection) -> None:
+        if await call.until(lambda c: c.events, _QUEUED_S + self.speed.first_token_s * 2):
+            raise Unplayable("the call did not wait: the engine took it beside all others")
+        _check(call)
+
+    async def _computing(self, call: ProbeConnection) -> None:
+        computing_s = self.speed.first_token_s + _EVENTS_BEFORE_LEAVING * 2 / self.speed.rate
+        await call.until(lambda c: c.ended, computing_s)
+        _check(call)
+        if call.ended:
+            raise Unplayable("the answer was there before the client could leave")
+
+
+def _check(call: ProbeConnection) -> None:
+    if call.refused:
+        reason = call.refused
+        call.close()
+        raise Unplayable(f"the call was refused: {reason}")

@@ -1,0 +1,127 @@
+"""Verdicts from figures and from echoes: pure functions, fed with what engines of known behaviour would show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangup.probe.echo import CONFIDENCE, QUIET_MIN, EchoTrial, QuietTimes, is_decided, judge_echo, weigh
+from hangup.probe.verdict import Look, Ruling, Trial, judge
+
+REST_S, REST_TOKENS, WITHIN_S = 4.0, 200, 1.0
+paces = st.floats(0.05, 0.3)
+delays = st.floats(0.0, 0.15)  # between a question and its answer
+
+
+def trial_of(ends_s: list[float], pace_s: float, delay_s: float, *, counts: bool, lag_s: float = 0.0) -> Trial:
+    """What is seen of calls that end after these seconds: figures are true at some point between question and answer."""
+    looks, at, per_call = [], 0.01, REST_TOKENS
+    until = max(ends_s) + lag_s + 2.0
+    while at < until:
+        true_at = max(at + delay_s / 2 - lag_s, 0.0)
+        tokens = round(sum(min(true_at, end) / REST_S * per_call for end in ends_s))
+        looks.append(Look(at, at + delay_s, sum(end > true_at for end in ends_s), tokens if counts else None))
+        at += pace_s + delay_s
+    return Trial(len(ends_s), looks, REST_S, per_call * len(ends_s), lag_s=lag_s, exact=counts)
+
+
+@given(end_s=st.floats(0.0, 0.9), pace=paces, delay=delays, counts=st.booleans())
+def test_a_quick_stop_is_a_stop(end_s: float, pace: float, delay: float, counts: bool) -> None:
+    found = judge(trial_of([end_s], pace, delay, counts=counts), WITHIN_S)
+    assert found.ruling is Ruling.STOPPED
+    assert found.stopped_s is not None and found.stopped_s >= end_s - delay, "an upper bound"
+
+
+@given(end_s=st.floats(1.6, 2.4), pace=paces, delay=delays, counts=st.booleans())
+def test_a_stop_after_the_bound_is_late(end_s: float, pace: float, delay: float, counts: bool) -> None:
+    assert judge(trial_of([end_s], pace, delay, counts=counts), WITHIN_S).ruling is Ruling.LATE
+
+
+@given(speed=st.floats(0.95, 1.3), pace=st.floats(0.05, 0.2), delay=delays, counts=st.booleans())
+def test_an_answer_that_ends_by_itself_was_never_stopped(speed: float, pace: float, delay: float, counts: bool) -> None:
+    """Even if the engine is somewhat faster or slower than it was before."""
+    trial = trial_of([REST_S * speed], pace, delay, counts=False)
+    looks = [replace(look, tokens=round(min(look.asked_at / (REST_S * speed), 1) * REST_TOKENS)) for look in trial.looks]
+    found = judge(replace(trial, looks=looks, exact=True) if counts else trial, WITHIN_S)
+    assert found.ruling is Ruling.NEVER and found.ran_on == 1
+
+
+@given(stopped=st.integers(1, 6), deaf=st.integers(1, 6), pace=paces, delay=delays, counts=st.booleans())
+def test_of_a_crowd_those_that_ran_on_are_counted(stopped: int, deaf: int, pace: float, delay: float, counts: bool) -> None:
+    found = judge(trial_of([0.1] * stopped + [REST_S] * deaf, pace, delay, counts=counts), WITHIN_S)
+    assert (found.ruling, found.ran_on) == (Ruling.PARTLY, deaf)
+    found = judge(trial_of([REST_S] * deaf, pace, delay, counts=counts), WITHIN_S)
+    assert (found.ruling, found.ran_on) == (Ruling.NEVER, deaf)
+
+
+@given(end_s=st.floats(0.0, 0.9), lag_s=st.floats(0.0, 2.0), pace=paces)
+def test_old_figures_make_nobody_late(end_s: float, lag_s: float, pace: float) -> None:
+    assert judge(trial_of([end_s], pace, 0.01, counts=False, lag_s=lag_s), WITHIN_S).ruling is Ruling.STOPPED
+
+
+def test_what_was_dropped_in_the_queue_cost_nothing() -> None:
+    looks = [Look(at / 10, at / 10 + 0.01, int(at < 30), 0) for at in range(1, 60)]
+    assert judge(Trial(1, looks, REST_S * 2, REST_TOKENS), WITHIN_S).ruling is Ruling.STOPPED
+
+
+def test_rare_looks_are_not_enough_to_tell_a_stop_from_the_end() -> None:
+    looks = [Look(1.25, 1.26, 1), Look(2.5, 2.51, 1), Look(3.75, 3.76, 0), Look(5.0, 5.01, 0)]
+    assert judge(Trial(1, looks, REST_S, REST_TOKENS, exact=False), WITHIN_S).ruling is Ruling.UNTOLD
+
+
+def test_without_looks_there_is_no_verdict() -> None:
+    assert judge(Trial(1, [], REST_S, REST_TOKENS), WITHIN_S).ruling is Ruling.UNTOLD
+    assert judge(Trial(1, [Look(-1, -0.5, 1)], REST_S, REST_TOKENS), WITHIN_S).ruling is Ruling.UNTOLD
+    busy = [Look(0.1, 0.2, 1), Look(0.3, 0.4, 1)]
+    assert judge(Trial(1, busy, REST_S, REST_TOKENS), WITHIN_S).ruling is Ruling.UNTOLD, "watched for too short a time"
+
+
+def test_an_engine_that_says_it_works_and_computes_nothing_is_stuck() -> None:
+    looks = [Look(at / 2, at / 2 + 0.01, 1, 0) for at in range(1, 20)]
+    found = judge(Trial(1, looks, REST_S, REST_TOKENS), WITHIN_S)
+    assert found.ruling is Ruling.NEVER and found.stopped_s is None and "computes nothing" in found.notes[0]
+
+
+QUIET = QuietTimes(tuple(0.05 + 0.01 * (index % 5) for index in range(QUIET_MIN)))
+noises = st.floats(0.0, 0.8)
+
+
+@given(st.lists(noises, min_size=3, max_size=9))
+def test_quiet_canaries_are_a_stop(noise: list[float]) -> None:
+    trials = [EchoTrial(QUIET.middle + late, REST_S) for late in noise]
+    assert is_decided(trials, QUIET)
+    assert judge_echo(trials, QUIET, WITHIN_S, 50.0).ruling is Ruling.STOPPED
+
+
+@given(st.lists(st.floats(0.85, 1.5), min_size=3, max_size=9))
+def test_canaries_that_wait_for_the_end_mean_that_nothing_stopped(shares: list[float]) -> None:
+    trials = [EchoTrial(QUIET.middle + share * REST_S, REST_S) for share in shares]
+    found = judge_echo(trials, QUIET, WITHIN_S, 50.0)
+    assert found.ruling is Ruling.NEVER and found.ran_on == len(trials) and found.confidence >= CONFIDENCE
+
+
+@given(st.lists(st.floats(1.7, 2.7), min_size=3, max_size=9))
+def test_canaries_in_between_mean_a_late_stop(waits: list[float]) -> None:
+    found = judge_echo([EchoTrial(QUIET.middle + wait, REST_S) for wait in waits], QUIET, WITHIN_S, 50.0)
+    assert found.ruling is Ruling.LATE and min(waits) - 1e-6 <= (found.stopped_s or 0) <= max(waits) + 1e-6
+
+
+@given(st.permutations([0.0] * 5 + [REST_S] * 5))
+def test_some_and_some_is_partly(waits: list[float]) -> None:
+    found = judge_echo([EchoTrial(QUIET.middle + wait, REST_S) for wait in waits], QUIET, WITHIN_S, 50.0)
+    assert (found.ruling, found.ran_on) == (Ruling.PARTLY, 5)
+
+
+@given(st.lists(st.floats(0, 6), min_size=1, max_size=9), st.lists(st.floats(0.01, 6), min_size=QUIET_MIN, max_size=40))
+def test_no_claim_is_made_beyond_the_confidence(waits: list[float], quiet: list[float]) -> None:
+    trials, times = [EchoTrial(wait, REST_S) for wait in waits], QuietTimes(tuple(quiet))
+    found = judge_echo(trials, times, WITHIN_S, 50.0)
+    assert found.ruling is Ruling.UNTOLD or weigh(trials, times)[1] >= CONFIDENCE
+
+
+def test_one_canary_or_few_quiet_ones_prove_nothing() -> None:
+    assert not is_decided([EchoTrial(0.05, REST_S)], QUIET)
+    few = QuietTimes(QUIET.times[: QUIET_MIN - 1])
+    assert judge_echo([EchoTrial(0.05, REST_S)] * 9, few, WITHIN_S, 50.0).ruling is Ruling.UNTOLD
