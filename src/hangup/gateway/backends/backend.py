@@ -214,7 +214,8 @@ class Backend:
             self._host,
             b"\r\n",
         ]
-        lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
+        # Some engines (CGI, WSGI) read underscores in names as hyphens.
+        lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0].replace(b"_", b"-") not in dropped]
         lines.append(b"accept-encoding: identity\r\n")
         if traced:
             lines.append(b"traceparent: %b\r\n" % traced.encode("ascii"))

@@ -24,7 +24,7 @@ from hangup.gateway.client.connection_state import BODY, BUSY, CLOSED, HEAD, IDL
 from hangup.gateway.client.handlers import RequestHandler, RequestRouter
 from hangup.gateway.client.stall import CATCH_UP_S, LATE_S, StallWatch
 from hangup.gateway.http.body import LAST_CHUNK, BodyDecoder, Chunked, Counted, chunk
-from hangup.gateway.http.head import HEAD_END, RequestHead, has_bare_lf, without_empty_lines
+from hangup.gateway.http.head import HEAD_END, RequestHead, has_bare_lf, status_of_overlong, without_empty_lines
 from hangup.gateway.http.known_heads import read_request_head
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -234,8 +234,7 @@ class ClientConnection(asyncio.Protocol):
         if has_bare_lf(self._buffer, scanned):
             self._refuse_unreadable(reasons.MALFORMED, "Invalid request: a line ends in a bare LF.")
         elif len(self._buffer) >= limits.header_bytes_max:
-            in_url = b"\r\n" not in self._buffer[: limits.url_bytes_max + 32]
-            self._refuse_unreadable(reasons.URL_TOO_LONG if in_url else reasons.HEADERS_TOO_LARGE)
+            self._refuse_unreadable(_REASON_BY_STATUS[status_of_overlong(self._buffer, limits.url_bytes_max)])
         elif self.state is IDLE:
             self.state = HEAD
             self._set_due_in(limits.header_s)

@@ -18,6 +18,7 @@ from hangup.errors import WireError
 HEAD_END = b"\r\n\r\n"
 
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])\r\n")
+_LONG_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{65,}+( ?)")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{0,5})?")
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([/?][^#]*)?", re.IGNORECASE)
 _ENCODED = re.compile(rb"%([0-9A-Fa-f]{2})")
@@ -133,8 +134,7 @@ class RequestHead(_Head):
         super().__init__()
         line = _REQUEST_LINE.match(head)
         if line is None:
-            too_long = len(head) > url_bytes_max and head.find(b"\r\n", 0, url_bytes_max + 32) < 0
-            raise WireError("request line too long", 414) if too_long else WireError("malformed request line")
+            raise _unreadable_line(head, url_bytes_max)
         method, self.target, major, minor = line.groups()
         if len(self.target) > url_bytes_max:
             raise WireError("URL too long", 414)
@@ -197,6 +197,22 @@ class ResponseHead(_Head):
 
     def without_body(self) -> bool:
         return self.status in (204, 304)
+
+
+def _unreadable_line(head: bytes, url_bytes_max: int) -> WireError:
+    status = status_of_overlong(head, url_bytes_max)
+    if status == 501:
+        return WireError("the method is longer than any that is supported", status)
+    return WireError("request line too long", status) if status == 414 else WireError("malformed request line")
+
+
+def status_of_overlong(head: bytes, url_bytes_max: int) -> int:
+    """Return what is too long in a head, as the status for it: the method (501), the URL (414), or else the fields (431)."""
+    in_line = head.find(b"\r\n", 0, url_bytes_max + 32) < 0
+    method = _LONG_METHOD.match(head)
+    if method is not None and (method[1] or in_line):
+        return 501
+    return 414 if in_line else 431
 
 
 @lru_cache(1024)
