@@ -42,7 +42,7 @@ async def open_source(source: Any, opening: Opening) -> AsyncIterator[AsyncItera
 
 async def _unwrap(source: Any, opening: Opening, stack: AsyncExitStack) -> AsyncIterator[Any]:
     for _ in range(_LAYERS_MAX):
-        source = getattr(source, "http_response", source)  # of an SDK's `with_streaming_response`
+        source = getattr(source, "http_response", source)  # of an SDK's streaming response
         if hasattr(source, "aiter_bytes") and hasattr(source, "aclose"):  # httpx
             return await _open_response(source, source.aiter_bytes(), source.status_code, opening, stack)
         if hasattr(source, "content") and hasattr(source.content, "iter_any"):  # aiohttp
