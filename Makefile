@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-torch test-dashboard dashboard-picture fuzz check format bench judge lock docs clean chaos mutants
+.PHONY: help setup run demo test test-engines test-torch test-frameworks test-dashboard dashboard-picture fuzz check format bench judge lock docs clean chaos mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -44,6 +44,13 @@ $(VENV)/.setup-torch: $(VENV)/.setup-test
 
 test-torch: $(VENV)/.setup-torch  ## test the torch model (1 GB; TORCH=torch uses the build of your package index)
 	PYTHONPATH=$(VENV)/torch $(BIN)/python -m tools.run_tests --serial tests/engine/test_torch.py $(ARGS)
+
+$(VENV)/.setup-frameworks: $(VENV)/.setup-test requirements/frameworks.txt
+	$(PIP) install --require-hashes -r requirements/frameworks.txt
+	touch $@
+
+test-frameworks: $(VENV)/.setup-frameworks  ## test the library in every framework under every server (10 minutes); ARGS="-k django"
+	FRAMEWORK_TESTS=required $(BIN)/python -m tools.run_tests --serial tests/frameworks $(ARGS)
 
 # The browser itself is Debian's, installed once: apt-get install chromium
 $(VENV)/.setup-dashboard: $(VENV)/.setup-test requirements/dashboard.txt
@@ -94,6 +101,7 @@ lock: $(VENV)/.setup  ## update the locked dependencies
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group build -o requirements/build.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group test --group check -c requirements/run.txt -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group dashboard -c requirements/run.txt -c requirements/dev.txt -o requirements/dashboard.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --group frameworks -c requirements/run.txt -c requirements/dev.txt -o requirements/frameworks.txt
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

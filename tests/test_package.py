@@ -98,7 +98,8 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
 
 def test_every_package_that_is_imported_is_declared() -> None:
     """What the source imports belongs to an extra, or to a framework whose requests and clients the library is handed."""
-    frameworks = {"aiohttp", "httpx", "httpx2", "litestar", "starlette"}
+    frameworks = {"aiohttp", "asgiref", "django", "httpx", "httpx2", "litestar", "quart", "sanic", "starlette", "werkzeug"}
+    frameworks |= {"mcp", "mlx_lm", "transformers"}  # engines
     other_names = {"pynvml": "nvidia_ml_py", "opentelemetry": "opentelemetry_proto", "google": "opentelemetry_proto"}
     wanted = [line for lines in PROJECT["optional-dependencies"].values() for line in lines]
     declared = {re.split(r"[\[>=<]", line)[0].replace("-", "_").lower() for line in wanted}

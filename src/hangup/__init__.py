@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hangup.library.outgoing import closing
     from hangup.library.run import run, tethered
     from hangup.library.stream import stream
+    from hangup.library.threads import set_threads_max
     from hangup.library.token import Cancelled, CancelToken
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ __all__ = [
     "closing",
     "deadline",
     "run",
+    "set_threads_max",
     "stream",
     "tethered",
 ]
@@ -48,13 +50,14 @@ _HOMES = {
     "closing": "outgoing:closing",
     "deadline": "deadline:deadline",
     "run": "run:run",
+    "set_threads_max": "threads:set_threads_max",
     "stream": "stream:stream",
     "tethered": "run:tethered",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"httpx", "httpx2"}:
+    if name in {"httpx", "httpx2", "sources"}:
         return import_module(f"hangup.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'hangup' has no attribute {name!r}")

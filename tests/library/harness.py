@@ -21,14 +21,14 @@ COMPLAINTS = ("was never", "Task was destroyed", "never retrieved", "Traceback",
 
 
 class Served:
-    def __init__(self, server: str) -> None:
-        self.server = server
+    def __init__(self, *arguments: str, script: Path = HERE / "served.py") -> None:
+        server = self.server = arguments[-1]
         env = os.environ | {
             "PYTHONASYNCIODEBUG": "1",
-            "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}",
-            "SERVED_BY_NAME": "1" if server == "granian" else "",
+            "PYTHONPATH": f"{script.parent}{os.pathsep}{HERE.parent}",
+            "SERVED_BY_NAME": "1" if arguments == ("granian",) else "",
         }
-        command = [sys.executable, "-X", "dev", str(HERE / "served.py"), server]
+        command = [sys.executable, "-X", "dev", str(script), *arguments]
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
         self.lines: list[str] = []
         self._asking = threading.Lock()

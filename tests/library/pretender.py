@@ -44,6 +44,9 @@ class Pretender:
     async def break_off(self) -> None:
         pass
 
+    async def abandon(self) -> None:
+        pass
+
     def answers(self, error: Exception) -> bool:
         return False
 

@@ -107,6 +107,15 @@ def test_an_application_that_encodes_itself_also_ends_the_stream_itself() -> Non
     assert (ended.cause, ended.tokens_out) == ("output_tokens_max", 5)
 
 
+def test_text_between_objects_is_sent_as_it_is_and_done_once() -> None:
+    _, client = streamed(": ping\n\n", delta("a"), ": ping\n\n", delta("b"))
+    assert client.sent[0] == client.sent[2] == b": ping\n\n" and client.sent[-1] == b"data: [DONE]\n\n"
+    _, client = streamed(delta("a"), b"data: [DONE]\n\n")
+    assert client.sent.count(b"data: [DONE]\n\n") == 1
+    ended, client = streamed(": ping\n\n", delta("a"), delta("b"), max_tokens=1)
+    assert b'"finish_reason":"length"' in client.sent[-1] and ended.tokens_out == 1
+
+
 def test_a_limit_in_an_anthropic_stream_is_told_in_its_own_form() -> None:
     async def pausing() -> AsyncIterator[dict[str, Any]]:
         yield {"type": "message_start", "message": {}}

@@ -53,6 +53,9 @@ class Leaver:
     async def break_off(self) -> None:
         pass
 
+    async def abandon(self) -> None:
+        pass
+
     def answers(self, error: Exception) -> bool:
         return False
 

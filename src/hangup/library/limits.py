@@ -29,6 +29,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise TypeError(f"{name} must be a number, or None for no limit; got {value!r}")
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be above 0, or None for no limit; got {value!r}")
 

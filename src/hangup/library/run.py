@@ -69,22 +69,45 @@ async def _work(tether: Tether, work: Any) -> Any:
 @overload
 def tethered(handler: Handler) -> Handler: ...
 @overload
-def tethered(**limits: Any) -> Callable[[Handler], Handler]: ...
-def tethered(handler: Any = None, **limits: Any) -> Any:
+def tethered(
+    *,
+    total_s: float | None = None,
+    client_silence_s: float | None = CLIENT_SILENCE_S,
+    grace_s: float = GRACE_S,
+    abort: Abort | None = None,
+    on_end: OnEnd | None = None,
+) -> Callable[[Handler], Handler]: ...
+def tethered(
+    handler: Any = None,
+    *,
+    total_s: float | None = None,
+    client_silence_s: float | None = CLIENT_SILENCE_S,
+    grace_s: float = GRACE_S,
+    abort: Abort | None = None,
+    on_end: OnEnd | None = None,
+) -> Any:
     """Tie a whole handler to its client: `@hangup.tethered` or `@hangup.tethered(total_s=60)`, below the route's decorator."""
+    Limits(None, None, total_s, None, None, client_silence_s, grace_s)  # a wrong value shows here, not at the first request
+    options = {"total_s": total_s, "client_silence_s": client_silence_s, "grace_s": grace_s, "abort": abort, "on_end": on_end}
     if handler is None:
-        return functools.partial(tethered, **limits)
+        return functools.partial(_tether, options=options)
+    return _tether(handler, options)
+
+
+def _tether(handler: Any, options: dict[str, Any]) -> Any:
+    name = getattr(handler, "__qualname__", repr(handler))
     if not inspect.iscoroutinefunction(handler):
-        raise TypeError(
-            f"@hangup.tethered is for async handlers; {handler.__qualname__} is not async (see hangup.run for threads)"
-        )
+        raise TypeError(f"@hangup.tethered is for async handlers; {name} is not async (see hangup.run for threads)")
     signature = _signature(handler)
-    hidden = None if _takes_request(signature) else _request_parameter()
+    if _takes(signature, (), ("WebSocket",)):
+        raise TypeError(f"@hangup.tethered is for requests; {name} serves a WebSocket: use hangup.stream or hangup.run in it")
+    takes_request = _takes(signature, ("request", "scope"), ("Request", "BaseRequest", "HttpRequest", "ASGIRequest"))
+    hidden = None if takes_request else _request_parameter()
 
     @functools.wraps(handler)
     async def wrapper(*arguments: Any, **named: Any) -> Any:
         request = named.pop(hidden.name) if hidden is not None else _find_request(arguments, named)
-        return await run(request, handler(*arguments, **named), **limits)
+        return await run(request, handler(*arguments, **named), **options)
 
     if hidden is not None:
         parameters = [*signature.parameters.values(), hidden]
@@ -100,13 +123,12 @@ def _signature(handler: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(handler)
 
 
-def _takes_request(signature: inspect.Signature) -> bool:
-    """Return whether the handler takes its request: by annotation, by name, or as ASGI's scope."""
+def _takes(signature: inspect.Signature, names: tuple[str, ...], annotations: tuple[str, ...]) -> bool:
+    """Return whether a handler has a parameter of one of these names, or annotated with one of these classes."""
     for parameter in signature.parameters.values():
-        if parameter.name in {"request", "scope"} or getattr(parameter.annotation, "__name__", "") in {
-            "Request",
-            "BaseRequest",
-        }:
+        annotation = parameter.annotation
+        annotated = annotation.rpartition(".")[2] if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+        if parameter.name in names or annotated in annotations:
             return True
     return False
 

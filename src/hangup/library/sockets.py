@@ -24,7 +24,7 @@ SUPPORTED = sys.platform == "linux"
 DESCRIPTORS_MAX = 2048  # with more open files, skip the search for the socket: it would take milliseconds per call
 NOT_SENT_BYTES_MAX = 4096  # further unsent bytes wait in the server's buffer, where its flow control counts them
 _TCP_NOTSENT_LOWAT = 25
-_WRAPPERS_MAX = 8
+_WRAPPERS_MAX = 32
 
 OnDisconnect = Callable[[Reason], object]
 
@@ -180,33 +180,63 @@ def descriptor_of_transport(transport: Any) -> int | None:
     """Return the descriptor under an asyncio transport."""
     if not SUPPORTED or transport is None or not hasattr(transport, "get_extra_info"):
         return None
-    sock = transport.get_extra_info("socket")
+    return descriptor_of_socket(transport.get_extra_info("socket"))
+
+
+def descriptor_of_socket(sock: Any) -> int | None:
+    if not SUPPORTED:
+        return None
     with contextlib.suppress(OSError, AttributeError):
         descriptor = int(sock.fileno())
         return descriptor if descriptor >= 0 else None
     return None
 
 
-def descriptor_of_asgi(scope: Any, receive: Any) -> int | None:
-    """Return the descriptor under an ASGI call: from the transport behind `receive`, else by the scope's two addresses."""
+def descriptor_of_asgi(scope: Any, receive: Any, send: Any = None) -> int | None:
+    """Return the descriptor under an ASGI call: from the transport behind `receive` or `send`, else by the two addresses."""
     if not SUPPORTED:
         return None
-    return descriptor_of_transport(_transport_of(receive)) or _find_connection(scope.get("server"), scope.get("client"))
+    transport = _transport_of(receive, "receive") or _transport_of(send, "send")
+    return descriptor_of_transport(transport) or _find_connection(scope.get("server"), scope.get("client"))
 
 
-def _transport_of(receive: Any) -> Any:
-    """Return the transport behind `receive`.
+def transport_behind(receive: Any) -> Any:
+    """Return the transport under an ASGI call, if its server is uvicorn."""
+    return _transport_of(receive, "receive")
 
-    uvicorn's `receive` is a method of an object that has the transport; middlewares wrap it in methods of their own.
+
+def _transport_of(function: Any, word: str) -> Any:
+    """Return the transport behind `receive` or `send`.
+
+    The server's own is a method of an object that has the transport (uvicorn) or leads to it (hypercorn). Middlewares wrap it
+    in methods and functions of their own, which keep what they wrap under a name with `word` in it. Only such names are
+    followed: any other transport would be of some other connection.
     """
     for _ in range(_WRAPPERS_MAX):
-        owner = getattr(receive, "__self__", None)
+        owner = getattr(function, "__self__", None)
         if owner is None:
+            function = _wrapped_by(function, word)
+        else:
+            transport = getattr(owner, "transport", None) or getattr(getattr(owner, "writer", None), "transport", None)
+            if transport is not None:
+                return transport
+            function = getattr(owner, f"_{word}", None) or getattr(owner, word, None)
+        if function is None:
             return None
-        if getattr(owner, "transport", None) is not None:
-            return owner.transport
-        receive = getattr(owner, "_receive", None) or getattr(owner, "receive", None)
     return None
+
+
+def _wrapped_by(function: Any, word: str) -> Any:
+    """Return the function that a closure wraps, if exactly one of its names has `word` in it."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = dict(zip(names, getattr(function, "__closure__", None) or (), strict=False))
+    found = []
+    for name, cell in cells.items():
+        if word in name:
+            with contextlib.suppress(ValueError):  # not set yet
+                found.append(cell.cell_contents)
+    callables = [value for value in found if callable(value) and value is not function]
+    return callables[0] if len(callables) == 1 else None
 
 
 def _find_connection(server: Any, client: Any) -> int | None:

@@ -8,6 +8,7 @@ A response that is an error raises `UpstreamError`.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -16,7 +17,7 @@ from typing import Any
 
 from hangup.library.faults import BODY_BYTES_MAX, ApplicationFault, UpstreamError
 from hangup.library.formats.raw import whole_events
-from hangup.library.threads import ThreadedIterator
+from hangup.library.threads import ThreadedIterator, take_place
 from hangup.library.token import CancelToken
 
 _LAYERS_MAX = 5  # a function that returns an awaitable that returns a context manager that returns a response, plus one spare
@@ -57,7 +58,7 @@ async def _unwrap(source: Any, opening: Opening, stack: AsyncExitStack) -> Async
         elif inspect.iscoroutinefunction(source) or inspect.isasyncgenfunction(source):
             source = source(opening.token)
         elif callable(source) or _is_blocking(source):
-            chunks = _in_thread(source, opening.token)
+            chunks = await _in_thread(source, opening.token)
             opening.on_name(chunks.name)
             stack.push_async_callback(chunks.aclose)
             source = await chunks.opened
@@ -102,11 +103,17 @@ def _is_blocking(source: Any) -> bool:
     return isinstance(source, Iterable) and not isinstance(source, (str, bytes, dict, AsyncIterable))
 
 
-def _in_thread(source: Any, token: CancelToken) -> ThreadedIterator:
+async def _in_thread(source: Any, token: CancelToken) -> ThreadedIterator:
+    try:
+        place = await take_place()
+    except asyncio.CancelledError:
+        discard(source)
+        raise
+
     def open_blocking() -> Any:
         return _checked(source(token) if callable(source) else source)
 
-    return ThreadedIterator(open_blocking, token, getattr(source, "__qualname__", type(source).__name__))
+    return ThreadedIterator(open_blocking, token, getattr(source, "__qualname__", type(source).__name__), place)
 
 
 def _checked(source: Any) -> Any:
@@ -127,6 +134,6 @@ async def close(source: Any) -> None:
 
 
 def discard(source: Any) -> None:
-    """Discard a source that will not be opened; a coroutine would otherwise warn that it was never awaited."""
-    if inspect.iscoroutine(source):
+    """Discard a source that will not be opened: a coroutine would otherwise warn that it was never awaited."""
+    if inspect.iscoroutine(source) or inspect.isgenerator(source):
         source.close()

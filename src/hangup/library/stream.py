@@ -11,7 +11,7 @@ from hangup.core.call import Tell
 from hangup.library.encode import SSE, Encode, error_body
 from hangup.library.ended import Ended, OnEnd, log
 from hangup.library.faults import ApplicationFault, ErrorAnswer, OnError, answer_of
-from hangup.library.formats import ChunkFormat, choose_format
+from hangup.library.formats import RAW_TYPES, ChunkFormat, choose_format
 from hangup.library.limits import CLIENT_SILENCE_S, GRACE_S, SILENT_ENGINE_S, WRITE_STALL_S, Limits
 from hangup.library.sources import Opening, discard, open_source
 from hangup.library.tether import Abort, Tether
@@ -26,10 +26,13 @@ class StreamClient(Protocol):
     """The framework's side of an answer."""
 
     async def start(self, status: int, headers: Headers) -> None: ...
-    async def write(self, data: bytes) -> None: ...
+    async def write(self, data: Any) -> None: ...
     async def finish(self) -> None: ...
     async def break_off(self) -> None:
         """Close the connection so that no client can mistake the answer for a complete one."""
+
+    async def abandon(self) -> None:
+        """End an answer that nobody reads any more."""
 
     def answers(self, error: Exception) -> bool:
         """Return whether the framework answers this error by itself, if it is raised before the answer began."""
@@ -123,13 +126,28 @@ class StreamCall:
             self.status = opening.status
         return choose_format(chunk, self.limits.max_tokens is not None)
 
-    def _read(self, chunk: Any, so_far: int) -> tuple[bytes, int, bool]:
-        """Return what to send for a chunk, its number of tokens, and whether it carries any of the answer."""
+    def _format_of(self, chunk: Any) -> ChunkFormat:
+        """Return the format of a chunk. A stream may have text between its objects; the objects decide which API it is."""
         assert self._format is not None
+        if isinstance(chunk, RAW_TYPES) is self._format.is_raw:
+            return self._format
+        other = choose_format(chunk, self.limits.max_tokens is not None)
+        if self._format.is_raw:
+            self._format = other
+        elif other.ends_stream(chunk):
+            self._format.done = b""  # the application has sent it itself
+        return other
+
+    def _encoded(self, format: ChunkFormat, chunk: Any) -> bytes | str:
+        return format.encode(chunk) if self._encode is None else self._encode(chunk)
+
+    def _read(self, chunk: Any, so_far: int) -> tuple[Any, int, bool]:
+        """Return what to send for a chunk, its number of tokens, and whether it carries any of the answer."""
         try:
-            data = self._format.encode(chunk) if self._encode is None else self._encode(chunk)
+            format = self._format_of(chunk)
+            data = self._encoded(format, chunk)
             if self._count is None:
-                tokens, has_text = self._format.tokens(chunk, so_far)
+                tokens, has_text = format.tokens(chunk, so_far)
             else:
                 tokens = self._count(chunk)
                 has_text = tokens > 0
@@ -137,7 +155,11 @@ class StreamCall:
             raise
         except Exception as error:
             raise ApplicationFault(f"a {type(chunk).__name__} cannot be sent: {type(error).__name__}: {error}") from error
-        return data.encode() if isinstance(data, str) else data, tokens, has_text
+        return self._wire(data), tokens, has_text
+
+    def _wire(self, data: bytes | str) -> Any:
+        """Return what `StreamClient.write` takes."""
+        return data.encode() if isinstance(data, str) else data
 
     def _read_failure(self, error: Exception, client: StreamClient) -> tuple[int, str]:
         """Find out what the client is to be told of the engine's failure; return the status and the detail for the log."""
@@ -156,7 +178,7 @@ class StreamCall:
         self._error_answer = answer if answer is not None else answer_of(error)
         return 0 if self._error_answer is None else self._error_answer.status, detail
 
-    async def _send(self, tether: Tether, client: StreamClient, data: bytes) -> None:
+    async def _send(self, tether: Tether, client: StreamClient, data: Any) -> None:
         if not self._head_sent:
             await self._send_head(tether, client)
         if data:
@@ -187,27 +209,35 @@ class StreamCall:
             # Nobody reads this. But middlewares wait for an answer, and raise an error of their own if there is none.
             await self._send_whole(client, tether.call.status, [("content-length", "0")], b"")
         else:
-            await client.break_off()
+            await client.abandon()
 
     async def _finish(self, tether: Tether, client: StreamClient) -> None:
         end: bytes | None = b""
         if tether.call.reason is reasons.OUTPUT_TOKENS:
-            end = self._cut_event(tether)
+            end = self._end_of_cut(tether)
         elif self._encode is None and self._format is not None:
-            end = self._format.end()
+            end = self._format.done
         if end is None:  # the format has no way to say that the answer is not complete
             await client.break_off()
             return
         await self._send(tether, client, end)
         await client.finish()
 
-    def _cut_event(self, tether: Tether) -> bytes | None:
+    def _end_of_cut(self, tether: Tether) -> bytes | None:
         """Return what tells the client that `max_tokens` cut its answer."""
         if self._on_cap is not None:
             end = self._on_cap()
             return end.encode() if isinstance(end, str) else end
-        cut = None if self._format is None or self._encode is not None else self._format.cut(tether.call.tokens_out)
-        return self._error_event(tether) if cut is None and self._is_sse else cut
+        assert self._format is not None
+        events = self._cut_events(tether)
+        if events is not None:
+            return b"".join(self._format.event(body) for body in events) + self._format.cut_done()
+        return self._error_event(tether) if self._is_sse else None
+
+    def _cut_events(self, tether: Tether) -> list[dict[str, Any]] | None:
+        if self._format is None or self._encode is not None:
+            return None
+        return self._format.cut(tether.call.tokens_out)
 
     async def _send_error(self, tether: Tether, client: StreamClient) -> None:
         reason = tether.call.reason
@@ -223,6 +253,10 @@ class StreamCall:
         await client.finish()
 
     def _error_event(self, tether: Tether) -> bytes:
+        return (self._format or ChunkFormat()).event(self._error_body(tether))
+
+    def _error_body(self, tether: Tether) -> dict[str, Any]:
+        """Return the error as the stream's API has it."""
         reason = tether.call.reason
         assert reason is not None
         body = self._error_answer.event_body() if self._error_answer is not None else None
@@ -257,13 +291,16 @@ def stream(
 ) -> Any:
     """Return a response, for the framework of `request`, that streams from `source` and always stops it.
 
+    For a WebSocket, and in Django, Quart and Sanic, it must be awaited.
+
     The engine's stream is closed, `abort()` is called (it may be async) and `on_end` is called once, whether the stream
     completes, the client disconnects, a limit passes, the engine fails or the server shuts down.
     """
     from hangup.library.frameworks import adapter_for  # noqa: PLC0415 - adapters import this module
 
     limits = Limits(first_token_s, gap_s, total_s, max_tokens, write_stall_s, client_silence_s, grace_s)
-    call = StreamCall(
+    adapter = adapter_for(request)
+    call = adapter.call_class(
         source,
         limits,
         encode=encode,
@@ -277,4 +314,4 @@ def stream(
         on_error=on_error,
         on_cap=on_cap,
     )
-    return adapter_for(request).response(request, call)
+    return adapter.response(request, call)

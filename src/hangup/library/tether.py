@@ -70,7 +70,8 @@ class Tether:
             self._set_timer()
             await asyncio.wait({self._work, self._ended_future}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self.end(reasons.DRAINED, "the server cancelled the call")
+            # Some servers and frameworks cancel a handler whose client left.
+            self.end(watch.disconnect_reason() or reasons.DRAINED, "the server cancelled the call")
             self._start_settling(watch)
             raise
         except BaseException:  # a bug: the work must not run on without anybody who waits for it
@@ -121,6 +122,9 @@ class Tether:
         self._set_timer()
         try:
             await writing
+        except OSError as error:  # only the client can fail here; the engine must not be blamed for it
+            self.end(reasons.CLIENT_RESET, f"{type(error).__name__}: {error}")
+            raise
         finally:
             self._writing_since = None
             self.call.progress_at = self.loop.time()

@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hangup.library.ended import log
 from hangup.library.token import Cancelled, CancelToken
 from hangup.tasks import TASKS
 
+THREADS_MAX = 128  # of one event loop; further calls wait for one to end
 _numbers = itertools.count(1)
+_threads_max = THREADS_MAX
+_places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+def set_threads_max(threads: int) -> None:
+    """Set how many threads each event loop may use for blocking engines at once; call it before the first one is used."""
+    global _threads_max  # noqa: PLW0603 - one for the process, set at its start
+    if threads < 1:
+        raise ValueError(f"threads must be 1 or more; got {threads!r}")
+    _threads_max = threads
+
+
+async def take_place() -> asyncio.Semaphore:
+    """Wait until one more thread may run; the thread's end gives the place back, also if it is long after its call's end."""
+    places = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_threads_max))
+    if places.locked():
+        log.warning("all %d threads are busy: a call waits for one (hangup.set_threads_max)", _threads_max)
+    await places.acquire()
+    return places
 
 
 class ThreadedIterator(AsyncIterator[Any]):
@@ -21,7 +43,8 @@ class ThreadedIterator(AsyncIterator[Any]):
     `open_source` runs in the thread too, because opening a blocking stream also blocks; `opened` is its result.
     """
 
-    def __init__(self, open_source: Callable[[], Any], token: CancelToken, description: str) -> None:
+    def __init__(self, open_source: Callable[[], Any], token: CancelToken, description: str, place: asyncio.Semaphore) -> None:
+        self._place = place
         self._loop = asyncio.get_running_loop()
         self._open_source = open_source
         self._token = token
@@ -32,7 +55,8 @@ class ThreadedIterator(AsyncIterator[Any]):
         self._dismissed = False
         self.name = f"hangup-thread-{next(_numbers)} ({description})"
         token.on_cancel(self._chunk_requests.release)
-        TASKS.thread_once("library thread", self._run, label=self.name)
+        context = contextvars.copy_context()  # tracing, log fields and the call's deadline
+        TASKS.thread_once("library thread", lambda: context.run(self._run), label=self.name)
 
     async def __anext__(self) -> Any:
         if self._thread_ended.done():
@@ -114,6 +138,7 @@ class ThreadedIterator(AsyncIterator[Any]):
             future.set_exception(error)
 
     def _on_thread_end(self) -> None:
+        self._place.release()
         self._set_chunk((False, None))
         self.opened.cancel()
         if not self._thread_ended.done():
@@ -126,7 +151,8 @@ async def call_in_thread(function: Callable[[CancelToken], Any], token: CancelTo
     def once() -> Iterable[Any]:
         yield function(token)
 
-    iterator = ThreadedIterator(once, token, getattr(function, "__qualname__", repr(function)))
+    place = await take_place()
+    iterator = ThreadedIterator(once, token, getattr(function, "__qualname__", repr(function)), place)
     on_name(iterator.name)
     try:
         return await anext(iterator)

@@ -28,8 +28,8 @@ class ClientWatch:
         self._listener: asyncio.Task[None] | None = None
 
     @classmethod
-    def for_asgi(cls, scope: Any, receive: Receive, client_silence_s: float | None) -> ClientWatch:
-        return cls(receive, descriptor_of_asgi(scope, receive), client_silence_s)
+    def for_asgi(cls, scope: Any, receive: Receive, client_silence_s: float | None, send: Any = None) -> ClientWatch:
+        return cls(receive, descriptor_of_asgi(scope, receive, send), client_silence_s)
 
     @classmethod
     def for_transport(cls, transport: Any, client_silence_s: float | None) -> ClientWatch:
@@ -49,6 +49,10 @@ class ClientWatch:
             if message["type"] == "http.disconnect":
                 on_disconnect(reasons.CLIENT_FIN)
                 return
+
+    def disconnect_reason(self) -> Reason | None:
+        """Return why the client is gone; None if it is still there, or if only the server could know."""
+        return None if self._socket is None else self._socket.disconnect_reason()
 
     async def stop(self) -> None:
         if self._socket is not None:

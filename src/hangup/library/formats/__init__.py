@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from hangup.library.formats.base import ChunkFormat, field
-from hangup.library.formats.raw import RawChunks
+from hangup.library.formats.raw import RAW_TYPES, RawChunks
 
-__all__ = ["ChunkFormat", "choose_format"]
+__all__ = ["RAW_TYPES", "ChunkFormat", "choose_format"]
 
 
 def choose_format(chunk: Any, capped: bool) -> ChunkFormat:
     """Return the format of a stream by its first chunk; `capped` says that its tokens are limited."""
-    if isinstance(chunk, (str, bytes, bytearray, memoryview)):
+    if isinstance(chunk, RAW_TYPES):
         return RawChunks(_by_fields, capped)
     return _by_fields(chunk) or ChunkFormat()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hangup.library.formats.base import ChunkFormat, event, field, to_json, tokens_of
+from hangup.library.formats.base import ChunkFormat, field, to_json, tokens_of
 
 _TEXTS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
-_SNAPSHOTS = {"message_stop": {"type"}, "content_block_stop": {"type", "index"}}  # what the API itself sends of these
+_SNAPSHOTS = {"message_stop": ("type",), "content_block_stop": ("type", "index")}  # what the API itself sends of these
 
 
 class AnthropicEvents(ChunkFormat):
@@ -16,14 +16,17 @@ class AnthropicEvents(ChunkFormat):
     def __init__(self) -> None:
         self._open_block: int | None = None
 
-    def encode(self, chunk: Any) -> bytes:
+    def message(self, chunk: Any) -> bytes:
         kind: str = field(chunk, "type") or ""
         if not _is_of_api(kind):
             return b""
         fields = _SNAPSHOTS.get(kind)
         if fields is not None:
-            return event({name: field(chunk, name) for name in ("type", "index") if name in fields}, kind)
-        return b"event: " + kind.encode() + b"\ndata: " + to_json(chunk) + b"\n\n"
+            return to_json({name: field(chunk, name) for name in fields})
+        return to_json(chunk)
+
+    def name(self, chunk: Any) -> str:
+        return field(chunk, "type") or ""
 
     def tokens(self, chunk: Any, so_far: int) -> tuple[int, bool]:
         kind = field(chunk, "type")
@@ -41,17 +44,15 @@ class AnthropicEvents(ChunkFormat):
             return (reported - so_far if isinstance(reported, int) and reported > 0 else 0), False
         return 0, False
 
-    def cut(self, tokens: int) -> bytes:
+    def cut(self, tokens: int) -> list[dict[str, Any]]:
         """Return the end of a message that stops with `stop_reason: "max_tokens"`."""
-        block = b""
-        if self._open_block is not None:
-            block = event({"type": "content_block_stop", "index": self._open_block}, "content_block_stop")
         delta = {"stop_reason": "max_tokens", "stop_sequence": None}
         last = {"type": "message_delta", "delta": delta, "usage": {"output_tokens": tokens}}
-        return block + event(last, "message_delta") + event({"type": "message_stop"}, "message_stop")
+        block = [] if self._open_block is None else [{"type": "content_block_stop", "index": self._open_block}]
+        return [*block, last, {"type": "message_stop"}]
 
-    def error(self, body: dict[str, Any]) -> bytes:
-        return event({"type": "error", **body}, "error")
+    def error(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "error", **body}
 
 
 def _is_of_api(kind: str) -> bool:

@@ -9,27 +9,51 @@ from hangup.library.faults import ApplicationFault
 
 
 class ChunkFormat:
-    """Chunks of no known API: models, dicts and lists are sent as server-sent events, one token each."""
+    """Chunks of no known API: models, dicts and lists are sent as JSON in server-sent events, one token each."""
+
+    done = b""  # what follows the last event of a stream
+    is_raw = False  # whether chunks are text and bytes
 
     def encode(self, chunk: Any) -> bytes:
         """Return what is sent for a chunk; nothing for one that is not part of the API."""
-        return to_bytes(chunk)
+        data = self.message(chunk)
+        if not data:
+            return b""
+        assert isinstance(data, bytes)
+        name = self.name(chunk)
+        return (f"event: {name}\n".encode() if name else b"") + b"data: " + data + b"\n\n"
+
+    def message(self, chunk: Any) -> bytes | str:
+        """Return a chunk as one message of a WebSocket, or nothing."""
+        return to_json(chunk)
+
+    def name(self, chunk: Any) -> str:
+        """Return the name of a chunk's event; most have none."""
+        return ""
 
     def tokens(self, chunk: Any, so_far: int) -> tuple[int, bool]:
         """Return how many tokens a chunk adds to those `so_far`, and whether it carries any of the answer."""
         return 1, True
 
-    def end(self) -> bytes:
-        """Return what follows the last chunk of a complete stream."""
-        return b""
+    def ends_stream(self, chunk: Any) -> bool:
+        """Return whether a chunk is itself the end of a stream, `[DONE]`."""
+        return False
 
-    def cut(self, tokens: int) -> bytes | None:
-        """Return the end of a stream that was cut after so many tokens, in the API's own words; None if it has none."""
+    def cut(self, tokens: int) -> list[dict[str, Any]] | None:
+        """Return the last events of a stream that was cut after so many tokens; None if the API has none for that."""
         return None
 
-    def error(self, body: dict[str, Any]) -> bytes:
-        """Return the event that tells the client of an error inside the stream."""
-        return event(body, "error")
+    def cut_done(self) -> bytes:
+        """Return what follows the events of `cut`."""
+        return self.done
+
+    def error(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return an error inside the stream as the API has it."""
+        return body
+
+    def event(self, body: dict[str, Any]) -> bytes:
+        """Return one of our own events, as it is sent."""
+        return event(body, "error" if "error" in body else self.name(body))
 
 
 def field(value: Any, name: str) -> Any:
@@ -51,15 +75,6 @@ def to_json(chunk: Any) -> bytes:
     if hasattr(chunk, "model_dump_json"):
         text: str = chunk.model_dump_json(exclude_unset=True)
         return text.encode()
-    return json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def to_bytes(chunk: Any) -> bytes:
-    """Return bytes and text unchanged; encode models, dicts and lists as server-sent events."""
-    if isinstance(chunk, (bytes, bytearray, memoryview)):
-        return bytes(chunk)
-    if isinstance(chunk, str):
-        return chunk.encode()
-    if hasattr(chunk, "model_dump_json") or isinstance(chunk, (dict, list)):
-        return b"data: " + to_json(chunk) + b"\n\n"
+    if isinstance(chunk, (dict, list)):
+        return json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode()
     raise ApplicationFault(f"hangup cannot encode a chunk of type {type(chunk).__name__}; pass encode=")

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from hangup.library.formats.base import ChunkFormat, event, field, to_bytes, tokens_of
+from hangup.library.formats.base import ChunkFormat, field, to_json, tokens_of
 
-DONE = b"data: [DONE]\n\n"
 _REASONING = ("reasoning_content", "reasoning", "refusal")
+
+
+class CountedChunk(dict[str, Any]):
+    """A chunk whose source knows how many tokens it has (None if it does not)."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self, chunk: dict[str, Any], tokens: int | None) -> None:
+        super().__init__(chunk)
+        self.tokens = tokens
 
 
 class OpenAIChunks(ChunkFormat):
     """Chunks with `choices`. Tokens are those that the engine reports, else those of the text, for all choices together."""
+
+    done = b"data: [DONE]\n\n"
 
     def __init__(self) -> None:
         self._last: Any = None
@@ -26,6 +37,8 @@ class OpenAIChunks(ChunkFormat):
             (self._finished if field(choice, "finish_reason") else self._begun).add(index)
             count = _tokens_of_choice(choice)
             tokens, has_text = tokens + count, has_text or count > 0
+        if type(chunk) is CountedChunk and chunk.tokens is not None:
+            return chunk.tokens, has_text
         usage = field(chunk, "usage")
         if usage is not None:
             reported = field(usage, "completion_tokens")
@@ -33,10 +46,7 @@ class OpenAIChunks(ChunkFormat):
                 tokens = reported - so_far
         return tokens, has_text
 
-    def end(self) -> bytes:
-        return DONE
-
-    def cut(self, tokens: int) -> bytes:
+    def cut(self, tokens: int) -> list[dict[str, Any]]:
         """Return a last chunk that says `finish_reason: "length"` for every choice that has not ended."""
         text = field(self._last, "object") == "text_completion"
         content: dict[str, Any] = {"text": ""} if text else {"delta": {}}
@@ -45,14 +55,14 @@ class OpenAIChunks(ChunkFormat):
             for index in sorted(self._begun - self._finished)
         ]
         head = {name: field(self._last, name) for name in ("id", "object", "created", "model")}
-        return event({**head, "choices": choices}) + DONE
+        return [{**head, "choices": choices}]
 
 
 class OpenAIChatEvents(OpenAIChunks):
     """The events of the SDK's `chat.completions.stream(...)`: only its chunks belong to the API; the rest repeats them."""
 
-    def encode(self, chunk: Any) -> bytes:
-        return to_bytes(chunk.chunk) if chunk.type == "chunk" else b""
+    def message(self, chunk: Any) -> bytes:
+        return to_json(chunk.chunk) if chunk.type == "chunk" else b""
 
     def tokens(self, chunk: Any, so_far: int) -> tuple[int, bool]:
         return super().tokens(chunk.chunk, so_far) if chunk.type == "chunk" else (0, False)

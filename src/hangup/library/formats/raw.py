@@ -12,6 +12,7 @@ from hangup.library.formats.base import ChunkFormat
 EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in parts
 _EVENT_END = re.compile(rb"(?<=\n\n)|(?<=\n\r\n)")
 _DONE = b"[DONE]"
+RAW_TYPES = (str, bytes, bytearray, memoryview)
 
 
 class RawChunks(ChunkFormat):
@@ -20,10 +21,21 @@ class RawChunks(ChunkFormat):
     Only under a cap are events parsed: then tokens count, and a cut has the form of the events' own API.
     """
 
+    is_raw = True
+
     def __init__(self, by_fields: Callable[[Any], ChunkFormat | None], capped: bool) -> None:
         self._by_fields = by_fields
         self._capped = capped
         self._inner: ChunkFormat | None = None
+
+    def encode(self, chunk: Any) -> bytes:
+        return chunk.encode() if isinstance(chunk, str) else bytes(chunk)
+
+    def message(self, chunk: Any) -> bytes | str:
+        return chunk if isinstance(chunk, str) else bytes(chunk)
+
+    def ends_stream(self, chunk: Any) -> bool:
+        return _DONE in self.encode(chunk)
 
     def tokens(self, chunk: Any, so_far: int) -> tuple[int, bool]:
         data = chunk.encode() if isinstance(chunk, str) else bytes(chunk)
@@ -53,11 +65,17 @@ class RawChunks(ChunkFormat):
             self._inner = self._by_fields(value) or ChunkFormat()
         return self._inner.tokens(value, so_far)
 
-    def cut(self, tokens: int) -> bytes | None:
+    def cut(self, tokens: int) -> list[dict[str, Any]] | None:
         return None if self._inner is None else self._inner.cut(tokens)
 
-    def error(self, body: dict[str, Any]) -> bytes:
-        return super().error(body) if self._inner is None else self._inner.error(body)
+    def cut_done(self) -> bytes:
+        return b"" if self._inner is None else self._inner.done
+
+    def error(self, body: dict[str, Any]) -> dict[str, Any]:
+        return body if self._inner is None else self._inner.error(body)
+
+    def event(self, body: dict[str, Any]) -> bytes:
+        return super().event(body) if self._inner is None else self._inner.event(body)
 
 
 def _count(data: bytes) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hangup.library.formats.base import ChunkFormat, event, field, to_json, tokens_of
+from hangup.library.formats.base import ChunkFormat, field, to_json, tokens_of
 
 _DELTAS = (".delta",)  # `response.output_text.delta`, `response.function_call_arguments.delta`, …
 _LAST = ("response.completed", "response.incomplete", "response.failed")
@@ -20,9 +20,11 @@ class ResponseEvents(ChunkFormat):
         self._response: Any = None
         self._texts: dict[tuple[str, int], list[str]] = {}
 
-    def encode(self, chunk: Any) -> bytes:
-        kind: str = field(chunk, "type")
-        return b"event: " + kind.encode() + b"\ndata: " + _json(chunk, kind) + b"\n\n"
+    def message(self, chunk: Any) -> bytes:
+        return _json(chunk, field(chunk, "type"))
+
+    def name(self, chunk: Any) -> str:
+        return field(chunk, "type") or ""
 
     def tokens(self, chunk: Any, so_far: int) -> tuple[int, bool]:
         kind = field(chunk, "type") or ""
@@ -42,7 +44,7 @@ class ResponseEvents(ChunkFormat):
             return (reported - so_far if isinstance(reported, int) and reported > 0 else 0), False
         return 0, False
 
-    def cut(self, tokens: int) -> bytes | None:
+    def cut(self, tokens: int) -> list[dict[str, Any]] | None:
         """Return `response.incomplete`, with the text that was sent."""
         if self._response is None:
             return None
@@ -61,11 +63,10 @@ class ResponseEvents(ChunkFormat):
             "incomplete_details": {"reason": "max_output_tokens"},
             "output": output,
         }
-        data = {"type": "response.incomplete", "sequence_number": self._number + 1, "response": response}
-        return event(data, "response.incomplete")
+        return [{"type": "response.incomplete", "sequence_number": self._number + 1, "response": response}]
 
-    def error(self, body: dict[str, Any]) -> bytes:
-        return event({"type": "error", "sequence_number": self._number + 1, **body}, "error")
+    def error(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "error", "sequence_number": self._number + 1, **body}
 
 
 def _json(chunk: Any, kind: str) -> bytes:

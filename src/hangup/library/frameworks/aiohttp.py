@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiohttp import web
+from aiohttp import WSMsgType, web
 from aiohttp.abc import AbstractStreamWriter
 
 from hangup.core.reasons import Reason
-from hangup.library.ended import CallEnded
+from hangup.library.ended import CallEnded, Ended
 from hangup.library.limits import Limits
-from hangup.library.sockets import descriptor_of_transport
+from hangup.library.sockets import descriptor_of_socket, descriptor_of_transport
 from hangup.library.stream import Headers, StreamCall
 from hangup.library.watch import ClientWatch
+from hangup.library.websockets import HeldMessages, MessageCall, WebSocketClient
 
 
 class AiohttpStreamResponse(web.StreamResponse):
@@ -51,6 +52,9 @@ class _AiohttpClient:
             self._request.transport.abort()
         raise ConnectionResetError("the call ended before its response was complete")
 
+    async def abandon(self) -> None:
+        await self.break_off()
+
     def answers(self, error: Exception) -> bool:
         return False  # aiohttp does not answer an error that is raised while a response is prepared
 
@@ -63,6 +67,8 @@ class AiohttpCallEnded(web.HTTPException, CallEnded):
 
 
 class Aiohttp:
+    call_class = StreamCall
+
     def watch(self, request: Any, limits: Limits) -> ClientWatch:
         return ClientWatch.for_transport(request.transport, limits.client_silence_s)
 
@@ -76,4 +82,35 @@ class Aiohttp:
         return AiohttpCallEnded(ended, reason)
 
 
+class AiohttpWebSocket:
+    """aiohttp's `WebSocketResponse`, once it is prepared."""
+
+    call_class = MessageCall
+    _closes = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR)
+
+    def watch(self, request: Any, limits: Limits) -> ClientWatch:
+        return ClientWatch(self._held(request).until_closed, self.descriptor(request), limits.client_silence_s)
+
+    def descriptor(self, request: Any) -> int | None:
+        sock = request.get_extra_info("socket")
+        return descriptor_of_socket(sock)
+
+    def _held(self, request: Any) -> HeldMessages:
+        held: HeldMessages | None = getattr(request.receive, "__self__", None)
+        if not isinstance(held, HeldMessages):
+            held = HeldMessages(request.receive, lambda message: message.type in self._closes)
+            request.receive = held.receive
+        return held
+
+    async def response(self, request: Any, call: StreamCall) -> Ended:
+        async def send(data: bytes | str) -> None:
+            await (request.send_str(data) if isinstance(data, str) else request.send_bytes(data))
+
+        return await call.run(self.watch(request, call.limits), WebSocketClient(send))
+
+    def error(self, ended: CallEnded, reason: Reason) -> Exception:
+        return ended
+
+
 ADAPTER = Aiohttp()
+WEBSOCKET = AiohttpWebSocket()

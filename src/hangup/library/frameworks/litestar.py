@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, WebSocketDisconnect, WebSocketException
 from litestar.response import Response
 
-from hangup.core.reasons import Reason
-from hangup.library.ended import CallEnded
-from hangup.library.frameworks.asgi import OverAsgi, StreamApp
+from hangup.core.reasons import Outcome, Reason
+from hangup.library.ended import CallEnded, Ended
+from hangup.library.frameworks.asgi import OverAsgi, StreamApp, WebSocketOverAsgi
 from hangup.library.stream import StreamCall
+from hangup.library.websockets import GONE, TIMED_OUT, WebSocketClient
 
 
 class LitestarStreamResponse(Response[None]):
@@ -38,4 +39,30 @@ class Litestar(OverAsgi):
         return LitestarCallEnded(ended, reason)
 
 
+class LitestarWebSocketLeft(CallEnded, WebSocketDisconnect):
+    def __init__(self, ended: CallEnded) -> None:
+        WebSocketDisconnect.__init__(self, detail=str(ended), code=GONE)
+        self.ended, self.retry_after_s = ended.ended, ended.retry_after_s
+
+
+class LitestarWebSocketEnded(CallEnded, WebSocketException):
+    def __init__(self, ended: CallEnded) -> None:
+        WebSocketException.__init__(self, detail=str(ended), code=TIMED_OUT)
+        self.ended, self.retry_after_s = ended.ended, ended.retry_after_s
+
+
+class LitestarWebSocket(WebSocketOverAsgi):
+    receive_name = "receive"
+
+    async def response(self, request: Any, call: StreamCall) -> Ended:
+        async def send(data: bytes | str) -> None:
+            await (request.send_text(data) if isinstance(data, str) else request.send_bytes(data))
+
+        return await call.run(self.watch(request, call.limits), WebSocketClient(send))
+
+    def error(self, ended: CallEnded, reason: Reason) -> Exception:
+        return (LitestarWebSocketLeft if reason.outcome is Outcome.CLIENT_GONE else LitestarWebSocketEnded)(ended)
+
+
 ADAPTER = Litestar()
+WEBSOCKET = LitestarWebSocket()

@@ -1,0 +1,112 @@
+"""Engines that block their thread: transformers, llama-cpp-python and MLX-LM."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from hangup.library.engines.chunks import ChatChunks
+from hangup.library.formats.openai import CountedChunk
+from hangup.library.threads import call_in_thread
+from hangup.library.token import CancelToken
+from hangup.tasks import TASKS
+
+_LOCK_S = 0.1  # how often a thread that waits for its model looks whether its client is still there
+_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+_HANDLED = (Exception,)  # the reader of the stream gets them
+
+
+async def transformers(
+    model: Any, tokenizer: Any, inputs: Any, *, name: str = "", streamer_options: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[CountedChunk]:
+    """Stream from transformers' `model.generate(**inputs, **options)` in a thread; it stops after its current step.
+
+    The model waits until the client has taken a piece of text before it computes the next.
+    """
+    token, loop, chunks = CancelToken(), asyncio.get_running_loop(), ChatChunks(name)
+    texts: asyncio.Queue[str | None] = asyncio.Queue()
+    taken: queue.SimpleQueue[None] = queue.SimpleQueue()
+    token.on_cancel(lambda: taken.put(None))
+
+    def deliver(text: str, stream_end: bool) -> None:
+        if text and not token.cancelled:
+            loop.call_soon_threadsafe(texts.put_nowait, text)
+            taken.get()
+
+    streamer = _make_streamer(
+        tokenizer, deliver, {"skip_prompt": True, "skip_special_tokens": True, **(streamer_options or {})}
+    )
+    criteria = [*options.pop("stopping_criteria", ()), token]
+
+    def generate(_: CancelToken) -> None:
+        model.generate(**inputs, streamer=streamer, stopping_criteria=criteria, **options)
+
+    work = TASKS.start("library call", call_in_thread(generate, token, lambda _: None), handled=_HANDLED)
+    work.add_done_callback(lambda _: texts.put_nowait(None))
+    try:
+        while (text := await texts.get()) is not None:
+            yield chunks.delta(text, 1)
+            taken.put(None)
+        await work  # raises what `generate` raised
+        yield chunks.delta("", 0, "stop")
+    finally:
+        token.cancel()
+        await asyncio.wait({work})
+
+
+def _make_streamer(tokenizer: Any, deliver: Callable[[str, bool], None], options: dict[str, Any]) -> Any:
+    from transformers import TextStreamer  # noqa: PLC0415 - the application has it loaded
+
+    class Streamer(TextStreamer):  # type: ignore[misc]
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            deliver(text, stream_end)
+
+    return Streamer(tokenizer, **options)
+
+
+def llama_cpp(llm: Any, messages: Any, **options: Any) -> Callable[[CancelToken], Iterator[Any]]:
+    """Stream a chat from llama-cpp-python's `Llama`. It computes one answer at a time: further calls wait for it."""
+
+    def chat(token: CancelToken) -> Iterator[Any]:
+        with _Turn(llm, token):
+            yield from llm.create_chat_completion(messages=messages, stream=True, **options)
+
+    return chat
+
+
+def mlx_lm(
+    model: Any, tokenizer: Any, prompt: Any, *, name: str = "", **options: Any
+) -> Callable[[CancelToken], Iterator[Any]]:
+    """Stream from MLX-LM's `stream_generate`. Further calls of the same model wait; a client may leave during the prefill."""
+
+    def generate(token: CancelToken) -> Iterator[CountedChunk]:
+        from mlx_lm import stream_generate  # noqa: PLC0415 - the application has it loaded
+
+        chunks = ChatChunks(name)
+        with _Turn(model, token):
+            given = {"prompt_progress_callback": lambda *_: token.check(), **options}
+            for step in stream_generate(model, tokenizer, prompt, **given):
+                yield chunks.delta(step.text, 1, getattr(step, "finish_reason", None))
+
+    return generate
+
+
+class _Turn:
+    """A model's turn for one call: such models are not safe for two threads. Raises `Cancelled` if the client leaves first."""
+
+    def __init__(self, model: Any, token: CancelToken) -> None:
+        with _locks_guard:
+            self._lock = _locks.setdefault(model, threading.Lock())
+        self._token = token
+
+    def __enter__(self) -> None:
+        while not self._lock.acquire(timeout=_LOCK_S):
+            self._token.check()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -1,0 +1,86 @@
+"""LangChain's runnables, LlamaIndex's responses and MCP's tools."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from hangup.library.engines.chunks import ChatChunks
+from hangup.library.formats.openai import CountedChunk
+from hangup.library.sources import close
+
+_CANCEL_S = 1.0  # how long telling an MCP server that its call is cancelled may take
+
+
+async def langchain(
+    runnable: Any, input: Any, config: Any = None, *, model: str = "", **options: Any
+) -> AsyncIterator[CountedChunk]:
+    """Stream the text of a LangChain runnable: a model, or a chain that ends in one or in a parser of text."""
+    chunks = ChatChunks(model)
+    counted, finish_reason = 0, None
+    async with aclosing(runnable.astream(input, config, **options)) as messages:
+        async for message in messages:
+            usage = getattr(message, "usage_metadata", None) or {}
+            reported = usage.get("output_tokens") or None
+            about = getattr(message, "response_metadata", None) or {}
+            finish_reason = about.get("finish_reason") or about.get("stop_reason") or finish_reason
+            text = message if isinstance(message, str) else _text_of(message)
+            if text or reported:
+                counted += reported or 0
+                yield chunks.delta(text, reported)
+    yield chunks.delta("", 0, "length" if finish_reason in {"length", "max_tokens"} else "stop")
+
+
+def _text_of(message: Any) -> str:
+    content = getattr(message, "content", "")
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
+
+
+async def llama_index(response: Any, *, model: str = "") -> AsyncIterator[CountedChunk]:
+    """Stream what LlamaIndex's `astream_chat(...)` or `astream_complete(...)` (no await), or a streaming query, returns."""
+    chunks = ChatChunks(model)
+    if inspect.isawaitable(response):
+        response = await response
+    texts = response.async_response_gen() if hasattr(response, "async_response_gen") else response
+    try:
+        async for item in texts:
+            text = item if isinstance(item, str) else item.delta
+            if text:
+                yield chunks.delta(text)
+        yield chunks.delta("", 0, "stop")
+    finally:
+        await close(texts)
+        await _end_writer(response)
+
+
+async def _end_writer(response: Any) -> None:
+    """End the task in which a LlamaIndex chat engine reads its model: it goes on when nobody reads the response."""
+    writer = getattr(response, "awrite_response_to_history_task", None)
+    if isinstance(writer, asyncio.Task) and not writer.done():
+        writer.cancel()
+        await asyncio.wait({writer})
+
+
+async def mcp_tool(session: Any, name: str, arguments: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Call a tool of an MCP server; if the call is cancelled, tell the server, which otherwise works on."""
+    request_id = getattr(session, "_request_id", None)  # the id that the call will have
+    try:
+        return await session.call_tool(name, arguments, **options)
+    except asyncio.CancelledError:
+        if request_id is not None:
+            await _send_cancelled(session, request_id)
+        raise
+
+
+async def _send_cancelled(session: Any, request_id: Any) -> None:
+    from mcp import types  # noqa: PLC0415 - the application has it loaded
+
+    parameters = types.CancelledNotificationParams(requestId=request_id, reason="the client hung up")
+    notification = types.CancelledNotification(method="notifications/cancelled", params=parameters)
+    async with asyncio.timeout(_CANCEL_S):
+        await session.send_notification(types.ClientNotification(notification))

@@ -1,0 +1,239 @@
+"""`hangup.sources`: engines inside the application stop when their client leaves.
+
+vLLM, SGLang, transformers, llama-cpp-python and MLX-LM are too large to install here: stand-ins have their interfaces, as far
+as the sources use them. `tests/frameworks/test_sources.py` runs the real LangChain, LlamaIndex and MCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from enum import Enum
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import hangup
+import hangup.sources
+from library.pretender import Pretender
+from support.raw import events
+from support.waiting import soon
+
+Kind = Enum("Kind", ["CUMULATIVE", "DELTA"])
+
+
+def streamed(source: Any, leave_after: int = 0, **options: Any) -> tuple[hangup.Ended, list[Any]]:
+    """Stream to a client that leaves after so many chunks, or stays; return the end and the events that it got."""
+
+    class Leaver(Pretender):
+        async def write(self, data: bytes) -> None:
+            await super().write(data)
+            if len(self.sent) == leave_after:
+                self.disconnected.set()
+
+    async def main() -> tuple[hangup.Ended, list[Any]]:
+        client = Leaver()
+        ended = await client.stream(source, **options)
+        return ended, events(b"".join(client.sent))
+
+    return asyncio.run(main())
+
+
+def text_of(chunks: list[Any]) -> str:
+    return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
+
+
+class Vllm:
+    """Like `AsyncLLM`: cumulative by default, and a closed generator aborts its request."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.params = SimpleNamespace(output_kind=kind)
+        self.computed = 0
+        self.aborted: list[str] = []
+
+    async def generate(self, prompt: str, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
+        words = ["a ", "b ", "c ", "d "]
+        try:
+            for at in range(len(words)):
+                await asyncio.sleep(0.01)
+                self.computed += 1
+                first = at if sampling_params.output_kind.name == "DELTA" else 0
+                text, ids = "".join(words[first : at + 1]), list(range(2 * (at + 1 - first)))
+                finish = "length" if at == len(words) - 1 else None
+                choice = SimpleNamespace(index=0, text=text, token_ids=ids, finish_reason=finish)
+                yield SimpleNamespace(outputs=[choice])
+        except (asyncio.CancelledError, GeneratorExit):
+            self.aborted.append(request_id)
+            raise
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_vllm(kind: Kind) -> None:
+    engine = Vllm(kind)
+    ended, chunks = streamed(hangup.sources.vllm(engine, "hello", engine.params, model="m"))
+    assert (text_of(chunks), ended.tokens_out, engine.aborted) == ("a b c d ", 8, [])
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length" and chunks[0]["object"] == "chat.completion.chunk"
+    engine = Vllm(kind)
+    ended, _ = streamed(hangup.sources.vllm(engine, "hello", engine.params, request_id="r1"), leave_after=1)
+    assert (ended.outcome.value, engine.aborted) == ("client_gone", ["r1"]) and engine.computed <= 2
+
+
+class Sglang:
+    """Like `Engine`: its generator does not abort anything when it is closed."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+        self.tokenizer_manager = SimpleNamespace(abort_request=self.aborted.append)
+
+    async def async_generate(self, prompt: Any, sampling_params: Any, stream: bool, rid: str) -> AsyncIterator[Any]:
+        async def generate() -> AsyncIterator[Any]:
+            for at in range(1, 5):
+                await asyncio.sleep(0.01)
+                finish = {"type": "stop"} if at == 4 else None
+                yield {"text": "ab " * at, "meta_info": {"id": rid, "completion_tokens": 2 * at, "finish_reason": finish}}
+
+        return generate()
+
+
+def test_sglang() -> None:
+    engine = Sglang()
+    ended, chunks = streamed(hangup.sources.sglang(engine, "hello", {}))
+    assert (text_of(chunks), ended.tokens_out, engine.aborted) == ("ab " * 4, 8, [])
+    ended, _ = streamed(hangup.sources.sglang(engine, "hello", {}, rid="r1"), leave_after=2)
+    assert (ended.outcome.value, engine.aborted) == ("client_gone", ["r1"])
+
+
+class TextStreamer:
+    """Like transformers': it passes on what it decoded."""
+
+    def __init__(self, tokenizer: Any, **options: Any) -> None:
+        assert options == {"skip_prompt": True, "skip_special_tokens": True}
+
+    def put(self, value: str) -> None:
+        self.on_finalized_text(value)
+
+    def end(self) -> None:
+        self.on_finalized_text("", stream_end=True)
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        raise NotImplementedError
+
+
+class Model:
+    """Like a transformers model: `generate` blocks, and asks its stopping criteria after each token."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.computed = 0
+        self.fails = fails
+        self.threads: set[str] = set()
+
+    def generate(self, input_ids: str, streamer: TextStreamer, stopping_criteria: list[Any], max_new_tokens: int) -> None:
+        self.threads.add(threading.current_thread().name)
+        for _ in range(max_new_tokens):
+            time.sleep(0.01)
+            self.computed += 1
+            streamer.put("word ")
+            if self.fails:
+                raise RuntimeError("CUDA out of memory")
+            if any(criterion(input_ids, None) for criterion in stopping_criteria):
+                break
+        streamer.end()
+
+
+@pytest.fixture
+def transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("transformers")
+    module.TextStreamer = TextStreamer
+    monkeypatch.setitem(sys.modules, "transformers", module)
+
+
+@pytest.mark.usefixtures("transformers")
+def test_transformers() -> None:
+    model = Model()
+    ended, chunks = streamed(hangup.sources.transformers(model, None, {"input_ids": "x"}, max_new_tokens=5))
+    assert (text_of(chunks), ended.tokens_out, model.computed) == ("word " * 5, 5, 5)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    model = Model()
+    source = hangup.sources.transformers(model, None, {"input_ids": "x"}, max_new_tokens=500)
+    ended, _ = streamed(source, leave_after=2)
+    assert ended.outcome.value == "client_gone" and model.computed <= 4
+    assert not [thread.name for thread in threading.enumerate() if thread.name in model.threads]
+
+
+@pytest.mark.usefixtures("transformers")
+def test_an_error_of_transformers_is_the_engines() -> None:
+    source = hangup.sources.transformers(Model(fails=True), None, {"input_ids": "x"}, max_new_tokens=5)
+    ended, _ = streamed(source)
+    assert ended.cause == "engine_error" and "CUDA out of memory" in ended.detail
+
+
+class Llama:
+    """Like llama-cpp-python's: one answer at a time, as an iterator of OpenAI's chunks."""
+
+    def __init__(self) -> None:
+        self.computed = self.running = self.most = 0
+
+    def create_chat_completion(self, messages: Any, stream: bool, max_tokens: int) -> Iterator[dict[str, Any]]:
+        head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            for _ in range(max_tokens):
+                time.sleep(0.01)
+                self.computed += 1
+                yield {**head, "choices": [{"index": 0, "delta": {"content": "word "}, "finish_reason": None}]}
+        finally:
+            self.running -= 1
+
+
+def test_llama_cpp_one_at_a_time() -> None:
+    llm = Llama()
+
+    async def main() -> list[hangup.Ended]:
+        clients = [Pretender() for _ in range(3)]
+        calls = [client.stream(hangup.sources.llama_cpp(llm, [], max_tokens=3)) for client in clients]
+        leaver = Pretender()
+        long = asyncio.create_task(leaver.stream(hangup.sources.llama_cpp(llm, [], max_tokens=5000)))
+        await soon(lambda: len(leaver.sent) > 1)
+        waiting = [asyncio.create_task(call) for call in calls]
+        impatient = Pretender()
+        gone = asyncio.create_task(impatient.stream(hangup.sources.llama_cpp(llm, [], max_tokens=3)))
+        await asyncio.sleep(0.05)
+        impatient.disconnected.set()  # it leaves while it waits for its turn
+        assert (await asyncio.wait_for(gone, 60)).tokens_out == 0
+        leaver.disconnected.set()
+        assert (await long).outcome.value == "client_gone"
+        return await asyncio.wait_for(asyncio.gather(*waiting), 60)
+
+    ended = asyncio.run(main())
+    assert [call.tokens_out for call in ended] == [3, 3, 3] and llm.most == 1 and llm.computed < 200
+
+
+def test_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = 0
+
+    def stream_generate(
+        model: Any, tokenizer: Any, prompt: str, prompt_progress_callback: Callable[[int, int], None], max_tokens: int
+    ) -> Iterator[Any]:
+        nonlocal computed
+        for part in range(3):
+            time.sleep(0.01)
+            prompt_progress_callback(part, 3)
+        for at in range(max_tokens):
+            time.sleep(0.01)
+            computed += 1
+            yield SimpleNamespace(text="word ", finish_reason="length" if at == max_tokens - 1 else None)
+
+    module: Any = ModuleType("mlx_lm")
+    module.stream_generate = stream_generate
+    monkeypatch.setitem(sys.modules, "mlx_lm", module)
+    ended, chunks = streamed(hangup.sources.mlx_lm(Model(), None, "hello", max_tokens=4))
+    assert (text_of(chunks), ended.tokens_out) == ("word " * 4, 4)
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    computed = 0
+    ended, _ = streamed(hangup.sources.mlx_lm(Model(), None, "hello", max_tokens=500), leave_after=2)
+    assert ended.outcome.value == "client_gone" and computed <= 4
