@@ -16,7 +16,22 @@ from typing import Any
 
 import uvloop
 
-from bench import dashboard, embedded, growth, healthy, jobs, overload, peers, policies, reaper, seeing, start, suites, targets
+from bench import (
+    dashboard,
+    embedded,
+    growth,
+    healthy,
+    jobs,
+    overload,
+    peers,
+    policies,
+    probe,
+    reaper,
+    seeing,
+    start,
+    suites,
+    targets,
+)
 from bench.load import CHAT, percentile
 
 SUITES = [
@@ -36,7 +51,7 @@ SUITES = [
     "start",
     "growth",
 ]
-APART = ["dashboard"]  # needs a browser
+APART = ["dashboard", "probe"]  # the one needs a browser, the other takes ten minutes
 
 REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
     ("passed through", "/v1/embeddings", {"model": "bench-model", "input": "hello there"}),
@@ -95,6 +110,8 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
         return policies.run()
     if name == "reaper":
         return await reaper.run()
+    if name == "probe":
+        return await probe.run(rounds)
     if name == "dashboard":
         return await dashboard.run()
     if name == "jobs":

@@ -56,6 +56,31 @@ def test_of_a_crowd_those_that_ran_on_are_counted(stopped: int, deaf: int, pace:
     assert (found.ruling, found.ran_on) == (Ruling.NEVER, deaf)
 
 
+@given(
+    stopped=st.integers(0, 3), deaf=st.integers(1, 4), speed=st.floats(0.6, 2.0), pace=st.floats(0.05, 0.15), late=st.booleans()
+)
+def test_counted_tokens_decide_when_the_machine_changes_its_speed(
+    stopped: int, deaf: int, speed: float, pace: float, late: bool
+) -> None:
+    """Answers that end by themselves sooner or later than was measured; for comparison, a whole crowd that stops late."""
+    ends_s = [1.6] * (stopped + deaf) if late else [0.05] * stopped + [REST_S * speed] * deaf
+    looks = [
+        Look(
+            at,
+            at + 0.01,
+            sum(end > at for end in ends_s),
+            round(sum(min(at, end) for end in ends_s) / REST_S / speed * REST_TOKENS),
+        )
+        for at in (pace * step for step in range(1, round(12 / pace)))
+    ]
+    trial = Trial(len(ends_s), looks, REST_S, REST_TOKENS * len(ends_s))
+    found = judge(trial, WITHIN_S)
+    if late:
+        assert found.ruling is (Ruling.LATE if 1.6 / REST_S / speed < 0.75 else found.ruling)
+    else:
+        assert found.ruling is (Ruling.PARTLY if stopped else Ruling.NEVER) and found.ran_on == deaf
+
+
 @given(end_s=st.floats(0.0, 0.9), lag_s=st.floats(0.0, 2.0), pace=paces)
 def test_old_figures_make_nobody_late(end_s: float, lag_s: float, pace: float) -> None:
     assert judge(trial_of([end_s], pace, 0.01, counts=False, lag_s=lag_s), WITHIN_S).ruling is Ruling.STOPPED

@@ -8,9 +8,10 @@ import os
 import shlex
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
-from hangup.cli.probe_parts.outputs import add_outputs, write_outputs
+from hangup.cli.probe_parts.outputs import add_outputs, check_outputs, write_outputs
 from hangup.cli.probe_parts.screen import ProbeScreen
 from hangup.errors import ConfigError
 
@@ -21,6 +22,7 @@ examples:
   hangup probe http://127.0.0.1:8000 --cases stream,whole-fin --json -    some cases, as JSON
   hangup probe http://127.0.0.1:8000 --fail-on any --junit probe.xml      in CI
   hangup probe http://127.0.0.1:8000 --rate 20000 --price 2               what that costs a day
+  hangup probe --matrix endpoints.toml --html probe.html                  several endpoints, side by side
 
 Exit status: 0 done, 1 a verdict named by --fail-on, 2 the endpoint cannot be probed. Cases, evidence, verdicts: docs/probe.md.
 """
@@ -70,6 +72,7 @@ def add_parser(commands: Any) -> None:
         "--fail-on", default="", metavar="LIST", help=f"exit with 1 on these: {', '.join(_VERDICTS)}; any: all but untold"
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--matrix", metavar="FILE", help="probe the endpoints of a TOML file, one after another")
     add_outputs(parser)
     parser.set_defaults(run=run)
 
@@ -80,12 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         return _list()
     fail_on = _fail_on(arguments.fail_on)
-    options = _options(arguments)
+    every = _options(arguments)
     screen = ProbeScreen(quiet=arguments.quiet)
-    report = asyncio.run(_probe(options, arguments.yes, arguments.price, screen))
+    reports, failed = asyncio.run(_probe(every, arguments.yes, arguments.price, screen))
     screen.finish()
-    write_outputs(arguments, [report], Traffic(arguments.rate, arguments.price))
-    return 1 if any(result.judgement.ruling.name.lower() in fail_on and _matters(result) for result in report.results) else 0
+    if not reports:
+        raise ConfigError(failed)
+    for problem in failed:
+        print(f"hangup: {problem}", file=sys.stderr)
+    write_outputs(arguments, reports, Traffic(arguments.rate, arguments.price))
+    results = [result for report in reports for result in report.results]
+    is_failure = any(result.judgement.ruling.name.lower() in fail_on and _matters(result) for result in results)
+    return 1 if is_failure else 2 if failed else 0
 
 
 def _matters(result: Any) -> bool:
@@ -112,59 +121,92 @@ def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _options(arguments: argparse.Namespace) -> Any:
-    from hangup.probe.budget import ProbeBudget  # noqa: PLC0415
+def _options(arguments: argparse.Namespace) -> list[Any]:
+    """Return what to probe, and how; raise `ConfigError` with everything that is wrong."""
     from hangup.probe.cases import choose  # noqa: PLC0415
-    from hangup.probe.dialects import DIALECTS  # noqa: PLC0415
-    from hangup.probe.session import ProbeOptions  # noqa: PLC0415
+    from hangup.probe.matrix import MatrixEntry, read_matrix  # noqa: PLC0415
 
-    problems = [] if arguments.url else ["give the URL of the endpoint, for example http://127.0.0.1:8000"]
+    problems = check_outputs(arguments)
+    if bool(arguments.url) == bool(arguments.matrix):
+        problems.append("give the URL of one endpoint, for example http://127.0.0.1:8000, or --matrix FILE")
     above_0 = ("within", "rest", "clients", "storm", "max_calls", "max_tokens", "max_seconds")
     problems += [f"--{_flag(name)}: must be more than 0" for name in above_0 if not 0 < getattr(arguments, name) < 1e9]
     from_0 = ("slots", "rate", "price")
     problems += [f"--{_flag(name)}: must not be negative" for name in from_0 if not 0 <= getattr(arguments, name) < 1e15]
-    if arguments.api and arguments.api not in DIALECTS:
-        problems.append(f"--api: there is no {arguments.api!r}; choose from {', '.join(DIALECTS)}")
-    key = os.environ.get(arguments.api_key_env, "") if arguments.api_key_env else ""
-    if arguments.api_key_env and not key:
-        problems.append(f"--api-key-env: the environment has no variable {arguments.api_key_env}")
-    elif not key.isascii() or not key.isprintable():
-        problems.append(f"--api-key-env: {arguments.api_key_env} holds characters that no key has")
     try:
         cases = tuple(choose(arguments.cases))
     except ValueError as error:
         problems.append(f"--cases: {error}")
         cases = ()
+    entries = []
+    if arguments.matrix:
+        entries = read_matrix(Path(arguments.matrix))
+    elif arguments.url:
+        names = ("url", "model", "api", "api_key_env", "engine_metrics", "slots")
+        entries = [MatrixEntry(**{name: getattr(arguments, name) for name in names})]
+    problems += [problem for entry in entries for problem in _entry_problems(entry)]
     if problems:
         raise ConfigError(problems)
+    return [_endpoint_options(arguments, entry, cases) for entry in entries]
+
+
+def _entry_problems(entry: Any) -> list[str]:
+    from hangup.probe.dialects import DIALECTS  # noqa: PLC0415
+
+    problems = []
+    if entry.api and entry.api not in DIALECTS:
+        problems.append(f"--api: there is no {entry.api!r}; choose from {', '.join(DIALECTS)}")
+    key = os.environ.get(entry.api_key_env, "") if entry.api_key_env else ""
+    if entry.api_key_env and not key:
+        problems.append(f"--api-key-env: the environment has no variable {entry.api_key_env}")
+    elif not key.isascii() or not key.isprintable():
+        problems.append(f"--api-key-env: {entry.api_key_env} holds characters that no key has")
+    return problems
+
+
+def _endpoint_options(arguments: argparse.Namespace, entry: Any, cases: Any) -> Any:
+    from hangup.probe.budget import ProbeBudget  # noqa: PLC0415
+    from hangup.probe.session import ProbeOptions  # noqa: PLC0415
+
     return ProbeOptions(
-        url=arguments.url,
-        model=arguments.model,
-        api=arguments.api,
-        api_key=key,
-        engine_metrics=arguments.engine_metrics,
+        url=entry.url,
+        model=entry.model,
+        api=entry.api,
+        api_key=os.environ.get(entry.api_key_env, "") if entry.api_key_env else "",
+        engine_metrics=entry.engine_metrics,
         cases=cases,
         within_s=arguments.within,
         rest_s=arguments.rest,
-        slots=arguments.slots,
+        slots=entry.slots,
         clients=arguments.clients,
         storm=arguments.storm,
         budget=ProbeBudget(arguments.max_calls, arguments.max_tokens, arguments.max_seconds),
         ca_file=arguments.ca_file,
         insecure=arguments.insecure,
-        command=shlex.join(["hangup", *sys.argv[1:]]),
+        command=entry.command or shlex.join(["hangup", *sys.argv[1:]]),
+        name=entry.name,
     )
 
 
-async def _probe(options: Any, yes: bool, price: float, screen: ProbeScreen) -> Any:
-    """Tell the budget, ask where that is due, and probe; SIGTERM ends it like Ctrl-C."""
+async def _probe(every: list[Any], yes: bool, price: float, screen: ProbeScreen) -> tuple[list[Any], list[str]]:
+    """Tell the budget, ask where that is due, and probe one after another; SIGTERM ends it like Ctrl-C.
+
+    Return the reports, and what is wrong with the endpoints that cannot be probed.
+    """
+    from hangup.probe.endpoint import ProbeError  # noqa: PLC0415
     from hangup.probe.session import run_probe  # noqa: PLC0415
 
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    await _consent(options, yes, price)
-    return await run_probe(options, screen.progress)
+    reports, failed = [], []
+    for options in every:
+        await _consent(options, yes, price)
+        try:
+            reports.append(await run_probe(options, screen.progress))
+        except ProbeError as error:
+            failed += error.problems
+    return reports, failed
 
 
 async def _consent(options: Any, yes: bool, price: float) -> None:

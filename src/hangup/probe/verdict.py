@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from statistics import median
 
 FIGURES = "the engine's own figures"
 _NOTHING = 2  # tokens: the probe counts events with text, an engine counts tokens
@@ -86,7 +87,7 @@ def judge(trial: Trial, within_s: float) -> Judgement:
     if looks[-1].answered_at - upper < trial.settle_s:
         return untold("the engine was not watched for long enough", trial.departed)
     stuck = _stuck(trial, looks[:idle_from], tokens)
-    ended_itself = _ended_itself(trial, tokens, lower, upper)
+    ended_itself = _ended_itself(trial, looks[:idle_from], tokens, lower, upper)
     if ended_itself is None:
         return untold("the engine was asked too rarely to tell a stop from the answer's own end", trial.departed)
     if ended_itself:
@@ -105,12 +106,18 @@ def _tokens_after(trial: Trial, looks: Sequence[Look]) -> int | None:
     return max(last - trial.delivered, 0)
 
 
-def _ended_itself(trial: Trial, tokens: int | None, lower: float, upper: float) -> bool | None:
-    """Return whether the work, or some of it, went on to the answers' own end; None if that cannot be told."""
-    end_s = RAN_ON * trial.remaining_s
+def _ended_itself(trial: Trial, busy: Sequence[Look], tokens: int | None, lower: float, upper: float) -> bool | None:
+    """Return whether the work, or some of it, went on to the answers' own end; None if that cannot be told.
+
+    Where the engine counts tokens, those decide: the machine may have been slower when the speed was measured. Calls that were
+    there for most of the time must then have got nearly all of their tokens.
+    """
     expected = RAN_ON * trial.remaining_tokens / trial.departed  # of one call
     if tokens is not None and expected and (trial.exact or (trial.departed == 1 and tokens >= expected)):
-        return tokens >= expected and (trial.departed == 1 or upper >= end_s)
+        later = [look.excess for look in busy if look.asked_at >= lower / 2]
+        lasting = max(1, min(trial.departed, round(median(later)))) if later else trial.departed
+        return tokens >= expected * lasting
+    end_s = RAN_ON * trial.remaining_s
     if lower >= end_s:
         return True
     return None if upper >= end_s else False

@@ -15,16 +15,36 @@ STDOUT = "-"
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write all figures as JSON; -: to stdout, instead of the table")
+    parser.add_argument("--html", metavar="FILE", help="write one HTML page that needs nothing else")
+    parser.add_argument("--markdown", metavar="FILE", help="write Markdown tables")
+    parser.add_argument("--badge", metavar="FILE", help="write a badge as SVG (one endpoint only)")
+    parser.add_argument("--junit", metavar="FILE", help="write JUnit XML: faults fail, what cannot be told is skipped")
 
 
 def write_outputs(arguments: argparse.Namespace, reports: list[Any], traffic: Any) -> None:
     """Print the table and the verdict, and write the files that were asked for."""
     if arguments.json != STDOUT:
-        for report in reports:
-            print(text_report(report, traffic))
+        print("\n\n".join(text_report(report, traffic) for report in reports))
     if arguments.json:
         rows = [report.as_json() for report in reports]
         _write(arguments.json, json.dumps(rows[0] if len(rows) == 1 else rows, indent=2) + "\n")
+    _write_shared(arguments, reports, traffic)
+
+
+def _write_shared(arguments: argparse.Namespace, reports: list[Any], traffic: Any) -> None:
+    from hangup.probe.render.badge import badge  # noqa: PLC0415
+    from hangup.probe.render.junit import junit  # noqa: PLC0415
+    from hangup.probe.render.markdown import markdown  # noqa: PLC0415
+    from hangup.probe.render.page import page  # noqa: PLC0415
+
+    if arguments.html:
+        _write(arguments.html, page(reports, traffic))
+    if arguments.markdown:
+        _write(arguments.markdown, markdown(reports, traffic))
+    if arguments.badge:
+        _write(arguments.badge, badge(reports[0]))
+    if arguments.junit:
+        _write(arguments.junit, junit(reports))
 
 
 def text_report(report: Any, traffic: Any) -> str:
@@ -37,6 +57,21 @@ def text_report(report: Any, traffic: Any) -> str:
     lines = table(["CASE", "VERDICT", "", "EVIDENCE"], printable(rows))
     lines += [f"note: {printable(note)}" for note in report.notes]
     return "\n".join([*lines, "", printable(sentence(report, traffic))])
+
+
+def check_outputs(arguments: argparse.Namespace) -> list[str]:
+    """Return what is wrong with the files to write; a probe of minutes must not end in such an error."""
+    flags = ("json", "html", "markdown", "badge", "junit")
+    names = {flag: getattr(arguments, flag) for flag in flags if getattr(arguments, flag) not in (None, STDOUT)}
+    problems = [
+        f"--{flag} {name}: there is no folder {Path(name).parent}" for flag, name in names.items() if not _has_folder(name)
+    ]
+    problems += [f"--{flag} {name}: this is a folder" for flag, name in names.items() if Path(name).is_dir()]
+    return [*problems, "--badge: give one URL, not --matrix"] if arguments.badge and arguments.matrix else problems
+
+
+def _has_folder(name: str) -> bool:
+    return Path(name).parent.is_dir()
 
 
 def _write(name: str, text: str) -> None:
