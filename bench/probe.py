@@ -44,12 +44,12 @@ FIGURES = (
     Known(
         "stops",
         {},
-        _all(STOPPED, *_ONE, "queue-fin", "upload-fin", "stream-fin-beside", "stream-fin-slots", "stream-fin-storm"),
+        _all(STOPPED, *_ONE, "upload-fin", *_MANY),
     ),
     Known(
         "deaf",
         {"deaf": True},
-        _all(NEVER, *_ONE, "queue-fin", "stream-fin-beside", "stream-fin-slots", "whole-fin-slots", "stream-fin-storm"),
+        _all(NEVER, *_ONE, "whole-fin-slots", *_MANY),
     ),
     Known("late by 2 s", {"late_s": LATE_S}, _all(LATE, *_ONE, "stream-fin-beside", "whole-fin-slots")),
     Known(

@@ -79,7 +79,7 @@ class Caller:
                 await loop.sock_connect(sock, address)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 _, connection = await loop.create_connection(
-                    lambda: ProbeConnection(self.dialect),
+                    lambda: ProbeConnection(self.dialect, sock),
                     sock=sock,
                     ssl=self._tls,
                     server_hostname=self.endpoint.host if self._tls is not None else None,

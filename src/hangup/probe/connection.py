@@ -26,8 +26,9 @@ CAN_VANISH = sys.platform == "linux"
 class ProbeConnection(asyncio.Protocol):
     """A connection with one call at a time. Whoever opens it closes it; `leave` is the departure that is probed."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, sock: socket.socket) -> None:
         self._dialect = dialect
+        self._socket = sock  # the transport owns it; event loops differ in what they lend of it
         self._transport: asyncio.Transport | None = None
         self._changed: asyncio.Future[None] | None = None
         self.total_events = 0  # of all calls on this connection
@@ -121,7 +122,7 @@ class ProbeConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close at once, with a reset: nothing lingers."""
-        if self._transport is not None:
+        if self._transport is not None and not self.lost:
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
@@ -134,11 +135,6 @@ class ProbeConnection(asyncio.Protocol):
         program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # return 0 bytes
         address = struct.pack("HL", 1, ctypes.addressof(program))
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, address)
-
-    @property
-    def _socket(self) -> socket.socket:
-        assert self._transport is not None
-        return cast(socket.socket, self._transport.get_extra_info("socket"))
 
     # asyncio's callbacks
 
