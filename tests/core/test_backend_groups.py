@@ -57,3 +57,25 @@ def test_groups_of_sets_that_nobody_asks_for_any_more_are_dropped() -> None:
         assert fleet.best(0, NOBODY, frozenset(load.name for load in loads[now % 30 : now % 30 + 10])) is not None
     assert len(fleet._groups) <= 16
     assert max(len(groups) for groups in fleet._groups_of.values()) <= 16
+
+
+def test_a_backend_with_an_overdue_call_is_still_found() -> None:
+    """Noting an overdue call adds an entry, which may be the one at which old entries are dropped from the heap."""
+    one, other = BackendLoad("one"), BackendLoad("other")
+    fleet = Fleet([one, other])
+    fleet.now = 100.0
+    for load in (one, other):
+        load.limiter.first_token(10, 0.05, 99.0, ahead=0, free=True, late=None, unqueued=True, visible=True)
+        fleet.load_changed(load)
+    waiting: Ticket[int] = Ticket(1, prompt=10)
+    fleet.place(one, waiting, 100.0)
+    waiting.unqueued = False
+    for number in (2, 3):
+        fleet.place(other, Ticket(number, blind=True), 100.0)
+    for entries in range(60, 90):
+        while len(fleet._all.heap) < entries:
+            fleet.load_changed(other)
+        fleet.now = 200.0
+        assert fleet.best() is one, f"it has fewer calls ({entries} entries)"
+        fleet.now, waiting.overdue = 100.0, False
+        one.awaiting_first_token[waiting] = None

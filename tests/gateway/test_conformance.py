@@ -306,3 +306,10 @@ def test_names_that_some_engines_read_as_framing_do_not_reach_them(gateway: Gate
     assert statuses(gateway, length(EXACT, more=odd)) == SERVED
     (seen,) = [row["headers"] for row in engine.seen() if "x-my_own" in row["headers"]]
     assert [name for name in seen if "_" in name] == ["x-my_own"]
+
+
+def test_a_name_with_an_underscore_that_connection_lists_does_not_reach_engines(gateway: Gateway, engine: StandIn) -> None:
+    odd = b"Connection: x_hop, x-hop2\r\nX_Hop: 1\r\nX-Hop2: 1\r\nX-Marked_So: kept\r\n"
+    assert statuses(gateway, length(EXACT, more=odd)) == SERVED
+    (seen,) = [row["headers"] for row in engine.seen() if "x-marked_so" in row["headers"]]
+    assert not {"x_hop", "x-hop", "x-hop2"} & set(seen)

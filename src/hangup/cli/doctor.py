@@ -51,7 +51,8 @@ async def _examine(settings: BackendSettings, limits: BackendLimits) -> int:
         fault = await check(backend)
         if fault is not None:
             raise HangupError(f"{settings.url}: {fault}")
-        await learn(backend, limits.health_timeout_s)
+        while not backend.facts_known:  # a busy engine may leave a question unanswered; it is asked a few times at most
+            await learn(backend, limits.health_timeout_s)
         await ask_models(backend)
         status = None
         if backend.adapter.status_path:

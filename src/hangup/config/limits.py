@@ -370,7 +370,7 @@ class ProcessLimits:
     thread_stall_s: float = limit(
         30.0,
         "How long a thread may take for one write to the job store, the ledger, the log or the trace collector, before /readyz"
-        " names it and hangup logs its stack.",
+        " names it, hangup logs its stack, and further work for that job store is refused.",
         least=0.1,
     )
 

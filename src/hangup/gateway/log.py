@@ -155,19 +155,21 @@ class _WallClock:
     """Formats the current UTC time; caches the text for a millisecond, and the part down to seconds for a second."""
 
     def __init__(self) -> None:
-        self._ms = self._second = 0
-        self._text = self._to_seconds = ""
+        # Each time and its text change together, because several threads log.
+        self._to_ms = self._to_seconds = (0, "")
 
     def __call__(self) -> str:
         ms = int(time.time() * 1000)
-        if ms != self._ms:
-            self._ms = ms
+        cached_ms, text = self._to_ms
+        if ms != cached_ms:
             second, fraction = divmod(ms, 1000)
-            if second != self._second:
-                self._second = second
-                self._to_seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-            self._text = f"{self._to_seconds}.{fraction:03d}Z"
-        return self._text
+            cached_second, to_seconds = self._to_seconds
+            if second != cached_second:
+                to_seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+                self._to_seconds = (second, to_seconds)
+            text = f"{to_seconds}.{fraction:03d}Z"
+            self._to_ms = (ms, text)
+        return text
 
 
 _wall_time = _WallClock()

@@ -117,8 +117,10 @@ class Fleet:
         while heap:
             top = heap[0]
             load = top[3]
-            if top[2] != load.heap_entry or (load.awaiting_first_token and self.look_for_overdue(load)):
+            if top[2] != load.heap_entry:
                 heapq.heappop(heap)
+            elif load.awaiting_first_token and self.look_for_overdue(load):
+                continue  # the heap has changed: the top may be another entry now
             elif not load.kv_tokens or load.fits(kv):
                 return load
             else:

@@ -201,7 +201,7 @@ class Backend:
         the client's key."""
         dropped = self._dropped if shown else self._dropped_without_key
         if head.fields.get(b"connection", b"keep-alive") not in (b"keep-alive", b"close"):
-            dropped = dropped | head.connection_options()
+            dropped = dropped | {name.replace(b"_", b"-") for name in head.connection_options()}
         if traced:
             dropped = dropped | {b"traceparent"}
         if upgrade:

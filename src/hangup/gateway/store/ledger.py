@@ -217,7 +217,7 @@ class LedgerStore:
     def _use_file(self) -> Iterator[None]:
         """Hold the database; raise `LedgerBusy` if whoever holds it does not let go, because the disk hangs."""
         if not self._db_lock.acquire(timeout=_HANGING_S):
-            raise LedgerBusy("the ledger's disk does not answer")
+            raise LedgerBusy(f"the ledger was in use for {_HANGING_S:g} s: its disk is slow or does not answer")
         try:
             yield
         finally:
