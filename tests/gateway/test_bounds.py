@@ -19,12 +19,16 @@ from hypothesis import strategies as st
 
 from hangup.config import LimitSettings
 from hangup.core.call import Call
+from hangup.core.jobs import Kind
 from hangup.core.reaper import PendingStop
+from hangup.gateway.apis.hosted_jobs import read_answer
 from hangup.gateway.client.connection import ClientConnection
 from hangup.gateway.client.handlers import RequestRouter
 from hangup.gateway.log import Log
 from hangup.gateway.reaper.stats import ReaperStats
+from hangup.gateway.routing import Routing, Wanted
 from hangup.gateway.tracing import Tracer
+from support.house import House
 from support.processes import Gateway, StandIn, get_json
 from support.raw import Client, ask
 from support.raw_engine import DONE, HEAD, LAST, answer, chunk, event, raw_engine
@@ -126,6 +130,46 @@ class TestNames:
             got = ask(several.address, "/v1/embeddings", {"input": "x", "model": "m" * 5000})
             assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_field")
             assert "name_bytes_max" in got.body.decode()
+
+    def test_a_long_one_in_a_question_is_not_looked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is looked for is remembered, whatever its length; so the question goes to any backend."""
+        looked_for: list[str] = []
+        real = Routing.find
+
+        def find(self: Routing, wanted: Wanted) -> Any:
+            looked_for.append(wanted.model)
+            return real(self, wanted)
+
+        monkeypatch.setattr(Routing, "find", find)
+
+        async def main() -> None:
+            async with House() as house:
+                house.gateway.routing.reads_bodies = True
+                for length in (5, 5000):
+                    body = json.dumps({"model": "m" * length, "prompt": "x"}).encode()
+                    assert b" 200 OK" in await house.post("/tokenize", body)
+
+        asyncio.run(main())
+        assert looked_for[-1] == "mmmmm" and max(map(len, looked_for)) == 5
+
+    def test_a_backend_with_very_many_models_has_a_short_log_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        lines: list[dict[str, Any]] = []
+
+        async def main() -> None:
+            async with House() as house:
+                house.backend.model_rows = [{"id": f"m{n}"} for n in range(500)]
+                monkeypatch.setattr(house.gateway.log, "event", lambda event, **fields: lines.append(fields))
+                house.gateway.routing.models_reported(house.backend)
+
+        asyncio.run(main())
+        (line,) = [line for line in lines if "models" in line]
+        assert (line["models"], line["count"]) == ([f"m{n}" for n in range(100)], 500)
+
+    def test_a_providers_job_keeps_no_long_one(self) -> None:
+        job = {"id": "resp_1", "object": "response", "status": "in_progress", "background": True}
+        for length, kept in (5, "mmmmm"), (5000, None):
+            found = read_answer(Kind.RESPONSE, json.dumps({**job, "model": "m" * length}).encode())
+            assert found is not None and found.model == kept
 
     @pytest.mark.parametrize("path", ["/completion", "/generate"])
     @pytest.mark.parametrize("model", [["a"], {"a": 1}, 7, True, None])

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import math
 import socket
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,17 +15,24 @@ from typing import Any, cast
 import pytest
 
 from hangup.config import BackendSettings, LimitSettings
+from hangup.core import reasons
 from hangup.core.call import Call
-from hangup.core.reaper import PendingStop, StopState
+from hangup.core.jobs import AfterEffects, Cause, JobStatus, Kind, after
+from hangup.core.reaper import PendingStop, Rung, StopState
 from hangup.errors import OutOfResources
 from hangup.gateway import server, stuck_calls
+from hangup.gateway.apis.hosted_jobs import read_answer
 from hangup.gateway.backends import health
 from hangup.gateway.backends.adapters import Facts, Seen
 from hangup.gateway.backends.backend import Backend
+from hangup.gateway.backends.fetch import Fetched
 from hangup.gateway.call_lines import CallLines
 from hangup.gateway.http.head import ResponseHead
+from hangup.gateway.jobs import provider
 from hangup.gateway.log import Log
 from hangup.gateway.pauses import BackendPauses
+from hangup.gateway.reaper import canary
+from hangup.gateway.reaper import watch as watch_module
 from hangup.gateway.reaper.stats import ReaperStats
 from hangup.gateway.reaper.watch import BackendWatch
 from support.house import EMBED, House
@@ -58,7 +66,8 @@ def test_an_engine_is_not_blamed_for_what_this_process_lacks(number: int) -> Non
             while (kept := backend.pool.idle_connection()) is not None:
                 kept.abort()
             for _ in range(backend.limits.failures_max + 1):
-                assert b"cannot connect" in await house.post("/v1/embeddings", EMBED)
+                answer = await house.post("/v1/embeddings", EMBED)
+                assert b" 503 " in answer and b"out_of_resources" in answer and b"retry-after" in answer, "it is ours"
             assert backend.load.health.up and not backend.load.health.failures
             with pytest.raises(OutOfResources):
                 await health.check(backend)
@@ -67,6 +76,44 @@ def test_an_engine_is_not_blamed_for_what_this_process_lacks(number: int) -> Non
             await watch._ask(time.monotonic())
             assert watch.pending_stops.held == [held], "an engine that could not be asked has not said that it is done"
             watch.pending_stops.held.clear()
+
+    asyncio.run(main())
+
+
+def test_an_item_of_a_job_does_not_fail_for_what_this_process_lacks() -> None:
+    for failures in (0, 99):
+        step = after(reasons.OUT_OF_RESOURCES, 503, stopping=False, failures=failures, failures_max=3)
+        assert step is AfterEffects.AGAIN
+
+
+def test_a_cancel_at_a_provider_is_not_given_up_for_what_this_process_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it cannot be sent: each attempt fails at once, and a few failures of the provider end the attempts."""
+    sent: list[str] = []
+
+    async def fetch(_: object, method: str, path: str, **__: object) -> Fetched:
+        sent.append(method)
+        if len(sent) <= 10:
+            raise OutOfResources(reasons.OUT_OF_RESOURCES, "no descriptors")
+        body = b'{"id":"batch_1","object":"batch","status":"cancelled"}'
+        return Fetched(ResponseHead(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"), body)
+
+    monkeypatch.setattr(provider, "fetch", fetch)
+
+    async def main() -> None:
+        loop, events = asyncio.get_running_loop(), list[str]()
+        limits = LimitSettings(provider_poll_s=0.01, provider_poll_max_s=0.02)
+        backend = Backend(BackendSettings(url="http://127.0.0.1:9", name="b", engine="openai"), limits, loop)
+        host = SimpleNamespace(limits=limits, backends={"b": backend}, log_event=lambda event, **_: events.append(event))
+        jobs = provider.Provider(cast(Any, host), loop)
+        accepted = read_answer(Kind.BATCH, b'{"id":"batch_1","object":"batch","status":"in_progress"}')
+        assert accepted is not None
+        job = jobs.follow(accepted, Kind.BATCH, backend, provider.ProviderAccount("t", []), None)
+        assert job is not None
+        jobs.cancel(job, Cause.CANCELLED)
+        await soon(lambda: job.state.finished)
+        assert job.state.status is JobStatus.CANCELLED and "job_cancel_timed_out" not in events
+        assert sent == ["POST"] * 11 + ["GET"]
+        await jobs.close()
 
     asyncio.run(main())
 
@@ -95,6 +142,33 @@ def test_the_reaper_asks_at_its_usual_pace_while_this_process_lacks_descriptors(
         await watch.close()
         assert asked[3] - asked[0] >= 2.9 * pace_s
         assert [stop.call_id for stop in watch.pending_stops.held] == ["x"]
+
+    asyncio.run(main())
+
+
+def test_a_canary_that_cannot_be_sent_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few failed ones would restart an engine that has recovered."""
+    tries: list[str] = []
+
+    async def fetch(_: object, method: str, path: str, *__: object, **___: object) -> Fetched:
+        tries.append(path)
+        if len(tries) <= 5:
+            raise OutOfResources(reasons.OUT_OF_RESOURCES, "no descriptors")
+        return Fetched(ResponseHead(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"), b"")
+
+    monkeypatch.setattr(canary, "fetch", fetch)
+    monkeypatch.setattr(watch_module, "_HEALTH_PAUSE_S", 0.01)
+
+    async def main() -> None:
+        settings = BackendSettings(url="http://127.0.0.1:9", engine="openai", canary=True)
+        backend = Backend(settings, LimitSettings(), asyncio.get_running_loop())
+        steps: list[str] = []
+        host = SimpleNamespace(log_event=lambda event, **fields: steps.append(fields["step"]), load_changed=lambda _: None)
+        watch = BackendWatch(backend, cast(Any, None), cast(Any, host), ReaperStats([], 9))
+        watch.ladder._to_canary(time.monotonic(), "the engine has recovered")
+        await watch._canary()
+        await watch.close()
+        assert (watch.ladder.rung, steps, len(tries)) == (Rung.HEALTHY, ["healthy"], 6)
 
     asyncio.run(main())
 
@@ -283,3 +357,31 @@ def test_no_admin_server_is_started_again_while_the_process_ends(monkeypatch: py
     ending._ending = True
     with socket.socket() as sock:
         asyncio.run(ending._serve_admin(cast(Any, None), sock, cast(Any, None), LimitSettings()))
+
+
+def test_a_store_that_opens_after_nobody_waits_for_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread and its file would have no owner."""
+    begun, may_open, closed = threading.Event(), threading.Event(), list[str]()
+
+    class Store:
+        def __init__(self, path: str, _: int) -> None:
+            self.path = path
+            begun.set()
+            assert may_open.wait(60)
+
+        def close(self) -> None:
+            closed.append(self.path)
+
+    monkeypatch.setattr(server, "JobStore", Store)
+
+    async def main() -> None:
+        opening = asyncio.create_task(object.__new__(server.Server)._opened("jobs.sqlite", 4096))
+        await soon(begun.is_set)
+        opening.cancel()
+        await asyncio.sleep(0)
+        may_open.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(main())
+    assert closed == ["jobs.sqlite"]

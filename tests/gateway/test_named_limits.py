@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import os
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +150,16 @@ def test_job_items_max(gateway: Gateway) -> None:
     requests = [{"custom_id": f"c{n}", "params": params} for n in range(2)]
     answer = httpx.post(f"{gateway.url}/v1/messages/batches", json={"requests": requests}, timeout=60)
     assert (answer.status_code, answer.headers["x-hangup-reason"]) == (429, "job_quota")
+
+
+def test_linger_s(engine: RawEngine) -> None:
+    """A refused client keeps its connection so long, to read why; then it is closed, though the client is still there."""
+    with Gateway(engine.url, linger_s=4) as gateway, Client(gateway.address) as client:
+        client.send(b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n\r\n")
+        assert client.read_answer().status == 413
+        refused_at = time.monotonic()
+        wait_until(lambda: gateway.metrics()["hangup_connections"] == 0, what="the connection to be closed")
+        assert time.monotonic() - refused_at >= 3.5
 
 
 def test_thread_stall_s(tmp_path: Path) -> None:

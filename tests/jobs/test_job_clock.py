@@ -19,6 +19,7 @@ from hangup.gateway.jobs.item_client import ItemClient
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.jobs.workers import MissingWorkers, this_host, this_process
 from hangup.gateway.store.jobs import JobStore, NewItem, Worker
+from support.job_registry import tick
 
 
 class Idle:
@@ -61,12 +62,12 @@ def test_a_clock_that_is_set_ends_no_lease_and_no_window(monkeypatch: pytest.Mon
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + jump_s)
         for later_s in (0, 59):
-            await registry._tick(loop.time() + later_s)
+            await tick(registry, loop.time() + later_s)
             jobs = await store.do(lambda: [store.jobs.get(job.key) for job in (leased, batch)])
             assert [job.status for job in jobs] == [JobStatus.RUNNING, JobStatus.RUNNING]
-        await registry._tick(loop.time() + 61)
+        await tick(registry, loop.time() + 61)
         assert (await store.do(lambda: store.jobs.get(leased.key))).status is JobStatus.CANCELLED
-        await registry._tick(loop.time() + 121)
+        await tick(registry, loop.time() + 121)
         assert (await store.do(lambda: store.jobs.get(batch.key))).status is JobStatus.EXPIRED
         assert "job_worker_gone" not in host.events, "nor a worker"
         await registry.close()
@@ -130,7 +131,7 @@ def test_a_clock_that_is_set_ahead_deletes_nothing(monkeypatch: pytest.MonkeyPat
             key = await store.do(lambda: store.files.begin("file-a", "ann", time.time()))
             await store.do(lambda: store.files.mark_ready(key, "batch", "f", time.time() + 86_400))
             ahead = 31 * 86_400.0
-        await registry._tick(loop.time() + 1200)
+        await tick(registry, loop.time() + 1200)
         await registry._tasks.wait()
         assert await registry.prune(30 * 86_400.0) == 0, "an operator's prune goes by the same clock"
         statuses = await store.do(lambda: [store.jobs.find(id) for id in ("job_a", "batch_b")])
@@ -156,7 +157,7 @@ def test_a_clock_that_is_set_back_at_the_submission_ends_no_window(monkeypatch: 
         registry._active.clear()
         registry._last_change = None
         await registry._refresh()
-        await registry._tick(loop.time())
+        await tick(registry, loop.time())
         assert (await store.do(lambda: store.jobs.get(batch.key))).status is JobStatus.RUNNING
         await registry.close()
 
@@ -175,7 +176,7 @@ def test_nor_does_one_that_is_set_back_when_the_process_starts(monkeypatch: pyte
         await registry._heartbeat(loop.time())
         if back:
             await registry.submit("batch_b", Kind.BATCH, "ann", {}, item, window_s=86_400)
-        await registry._tick(loop.time())
+        await tick(registry, loop.time())
         job = await store.do(lambda: store.jobs.find("batch_b"))
         await registry.close()
         return job.status if job is not None else JobStatus.FAILED

@@ -16,7 +16,7 @@ from hangup.gateway.jobs.calls import follow_events
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.jobs.workers import MissingWorkers
 from hangup.gateway.store.jobs import Job, JobStore, NewItem, Worker
-from support.job_registry import FakeGateway, answered, open_registry
+from support.job_registry import FakeGateway, answered, open_registry, tick
 from support.jobs import client, line, results, start_batch, wait_batch
 from support.processes import Gateway, StandIn
 from support.waiting import soon, wait_until
@@ -330,16 +330,16 @@ class TestTwo:
             async with open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as one:
                 alone = await one.submit("job_alone", Kind.CALL, "ann", CALL, items(1), lease_s=2)
                 begun = asyncio.get_running_loop().time()
-                await one._tick(begun + 2.1)
+                await tick(one, begun + 2.1)
                 assert (await one.find("job_alone", "ann", Kind.CALL)).cause is Cause.LEASE
                 assert one.active_job(alone) is None
                 async with open_registry(JobStore(path), FakeGateway(room=0), ticks=False):
                     await one._heartbeat(begun)
                     await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=2)
                     begun = asyncio.get_running_loop().time()
-                    await one._tick(begun + 5.5)
+                    await tick(one, begun + 5.5)
                     assert (await one.find("job_a", "ann", Kind.CALL)).status is JobStatus.RUNNING
-                    await one._tick(begun + 60)
+                    await tick(one, begun + 60)
                     assert (await one.find("job_a", "ann", Kind.CALL)).cause is Cause.LEASE
 
         asyncio.run(run())

@@ -153,6 +153,34 @@ class TestBounds:
                     wait_until(lambda: gateway.metrics()["hangup_connections"] == 0)
             assert "provider_jobs_max" in wait_event(gateway, "job_answer_invalid")["error"]
 
+    def test_the_first_pause_between_polls_after_a_cancel(self) -> None:
+        """provider_poll_s"""
+        with at_provider(provider_poll_s=1.5, provider_poll_max_s=1.5) as (gateway, hosted):
+            one, two = self._polls(gateway, hosted, 2)
+            assert two - one >= 1.4
+
+    def test_the_longest_pause_between_polls_after_a_cancel(self) -> None:
+        """provider_poll_max_s: without it, the twelfth poll would come after three minutes."""
+        with at_provider(provider_poll_s=0.05, provider_poll_max_s=0.2) as (gateway, hosted):
+            polls = self._polls(gateway, hosted, 12)
+            assert polls[-1] - polls[0] >= 0.05 + 0.1 + 9 * 0.19
+
+    @staticmethod
+    def _polls(gateway: Gateway, hosted: Hosted, count: int) -> list[float]:
+        """The times of the first polls after a cancel that never takes effect."""
+        hosted.cancel_takes_s = None
+        sdk = client(gateway.url)
+        id = sdk.batches.create(**BATCH).id
+        sdk.batches.cancel(id)
+        return [seen.at for seen in hosted.wait_for_requests("GET", f"/v1/batches/{id}", count)][:count]
+
+    def test_one_is_not_followed_for_ever(self) -> None:
+        """provider_follow_s"""
+        with at_provider(provider_follow_s=1) as (gateway, hosted):
+            id = client(gateway.url).batches.create(**BATCH).id
+            assert wait_event(gateway, "job_follow_timed_out", id=id)
+            assert not hosted.requests_to("POST", f"/v1/batches/{id}/cancel"), "whoever wants it may still get it"
+
     def test_a_drain_ends_what_is_followed(self) -> None:
         with at_provider() as (gateway, hosted):
             hosted.cancel_takes_s = None

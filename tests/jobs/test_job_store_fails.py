@@ -284,6 +284,25 @@ class TestHanging:
 
         asyncio.run(run())
 
+    def test_it_keeps_no_engine_at_work_for_a_job_that_nobody_wants(self) -> None:
+        """Leases run out while the disk hangs, whatever this process waits for."""
+
+        async def run() -> None:
+            host, store, disk_works = FakeGateway(), JobStore(""), threading.Event()
+            async with open_registry(store, host) as registry:
+                jobs = [await registry.submit(f"job_{n}", Kind.CALL, "ann", CALL, items(1), lease_s=n) for n in (1, 2)]
+                await soon(lambda: len(host.items) == 2)
+                hanging = asyncio.create_task(store.do(lambda: disk_works.wait(120)))
+                await soon(lambda: all(item.flow is None for item in host.items), "both calls to be stopped")
+                assert not hanging.done()
+                disk_works.set()
+                await hanging
+                await soon(lambda: all(registry.active_job(job) is None for job in jobs), "both jobs to end")
+                ended = [await store.do(lambda key=job.key: store.jobs.get(key)) for job in jobs]  # type: ignore[misc]
+                assert [job.cause for job in ended] == [Cause.LEASE] * 2
+
+        asyncio.run(run())
+
     def test_it_does_not_keep_the_process_from_ending(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_CLOSE_S", 0.2)
         disk_works = threading.Event()

@@ -107,6 +107,12 @@ MEDIA_HELD = _reason(
     "media_held_bytes_max", Outcome.SHED, 503, "The gateway holds too many audio and image files in memory; retry later."
 )
 CONNECTIONS = _reason("connections_max", Outcome.SHED, 503, "Too many client connections; retry later.")
+OUT_OF_RESOURCES = _reason(
+    "out_of_resources",
+    Outcome.SHED,
+    503,
+    "The gateway has no file descriptors, local ports or memory left to connect to an engine; retry later.",
+)
 BODIES_FULL = _reason("bodies_bytes_max", Outcome.SHED, 503, "The gateway is receiving too many request bodies; retry later.")
 
 ENGINE_UNREACHABLE = _reason("engine_unreachable", Outcome.ENGINE_FAILED, 502, "The engine cannot be reached.")

@@ -100,9 +100,9 @@ class Pool:
         except TimeoutError:
             raise EngineFault(reasons.ENGINE_UNREACHABLE, f"connect timed out after {within_s:g} s") from None
         except (OSError, ssl.SSLError, UnicodeError) as error:  # an invalid host name raises UnicodeError
-            own_lack = await is_own_lack(error, address.host, address.port, self._loop)
-            kind = OutOfResources if own_lack else EngineFault
-            raise kind(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
+            if await is_own_lack(error, address.host, address.port, self._loop):
+                raise OutOfResources(reasons.OUT_OF_RESOURCES, f"cannot connect: {error}") from None
+            raise EngineFault(reasons.ENGINE_UNREACHABLE, f"cannot connect: {error}") from None
         self.open.add(connection)
         return connection
 

@@ -17,7 +17,7 @@ from hangup.config import JobLimits, ProviderLimits
 from hangup.core import reasons
 from hangup.core.jobs import Cause, ItemCounts, Kind, Lease
 from hangup.core.provider_job import PollPace, ProviderJob, ProviderStep
-from hangup.errors import EngineFault, Refusal
+from hangup.errors import EngineFault, OutOfResources, Refusal
 from hangup.gateway.apis import hosted_jobs
 from hangup.gateway.apis.hosted_jobs import ProviderAnswer
 from hangup.gateway.backends.backend import Backend
@@ -302,10 +302,11 @@ class Provider:
         while not state.finished:
             now = self._loop.time()
             match state.next(now):
-                case ProviderStep.LOOK:
-                    await self._poll(job)
-                case ProviderStep.CANCEL:
-                    await self._send_cancel(job)
+                case ProviderStep.LOOK | ProviderStep.CANCEL as step:
+                    try:
+                        await (self._poll(job) if step is ProviderStep.LOOK else self._send_cancel(job))
+                    except OutOfResources:  # this process could not ask, so a cancel counts as not attempted
+                        state.look_failed(self._loop.time())
                 case ProviderStep.GIVE_UP:
                     self._report_given_up(job)
                 case None:
@@ -359,6 +360,8 @@ class Provider:
                     headers=job.headers,
                     bytes_max=limits.body_bytes_max,
                 )
+        except OutOfResources:
+            raise
         except EngineFault:
             return None
 

@@ -91,8 +91,9 @@ class JobRegistry:
         except BaseException:
             await self._runner.close()
             raise
-        # Two tasks, so that a slow tick cannot delay the heartbeat and make us look dead.
-        self._watches.keep("job leases", partial(self._repeat, _TICK_S, self._tick))
+        # Separate tasks: a store that is slow, or hangs, must neither keep engines at work nor make us look dead.
+        self._watches.keep("job leases", partial(self._repeat, _TICK_S, self._cancel_due_jobs))
+        self._watches.keep("job changes", partial(self._repeat, _TICK_S, self._read_changes))
         self._watches.keep("job heartbeat", partial(self._repeat, _HEARTBEAT_EVERY_S, self._heartbeat))
 
     @property
@@ -325,15 +326,15 @@ class JobRegistry:
             except TimeoutError:
                 continue
 
-    async def _tick(self, now: float) -> None:
+    async def _cancel_due_jobs(self, now: float) -> None:
+        """Cancel the jobs whose lease or window has run out, without waiting for the store to take it."""
         late_s = _RENEWAL_LAG_S if self._others else 0.0
-        due = [
-            (active.job, cause) for active in self._active.values() if (cause := active.cancel_cause(now, late_s)) is not None
-        ]
-        cancels = [self.cancel(job, cause) for job, cause in due if self._may_cancel(job)]
-        for failed in await asyncio.gather(*cancels, return_exceptions=True):
-            if isinstance(failed, Exception) and not isinstance(failed, StoreFailed | Refusal):
-                self._host.fault(failed)  # otherwise the cancel is written later, or another process ended the job
+        for active in self._active.values():
+            cause = active.cancel_cause(now, late_s)
+            if cause is not None and self._may_cancel(active.job):
+                self.start_task(self.cancel(active.job, cause))
+
+    async def _read_changes(self, now: float) -> None:
         version = await self.store.do(self.store.jobs.file_version)
         if version != self._file_version:
             self._file_version = version

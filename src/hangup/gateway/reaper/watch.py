@@ -381,9 +381,16 @@ class BackendWatch:
         return ""
 
     async def _canary(self) -> None:
-        why = await canary.send(self.backend, self.backend.limits.canary_s) if self.backend.settings.canary else ""
+        why = await self._send_canary() if self.backend.settings.canary else ""
         for step in self.ladder.canary(not why, time.monotonic(), why):
             await self._carry_out(step)
+
+    async def _send_canary(self) -> str:
+        while True:
+            try:
+                return await canary.send(self.backend, self.backend.limits.canary_s)
+            except OutOfResources:  # nothing was learned about the engine, which a few failed canaries would restart
+                await asyncio.sleep(_HEALTH_PAUSE_S)
 
     def _release(self, stops: Iterable[PendingStop], how: StopState) -> None:
         for stop in stops:
