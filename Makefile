@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0+cpu
 FUZZ_S ?= 3600
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup run demo test test-engines test-torch test-frameworks test-dashboard dashboard-picture fuzz check format bench judge lock docs clean chaos mutants
+.PHONY: help setup run demo test test-engines test-torch test-frameworks test-dashboard dashboard-picture fuzz check format bench judge scoreboard lock docs clean chaos mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 26
@@ -90,6 +90,9 @@ mutants: $(VENV)/.setup-test  ## mutation tests: break core/ in small ways and c
 
 judge: $(VENV)/.setup-test  ## measure direct, nginx, LiteLLM and hangup with AIPerf and GuideLLM (installs 4 GB into bench/.envs); ARGS="--help"
 	PYTHONPATH=tests $(BIN)/python -m bench.judge $(ARGS)
+
+scoreboard: $(VENV)/.setup-test  ## probe engines and gateways that run here, and write docs/scoreboard.md; ARGS="--only nginx"
+	PYTHONPATH=tests $(BIN)/python -m bench.scoreboard --engines $(HANGUP_ENGINES_DIR) $(ARGS)
 
 docs: $(VENV)/.setup-test  ## regenerate the generated parts of docs/
 	$(BIN)/python -m tools.docs

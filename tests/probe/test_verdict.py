@@ -109,6 +109,13 @@ def test_an_engine_that_says_it_works_and_computes_nothing_is_stuck() -> None:
     assert found.ruling is Ruling.NEVER and found.stopped_s is None and "computes nothing" in found.notes[0]
 
 
+def test_what_is_still_at_work_was_not_stopped_either() -> None:
+    """A storm on a deaf engine with fewer slots, slower than it was: eleven have ended by themselves, one has not."""
+    looks = [Look(float(at), at + 0.01, 12 - at // 2, REST_TOKENS * at // 2) for at in range(1, 23)]
+    found = judge(Trial(12, looks, REST_S, 12 * REST_TOKENS), WITHIN_S)
+    assert (found.ruling, found.ran_on) == (Ruling.NEVER, 12)
+
+
 QUIET = QuietTimes(tuple(0.05 + 0.01 * (index % 5) for index in range(QUIET_MIN)))
 noises = st.floats(0.0, 0.8)
 

@@ -61,6 +61,7 @@ class FiguresTrial:
             delivered,
             _SETTLE_S * 0.9,
             self._watch.source.lag_s,
+            self._stage.rest_s * 0.8,
             exact,
         )
         return judge(trial, self._within_s)

@@ -138,7 +138,10 @@ async def resolve(endpoint: Endpoint) -> list[tuple[int, tuple[object, ...]]]:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(CONNECT_S):
-            found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+            try:  # an address needs no lookup, and no thread for it
+                found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+            except socket.gaierror:
+                found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, TimeoutError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "the lookup failed"
         raise ProbeError(f"there is no host {endpoint.host!r}: {reason}") from None

@@ -24,6 +24,12 @@ class Speed:
     rate: float  # tokens a second of one stream
     tokens_per_event: float = 1.0
 
+    def counting(self, tokens_per_event: float) -> Speed:
+        """Return the speed in tokens as the engine counts them; figures that cannot be true are left out."""
+        if not 1.0 < tokens_per_event <= 4.0:
+            return self
+        return Speed(self.first_token_s, self.rate * tokens_per_event, tokens_per_event)
+
 
 async def meet(caller: Caller, api: str, model: str) -> None:
     """Find out which API and model to use, with a call of two tokens for each API that has to be tried."""
@@ -121,7 +127,14 @@ async def measure_speed(caller: Caller) -> Speed:
             raise ProbeError(
                 f"{caller.endpoint.url}: an answer of {_SPEED_TOKENS} tokens came in {call.events} pieces: too few to probe"
             )
-        rate = (call.events - 1) / max(call.last_token_at - call.first_token_at, 1e-6)
-        return Speed(call.first_token_at - call.sent_at, rate)
+        return faster(Speed(call.first_token_at - call.sent_at, 1e-3), call)
     finally:
         call.close()
+
+
+def faster(speed: Speed, call: ProbeConnection) -> Speed:
+    """Return the speed with the rate of this call, if that is higher."""
+    if call.first_token_at is None or call.last_token_at is None or call.events < 2:
+        return speed
+    rate = (call.events - 1) / max(call.last_token_at - call.first_token_at, 1e-6)
+    return Speed(speed.first_token_s, max(speed.rate, rate), speed.tokens_per_event)

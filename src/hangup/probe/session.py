@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,16 +14,16 @@ from hangup.probe.by_echo import EchoTrials, find_slots
 from hangup.probe.by_figures import FiguresTrial
 from hangup.probe.caller import Caller, CallKind, connect_problem, resolve, tls_context
 from hangup.probe.cases import CASES, Case, Company, Moment
+from hangup.probe.connection import ProbeConnection
 from hangup.probe.echo import QUIET_MIN, QuietTimes
 from hangup.probe.endpoint import Endpoint, ProbeError, is_near, parse, parse_page
-from hangup.probe.meet import ANSWER_S, Speed, first_token_time, measure_speed, meet
+from hangup.probe.meet import ANSWER_S, Speed, faster, first_token_time, measure_speed, meet
 from hangup.probe.report import CaseResult, ProbeReport
 from hangup.probe.stage import Scene, Stage, Unplayable
 from hangup.probe.verdict import Judgement, untold
 from hangup.probe.watch import EngineWatch, find_figures, find_version
 
 _REST_S = 3.0  # how long an abandoned answer shall go on, so that a stop can be told from its own end
-_TOKENS = (32, 4096)
 _QUIET_WITH_FIGURES = 5
 _SLOWER = 3.0  # first tokens so many times later than the latest undisturbed one are worth a note
 _GROWTH = 1.5  # of memory or descriptors of the engine's process
@@ -151,11 +150,8 @@ class ProbeSession:
         source = self._watch.source if self._watch is not None else None
         coarse_s = max(source.silent_pace_s, source.lag_s) * 6 if source is not None else 0.0
         rest_s = max(self._options.rest_s, self._options.within_s * 2, coarse_s if coarse_s > _REST_S else 0.0)
-        least, most = _TOKENS
-        tokens = min(max(math.ceil(speed.rate * rest_s) + 8, least), most)
-        self._stage = Stage(self._caller, speed, long_s, tokens)
-        if self._watch is not None:
-            await self._check_figures()
+        self._stage = Stage(self._caller, speed, long_s, rest_s)
+        await self._read_whole_answer()
         self._quiet = await self._undisturbed(_QUIET_WITH_FIGURES if self._watch is not None else QUIET_MIN)
         self._slots = self._options.slots or (self._watch.slots if self._watch is not None else 0)
         if not self._slots:
@@ -171,36 +167,39 @@ class ProbeSession:
             return f"the engine's own figures ({self._watch.where})"
         return f"the echo of canary calls, {self._slots} slots" if self._slots else "none"
 
-    async def _check_figures(self) -> None:
-        """Read one whole answer while looking at the figures: they must show it, and its tokens."""
-        assert self._watch is not None
-        if others := await self._watch.until_idle(5.0):
+    async def _read_whole_answer(self) -> None:
+        """Read one whole answer while looking at the figures: they must show it, and its tokens.
+
+        Other load makes an engine slower than it is, and never faster: the best speed seen is the one to reckon with.
+        """
+        others = await self._watch.until_idle(5.0) if self._watch is not None else 0
+        if others:
             self._notes.append(f"other clients use the engine: its figures show {others} calls before the probe has any")
-        before = await self._watch.look()
+        before = await self._watch.look() if self._watch is not None else None
+        asked = self._stage.tokens
         (call,) = await self._stage.hold(1)
-        shown, deadline = False, time.monotonic() + self._stage.answer_s * 0.8
-        while not shown and not call.ended and time.monotonic() < deadline:
-            found = await self._watch.look()
-            shown = found is not None and found.status.work > others
-            await asyncio.sleep(self._watch.source.pace_s)
-        await call.until_end(ANSWER_S)
-        call.close()
-        if not shown:
+        if self._watch is not None and not await self._is_shown(self._watch, call, others):
             self._notes.append(f"the figures of {self._watch.where} do not show the probe's calls, so they are not used")
             self._watch = None
-        self._check_length(call.events)
-        await asyncio.sleep(self._watch.source.lag_s if self._watch is not None else 0.0)
-        after = await self._watch.look() if self._watch is not None else None
-        if before is not None and after is not None and before.tokens is not None and after.status.tokens is not None:
-            factor = (after.status.tokens - before.tokens) / max(call.events, 1)
-            if 1.0 <= factor <= 4.0:
-                self._stage.speed = replace(self._stage.speed, tokens_per_event=factor, rate=self._stage.speed.rate * factor)
+        await call.until_end(ANSWER_S)
+        call.close()
+        if call.events < asked * 0.8:
+            self._notes.append(f"an answer ended by itself after {call.events} of {asked} tokens: times may be too short")
+        self._stage.speed = faster(self._stage.speed, call)
+        if self._watch is not None and before is not None and before.status.tokens is not None:
+            await asyncio.sleep(self._watch.source.lag_s)
+            after = await self._watch.look()
+            computed = (after.status.tokens or 0) - before.status.tokens if after is not None else 0
+            self._stage.speed = self._stage.speed.counting(computed / max(call.events, 1))
 
-    def _check_length(self, events: int) -> None:
-        if events < self._stage.tokens * 0.8:
-            self._notes.append(
-                f"an answer ended by itself after {events} of {self._stage.tokens} tokens: times may be too short"
-            )
+    async def _is_shown(self, watch: EngineWatch, call: ProbeConnection, others: int) -> bool:
+        deadline = time.monotonic() + self._stage.answer_s * 0.8
+        while not call.ended and time.monotonic() < deadline:
+            found = await watch.look()
+            if found is not None and found.status.work > others:
+                return True
+            await asyncio.sleep(watch.source.pace_s)
+        return False
 
     async def _undisturbed(self, count: int) -> QuietTimes:
         times = [await first_token_time(self._caller) for _ in range(count)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ _EVENTS_BEFORE_LEAVING = 4
 _QUEUED_S = 0.5  # a call without a first token for that long, though every slot was free before, waits for a slot
 _PREFILL_SHARE = 0.4  # of the first-token time of a long prompt
 _UPLOAD_PAUSE_S = 0.1
+_TOKENS = (32, 4096)
 _WARM_UP = CallKind(2)
 
 
@@ -40,13 +42,19 @@ class Scene:
 
 
 class Stage:
-    """Places clients; `tokens` is the length of the answers they ask for."""
+    """Places clients. The speed may be corrected as long as no client has its place."""
 
-    def __init__(self, caller: Caller, speed: Speed, long_first_token_s: float, tokens: int) -> None:
+    def __init__(self, caller: Caller, speed: Speed, long_first_token_s: float, rest_s: float) -> None:
         self._caller = caller
+        self.rest_s = rest_s  # how long an abandoned answer shall go on
         self.speed = speed
         self._long_first_token_s = long_first_token_s
-        self.tokens = tokens
+
+    @property
+    def tokens(self) -> int:
+        """The length of the answers that clients ask for."""
+        least, most = _TOKENS
+        return min(max(math.ceil(self.speed.rate * self.rest_s) + 8, least), most)
 
     @property
     def answer_s(self) -> float:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from statistics import median
 
 FIGURES = "the engine's own figures"
+VAGUE = "asked too rarely to say whether within"
 _NOTHING = 2  # tokens: the probe counts events with text, an engine counts tokens
 RAN_ON = 0.8  # work that lasted for this share of the rest of its answer was not stopped: it ended by itself
 
@@ -45,6 +46,7 @@ class Trial:
     delivered: int = 0  # tokens that clients of the probe got during the trial, or that were computed before the departure
     settle_s: float = 0.4  # how long the engine must be idle before that is believed
     lag_s: float = 0.0  # how old its figures may be
+    wanted_s: float = 0.0  # how long that should at least have been, for a verdict that nothing stopped it
     exact: bool = True  # tokens are the engine's count; otherwise what was seen of its slots, which may be less
 
 
@@ -90,12 +92,16 @@ def judge(trial: Trial, within_s: float) -> Judgement:
     ended_itself = _ended_itself(trial, looks[:idle_from], tokens, lower, upper)
     if ended_itself is None:
         return untold("the engine was asked too rarely to tell a stop from the answer's own end", trial.departed)
+    if ended_itself and upper < RAN_ON * trial.wanted_s:
+        return untold(f"the answer ended by itself after {upper:.1f} s: too soon to tell", trial.departed)
     if ended_itself:
         return _ran_on(trial, stuck, tokens, upper)
-    late = lower > within_s and (tokens is None or tokens > _NOTHING)  # work that waited and was then dropped cost nothing
+    costs = tokens is None or tokens > _NOTHING  # work that waited and was then dropped cost nothing
     burnt = tokens if tokens is not None else _estimated(trial, upper)
-    ruling = Ruling.LATE if late else Ruling.STOPPED
-    return Judgement(ruling, FIGURES, trial.departed, 0, upper, burnt, tokens is not None and trial.exact)
+    ruling = Ruling.LATE if lower > within_s and costs else Ruling.STOPPED
+    found = Judgement(ruling, FIGURES, trial.departed, 0, upper, burnt, tokens is not None and trial.exact)
+    is_vague = ruling is Ruling.STOPPED and upper > within_s and costs
+    return found.with_note(f"{VAGUE} {within_s:g} s") if is_vague else found
 
 
 def _tokens_after(trial: Trial, looks: Sequence[Look]) -> int | None:
@@ -150,7 +156,11 @@ def _still_busy(trial: Trial, looks: Sequence[Look], tokens: int | None) -> Judg
     watched = looks[-1].answered_at
     if watched < RAN_ON * trial.remaining_s:
         return untold("the engine was not watched for long enough", trial.departed)
-    found = replace(_ran_on(trial, _stuck(trial, looks, tokens), tokens, watched), stopped_s=None)
+    stuck = _stuck(trial, looks, tokens)
+    if trial.departed > 1 and tokens is not None and trial.exact and trial.remaining_tokens:
+        ended = tokens * trial.departed // trial.remaining_tokens  # by themselves; the others are still there
+        stuck = max(1, min(trial.departed, ended + looks[-1].excess))
+    found = replace(_ran_on(trial, stuck, tokens, watched), stopped_s=None)
     if found.tokens_counted and (tokens or 0) < RAN_ON * trial.remaining_tokens * found.ran_on / trial.departed:
         return found.with_note(f"after {watched:.1f} s the engine still reports work, and computes nothing")
     return found.with_note(f"still at work after {watched:.1f} s")
