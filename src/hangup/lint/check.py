@@ -1,75 +1,98 @@
-"""Runs the rules over one file."""
+"""Runs the rules over the facts of a project's files."""
 
 from __future__ import annotations
 
 import ast
-import re
+import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from hangup.lint import rules
+from hangup.lint.extract import extract
+from hangup.lint.facts import FileFacts, Place
 from hangup.lint.finding import Finding, Severity
+from hangup.lint.project import Project
 from hangup.lint.rule import RULES
 from hangup.lint.source import Module
-from hangup.lint.suppress import suppressions
+from hangup.lint.suppress import Ignores, read_ignores
 
 assert rules.__all__  # importing the package fills the registry
 
-DEFAULT = frozenset(code for code, rule in RULES.items() if rule.default)
-SYNTAX = "HU000"  # the file cannot be parsed; this is not a rule and cannot be switched off
-
-# Every rule needs a coroutine or a web application. A file that names neither, as most files do, is not parsed.
-_WORTH_PARSING = re.compile(
-    rb"async\s+def|BackgroundTask|\b(?:fastapi|starlette|litestar|flask|quart|sanic|tenacity|backoff)\b|Queue\(|requests\.post"
-    rb"|timeout\s*=\s*None|Timeout\("
-)
+SYNTAX = "HU000"
+UNUSED = "HU100"
+OTHERS = {SYNTAX: "syntax-error", UNUSED: "unused-ignore"}  # findings about the file itself, which no rule makes
+DEFAULT = frozenset({code for code, rule in RULES.items() if rule.default} | set(OTHERS))
+RUNNING = sys.version_info[:2]
 
 
-def lint_file(path: Path, codes: Collection[str] = DEFAULT, shown_as: str = "") -> list[Finding]:
-    name = shown_as or str(path)
-    data = path.read_bytes()
-    if not _WORTH_PARSING.search(data):
-        return []
-    return lint_source(data, name, codes)
+class Unreadable(Exception):
+    """The file cannot be parsed."""
+
+    def __init__(self, line: int, column: int, reason: str) -> None:
+        super().__init__(reason)
+        self.place: Place = (line, column, line, line)
+        self.reason = reason
 
 
-def lint_source(source: str | bytes, path: str = "<string>", codes: Collection[str] = DEFAULT) -> list[Finding]:
-    """Return the findings of the chosen rules in line order, without those that the source suppresses."""
+def read_facts(source: str | bytes, target: tuple[int, int] = RUNNING) -> FileFacts:
+    """Return the facts of a file; raises Unreadable."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about the user's literals are not our business
-            tree = ast.parse(source)
+            tree = ast.parse(source, feature_version=min(target, RUNNING))
             text = source if isinstance(source, str) else source.decode("utf-8-sig", "replace")
-            module = Module(text, tree)
+            facts = extract(Module(text, tree))
     except (SyntaxError, ValueError, RecursionError) as error:
         line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
-        message = f"cannot parse the file: {getattr(error, 'msg', error)}"
-        return [Finding(path, line, column, SYNTAX, "syntax-error", message, Severity.ERROR, "", line)]
-    ignored = suppressions(text)
-    found: dict[tuple[int, int, str], Finding] = {}
-    for code in codes:
+        raise Unreadable(line, column, f"cannot parse the file: {getattr(error, 'msg', error)}") from None
+    facts.ignores = read_ignores(text)
+    return facts
+
+
+def lint_file(path: Path, codes: Collection[str] = DEFAULT) -> list[Finding]:
+    return lint_source(path.read_bytes(), str(path), codes)
+
+
+def lint_source(source: str | bytes, path: str = "<string>", codes: Collection[str] = DEFAULT) -> list[Finding]:
+    """Return the findings of the chosen rules in one file, in line order, without those that the source ignores."""
+    try:
+        facts = read_facts(source)
+    except Unreadable as error:
+        return [unreadable(path, error)] if SYNTAX in codes else []
+    return lint_facts({path: facts}, lambda _: codes)
+
+
+def unreadable(path: str, error: Unreadable) -> Finding:
+    line, column, *_ = error.place
+    return Finding(path, line, column, SYNTAX, OTHERS[SYNTAX], error.reason, Severity.ERROR, "", line)
+
+
+def lint_facts(
+    files: Mapping[str, FileFacts],
+    codes_for: Callable[[str], Collection[str]],
+    reported: Collection[str] | None = None,
+) -> list[Finding]:
+    """Return the findings in the `reported` files (all, if None), judged with the facts of all files."""
+    project = Project(dict(files))
+    chosen = {path: codes_for(path) for path in (files if reported is None else reported) if path in files}
+    ignores = {path: Ignores(files[path].ignores) for path in chosen}
+    found: dict[tuple[str, int, int, str], Finding] = {}
+    for code in sorted({code for codes in chosen.values() for code in codes if code in RULES}):
         rule = RULES[code]
-        for node, message in rule.check(module):
-            if not ignored.covers(code, node.lineno, _last_line_of_head(node)):
-                finding = Finding(
-                    path,
-                    node.lineno,
-                    node.col_offset + 1,
-                    code,
-                    rule.name,
-                    message,
-                    rule.severity,
-                    rule.hint,
-                    node.end_lineno or node.lineno,
-                )
-                found[node.lineno, node.col_offset, code] = finding
-    return sorted(found.values())
+        for hit in rule.check(project):
+            if code not in chosen.get(hit.path, ()) or ignores[hit.path].covers(code, hit.place[0], hit.place[3]):
+                continue
+            line, column, last, _ = hit.place
+            finding = Finding(hit.path, line, column, code, rule.name, hit.message, rule.severity, hit.hint or rule.hint, last)
+            found.setdefault((hit.path, line, column, code), finding)
+    unused = [f for path, codes in chosen.items() if UNUSED in codes for f in _unused(path, ignores[path], codes)]
+    return sorted([*found.values(), *unused])
 
 
-def _last_line_of_head(node: ast.expr | ast.stmt | ast.excepthandler) -> int:
-    """Return the last line where a comment on the node counts: for a block, the line before its body; else the last line."""
-    body = getattr(node, "body", None)
-    if isinstance(body, list) and body:
-        return max(node.lineno, int(body[0].lineno) - 1)
-    return node.end_lineno or node.lineno
+def _unused(path: str, ignores: Ignores, codes: Collection[str]) -> list[Finding]:
+    """Return a finding for each ignore comment that ignores nothing; `codes` are the rules that ran."""
+    return [
+        Finding(path, line, 1, UNUSED, OTHERS[UNUSED], message, Severity.WARNING, "remove it: `hangup lint --fix`", line)
+        for line, message in ignores.unused(codes)
+    ]

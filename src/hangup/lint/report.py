@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hangup import __version__
+from hangup.lint.check import OTHERS
 from hangup.lint.finding import Finding
 from hangup.lint.rule import RULES
 
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_DOCS = "https://github.com/hangup-dev/hangup/blob/main/docs/lint.md"
 
 
 def as_text(findings: list[Finding]) -> str:
@@ -58,6 +62,15 @@ def _property(text: str) -> str:
 
 
 def as_sarif(findings: list[Finding]) -> str:
+    run = {
+        "tool": {"driver": {"name": "hangup lint", "version": __version__, "informationUri": _DOCS, "rules": _sarif_rules()}},
+        "originalUriBaseIds": {"%SRCROOT%": {"description": {"text": "the folder in which hangup ran"}}},
+        "results": [_sarif_result(f) for f in findings],
+    }
+    return json.dumps({"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _sarif_rules() -> list[dict[str, Any]]:
     rules = [
         {
             "id": rule.code,
@@ -65,30 +78,40 @@ def as_sarif(findings: list[Finding]) -> str:
             "shortDescription": {"text": rule.summary},
             "fullDescription": {"text": rule.why},
             "help": {"text": rule.hint},
+            "helpUri": f"{_DOCS}#{rule.code.lower()}-{rule.name}",
             "defaultConfiguration": {"level": rule.severity.value, "enabled": rule.default},
         }
         for rule in RULES.values()
     ]
-    results = [
-        {
-            "ruleId": f.code,
-            "level": f.severity.value,
-            "message": {"text": f.message},
-            "locations": [
-                {
-                    "physicalLocation": {
-                        "artifactLocation": {"uri": Path(f.path).as_posix()},
-                        "region": {"startLine": f.line, "startColumn": f.column, "endLine": f.end_line},
-                    }
-                }
-            ],
-        }
-        for f in findings
+    return rules + [
+        {"id": code, "name": name, "shortDescription": {"text": name.replace("-", " ")}, "helpUri": _DOCS}
+        for code, name in OTHERS.items()
     ]
-    driver = {"name": "hangup lint", "version": __version__, "rules": rules}
-    return json.dumps(
-        {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}, indent=2
-    )
+
+
+def _sarif_result(f: Finding) -> dict[str, Any]:
+    """Return a result with its path from the repository's root, without which code scanning shows no place."""
+    file = {"uri": _relative(f.path), "uriBaseId": "%SRCROOT%"}
+    region = {"startLine": f.line, "startColumn": f.column, "endLine": f.end_line}
+    return {
+        "ruleId": f.code,
+        "level": f.severity.value,
+        "message": {"text": f"{f.message}; {f.hint}" if f.hint else f.message},
+        "locations": [{"physicalLocation": {"artifactLocation": file, "region": region}}],
+        "partialFingerprints": {"hangup/v1": _fingerprint(f)},
+    }
+
+
+def _relative(path: str) -> str:
+    place = Path(path)
+    if place.is_absolute() and place.is_relative_to(Path.cwd()):
+        place = place.relative_to(Path.cwd())
+    return place.as_posix() if not place.is_absolute() else place.as_uri()
+
+
+def _fingerprint(f: Finding) -> str:
+    """Return what names a finding when its line moves."""
+    return hashlib.sha256(f"{_relative(f.path)} {f.code} {re.sub(r'[0-9]+', '', f.message)}".encode()).hexdigest()[:32]
 
 
 FORMATS: dict[str, Callable[[list[Finding]], str]] = {"text": as_text, "json": as_json, "sarif": as_sarif, "github": as_github}

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from textwrap import dedent
 
+from hangup.lint.facts import Place
 from hangup.lint.finding import Severity
-from hangup.lint.source import Module
+from hangup.lint.project import Project
 
-Hit = tuple[ast.expr | ast.stmt | ast.excepthandler, str]
-Check = Callable[[Module], Iterator[Hit]]
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    path: str
+    place: Place
+    message: str
+    hint: str = ""  # instead of the rule's own
+
+
+Check = Callable[[Project], Iterator[Hit]]
 
 
 @dataclass(frozen=True, slots=True)

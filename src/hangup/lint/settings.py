@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from hangup.errors import ConfigError
-from hangup.lint.check import DEFAULT
+from hangup.lint.check import DEFAULT, OTHERS, RUNNING
 from hangup.lint.rule import RULES
 
 EXCLUDED = (
@@ -25,6 +26,13 @@ EXCLUDED = (
     "dist",
     ".mypy_cache",
     "site-packages",
+    ".hangup_cache",
+)
+# Folders and files that serve nobody, so nothing in them can leak: left out unless `include-tests` is set.
+NOT_SERVED = re.compile(
+    r"(tests?|testing|examples?|samples?|docs?|benchmarks?|benches|notebooks|cookbook|tutorials?|evals?)$"
+    r"|test_\w*\.py$|\w*_test\.py$|conftest\.py$",
+    re.I,
 )
 
 
@@ -39,7 +47,11 @@ class LintSettings:
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     per_file_ignores: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    include_tests: bool = False
+    target: tuple[int, int] = RUNNING
+    baseline: Path | None = None
     root: Path = Path()
+    in_project: bool = False  # `root` is that of a project: it has a pyproject.toml or a .git
 
     def codes(self) -> frozenset[str]:
         chosen = expand(self.select) if self.select else DEFAULT
@@ -63,11 +75,45 @@ class LintSettings:
         return fnmatch(name, pattern) or fnmatch(path.name, pattern) or fnmatch(name, pattern.rstrip("/") + "/*")
 
 
+class SettingsTree:
+    """The settings of each folder: those of the nearest pyproject.toml that has any, or of one file for all."""
+
+    def __init__(self, fixed: LintSettings | None = None, change: Callable[[LintSettings], LintSettings] = lambda s: s) -> None:
+        self.fixed = change(fixed) if fixed is not None else None
+        self.change = change
+        self.found: dict[Path, LintSettings] = {}
+
+    def of(self, folder: Path) -> LintSettings:
+        if self.fixed is not None:
+            return self.fixed
+        settings = self.found.get(folder)
+        if settings is None:
+            settings = self.found[folder] = self.change(find_settings(folder))
+        return settings
+
+    def for_file(self, path: Path) -> LintSettings:
+        return self.of(path.parent)
+
+
+RETIRED = {
+    "HU006": "ruff's S113 reports requests without a timeout",
+    "HU008": "flake8-async's ASYNC103 and ruff's E722 report swallowed cancellation",
+    "HU014": "it reported no leak",
+}
+
+
 def expand(names: Iterable[str]) -> frozenset[str]:
-    """Expand rule codes, rule names, prefixes (`HU00`) and `ALL` to codes."""
+    """Expand rule codes in either case, rule names, prefixes (`HU00`) and `ALL` to codes."""
+    by_name = {r.name: c for c, r in RULES.items()} | {name: c for c, name in OTHERS.items()}
+    every = {*RULES, *OTHERS}
     codes: set[str] = set()
     for name in names:
-        fitting = {c for c, r in RULES.items() if name in {"ALL", r.name} or (name.startswith("HU") and c.startswith(name))}
+        upper = name.upper()
+        fitting = every if upper == "ALL" else {c for c in every if upper.startswith("HU") and c.startswith(upper)}
+        if name.lower() in by_name:
+            fitting = {by_name[name.lower()]}
+        if upper in RETIRED:
+            raise ConfigError([f"the lint rule {upper} was retired: {RETIRED[upper]}"])
         if not fitting:
             raise ConfigError([f"unknown lint rule {name!r}; `hangup lint --list` lists the rules"])
         codes |= fitting
@@ -77,38 +123,70 @@ def expand(names: Iterable[str]) -> frozenset[str]:
 def find_settings(start: Path) -> LintSettings:
     """Return the settings of the nearest pyproject.toml, here or in a parent directory, that has any."""
     here = start.resolve()
+    root: Path | None = None
     for folder in [here, *here.parents]:
         path = folder / "pyproject.toml"
         if path.is_file():
-            return read_settings(path)
-    return LintSettings()
+            root = root or folder
+            values = _values(path)
+            if values is not None:
+                return _settings(path, values)
+        elif (folder / ".git").exists():
+            root = root or folder
+    return LintSettings(root=root or here, in_project=root is not None)
 
 
 def read_settings(path: Path) -> LintSettings:
+    return _settings(path, _values(path) or {})
+
+
+def _values(path: Path) -> dict[str, Any] | None:
     try:
-        values = tomllib.loads(path.read_text()).get("tool", {}).get("hangup", {}).get("lint", {})
+        found = tomllib.loads(path.read_text()).get("tool", {}).get("hangup", {}).get("lint")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: {error}"]) from None
-    return _settings(path, values)
+    return found if isinstance(found, dict) else None
+
+
+_LISTS = ("select", "extend-select", "ignore", "exclude")
+_OTHER = ("per-file-ignores", "include-tests", "target-version", "baseline")
 
 
 def _settings(path: Path, values: dict[str, Any]) -> LintSettings:
-    lists = ("select", "extend-select", "ignore", "exclude")
-    problems = [f"{path}: unknown setting {k!r} in [tool.hangup.lint]" for k in values if k not in (*lists, "per-file-ignores")]
+    problems = [f"{path}: unknown setting {k!r} in [tool.hangup.lint]" for k in values if k not in (*_LISTS, *_OTHER)]
     problems += [
-        f"{path}: [tool.hangup.lint] {k} must be a list of strings" for k in lists if not _is_strings(values.get(k, []))
+        f"{path}: [tool.hangup.lint] {k} must be a list of strings" for k in _LISTS if not _is_strings(values.get(k, []))
     ]
     per_file = values.get("per-file-ignores", {})
     if not isinstance(per_file, dict) or not all(_is_strings(v) for v in per_file.values()):
         problems.append(f"{path}: [tool.hangup.lint] per-file-ignores must be a table of lists of strings")
+    if not isinstance(values.get("include-tests", False), bool):
+        problems.append(f"{path}: [tool.hangup.lint] include-tests must be true or false")
+    if not isinstance(values.get("baseline", ""), str):
+        problems.append(f"{path}: [tool.hangup.lint] baseline must be the path of a file")
     if problems:
         raise ConfigError(problems)
-    chosen = {k.replace("-", "_"): tuple(values.get(k, ())) for k in lists}
-    settings = LintSettings(**chosen, per_file_ignores={k: tuple(v) for k, v in per_file.items()}, root=path.parent)
+    settings = LintSettings(
+        **{k.replace("-", "_"): tuple(values.get(k, ())) for k in _LISTS},
+        per_file_ignores={k: tuple(v) for k, v in per_file.items()},
+        include_tests=values.get("include-tests", False),
+        target=target_version(values["target-version"]) if "target-version" in values else RUNNING,
+        baseline=path.parent / values["baseline"] if values.get("baseline") else None,
+        root=path.parent,
+        in_project=True,
+    )
     settings.codes()
     for ignored in settings.per_file_ignores.values():
         expand(ignored)
     return settings
+
+
+def target_version(given: Any) -> tuple[int, int]:
+    """Read `py312` or `3.12`."""
+    match = re.fullmatch(r"(?:py)?3\.?(\d{1,2})", str(given))
+    if match is None or int(match[1]) < 7:
+        raise ConfigError([f"target-version must be like py312, from py37, not {given!r}"])
+    return 3, int(match[1])
 
 
 def _is_strings(value: Any) -> bool:

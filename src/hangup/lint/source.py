@@ -69,12 +69,14 @@ class Site:
 class Function:
     """A function, a method or a lambda; the module itself is the outermost one."""
 
-    __slots__ = ("assigned", "calls", "class_name", "loops", "node", "outer", "tries", "yields")
+    __slots__ = ("assigned", "calls", "class_name", "loops", "node", "number", "outer", "returns", "tries", "yields")
 
-    def __init__(self, node: ast.AST, outer: Function | None, class_name: str) -> None:
+    def __init__(self, node: ast.AST, outer: Function | None, class_name: str, number: int = 0) -> None:
         self.node = node
         self.outer = outer
         self.class_name = class_name
+        self.number = number  # in the file
+        self.returns: list[ast.expr] = []
         self.calls: list[Site] = []
         self.loops: list[tuple[LoopNode, Frame]] = []
         self.tries: list[tuple[ast.Try, Frame]] = []
@@ -123,8 +125,10 @@ class Module:
         self.top = Function(tree, None, "")
         self.functions: list[Function] = [self.top]
         self.attributes: dict[str, list[ast.expr]] = defaultdict(list)  # self.x -> values assigned to it anywhere
+        self.fields: dict[tuple[str, str], list[ast.expr]] = defaultdict(list)  # the same by class
         self.facts: dict[type, object] = {}  # what rules compute once and share
         self._sites: dict[int, Site] = {}
+        self._nodes: dict[int, list[ast.AST]] = {}
         _Walk(self).run()
 
     def dotted(self, node: ast.AST | None) -> str:
@@ -156,6 +160,17 @@ class Module:
     def packages(self) -> set[str]:
         """Return the top-level packages that the file imports."""
         return {name.partition(".")[0] for name in self.imports.values()}
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return self.text.split("\n")
+
+    def nodes(self, function: Function) -> list[ast.AST]:
+        """Return the nodes of a function, with those of functions inside it; computed once."""
+        found = self._nodes.get(function.number)
+        if found is None:
+            found = self._nodes[function.number] = list(ast.walk(function.node))
+        return found
 
     def values_of(self, node: ast.AST, function: Function) -> list[ast.expr]:
         """Return what may be assigned to a name or an attribute of self, in the functions around or on the instance."""
@@ -228,27 +243,36 @@ class _Walk:
                 self.expression(node.subject, frame, node)
                 for case in node.cases:
                     self.block(case.body, Frame(node, "body", frame, frame.function), class_name)
-            case ast.Import():
-                for alias in node.names:
-                    self.module.imports[alias.asname or alias.name.partition(".")[0]] = (
-                        alias.name if alias.asname else alias.name.partition(".")[0]
-                    )
-            case ast.ImportFrom():
-                for alias in node.names:
-                    self.module.imports[alias.asname or alias.name] = f"{node.module or ''}.{alias.name}"
+            case ast.Import() | ast.ImportFrom():
+                self.imported(node)
             case ast.Assign():
                 self.expression(node.value, frame, node)
                 for target in node.targets:
-                    self.assign(target, node.value, frame)
+                    self.assign(target, node.value, frame, class_name)
             case ast.AnnAssign():
                 if node.value is not None:
                     self.expression(node.value, frame, node)
-                    self.assign(node.target, node.value, frame)
+                    self.assign(node.target, node.value, frame, class_name)
+                elif class_name and isinstance(node.target, ast.Name):
+                    self.module.fields[class_name, node.target.id].append(node.annotation)
+            case ast.Return():
+                if node.value is not None:
+                    frame.function.returns.append(node.value)
+                    self.expression(node.value, frame, node)
             case _:
                 self.expression(node, frame, node)
 
+    def imported(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            if isinstance(node, ast.Import):
+                first = alias.name.partition(".")[0]
+                self.module.imports[alias.asname or first] = alias.name if alias.asname else first
+            else:
+                head = "." * node.level + (node.module or "")
+                self.module.imports[alias.asname or alias.name] = f"{head}.{alias.name}" if node.module else head + alias.name
+
     def enter(self, node: FunctionNode, frame: Frame, class_name: str) -> Frame:
-        function = Function(node, frame.function, class_name)
+        function = Function(node, frame.function, class_name, len(self.module.functions))
         self.module.functions.append(function)
         return Frame(node, "body", frame, function)
 
@@ -267,11 +291,16 @@ class _Walk:
         self.block(node.body, Frame(node, "body", frame, frame.function), class_name)
         self.block(node.orelse, Frame(node, "orelse", frame, frame.function), class_name)
 
-    def assign(self, target: ast.expr, value: ast.expr, frame: Frame) -> None:
+    def assign(self, target: ast.expr, value: ast.expr, frame: Frame, class_name: str) -> None:
         if isinstance(target, ast.Name):
             frame.function.assigned[target.id].append(value)
+            if class_name:
+                self.module.fields[class_name, target.id].append(value)
         elif isinstance(target, ast.Attribute):
             self.module.attributes[target.attr].append(value)
+            owner = next((f.class_name for f in frame.function.around() if f.class_name), "")
+            if owner and isinstance(target.value, ast.Name) and target.value.id in {"self", "cls"}:
+                self.module.fields[owner, target.attr].append(value)
 
     def expression(self, root: ast.AST, frame: Frame, statement: ast.stmt) -> None:
         """Record the calls, awaits and yields below `root`."""

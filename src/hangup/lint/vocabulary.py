@@ -1,7 +1,7 @@
-"""What inference looks like in Python: the calls that make an engine compute, and the names that frameworks use around them.
+"""What inference looks like in Python: the calls that make an engine compute, and whether they stream or block.
 
-A syntax tree holds only names, so this module prefers to miss a call over a false alarm: a call counts as inference when its
-name, its receiver or its address is one that the common SDKs, engines and HTTP APIs use.
+A syntax tree holds only names. A call counts as inference if its verb belongs to one SDK alone, if its receiver was made by
+such an SDK in this file, if its arguments are those of a generation, or if its receiver is called what people call a model.
 """
 
 from __future__ import annotations
@@ -10,216 +10,349 @@ import ast
 import re
 from collections.abc import Iterator
 
-from hangup.lint.source import Function, Module, Site
+from hangup.lint.facts import UNKNOWN
+from hangup.lint.source import Module, Site
 
-FRAMEWORKS = frozenset({"fastapi", "starlette", "litestar", "sse_starlette", "sanic", "quart", "flask", "robyn", "blacksheep"})
-
+# Verbs that no other library uses.
+_OWN_VERBS = frozenset(
+    "acompletion atext_completion ainvoke astream astream_events astream_log abatch generate_content generate_content_async"
+    " generate_content_stream create_chat_completion acreate astream_chat astream_complete kickoff"
+    " kickoff_async aquery achat acomplete"
+    " invoke_model invoke_model_with_response_stream converse converse_stream run_streamed agenerate_prompt".split()
+)
 _SDK_TAILS = (
     "chat.completions.create",
     "chat.completions.parse",
     "chat.completions.stream",
     "completions.create",
-    "responses.create",
-    "responses.stream",
-    "responses.parse",
-    "models.generate_content",
-    "models.generate_content_stream",
-    "generate_content_async",
-    "ChatCompletion.create",
-    "ChatCompletion.acreate",
-    "Completion.acreate",
-    "create_chat_completion",
+    "Completion.create",
+    "chat.complete_async",
+    "chat.stream_async",
+    "chat.complete",
 )
 _FUNCTIONS = frozenset(
     {
-        *(f"litellm.{name}" for name in ("completion", "acompletion", "text_completion", "atext_completion", "aresponses")),
+        *(f"litellm.{name}" for name in ("completion", "text_completion", "responses", "aresponses")),
         "ollama.chat",
         "ollama.generate",
-        "openai.Completion.create",
+        "agents.Runner.run",
+        "agents.Runner.run_sync",
+        "replicate.run",
+        "dashscope.Generation.call",
+        "mlx_lm.generate",
+        "mlx_lm.stream_generate",
+        "mlx_vlm.generate",
+        "mlx_vlm.stream_generate",
     }
 )
-_CHAIN_VERBS = frozenset({"ainvoke", "astream", "astream_events", "astream_log", "invoke", "agenerate", "apredict", "arun"})
-_CHAIN_NAMES = frozenset({"llm", "chain", "model", "agent", "graph", "chat", "runnable", "executor"})
-_INDEX_VERBS = frozenset({"achat", "astream_chat", "acomplete", "astream_complete"})
-_ENGINE_VERBS = frozenset(
-    {"generate", "async_generate", "generate_async", "generate_stream", "stream_generate", "generate_request"}
+# What these receivers do is no generation, whatever the verb.
+_NOT_MODELS = frozenset(
+    "retriever tool tools prompt parser loader embedding embeddings embedder store vectorstore lambda function"
+    " splitter reranker"
+    " template memory tokenizer whisper tts".split()
 )
-_ENGINE_NAMES = frozenset({"engine", "llm", "model", "llama"})
-_HTTP_VERBS = frozenset({"post", "stream", "request", "send", "build_request"})
-_PATH = re.compile(
-    r"/(chat/completions|v1/completions|completions?|v1/messages|v1/responses|api/chat|api/generate|generate|generate_stream"
-    r"|worker_generate\w*|infer)/?(\?.*)?$"
+_MODEL_NAMES = frozenset("llm chain model agent graph chat runnable executor workflow engine llama chatbot".split())
+_CHAIN_VERBS = frozenset("invoke batch predict apredict arun agenerate stream run acall apply".split())
+_AGENT_VERBS = frozenset("run arun run_sync run_stream print_response aprint_response chat achat acomplete complete".split())
+_ENGINE_VERBS = frozenset("generate async_generate generate_async generate_stream stream_generate generate_request".split())
+_ENGINE_NAMES = frozenset("engine llm model llama".split())
+_INDEX_VERBS = frozenset("query aquery chat achat stream_chat astream_chat complete acomplete stream_complete".split())
+_FRAMEWORKS_OF_CHAINS = frozenset(
+    "langchain langchain_core langchain_openai langchain_community langchain_anthropic langchain_ollama langchain_google_genai"
+    " langchain_groq langgraph langchain_classic langserve".split()
 )
-_STREAM_CLASSES = ("StreamingResponse", "EventSourceResponse", "hangup.stream", "ServerSentEvent", "Stream")
+_AGENT_PACKAGES = frozenset("pydantic_ai agno phi crewai smolagents agents autogen strands google llama_index".split())
+_LOCAL_ENGINES = frozenset("transformers torch llama_cpp mlx_lm mlx_vlm ctransformers vllm".split())
+_GENERATION_KEYWORDS = ("input_ids", "max_new_tokens", "streamer", "generation_config", "logits_processor", "sampling_params")
+
+# Names whose calls make an object that computes when it is used.
+ASYNC_CLIENTS = frozenset(
+    "AsyncOpenAI AsyncAzureOpenAI AsyncAnthropic AsyncGroq AsyncTogether AsyncInferenceClient AsyncMistral"
+    " AsyncAnthropicBedrock"
+    " AsyncAnthropicVertex AsyncCerebras AsyncFireworks AsyncLLMEngine AsyncCohere AsyncClientV2".split()
+)
+SYNC_CLIENTS = frozenset(
+    "OpenAI AzureOpenAI Anthropic AnthropicBedrock AnthropicVertex Groq Mistral Together InferenceClient ZhipuAI"
+    " Cerebras".split()
+)
+CHAINS = frozenset(
+    "ChatOpenAI AzureChatOpenAI ChatAnthropic ChatOllama ChatGroq ChatGoogleGenerativeAI ChatVertexAI ChatBedrock OllamaLLM"
+    " ChatBedrockConverse ChatMistralAI ChatLiteLLM init_chat_model AgentExecutor initialize_agent create_react_agent"
+    " create_agent"
+    " create_sql_agent LLMChain ConversationChain ConversationalRetrievalChain RetrievalQA load_qa_chain load_summarize_chain"
+    " create_retrieval_chain create_stuff_documents_chain HuggingFacePipeline HuggingFaceEndpoint LlamaCpp VLLM"
+    " GPT4All create_deep_agent create_supervisor from_chain_type from_llm from_llm_and_tools".split()
+)
+LOCAL_MODELS = frozenset("from_pretrained Llama LLM AutoModelForCausalLM".split())
+_MOVES = frozenset({"eval", "to", "cuda", "half", "bfloat16", "float", "requires_grad_"})
+_PIPELINE = "transformers.pipeline"
+_ASYNC_VERBS = re.compile(
+    r"^(a(completion|text_completion|invoke|stream\w*|batch|chat|complete|query|generate\w*|create|run|predict|call|responses)"
+    r"|\w+_async|async_\w+)$"
+)
+_BLOCKING_VERBS = frozenset(
+    "invoke batch predict run_sync generate_content create_chat_completion kickoff query stream_chat invoke_model converse"
+    " converse_stream invoke_model_with_response_stream".split()
+)
+_BLOCKING_FUNCTIONS = frozenset(
+    "litellm.completion litellm.text_completion ollama.chat ollama.generate agents.Runner.run_sync replicate.run"
+    " openai.ChatCompletion.create openai.Completion.create dashscope.Generation.call mlx_lm.generate mlx_vlm.generate".split()
+)
 _STREAM_VERBS = frozenset(
-    {"stream", "astream", "astream_events", "astream_chat", "astream_complete", "generate_content_stream"}
+    "stream astream astream_events astream_log stream_chat astream_chat astream_complete stream_complete"
+    " generate_content_stream"
+    " generate_stream stream_generate converse_stream invoke_model_with_response_stream run_streamed run_stream stream_async"
+    " generate_content_stream_async".split()
 )
-_ROUTES = frozenset({"get", "post", "put", "patch", "api_route", "route"})
+
+_HTTP_VERBS = frozenset({"post", "stream", "request", "send", "build_request", "fetch"})
+_PATH = re.compile(
+    r"(/chat/completions|/v1/completions|(^|[^/])/completions|/v1/messages|/v1/responses|/api/chat|/api/generate|:generateContent"
+    r"|/worker_generate\w*|(^|//[^/]+)(/v\d)?/(generate|generate_stream))/?(\?.*)?$"
+)
+_CAPPED_TAILS = (
+    "completions.create",
+    "completions.parse",
+    "completions.stream",
+    "responses.create",
+    "responses.stream",
+    "responses.parse",
+)
+_CAPPED_FUNCTIONS = frozenset({"litellm.completion", "litellm.acompletion"})
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict", "options", "extra_body", "config")
 
 
-def is_inference(module: Module, site: Site) -> bool:
-    """Return whether this call makes an engine compute."""
-    return (_is_sdk_call(module, site) or _is_engine_call(site) or _is_http_call(site)) and not _is_mock(site)
+def direct(module: Module, site: Site) -> str:
+    """Return the verb by which this call makes an engine compute; "" if nothing shows that it does."""
+    receiver, _, verb = site.name.rpartition(".")
+    if site.keyword("mock_response") is not None or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return ""  # a mock, or a decorator: @app.post("/v1/chat/completions") calls nobody
+    if _is_sdk_call(site, receiver, verb) or _is_named_call(module, site, receiver, verb) or _is_http_call(module, site):
+        return verb
+    made = maker_of(module, site)
+    if made and (is_made_call(made, verb) or (made == _PIPELINE and _is_called(site))):
+        return verb
+    return ""
 
 
-def _is_mock(site: Site) -> bool:
-    return site.keyword("mock_response") is not None
+def _is_called(site: Site) -> bool:
+    """Return whether the pipeline itself is called, `pipe(prompt)` or `self.pipe(prompt)`, not a method of it."""
+    func = site.node.func
+    return isinstance(func, ast.Name) or (
+        isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self"
+    )
 
 
-def _is_sdk_call(module: Module, site: Site) -> bool:
+def _words(name: str) -> set[str]:
+    """Return the words of a receiver's last part: {"query", "engine"} for self.query_engine and for queryEngine."""
+    last = name.rpartition(".")[2]
+    return set(re.sub(r"([a-z])([A-Z])", r"\1_\2", last).lower().strip("_").split("_"))
+
+
+def _is_sdk_call(site: Site, receiver: str, verb: str) -> bool:
     name = site.name
-    if name in _FUNCTIONS or (name.endswith(_SDK_TAILS) and "." in name):
+    if name in _FUNCTIONS:
+        return True
+    if not receiver:
+        return False
+    if name.endswith(_SDK_TAILS):
         return True
     if name.endswith(("messages.create", "messages.stream")):
-        return "threads" not in name and ("anthropic" in module.packages or "anthropic" in name)
+        return (
+            "threads" not in name and site.keyword("messages") is not None and site.keyword("max_tokens", "model") is not None
+        )
+    if name.endswith(("responses.create", "responses.stream", "responses.parse")):
+        return site.keyword("input", "model", "prompt") is not None or site.has_double_star
+    if verb in {"text_generation", "chat_completion"}:
+        return "client" in receiver.lower() and site.keyword("messages", "model", "max_new_tokens", "max_tokens") is not None
+    if verb in _OWN_VERBS and not _words(receiver) & _NOT_MODELS:
+        return verb != "create_chat_completion" or bool(_words(receiver) & (_MODEL_NAMES | _ENGINE_NAMES))
+    return verb in {"chat", "generate"} and "ollama" in receiver.lower() and "." not in receiver.lower().rpartition("ollama")[2]
+
+
+def _is_named_call(module: Module, site: Site, receiver: str, verb: str) -> bool:
+    """Return whether the receiver is called a model and the verb is one of models."""
+    words = _words(receiver)
+    if not receiver:
+        return _is_called_itself(module, verb)
+    if words & _NOT_MODELS:
+        return False
+    packages = module.packages
+    if verb in _CHAIN_VERBS and words & _MODEL_NAMES:
+        return bool(packages & _FRAMEWORKS_OF_CHAINS) or verb == "invoke"
+    if verb in _AGENT_VERBS and words & {"agent", "crew", "team"} and packages & _AGENT_PACKAGES:
+        return True
+    if verb in _INDEX_VERBS and ({"query", "engine"} <= words or {"chat", "engine"} <= words or "as_query_engine" in receiver):
+        return True
+    if verb in {"send_message", "send_message_async"} and packages & {"google", "vertexai"}:
+        return bool(words & {"chat", "session", "model"})
+    if verb not in _ENGINE_VERBS:
+        return False
+    return bool(words & _ENGINE_NAMES) or (bool(packages & _LOCAL_ENGINES) and site.keyword(*_GENERATION_KEYWORDS) is not None)
+
+
+def _is_called_itself(module: Module, name: str) -> bool:
+    """Return whether `qa_chain({...})` or `llm(prompt)` calls a chain or a local model."""
+    words = _words(name)
+    if not module.packages & (_FRAMEWORKS_OF_CHAINS | _LOCAL_ENGINES) or len(words) > 2 or name in module.imports:
+        return False
+    return "chain" in words or name in {"llm", "self.llm"}
+
+
+def maker_of(module: Module, site: Site) -> str:
+    """Return the call that made the receiver, if this file shows it: `langchain_openai.ChatOpenAI` for llm.invoke."""
+    node: ast.expr = site.node.func
+    while isinstance(node, ast.Attribute):
+        node = node.value
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            for value in module.values_of(node, site.function):
+                if made := made_by(module, value):
+                    return made
+        elif isinstance(node, ast.Call):
+            return made_by(module, node)
+    if isinstance(node, ast.Name):
+        for value in module.values_of(node, site.function):
+            if (made := made_by(module, value)) == _PIPELINE:
+                return made
+    return ""
+
+
+def made_by(module: Module, value: ast.expr) -> str:
+    """Return the name of the call in `x = Call(...)`; `chain` for LangChain's `prompt | model`, `graph` for compile()."""
+    if isinstance(value, ast.Await):
+        value = value.value
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr) and module.packages & _FRAMEWORKS_OF_CHAINS:
+        return "hangup.chain"
+    if not isinstance(value, ast.Call):
+        return ""
+    name = module.dotted(value.func)
+    last = name.rpartition(".")[2]
+    while last in _MOVES:  # from_pretrained(...).eval().to(device)
+        name = name.rpartition(".")[0]
+        last = name.rpartition(".")[2]
+    if last == "compile" and module.packages & {"langgraph"}:
+        return "hangup.chain"
+    if last in {"with_structured_output", "bind_tools", "with_retry", "with_config"}:
+        return "hangup.chain"
+    if last == "Agent" and module.packages & _AGENT_PACKAGES:
+        return "hangup.agent"
+    known = last in ASYNC_CLIENTS or last in SYNC_CLIENTS or last in CHAINS or last in LOCAL_MODELS or name == _PIPELINE
+    return name if known and "Tokenizer" not in name and "Processor" not in name else ""
+
+
+def is_made_call(made: str, verb: str) -> bool:
+    """Return whether calling `verb` on what `made` returns is inference."""
+    last = made.rpartition(".")[2]
+    if last in CHAINS or made == "hangup.chain":
+        return verb in _CHAIN_VERBS or verb in _OWN_VERBS or verb in {"__call__", "call"}
+    if made == "hangup.agent":
+        return verb in _AGENT_VERBS or verb in _OWN_VERBS
+    if last in LOCAL_MODELS:
+        return verb in _ENGINE_VERBS or verb in {"create_chat_completion", "create_completion", "chat"}
     return False
 
 
-def _is_engine_call(site: Site) -> bool:
-    receiver, _, verb = site.name.rpartition(".")
-    if verb in _INDEX_VERBS:
-        return bool(receiver)
-    words = set(receiver.rpartition(".")[2].lower().strip("_").split("_"))
-    if verb in _CHAIN_VERBS:
-        return bool(words & _CHAIN_NAMES)
-    return verb in _ENGINE_VERBS and bool(words & _ENGINE_NAMES)
-
-
-def _is_http_call(site: Site) -> bool:
-    if site.name.rpartition(".")[2] not in _HTTP_VERBS:
+def _is_http_call(module: Module, site: Site) -> bool:
+    if site.name.rpartition(".")[2] not in _HTTP_VERBS or site.keyword("text") is not None:
         return False
     addresses = [*site.node.args[:2], site.keyword("url")]
-    return any(_PATH.search(text) for node in addresses if (text := _tail_text(node)))
+    if any(_PATH.search(text) for node in addresses for text in _tails(module, site, node)):
+        return True
+    return any(_is_generation(value) for value in _bodies(module, site))
 
 
-def _tail_text(node: ast.expr | None) -> str:
-    """Return the constant text that an expression ends with: "/generate" for f"{url}/generate" and for url + "/generate"."""
+def forwards(module: Module, site: Site) -> bool:
+    """Return whether a call sends a request to an address that is not known here: inference, if a handler for inference
+    does."""
+    receiver, _, verb = site.name.rpartition(".")
+    if verb not in {"post", "request", "send", "fetch"} or isinstance(site.statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    if not re.search(r"client|session|http|requests", receiver.lower()):
+        return False
+    return verb == "send" or site.keyword("json", "content", "data") is not None
+
+
+def _tails(module: Module, site: Site, node: ast.expr | None, depth: int = 2) -> Iterator[str]:
+    """Yield the constant text that an address ends with: "/generate" for f"{url}/generate", also through a variable."""
     if isinstance(node, ast.JoinedStr) and node.values:
-        node = node.values[-1]
+        last = node.values[-1]
+        if isinstance(last, ast.FormattedValue):
+            return
+        node = last
     if isinstance(node, ast.BinOp):
         node = node.right
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, (ast.Name, ast.Attribute)) and depth:
+        for value in module.values_of(node, site.function)[:4]:
+            yield from _tails(module, site, value, depth - 1)
 
 
-def streams(site: Site) -> bool | None:
-    """Return whether an inference call asks for a stream; None if the call does not show it."""
-    if site.name.rpartition(".")[2] in _STREAM_VERBS:
-        return True
-    stream_argument = site.keyword("stream")
-    if isinstance(stream_argument, ast.Constant):
-        return bool(stream_argument.value)
-    return None if stream_argument is not None or site.has_double_star else False
+def _bodies(module: Module, site: Site) -> Iterator[ast.expr]:
+    body = site.keyword("json", "data")
+    if isinstance(body, ast.Name):
+        yield from module.values_of(body, site.function)[:4]
+    elif body is not None:
+        yield body
 
 
-class Inference:
-    """The inference calls of a module: direct ones, and calls of the module's own functions that make them."""
-
-    def __init__(self, module: Module) -> None:
-        self.module = module
-        self.direct = {id(site.node): site for site in module.calls() if is_inference(module, site)}
-        self._makers: dict[str, Function] = {}
-        self._spread()
-
-    @classmethod
-    def of(cls, module: Module) -> Inference:
-        """Return the instance for `module`, which is computed once."""
-        found = module.facts.get(cls)
-        if not isinstance(found, Inference):
-            found = module.facts[cls] = cls(module)
-        return found
-
-    def __bool__(self) -> bool:
-        return bool(self.direct)
-
-    def _spread(self) -> None:
-        """Mark every function that calls inference as inference by its name, transitively."""
-        own = {f.name: f for f in self.module.functions if f.name and not f.name.startswith("__")}
-        grew = bool(self.direct)
-        while grew:
-            grew = False
-            for name, function in own.items():
-                if name not in self._makers and any(self.has(site) for site in function.calls):
-                    self._makers[name] = function
-                    grew = True
-
-    def has(self, site: Site) -> bool:
-        return id(site.node) in self.direct or self.maker(site.node.func) is not None
-
-    def maker(self, node: ast.AST | None) -> Function | None:
-        """Return the module's own function that `node` names (`f`, `self.f`), if it makes inference calls."""
-        if isinstance(node, ast.Name):
-            return self._makers.get(node.id)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}:
-            return self._makers.get(node.attr)
-        return None
-
-    def within(self, root: ast.AST) -> Iterator[Site]:
-        """Yield the inference calls anywhere below `root`."""
-        for node in ast.walk(root):
-            site = self.module.site(node)
-            if site is not None and self.has(site):
-                yield site
-
-    def source(self, site: Site, depth: int = 8) -> Site:
-        """Return the inference call behind a call, followed through at most `depth` of the module's own functions."""
-        while depth and id(site.node) not in self.direct:
-            function = self.maker(site.node.func)
-            assert function is not None
-            site = next(inner for inner in function.calls if self.has(inner))
-            depth -= 1
-        return site
-
-
-def is_handler(module: Module, function: Function) -> bool:
-    """Return whether a web framework calls this function for a request."""
-    for decorator in function.decorators:
-        if not isinstance(decorator, ast.Call):
-            continue
-        name = module.dotted(decorator.func)
-        head, _, verb = name.rpartition(".")
-        takes_path = bool(decorator.args) or any(k.arg == "path" for k in decorator.keywords)
-        if verb in _ROUTES and takes_path and (head not in {"", "mock", "patch"} or "litestar" in name):
-            return bool(module.packages & (FRAMEWORKS | {"aiohttp"})) or head.endswith(("app", "router", "api"))
-    return any("web.Request" in module.dotted(p.annotation) for p in function.parameters if p.annotation is not None)
-
-
-def serves(module: Module) -> bool:
-    """Return whether the file has handlers of a web application."""
-    return any(is_handler(module, function) for function in module.functions)
-
-
-def is_streaming_response(name: str) -> bool:
-    return name.rpartition(".")[2] in _STREAM_CLASSES or name == "hangup.stream"
-
-
-def feeds_client(module: Module, function: Function) -> bool:
-    """Return whether a streaming response sends what this async generator yields."""
-    if any(is_handler(module, outer) for outer in function.around() if outer is not function):
-        return True
-    for site in module.calls():
-        if is_streaming_response(site.name):
-            for argument in (*site.node.args, *(k.value for k in site.node.keywords)):
-                if any(isinstance(n, (ast.Name, ast.Attribute)) and _last(n) == function.name for n in ast.walk(argument)):
-                    return True
-    return False
-
-
-def _last(node: ast.Name | ast.Attribute) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr
-
-
-_WATCHES = re.compile(r"is_disconnected|listen_for_disconnect|with_cancellation|http\.disconnect|run_until_disconnect")
-
-
-def watches_client(module: Module, function: Function) -> bool:
-    """Return whether a function, or its decorator, watches the client, judged by its own text."""
-    node = function.node
-    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+def _is_generation(body: ast.expr) -> bool:
+    """Return whether a request's body is that of a generation: a model with messages, or a prompt with a token limit."""
+    if not isinstance(body, ast.Dict):
         return False
-    if any(site.name.startswith("hangup.") for site in function.calls):
-        return True
-    names = [module.dotted(d) for d in node.decorator_list]
-    if any(re.search(r"cancel|disconnect|tether", name) for name in names):
-        return True
-    lines = module.text.split("\n")[node.lineno - 1 : node.end_lineno]
-    return any(_WATCHES.search(line) for line in lines)
+    keys = {k.value for k in body.keys if isinstance(k, ast.Constant)}
+    if "messages" in keys:
+        return bool(keys & {"model", "max_tokens", "stream", "temperature"})
+    return "prompt" in keys and bool(keys & {"max_tokens", "n_predict", "max_new_tokens", "stream"})
+
+
+def streams(module: Module, site: Site, verb: str) -> int:
+    """Return whether an inference call asks for a stream: 1, 0, or UNKNOWN if the call does not show it."""
+    if verb in _STREAM_VERBS and not (verb == "stream" and site.keyword("json") is not None):
+        return 1
+    given = site.keyword("stream")
+    if isinstance(given, ast.Constant):
+        return int(bool(given.value))
+    if given is not None:
+        return UNKNOWN
+    for body in _bodies(module, site):
+        if isinstance(body, ast.Dict):
+            values = {k.value: v for k, v in zip(body.keys, body.values, strict=True) if isinstance(k, ast.Constant)}
+            flag = values.get("stream")
+            if flag is not None:
+                return int(bool(flag.value)) if isinstance(flag, ast.Constant) else UNKNOWN
+            return 1 if verb == "stream" else UNKNOWN if None in body.keys else 0
+    if site.keyword("streamer") is not None or verb == "stream":
+        return 1
+    return UNKNOWN if site.has_double_star and not verb.startswith(("generate", "ainvoke", "invoke")) else 0
+
+
+def blocks(module: Module, site: Site, verb: str) -> int:
+    """Return whether an inference call blocks its thread: 1, 0 for a coroutine or an async iterator, or UNKNOWN."""
+    if site.awaited or _ASYNC_VERBS.match(verb):
+        return 0
+    if site.name in _BLOCKING_FUNCTIONS or site.name.startswith("requests."):
+        return 1
+    last = maker_of(module, site).rpartition(".")[2]
+    if last in ASYNC_CLIENTS:
+        return 0
+    if last in SYNC_CLIENTS or last in LOCAL_MODELS or last == "pipeline":
+        return 1
+    if verb in _BLOCKING_VERBS:
+        return 1
+    if verb in _ENGINE_VERBS and module.packages & _LOCAL_ENGINES and site.keyword(*_GENERATION_KEYWORDS[:5]) is not None:
+        return 1
+    if verb == "generate" and site.has_double_star and "transformers" in module.packages and "vllm" not in module.packages:
+        return 1
+    if not site.function.is_async and isinstance(site.statement, (ast.Assign, ast.For, ast.With, ast.AnnAssign)):
+        return 1  # its result is used at once
+    return UNKNOWN
+
+
+def uncapped(site: Site) -> bool:
+    """Return whether a call could limit its tokens and does not."""
+    if not (site.name.endswith(_CAPPED_TAILS) or site.name in _CAPPED_FUNCTIONS):
+        return False
+    if site.has_double_star or len(site.node.args) > 2 or site.keyword(*_LIMITS) is not None:
+        return False
+    return site.keyword("messages", "prompt", "input") is not None

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Iterator
 
 from hangup.lint.finding import Severity
+from hangup.lint.project import Project
 from hangup.lint.rule import Hit, rule
-from hangup.lint.source import Module, Site
-from hangup.lint.vocabulary import FRAMEWORKS, Inference
-
-_QUEUES = frozenset(
-    {"asyncio.Queue", "asyncio.PriorityQueue", "queue.Queue", "queue.PriorityQueue", "janus.Queue", "queue.SimpleQueue"}
-)
-_WAITING = re.compile(r"request|job|pending|wait|input|incoming|prompt|infer|batch|work|task", re.I)
-_LEAVING = re.compile(r"output|result|response|token|chunk|out_|event|log|stream|message|notif|update|finish|done", re.I)
+from hangup.lint.rules.common import runs_inference
 
 
 @rule(
@@ -24,52 +16,71 @@ _LEAVING = re.compile(r"output|result|response|token|chunk|out_|event|log|stream
     Severity.WARNING,
     summary="An unbounded queue in front of an engine.",
     why="""When requests arrive faster than the engine can answer, the queue grows without bound: clients time out before
-    their request starts, and the engine computes for nobody. A bounded queue refuses early instead.""",
-    hint="give it a `maxsize` and answer 503 when it is full, or use `hangup.Gate`",
+    their request starts, and the engine computes for all of them. A bounded queue refuses early instead.""",
+    hint="give it a `maxsize` and answer 503 when it is full, or use `hangup.Gate`, which also drops who left",
     bad="""
         import asyncio
+        from contextlib import asynccontextmanager
+        from fastapi import FastAPI, HTTPException
+        from openai import AsyncOpenAI
 
+        client = AsyncOpenAI(timeout=60)
         request_queue = asyncio.Queue()
 
-        async def worker(engine):
+        async def worker():
             while True:
-                prompt, done = await request_queue.get()
-                done.set_result(await engine.generate(prompt))
+                messages, done = await request_queue.get()
+                done.set_result(await client.chat.completions.create(model="m", messages=messages, max_tokens=500))
+
+        @asynccontextmanager
+        async def lifespan(app):
+            running = asyncio.create_task(worker())
+            yield
+            running.cancel()
+
+        app = FastAPI(lifespan=lifespan)
+
+        @app.post("/ask")
+        async def ask(messages: list[dict]):
+            done = asyncio.get_running_loop().create_future()
+            if request_queue.full():
+                raise HTTPException(503, "busy")
+            request_queue.put_nowait((messages, done))
+            return await done
         """,
     good="""
         import asyncio
+        from contextlib import asynccontextmanager
+        from fastapi import FastAPI, HTTPException
+        from openai import AsyncOpenAI
 
-        request_queue = asyncio.Queue(maxsize=32)
+        client = AsyncOpenAI(timeout=60)
+        request_queue = asyncio.Queue(maxsize=2)
 
-        async def worker(engine):
+        async def worker():
             while True:
-                prompt, done = await request_queue.get()
-                done.set_result(await engine.generate(prompt))
+                messages, done = await request_queue.get()
+                done.set_result(await client.chat.completions.create(model="m", messages=messages, max_tokens=500))
+
+        @asynccontextmanager
+        async def lifespan(app):
+            running = asyncio.create_task(worker())
+            yield
+            running.cancel()
+
+        app = FastAPI(lifespan=lifespan)
+
+        @app.post("/ask")
+        async def ask(messages: list[dict]):
+            done = asyncio.get_running_loop().create_future()
+            if request_queue.full():
+                raise HTTPException(503, "busy")
+            request_queue.put_nowait((messages, done))
+            return await done
         """,
 )
-def unbounded_queue(module: Module) -> Iterator[Hit]:
-    if not Inference.of(module) and not module.packages & FRAMEWORKS:
-        return
-    for site in module.calls():
-        if site.name in _QUEUES and not _bounded(site):
-            name = _assigned_name(site)
-            if _WAITING.search(name) and not _LEAVING.search(name):
-                yield site.node, f"`{name}` may grow without bound while the engine is busy"
-
-
-def _bounded(site: Site) -> bool:
-    size = site.node.args[0] if site.node.args else site.keyword("maxsize")
-    return size is not None and not (isinstance(size, ast.Constant) and size.value == 0)
-
-
-def _assigned_name(site: Site) -> str:
-    """Return the name that the queue is assigned to."""
-    statement = site.statement
-    target: ast.expr | None = None
-    if isinstance(statement, ast.Assign) and statement.value is site.node:
-        target = statement.targets[0]
-    elif isinstance(statement, ast.AnnAssign) and statement.value is site.node:
-        target = statement.target
-    if isinstance(target, ast.Name):
-        return target.id
-    return target.attr if isinstance(target, ast.Attribute) else ""
+def unbounded_queue(project: Project) -> Iterator[Hit]:
+    for key, function in project.functions():
+        for index, spawn in enumerate(function.spawns):
+            if spawn.kind == "queue" and runs_inference(project, key, index):
+                yield Hit(key[0], spawn.place, f"`{spawn.verb}` may grow without bound while the engine is busy")

@@ -1,30 +1,28 @@
-"""Rules about streams from an engine to a client: always closed, watched while no chunk comes, sent chunk by chunk."""
+"""Rules about streams from an engine to a client: what produces them stops, and the client is watched while no chunk comes."""
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Iterator
 
 from hangup.lint.finding import Severity
+from hangup.lint.project import Project
 from hangup.lint.rule import Hit, rule
-from hangup.lint.source import Frame, Function, Module, Site
-from hangup.lint.vocabulary import Inference, feeds_client, is_streaming_response, streams
-
-_CLOSES = re.compile(r"close|abort|cancel|stop|release|clean|free|shutdown|disconnect|exit", re.I)
-_READERS = frozenset({"aiter_lines", "aiter_bytes", "aiter_raw", "aiter_text", "iter_any", "iter_chunked", "iter_chunks"})
+from hangup.lint.rules.common import chain, is_startup, runs_inference, streams_here
 
 
 @rule(
     "HU003",
-    "stream-not-closed",
-    Severity.WARNING,
-    summary="A streaming generator reads from an engine and never closes the engine's stream.",
-    why="""When the client disconnects between two chunks, the generator is abandoned. Without `finally` or `async with`,
-    the engine's stream closes only when the garbage collector runs, and stays open while a traceback, a task or a cycle
-    still references it; until then the engine computes.""",
-    hint="iterate inside `async with` (or `contextlib.aclosing`), close in `finally`, or return `hangup.stream(...)`",
+    "producer-not-stopped",
+    Severity.ERROR,
+    summary="A stream is fed by a task or a thread that nobody stops.",
+    why="""When the client disconnects, the framework ends the generator that sends the stream, but not what feeds it: a task
+    that
+    fills a queue, a callback's task, or `Thread(target=model.generate)` with a streamer. That runs to its end. (A generator
+    that
+    reads from the engine itself needs nothing: ending it closes the engine's stream.)""",
+    hint="cancel the task in `finally`, give the thread a stopping criterion (a `hangup.CancelToken`), or use `hangup.stream`",
     bad="""
+        import asyncio
         from fastapi import FastAPI
         from fastapi.responses import StreamingResponse
         from openai import AsyncOpenAI
@@ -32,16 +30,25 @@ _READERS = frozenset({"aiter_lines", "aiter_bytes", "aiter_raw", "aiter_text", "
         app = FastAPI()
         client = AsyncOpenAI(timeout=60)
 
-        async def tokens(messages):
+        async def answer(messages, queue):
             stream = await client.chat.completions.create(model="m", messages=messages, stream=True, max_tokens=500)
             async for chunk in stream:
-                yield chunk.choices[0].delta.content or ""
+                await queue.put(chunk.choices[0].delta.content or "")
+            await queue.put(None)
+
+        async def tokens(messages):
+            queue = asyncio.Queue()
+            task = asyncio.create_task(answer(messages, queue))
+            while (text := await queue.get()) is not None:
+                yield text
+            await task
 
         @app.post("/chat")
-        async def chat(messages: list):
+        async def chat(messages: list[dict]):
             return StreamingResponse(tokens(messages))
         """,
     good="""
+        import asyncio
         from fastapi import FastAPI
         from fastapi.responses import StreamingResponse
         from openai import AsyncOpenAI
@@ -49,89 +56,58 @@ _READERS = frozenset({"aiter_lines", "aiter_bytes", "aiter_raw", "aiter_text", "
         app = FastAPI()
         client = AsyncOpenAI(timeout=60)
 
-        async def tokens(messages):
+        async def answer(messages, queue):
             stream = await client.chat.completions.create(model="m", messages=messages, stream=True, max_tokens=500)
-            async with stream:
-                async for chunk in stream:
-                    yield chunk.choices[0].delta.content or ""
+            async for chunk in stream:
+                await queue.put(chunk.choices[0].delta.content or "")
+            await queue.put(None)
+
+        async def tokens(messages):
+            queue = asyncio.Queue()
+            task = asyncio.create_task(answer(messages, queue))
+            try:
+                while (text := await queue.get()) is not None:
+                    yield text
+            finally:
+                task.cancel()
 
         @app.post("/chat")
-        async def chat(messages: list):
+        async def chat(messages: list[dict]):
             return StreamingResponse(tokens(messages))
         """,
 )
-def stream_not_closed(module: Module) -> Iterator[Hit]:
-    inference = Inference.of(module)
-    if not inference:
-        return
-    for function in module.functions:
-        if not function.is_async_generator or not feeds_client(module, function):
+def producer_not_stopped(project: Project) -> Iterator[Hit]:
+    for (path, number, index), runs in project.by_spawn.items():
+        key = (path, number)
+        function = project.function(key)
+        spawn = function.spawns[index]
+        if (
+            spawn.kind not in {"thread", "task", "executor"}
+            or spawn.stoppable
+            or runs.forwards
+            or not streams_here(project, key)
+        ):
             continue
-        for loop, frame in function.loops:
-            if not isinstance(loop, ast.AsyncFor) or not any(y.inside(loop) for y in function.yields):
-                continue
-            source = _upstream(module, inference, loop.iter, function)
-            if source is not None and not _closed(module, frame) and not _is_passed_on(function, loop.iter):
-                yield loop, f"the stream of `{source.name}` is not closed when the client disconnects"
+        if (
+            function.watches
+            or f"+{spawn.handle}" in function.handled
+            or is_startup(project, key)
+            or any(project.function(k).ends for k in _with_inner(project, key))
+        ):
+            continue
+        where = "its thread" if spawn.kind != "task" else "its task"
+        yield Hit(
+            path,
+            spawn.place,
+            f"`{spawn.target}` keeps computing in {where} after the client disconnects{chain(path, spawn.target, runs)}",
+        )
 
 
-def _upstream(module: Module, inference: Inference, iterated: ast.expr, function: Function, depth: int = 3) -> Site | None:
-    """Return the inference call whose stream is iterated; not for the module's own generators, which have their own loop."""
-    site = module.site(iterated)
-    if isinstance(iterated, ast.Await):
-        site = module.site(iterated.value)
-    if site is not None:
-        if id(site.node) in inference.direct:
-            return site
-        if site.name.rpartition(".")[2] in _READERS and isinstance(site.node.func, ast.Attribute) and depth:
-            return _upstream(module, inference, site.node.func.value, function, depth - 1)
-        return None
-    if isinstance(iterated, ast.Name) and depth:
-        for value in module.values_of(iterated, function):
-            found = _upstream(module, inference, value, function, depth - 1)
-            if found is not None:
-                return found
-    return None
-
-
-def _is_passed_on(function: Function, iterated: ast.expr) -> bool:
-    """Return whether an outer function passes its stream to other code, which may close it."""
-    if not isinstance(iterated, ast.Name) or iterated.id in function.assigned:
-        return False
-    outside = (site for outer in function.around() if outer is not function for site in outer.calls)
-    calls = (site.node for site in outside if site.name not in {"anext", "aiter", "print", "isinstance"})
-    arguments = (argument for call in calls for argument in (*call.args, *(k.value for k in call.keywords)))
-    return any(isinstance(n, ast.Name) and n.id == iterated.id for argument in arguments for n in ast.walk(argument))
-
-
-def _closed(module: Module, frame: Frame) -> bool:
-    """Return whether something around the loop, or in a `finally` after it, closes the stream."""
-    for outer in frame.outward():
-        node = outer.node
-        if isinstance(node, (ast.With, ast.AsyncWith)) and not all(_only_bounds(module, i.context_expr) for i in node.items):
-            return True
-        if isinstance(node, ast.Try) and outer.part == "body":
-            endings = [node.finalbody, *(h.body for h in node.handlers if catches_cancel(module, h))]
-            if any(_closes_stream(module, body) for body in endings):
-                return True
-    return False
-
-
-def _only_bounds(module: Module, context: ast.expr) -> bool:
-    """Return whether a context only limits time or takes a lock, and closes nothing."""
-    return bool(re.search(r"timeout|semaphore|lock|span|suppress|limiter|trace", module.dotted(context), re.I))
-
-
-def _closes_stream(module: Module, body: list[ast.stmt]) -> bool:
-    calls = (n for statement in body for n in ast.walk(statement) if isinstance(n, ast.Call))
-    return any(_CLOSES.search(module.dotted(call.func)) for call in calls)
-
-
-def catches_cancel(module: Module, handler: ast.ExceptHandler) -> bool:
-    """Return whether an except clause catches CancelledError or GeneratorExit."""
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    names = {module.dotted(kind).rpartition(".")[2] if kind is not None else "BaseException" for kind in kinds}
-    return bool(names & {"BaseException", "CancelledError", "GeneratorExit", "get_cancelled_exc_class"})
+def _with_inner(project: Project, key: tuple[str, int]) -> Iterator[tuple[str, int]]:
+    yield key
+    for number, function in enumerate(project.files[key[0]].functions):
+        if function.outer == key[1]:
+            yield key[0], number
 
 
 @rule(
@@ -145,115 +121,39 @@ def catches_cancel(module: Module, handler: ast.ExceptHandler) -> bool:
     hint="watch the client while the loop runs: `await hangup.run(request, ...)`",
     bad="""
         from fastapi import FastAPI, Request
+        from openai import AsyncOpenAI
 
         app = FastAPI()
+        client = AsyncOpenAI(timeout=60)
 
         @app.post("/chat")
-        async def chat(request: Request, prompt: str, source):
+        async def chat(request: Request, messages: list[dict]):
             text = ""
-            async for token in source(prompt):
+            async for chunk in await client.chat.completions.create(model="m", messages=messages, stream=True, max_tokens=500):
                 if await request.is_disconnected():
                     return None
-                text += token
+                text += chunk.choices[0].delta.content or ""
             return {"text": text}
         """,
     good="""
         import hangup
         from fastapi import FastAPI, Request
-
-        app = FastAPI()
-
-        async def collect(tokens):
-            return "".join([token async for token in tokens])
-
-        @app.post("/chat")
-        async def chat(request: Request, prompt: str, source):
-            return {"text": await hangup.run(request, collect(source(prompt)), total_s=120)}
-        """,
-)
-def disconnect_polled_late(module: Module) -> Iterator[Hit]:
-    for function in module.functions:
-        polls = [s for s in function.calls if s.name.endswith("is_disconnected") and s.awaited]
-        if not polls or function.yields or _has_watcher(function):
-            continue
-        if all(isinstance(_loop_around(site), ast.AsyncFor) for site in polls):
-            yield polls[0].node, "nobody looks at the client until the engine has sent something"
-
-
-def _loop_around(site: Site) -> ast.AST | None:
-    return next((f.node for f in site.frame.outward() if isinstance(f.node, (ast.For, ast.AsyncFor, ast.While))), None)
-
-
-def _has_watcher(function: Function) -> bool:
-    """Return whether the function starts a task beside the loop, which may watch the client."""
-    spawners = {"create_task", "start_soon", "wait"}
-    return any(site.name.rpartition(".")[2] in spawners for outer in function.around() for site in outer.calls)
-
-
-@rule(
-    "HU014",
-    "stream-computed-whole",
-    Severity.WARNING,
-    summary="A streaming response whose whole content is computed before its first byte.",
-    why="""The client waits as long as for a non-streaming answer and may hit its read timeout, and nothing notices a
-    hang-up in between. Request a stream from the engine and forward its chunks as they arrive.""",
-    hint="call the engine with `stream=True` and yield each chunk",
-    bad="""
-        from fastapi import FastAPI
-        from fastapi.responses import StreamingResponse
         from openai import AsyncOpenAI
 
         app = FastAPI()
         client = AsyncOpenAI(timeout=60)
 
-        async def answer(messages):
-            result = await client.chat.completions.create(model="m", messages=messages, max_tokens=500)
-            yield result.choices[0].message.content
-
-        @app.post("/chat")
-        async def chat(messages: list):
-            return StreamingResponse(answer(messages))
-        """,
-    good="""
-        from fastapi import FastAPI
-        from fastapi.responses import StreamingResponse
-        from openai import AsyncOpenAI
-
-        app = FastAPI()
-        client = AsyncOpenAI(timeout=60)
-
-        async def answer(messages):
+        async def collect(messages):
             stream = await client.chat.completions.create(model="m", messages=messages, stream=True, max_tokens=500)
-            async with stream:
-                async for chunk in stream:
-                    yield chunk.choices[0].delta.content or ""
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
         @app.post("/chat")
-        async def chat(messages: list):
-            return StreamingResponse(answer(messages))
+        async def chat(request: Request, messages: list[dict]):
+            return {"text": await hangup.run(request, collect(messages), total_s=120)}
         """,
-    default=False,  # its precision is unknown: see docs/lint-field-report.md
 )
-def stream_computed_whole(module: Module) -> Iterator[Hit]:
-    inference = Inference.of(module)
-    if not inference:
-        return
-    for function in module.functions:
-        direct = [s for s in function.calls if id(s.node) in inference.direct]
-        whole = [s for s in direct if s.awaited and streams(s) is False and _loop_around(s) is None]
-        if not whole or len(whole) != len(direct):
-            continue
-        if function.is_async_generator and feeds_client(module, function) and not _yields_in_loop(function):
-            yield whole[0].node, f"`{whole[0].name}` is awaited in full before the first chunk is sent"
-        elif not function.yields and any(_wraps_whole(s) for s in function.calls):
-            yield whole[0].node, f"`{whole[0].name}` is awaited in full and then sent as a stream"
-
-
-def _yields_in_loop(function: Function) -> bool:
-    return any(isinstance(f.node, (ast.AsyncFor, ast.While)) for y in function.yields for f in y.outward())
-
-
-def _wraps_whole(site: Site) -> bool:
-    """Return whether the stream has only one chunk: StreamingResponse(iter([text]))."""
-    first = site.node.args[0] if site.node.args else None
-    return is_streaming_response(site.name) and isinstance(first, ast.Call) and getattr(first.func, "id", "") == "iter"
+def disconnect_polled_late(project: Project) -> Iterator[Hit]:
+    for key, function in project.functions():
+        for index, spawn in enumerate(function.spawns):
+            if spawn.kind == "poll" and runs_inference(project, key, index):
+                yield Hit(key[0], spawn.place, "nobody looks at the client until the engine has sent something")

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Iterator
 
+from hangup.lint.facts import Place
 from hangup.lint.finding import Severity
+from hangup.lint.handlers import BLIND, CANCELLING
+from hangup.lint.names import Key
+from hangup.lint.project import Project, Runs
 from hangup.lint.rule import Hit, rule
-from hangup.lint.source import Module, Site
-from hangup.lint.vocabulary import Inference, is_handler, is_streaming_response, streams, watches_client
+from hangup.lint.rules.common import chain
+
+_HEAD = r"^(/api|/openai|/internal\w*|/worker)?(/v\d\w*)?"
+_INFERENCE = re.compile(
+    rf"completions?$|{_HEAD}/(messages|responses|generate(_\w+)?|chat|infer(ence)?)/?$|generateContent|worker_generate\w*$",
+    re.I,
+)
+_ROUTE = re.compile(
+    rf"/completions?$|{_HEAD}/(messages|responses|generate|infer(ence)?)/?$|^/api/chat$|/worker_generate$", re.I
+)
+_COMPUTES = re.compile(r"(^|_)(generate|complete|completions?|infer|inference|predict)(_|$)|^(Generat|Predict|Infer)", re.I)
+_SUBMITS = re.compile(
+    _COMPUTES.pattern + r"|(^|_)(submit|chat|proxy|forward)(_|$)|^process_\w*(request|chat|message)|^(result|wait_for)$", re.I
+)
+_PREPARES = re.compile(
+    r"stream|parse|valid|build|format|prepare|log|check|count|record|convert|get_|template|load|id$|to_|from_|save|store|response"
+    r"|should|url|envelope|fallback|is_|has_|name|payload|config|model$|body|params|messages|request$|options|usage|tokens|limit",
+    re.I,
+)
+_BLIND_HINT = (
+    "this server cannot see a hang-up while the handler runs: limit tokens and time, or serve it with an async framework"
+)
+_THREAD_HINT = "make the handler `async def` with the async client, and `await hangup.run(request, ...)`"
 
 
 @rule(
     "HU004",
     "nobody-watches-client",
     Severity.WARNING,
-    summary="A handler awaits a generation while nothing watches the client.",
-    why="""Starlette, FastAPI, Litestar and aiohttp do not cancel a handler when its client disconnects: the generation
-    runs to its end and the answer is discarded.""",
+    summary="A handler runs a whole generation while nothing watches the client.",
+    why="""Starlette, FastAPI, Litestar, aiohttp and Tornado do not cancel a handler when its client disconnects, and no
+    server can
+    stop a handler that runs in a thread (Flask, Django's sync views, gRPC's sync servicers, `def` in FastAPI): the generation
+    runs to its end and the answer is discarded. Quart, Sanic, Django's async views and gRPC's asyncio servers cancel by
+    themselves and are not reported.""",
     hint="`await hangup.run(request, ...)`, or `@hangup.tethered` on the handler",
     bad="""
         from fastapi import FastAPI
@@ -27,7 +55,7 @@ from hangup.lint.vocabulary import Inference, is_handler, is_streaming_response,
         client = AsyncOpenAI(timeout=60)
 
         @app.post("/chat")
-        async def chat(messages: list):
+        async def chat(messages: list[dict]):
             return await client.chat.completions.create(model="m", messages=messages, max_tokens=500)
         """,
     good="""
@@ -39,76 +67,159 @@ from hangup.lint.vocabulary import Inference, is_handler, is_streaming_response,
         client = AsyncOpenAI(timeout=60)
 
         @app.post("/chat")
-        async def chat(request: Request, messages: list):
+        async def chat(request: Request, messages: list[dict]):
             call = client.chat.completions.create(model="m", messages=messages, max_tokens=500)
             return await hangup.run(request, call, total_s=60)
         """,
 )
-def nobody_watches_client(module: Module) -> Iterator[Hit]:
-    inference = Inference.of(module)
-    if not inference:
-        return
-    for function in module.functions:
-        if not function.is_async or function.yields or not is_handler(module, function):
+def nobody_watches_client(project: Project) -> Iterator[Hit]:
+    for key, framework in project.handlers.items():
+        function = project.function(key)
+        if framework in CANCELLING or function.yields or function.watches or project.files[key[0]].cancels_handlers:
             continue
-        if _is_websocket(function.parameters) or watches_client(module, function):
+        if framework == "websocket" and not function.receives:
+            continue  # what it calls reads from the socket, and so may notice
+        found = _first(project, key)
+        if found is None:
             continue
-        for site in function.calls:
-            if not site.awaited or not inference.has(site):
-                continue
-            maker = inference.maker(site.node.func)
-            if maker is not None and (maker.yields or _returns_stream(maker.calls) or watches_client(module, maker)):
-                continue
-            if streams(inference.source(site)) is False and not site.has_double_star:
-                yield site.node, f"`{site.name}` runs to its end even if the client disconnects"
-                break
+        place, name, runs = found
+        hint = _BLIND_HINT if framework in BLIND else "" if function.is_async else _THREAD_HINT
+        yield Hit(key[0], place, f"`{name}` runs to its end even if the client disconnects{chain(key[0], name, runs)}", hint)
 
 
-def _is_websocket(parameters: list[ast.arg]) -> bool:
-    return any("socket" in p.arg.lower() for p in parameters)
+def _first(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
+    """Return the first call of a handler that runs a whole generation."""
+    function = project.function(key)
+    for index, call in enumerate(function.calls):
+        runs = project.by_call.get((*key, index))
+        if runs is None or runs.streams or runs.blocked or (runs.may_stream and not function.answers):
+            continue
+        if runs.forwards and not _INFERENCE.search(function.path):
+            continue
+        if call.use == "await" if function.is_async else runs.blocks:
+            return call.place, call.ref, runs
+    for index, spawn in enumerate(function.spawns):
+        found = project.by_spawn.get((*key, index))
+        if (
+            found is not None
+            and spawn.kind == "executor"
+            and spawn.handle == "await"
+            and not found.streams
+            and not spawn.stoppable
+        ):
+            return spawn.place, spawn.target, found
+    if (waiting := _first_chunk(project, key)) is not None:
+        return waiting
+    return _by_route(project, key) if _ROUTE.search(function.path) and function.answers else None
 
 
-def _returns_stream(calls: list[Site]) -> bool:
-    return any(is_streaming_response(site.name) for site in calls)
+def _first_chunk(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
+    """Return where a handler waits for the first chunk of a stream before there is a response that could notice anything."""
+    function = project.function(key)
+    streams = {
+        function.calls[i].ref + "()": runs for (p, n, i), runs in project.by_call.items() if (p, n) == key and runs.streams
+    }
+    for call in function.calls:
+        name = call.ref.removesuffix(".__anext__")
+        if name != call.ref and call.use == "await":
+            for made in (name, *function.assigned.get(name, ())):
+                if made in streams and not streams[made].forwards:
+                    return call.place, made.removesuffix("()"), streams[made]
+    return None
+
+
+def _by_route(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
+    """Return the call of a handler for inference that must be the inference: `await scheduler.submit(...)` for /generate."""
+    function = project.function(key)
+    for index, call in enumerate(function.calls):
+        receiver, _, verb = call.ref.rpartition(".")
+        if (
+            (*key, index) in project.by_call
+            or not _SUBMITS.search(verb)
+            or _PREPARES.search(verb)
+            or receiver == "request"
+            or call.into
+        ):
+            continue
+        found = [project.function(k) for k in project.names.callees(*key, call.ref)]
+        if any((f.yields and call.use != "loop") or f.watches or (f.sends_stream and not f.answers) for f in found) or not (
+            receiver or found
+        ):
+            continue
+        plain = bool(found) and not any(f.is_async for f in found)
+        waits = call.use in {"await", "loop"} or (plain and call.use == "value" and _COMPUTES.search(verb) is not None)
+        if waits if function.is_async else plain and call.use in {"value", "return"}:
+            return call.place, call.ref, Runs(call.ref, key[0], call.place[0])
+    return None
 
 
 @rule(
     "HU010",
     "middleware-hides-disconnect",
     Severity.WARNING,
-    summary="`BaseHTTPMiddleware` (or `@app.middleware`) hides disconnects from the handlers behind it.",
+    summary="`BaseHTTPMiddleware` (or `@app.middleware`) in front of a handler that polls for the disconnect.",
     why="""Behind it, `request.is_disconnected()` always returns False (measured with Starlette 1.10), so a handler that
-    polls it runs to its end. It also runs the handler in a separate task and passes the response through a queue, so a
-    failed write never reaches the handler. A plain ASGI middleware does neither.""",
+    polls it runs to its end. A plain ASGI middleware hides nothing. Where no handler polls, nothing is reported.""",
     hint="write it as a plain ASGI middleware: `async def __call__(self, scope, receive, send)`",
     bad="""
+        import asyncio
+        from fastapi import FastAPI, Request, Response
+        from openai import AsyncOpenAI
         from starlette.middleware.base import BaseHTTPMiddleware
+
+        app = FastAPI()
+        client = AsyncOpenAI(timeout=60)
 
         class Timing(BaseHTTPMiddleware):
             async def dispatch(self, request, call_next):
                 return await call_next(request)
+
+        app.add_middleware(Timing)
+
+        @app.post("/chat")
+        async def chat(request: Request, messages: list[dict]):
+            task = asyncio.create_task(client.chat.completions.create(model="m", messages=messages, max_tokens=500))
+            while not task.done():
+                if await request.is_disconnected():
+                    task.cancel()
+                    return Response(status_code=499)
+                await asyncio.sleep(0.1)
+            return await task
         """,
     good="""
+        import asyncio
+        from fastapi import FastAPI, Request, Response
+        from openai import AsyncOpenAI
+
+        app = FastAPI()
+        client = AsyncOpenAI(timeout=60)
+
         class Timing:
             def __init__(self, app):
                 self.app = app
 
             async def __call__(self, scope, receive, send):
                 await self.app(scope, receive, send)
+
+        app.add_middleware(Timing)
+
+        @app.post("/chat")
+        async def chat(request: Request, messages: list[dict]):
+            task = asyncio.create_task(client.chat.completions.create(model="m", messages=messages, max_tokens=500))
+            while not task.done():
+                if await request.is_disconnected():
+                    task.cancel()
+                    return Response(status_code=499)
+                await asyncio.sleep(0.1)
+            return await task
         """,
 )
-def middleware_hides_disconnect(module: Module) -> Iterator[Hit]:
-    for node in module.classes:
-        if any(module.dotted(base).rpartition(".")[2] == "BaseHTTPMiddleware" for base in node.bases):
-            yield node, f"`{node.name}` hides disconnects from the handlers behind it"
-    for function in module.functions:
-        for decorator in function.decorators:
-            if isinstance(decorator, ast.Call) and _is_http_middleware(module, decorator):
-                yield decorator, f"`{function.name}` becomes a BaseHTTPMiddleware and hides disconnects from the handlers"
-
-
-def _is_http_middleware(module: Module, decorator: ast.Call) -> bool:
-    if not module.dotted(decorator.func).endswith(".middleware") or not decorator.args:
-        return False
-    first = decorator.args[0]
-    return isinstance(first, ast.Constant) and first.value == "http"
+def middleware_hides_disconnect(project: Project) -> Iterator[Hit]:
+    polls = [(path, place) for path, facts in project.files.items() for place in facts.polls]
+    if not polls:
+        return
+    where, place = polls[0]
+    for path, facts in project.files.items():
+        for middleware in facts.middlewares:
+            message = f"`{middleware.message}` hides the disconnect from the handler that polls for it ({where}:{place[0]})"
+            yield Hit(path, middleware.place, message)

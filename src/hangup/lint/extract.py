@@ -1,0 +1,247 @@
+"""Turns a file's syntax tree into its facts."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from hangup.lint import spawns, vocabulary
+from hangup.lint.facts import UNKNOWN, CallFacts, ClassFacts, FileFacts, FunctionFacts, Local
+from hangup.lint.handlers import framework_of, handler, registration, route_path
+from hangup.lint.source import Function as Scope
+from hangup.lint.source import Module, Site
+from hangup.lint.text import annotation, places, reference
+
+_STREAMS = frozenset(
+    {"StreamingResponse", "EventSourceResponse", "StreamingHttpResponse", "ServerSentEvent", "Stream", "StreamResponse"}
+)
+_WATCHES = re.compile(
+    r"is_disconnected|listen_for_disconnect|with_cancellation|http\.disconnect|run_until_disconnect|is_active\(|add_done_callback"
+    r"|context\.cancelled|on_connection_close"
+)
+_WATCHING_DECORATORS = re.compile(r"cancel|disconnect|tether")
+# Calls of these say nothing about inference and are by far the most.
+_COMMON = frozenset(
+    "append extend get items keys values format join split strip lower upper replace startswith endswith encode decode"
+    " pop update"
+    " info debug warning error exception critical log print len str int float bool list dict set tuple isinstance"
+    " getattr setattr"
+    " hasattr range enumerate zip map filter sorted min max sum any all open read write dumps loads sleep time now utcnow uuid4"
+    " getenv exists mkdir Field HTTPException JSONResponse super type repr copy add remove insert index count sort"
+    " reverse round abs"
+    " raise_for_status model_dump model_dump_json model_validate perf_counter monotonic isoformat mean sum shape"
+    " reshape to cuda cpu"
+    " ValueError RuntimeError TypeError KeyError Exception ImportError Path dataclass cast getLogger".split()
+)
+
+
+def extract(module: Module) -> FileFacts:
+    return _Extract(module).run()
+
+
+class _Extract:
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.facts = FileFacts(imports=module.imports)
+        self.framework = framework_of(module)
+        self.bases = {node.name: [reference(base) for base in node.bases] for node in module.classes}
+        text = module.text
+        self.watching = [text.count("\n", 0, found.start()) + 1 for found in _WATCHES.finditer(text)]
+        self.uses: dict[int, tuple[str, str]] = {}  # id of a call -> use and into
+
+    def run(self) -> FileFacts:
+        module, facts = self.module, self.facts
+        for site in module.calls():
+            self.note_arguments(site)
+        facts.functions = [self.function(scope) for scope in module.functions]
+        for node in module.classes:
+            named = {attr: values for (owner, attr), values in module.fields.items() if owner == node.name}
+            attributes = {attr: refs for attr, values in named.items() if (refs := _references(values))}
+            facts.classes.append(ClassFacts(node.name, self.bases[node.name], places(node), attributes))
+        self.middlewares()
+        return facts
+
+    def note_arguments(self, site: Site) -> None:
+        """Note for each call that is an argument of this one what becomes of it: awaited through gather(), or passed on."""
+        last = site.name if site.name == "asyncio.run" else site.name.rpartition(".")[2]
+        waits = site.awaited and last in {"gather", "wait_for", "wait", "shield", "as_completed"}
+        for argument in (*site.node.args, *[k.value for k in site.node.keywords]):
+            kind = argument.__class__
+            if kind is ast.Call:
+                self.uses[id(argument)] = ("await", last) if waits else ("argument", last)
+            elif waits and kind is not ast.Name:
+                for node in ast.walk(argument):
+                    if isinstance(node, ast.Call):
+                        self.uses[id(node)] = ("await", last)
+            elif kind is ast.Starred or kind is ast.GeneratorExp or kind is ast.ListComp:
+                for node in ast.walk(argument):
+                    if isinstance(node, ast.Call):
+                        self.uses[id(node)] = ("argument", last)
+
+    def function(self, scope: Scope) -> FunctionFacts:
+        node = scope.node
+        outer = scope.outer.number if scope.outer is not None else -1
+        made = FunctionFacts(scope.name, scope.class_name, outer, places(node) if scope.outer is not None else (1, 1, 1, 1))
+        made.is_async, made.yields = scope.is_async, bool(scope.yields)
+        made.assigned = {name: refs for name, values in scope.assigned.items() if (refs := _references(values))}
+        made.returned = _references(scope.returns)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self.signature(made, scope, node)
+        made.endless = any(isinstance(loop, ast.While) and _is_true(loop.test) for loop, _ in scope.loops)
+        made.loops = [
+            ref for loop, _ in scope.loops if isinstance(loop, (ast.For, ast.AsyncFor)) and (ref := reference(loop.iter))
+        ]
+        for site in scope.calls:
+            self.call(made, site)
+        if isinstance(node, ast.Lambda):
+            made.returned = [reference(node.body)]
+        self.returns(made, scope)
+        spawns.more(self.module, scope, made)
+        return made
+
+    def signature(self, made: FunctionFacts, scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        module = self.module
+        made.abstract = all(isinstance(s, (ast.Pass, ast.Raise)) or _is_constant(s) for s in node.body)
+        made.handler, made.route = handler(module, scope, self.framework, self.bases)
+        made.path = route_path(scope)
+        defaults = dict(zip(reversed([a.arg for a in node.args.args]), reversed(node.args.defaults), strict=False))
+        for parameter in scope.parameters:
+            given = annotation(parameter.annotation) or _depends(defaults.get(parameter.arg))
+            made.parameters[parameter.arg] = given
+        if node.returns is not None and (given := annotation(node.returns)):
+            made.returned.append(given + "()")
+        names = [module.dotted(d) for d in node.decorator_list]
+        made.watches = any(_WATCHING_DECORATORS.search(n) for n in names) or self.is_watched(node)
+
+    def is_watched(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        """Return whether the text of a function looks for the disconnect; the file's text is searched only once."""
+        return any(node.lineno <= line <= (node.end_lineno or 0) for line in self.watching)
+
+    def call(self, made: FunctionFacts, site: Site) -> None:
+        module = self.module
+        last = site.name.rpartition(".")[2]
+        if last in _STREAMS or (last == "Response" and made.name):
+            made.sends_stream |= last in _STREAMS or any(isinstance(a, ast.Call) for a in site.node.args[:1])
+        if site.name.startswith("hangup."):
+            made.watches = True
+        if last == "is_disconnected" and not site.function.yields:
+            self.facts.polls.append(places(site.node))
+        made.receives |= last.startswith(("receive", "iter_"))
+        if last in {"AppRunner", "run_app"} and _is_true(site.keyword("handler_cancellation")):
+            self.facts.cancels_handlers = True
+        spawns.spawn(module, site, made)
+        given, framework = registration(module, site, self.framework)
+        if given is not None and (ref := reference(given)):
+            self.facts.registered.append((ref, framework, site.function.number))
+        if last in _COMMON:
+            return
+        verb = vocabulary.direct(module, site)
+        ref = reference(site.node.func)
+        if ref in {"anext", "next"} and site.node.args and (ref := reference(site.node.args[0])):
+            ref += ".__anext__"
+        if not verb and not ref:
+            return
+        use, into = self.use(site)
+        call = CallFacts(ref or site.name, places(site.node), use, into, stream=_asks_for_stream(site))
+        if not verb and vocabulary.forwards(module, site):
+            verb, call.forwards = last, True
+        if verb:
+            call.direct = verb
+            call.stream = vocabulary.streams(module, site, verb)
+            call.blocking = vocabulary.blocks(module, site, verb)
+            call.uncapped = vocabulary.uncapped(site)
+            if use == "with" and call.blocking != 1:
+                call.use = "await"
+        made.calls.append(call)
+
+    def use(self, site: Site) -> tuple[str, str]:
+        if site.awaited:
+            return "await", ""
+        if id(site.node) in self.uses:
+            return self.uses[id(site.node)]
+        statement = site.statement
+        if isinstance(statement, (ast.For, ast.AsyncFor)) and _contains(statement.iter, site.node):
+            return "loop", ""
+        if isinstance(statement, (ast.With, ast.AsyncWith)):
+            return "with", ""
+        if isinstance(statement, ast.Return) and statement.value is site.node:
+            return "return", ""
+        return ("drop", "") if site.dropped else ("value", "")
+
+    def returns(self, made: FunctionFacts, scope: Scope) -> None:
+        """Note whether the function returns something else than a streaming response."""
+        for value in scope.returns:
+            name = self.module.dotted(value) if isinstance(value, (ast.Call, ast.Name, ast.Attribute)) else ""
+            last = name.rpartition(".")[2]
+            if last not in _STREAMS and not (isinstance(value, ast.Constant) and value.value is None):
+                made.answers |= not re.search(r"error|jsonify_err", last, re.I)
+
+    def middlewares(self) -> None:
+        module = self.module
+        for node in module.classes:
+            if any(base.rpartition(".")[2] == "BaseHTTPMiddleware" for base in self.bases[node.name]):
+                self.facts.middlewares.append(Local("HU010", places(node), node.name))
+        for scope in module.functions:
+            for decorator in scope.decorators:
+                if (
+                    isinstance(decorator, ast.Call)
+                    and self.framework in {"fastapi", "starlette"}
+                    and _is_http_middleware(module, decorator)
+                ):
+                    self.facts.middlewares.append(Local("HU010", places(decorator), scope.name))
+
+
+def _is_http_middleware(module: Module, decorator: ast.Call) -> bool:
+    first = decorator.args[0] if decorator.args else None
+    return module.dotted(decorator.func).endswith(".middleware") and isinstance(first, ast.Constant) and first.value == "http"
+
+
+def _asks_for_stream(site: Site) -> int:
+    given = site.keyword("stream", "streaming")
+    if given is None:
+        return UNKNOWN if site.has_double_star else 0
+    return int(bool(given.value)) if isinstance(given, ast.Constant) else UNKNOWN
+
+
+def _references(values: list[ast.expr]) -> list[str]:
+    """Return up to four references for the values that a name may stand for."""
+    found: list[str] = []
+    for value in values[:8]:
+        for node in (
+            (value.body, value.orelse)
+            if isinstance(value, ast.IfExp)
+            else value.values
+            if isinstance(value, ast.BoolOp)
+            else (value,)
+        ):
+            ref = reference(node) or annotation(node)
+            if ref and ref not in found:
+                found.append(ref)
+    return found[:4]
+
+
+def _depends(default: ast.expr | None) -> str:
+    """Return the reference of what `Depends(get_service)` provides."""
+    if isinstance(default, ast.Call) and reference(default.func).rpartition(".")[2] == "Depends" and default.args:
+        return reference(default.args[0]) + "()"
+    return ""
+
+
+def _contains(root: ast.expr, node: ast.Call) -> bool:
+    return root is node or (isinstance(root, ast.Call) and (node in root.args or _contains_chain(root, node)))
+
+
+def _contains_chain(root: ast.expr, node: ast.Call) -> bool:
+    while isinstance(root, (ast.Call, ast.Attribute, ast.Await)):
+        root = root.func if isinstance(root, ast.Call) else root.value
+        if root is node:
+            return True
+    return False
+
+
+def _is_true(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and bool(node.value)
+
+
+def _is_constant(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)

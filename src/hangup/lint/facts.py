@@ -1,0 +1,155 @@
+"""What the linter keeps of a file once its syntax tree is gone: functions, their calls, and what their names may stand for.
+
+The rules judge the facts of all files together, so a handler in one module and the model in another are seen as one. Facts are
+plain values: a process can send them to another, and the cache stores them as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any
+
+UNKNOWN = -1  # for `stream` and `blocking`, which are otherwise 0 or 1
+Place = tuple[int, int, int, int]  # first line, column from 1, last line, last line on which an ignore comment counts
+
+
+@dataclass(slots=True)
+class CallFacts:
+    """A call as it is written. References use local names: `self.rag.query`, `get_rag().query`, `answers[].text`."""
+
+    ref: str
+    place: Place
+    use: str  # what becomes of the result: await, loop, argument, return, drop or value
+    into: str = ""  # the call that takes the result as an argument
+    direct: str = ""  # the verb by which this call is inference by itself; "" if it is not
+    stream: int = 0
+    blocking: int = UNKNOWN
+    forwards: bool = False  # sends a request to an address that is not known: inference in a handler for inference
+    uncapped: bool = False  # nothing limits its tokens, though something could
+
+
+@dataclass(slots=True)
+class Spawn:
+    """Work that is given to something else to run: a background task, a task, a thread or an executor."""
+
+    kind: str  # background, task, thread, executor
+    target: str  # a reference, or `#3` for the function with that number in the file
+    place: Place
+    handle: str  # await, drop, value, or the name that it is assigned to
+    direct: str = ""  # the target is inference by itself
+    stoppable: bool = False  # something in its arguments can stop it
+    verb: str = ""  # as it is written
+
+
+@dataclass(slots=True)
+class FunctionFacts:
+    name: str
+    class_name: str
+    outer: int  # number of the enclosing function; -1 for the module
+    place: Place
+    is_async: bool = False
+    yields: bool = False
+    abstract: bool = False  # without a body of its own
+    watches: bool = False  # looks for the client's disconnect
+    cancels: bool = False  # cancels or stops something
+    ends: bool = False  # does so in `finally`, or by catching the cancellation
+    endless: bool = False  # `while True`
+    sends_stream: bool = False  # makes a streaming response
+    answers: bool = False  # returns something else than a streaming response
+    handler: str = ""  # the framework that calls it for a request
+    path: str = ""  # of its route
+    receives: bool = False  # reads from a WebSocket
+    route: str = ""  # the object whose decorator registered it, while the framework is not known
+    parameters: dict[str, str] = field(default_factory=dict)  # name -> reference of its type
+    assigned: dict[str, list[str]] = field(default_factory=dict)  # name -> references of values
+    returned: list[str] = field(default_factory=list)
+    calls: list[CallFacts] = field(default_factory=list)
+    spawns: list[Spawn] = field(default_factory=list)
+    loops: list[str] = field(default_factory=list)  # what its loops iterate over
+    handled: list[str] = field(default_factory=list)  # task handles that are awaited, cancelled, returned or passed on
+
+
+@dataclass(slots=True)
+class ClassFacts:
+    name: str
+    bases: list[str]
+    place: Place
+    attributes: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Local:
+    """A finding that needs no other file."""
+
+    code: str
+    place: Place
+    message: str
+
+
+@dataclass(slots=True)
+class FileFacts:
+    imports: dict[str, str] = field(default_factory=dict)
+    functions: list[FunctionFacts] = field(default_factory=list)  # the first one is the module itself
+    classes: list[ClassFacts] = field(default_factory=list)
+    registered: list[tuple[str, str, int]] = field(default_factory=list)  # reference, framework, number of the function around
+    middlewares: list[Local] = field(default_factory=list)  # HU010, if a handler polls
+    polls: list[Place] = field(default_factory=list)
+    local: list[Local] = field(default_factory=list)
+    ignores: list[tuple[int, list[str], bool]] = field(default_factory=list)  # line, codes (none: all), for the whole file
+    cancels_handlers: bool = False  # aiohttp's handler_cancellation=True
+
+
+def to_json(facts: FileFacts) -> list[Any]:
+    """Return facts as lists, dicts and plain values, without their field names."""
+    return [
+        facts.imports,
+        [_function_row(f) for f in facts.functions],
+        [(c.name, c.bases, c.place, c.attributes) for c in facts.classes],
+        facts.registered,
+        [(m.code, m.place, m.message) for m in facts.middlewares],
+        facts.polls,
+        [(m.code, m.place, m.message) for m in facts.local],
+        facts.ignores,
+        facts.cancels_handlers,
+    ]
+
+
+_CALL = attrgetter(*(f.name for f in fields(CallFacts)))
+_SPAWN = attrgetter(*(f.name for f in fields(Spawn)))
+_HEAD = attrgetter(*(f.name for f in fields(FunctionFacts) if f.name not in {"calls", "spawns", "loops", "handled"}))
+
+
+def _function_row(f: FunctionFacts) -> list[Any]:
+    return [*_HEAD(f), [_CALL(c) for c in f.calls], [_SPAWN(s) for s in f.spawns], f.loops, f.handled]
+
+
+def from_json(row: list[Any]) -> FileFacts:
+    imports, functions, classes, registered, middlewares, polls, local, ignores, cancels = row
+    return FileFacts(
+        imports,
+        [_function(f) for f in functions],
+        [ClassFacts(c[0], c[1], _place(c[2]), c[3]) for c in classes],
+        [(r[0], r[1], r[2]) for r in registered],
+        [_local(m) for m in middlewares],
+        [_place(p) for p in polls],
+        [_local(m) for m in local],
+        [(i[0], i[1], i[2]) for i in ignores],
+        cancels,
+    )
+
+
+def _place(row: list[int]) -> Place:
+    return row[0], row[1], row[2], row[3]
+
+
+def _local(row: list[Any]) -> Local:
+    return Local(row[0], _place(row[1]), row[2])
+
+
+def _function(row: list[Any]) -> FunctionFacts:
+    *head, calls, spawns, loops, handled = row
+    head[3] = _place(head[3])
+    made = [CallFacts(c[0], _place(c[1]), *c[2:]) for c in calls]
+    spawned = [Spawn(s[0], s[1], _place(s[2]), *s[3:]) for s in spawns]
+    return FunctionFacts(*(*head, made, spawned, loops, handled))

@@ -1,0 +1,160 @@
+"""Which functions a web framework or a gRPC server calls for a request, and which of those it cancels by itself."""
+
+from __future__ import annotations
+
+import ast
+
+from hangup.lint.source import Function, Module, Site
+
+# These cancel a handler when its client disconnects: Quart, Sanic, Django's async views, gRPC's asyncio servers.
+CANCELLING = frozenset({"quart", "sanic", "django async", "grpc async"})
+# These cannot see a disconnect before they write.
+BLIND = frozenset({"flask", "django", "http.server", "grpc", "bottle"})
+
+_ROUTES = frozenset("get post put patch api_route route websocket websocket_route view action".split())
+_PACKAGES = (
+    "fastapi",
+    "starlette",
+    "litestar",
+    "quart",
+    "sanic",
+    "flask",
+    "ninja",
+    "rest_framework",
+    "django",
+    "tornado",
+    "bottle",
+)
+_AS = {"ninja": "django", "rest_framework": "django", "starlette": "starlette"}
+_VERBS = frozenset("get post put patch dispatch create".split())
+_REGISTER = {
+    "add_api_route": 1,
+    "add_api_websocket_route": 1,
+    "add_websocket_route": 1,
+    "add_route": 1,
+    "add_post": 1,
+    "add_get": 1,
+    "add_put": 1,
+    "add_url_rule": 2,
+    "Route": 1,
+    "WebSocketRoute": 1,
+    "APIRoute": 1,
+    "path": 1,
+    "re_path": 1,
+    "url": 1,
+}
+
+
+def framework_of(module: Module) -> str:
+    """Return the web framework that a file imports; "" if it imports none."""
+    packages = module.packages
+    found = next((name for name in _PACKAGES if name in packages), "")
+    if not found and "aiohttp" in packages and any(n.startswith("aiohttp.web") for n in module.imports.values()):
+        return "aiohttp"
+    return _AS.get(found, found)
+
+
+def handler(module: Module, function: Function, framework: str, bases: dict[str, list[str]]) -> tuple[str, str]:
+    """Return the framework that calls this function for requests, and the object that registers it if that is not known."""
+    for decorator in function.decorators:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        name = module.dotted(called)
+        head, _, verb = name.rpartition(".")
+        if verb == "api_view":
+            return "django", ""
+        if not isinstance(decorator, ast.Call) or verb not in _ROUTES or not _takes_path(decorator):
+            continue
+        if head.partition(".")[0] in {"mock", "patch", "requests", "httpx", "respx", "responses"} or (
+            not head and framework != "litestar"
+        ):
+            continue
+        kind = _with_async(framework, function)
+        if "websocket" in verb or _takes_websocket(function):
+            kind = "websocket" if kind in {"", "fastapi", "starlette"} else kind
+        return (kind, "") if kind else ("", head)
+    if function.class_name and function.outer is not None and not function.outer.class_name:
+        found = _method(function, bases.get(function.class_name, []))
+        if found:
+            return found, ""
+    if any("web.Request" in module.dotted(p.annotation) for p in function.parameters if p.annotation is not None):
+        return ("aiohttp", "") if function.name != "middleware" and len(function.parameters) <= 2 else ("", "")
+    return "", ""
+
+
+def route_path(function: Function) -> str:
+    """Return the path in a route's decorator, as far as it is written there."""
+    for decorator in function.decorators:
+        if isinstance(decorator, ast.Call):
+            first = (
+                decorator.args[0]
+                if decorator.args
+                else next((k.value for k in decorator.keywords if k.arg in {"path", "rule"}), None)
+            )
+            if isinstance(first, ast.JoinedStr) and first.values:
+                first = first.values[-1]
+            if isinstance(first, ast.Constant) and isinstance(first.value, str) and "/" in first.value:
+                return first.value
+    return ""
+
+
+def _takes_path(decorator: ast.Call) -> bool:
+    first = (
+        decorator.args[0] if decorator.args else next((k.value for k in decorator.keywords if k.arg in {"path", "rule"}), None)
+    )
+    if isinstance(first, ast.Constant):
+        return isinstance(first.value, str) and (first.value.startswith("/") or first.value == "")
+    return isinstance(first, (ast.JoinedStr, ast.Name, ast.Attribute, ast.BinOp))
+
+
+def _takes_websocket(function: Function) -> bool:
+    return any("socket" in p.arg.lower() or p.arg == "ws" for p in function.parameters)
+
+
+def _with_async(framework: str, function: Function) -> str:
+    return f"{framework} async" if framework == "django" and function.is_async else framework
+
+
+def _method(function: Function, bases: list[str]) -> str:
+    """Return the framework of a class whose methods are handlers, by the names of its bases."""
+    for base in bases:
+        last = base.rpartition(".")[2].removesuffix("[]")
+        if last.endswith("Servicer") and not function.name.startswith("_"):
+            return "grpc async" if function.is_async else "grpc"
+        if last == "BaseHTTPRequestHandler" and function.name in {"do_POST", "do_GET"}:
+            return "http.server"
+        if function.name not in _VERBS:
+            continue
+        if last in {"APIView", "GenericAPIView", "ViewSet", "ModelViewSet", "GenericViewSet"} or (
+            last == "View" and "aiohttp" not in base and "web." not in base
+        ):
+            return _with_async("django", function)
+        if last in {"MethodView", "Resource"}:
+            return "flask"
+        if last == "HTTPEndpoint":
+            return "starlette"
+        if last == "RequestHandler":
+            return "tornado"
+    return ""
+
+
+def registration(module: Module, site: Site, framework: str) -> tuple[ast.expr | None, str]:
+    """Return the function that a call such as `app.add_api_route("/chat", chat)` registers, and its framework."""
+    verb = site.name.rpartition(".")[2]
+    position = _REGISTER.get(verb)
+    if position is None:
+        if site.name in {"aiohttp.web.post", "aiohttp.web.get", "web.post", "web.get"}:
+            position, framework = 1, "aiohttp"
+        else:
+            return None, ""
+    if verb in {"path", "re_path", "url"} and framework != "django":
+        return None, ""
+    if verb in {"add_post", "add_get", "add_put"}:
+        framework = "aiohttp"
+    if verb == "add_route" and framework == "sanic":
+        position = 0
+    given = site.keyword("endpoint", "view_func", "handler", "view")
+    if given is None and len(site.node.args) > position:
+        given = site.node.args[position]
+    if "websocket" in verb.lower():
+        framework = "websocket"
+    return given, framework

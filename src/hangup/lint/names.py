@@ -1,0 +1,276 @@
+"""Finds what a reference stands for, in all files of a project, without importing any: `self.rag.query` is RagService.query.
+
+A name leads to what was assigned, annotated or imported; a class to its attributes; a call to what the function returns.
+Where that ends at an object of unknown type, the name of its method decides, if the project has few methods with that name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from hangup.lint.facts import ClassFacts, FileFacts, FunctionFacts
+
+Key = tuple[str, int]  # a function: path of the file, number in it
+MANY = 64  # methods with one name, above which the name says nothing
+DEPTH = 8  # of assignments, imports and returns that are followed
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    kind: str  # function, class, instance, module, or made (by code outside of the project)
+    path: str = ""
+    number: int = 0
+    name: str = ""  # of the class, or of what made it: "openai.AsyncOpenAI"
+
+
+_SEGMENT = re.compile(r"\(\)|\[\]|\.?[^.()\[\]]+")
+# Methods of many libraries: on an object of unknown type they say nothing.
+_ANYONES = frozenset(
+    "get post put delete run send close start stop call execute submit read write open load save add create update list connect"
+    " init setup main wait next filter search find fetch parse validate emit publish put_nowait handle dispatch commit process"
+    " predict invoke stream query request forward embed".split()
+)
+
+
+class Names:
+    def __init__(self, files: dict[str, FileFacts]) -> None:
+        self.files = files
+        self.modules: dict[str, list[tuple[tuple[str, ...], str]]] = defaultdict(list)  # last part of a module's name -> files
+        self.parts: dict[str, tuple[str, ...]] = {}
+        self.methods: dict[str, list[Key]] = defaultdict(list)
+        self.members: dict[str, dict[tuple[str, str], int]] = {}  # path -> (class or "", name) -> number
+        self.nested: dict[str, dict[tuple[int, str], int]] = {}
+        self.classes: dict[str, dict[str, ClassFacts]] = {}
+        self._cache: dict[tuple[str, int, str], Value | None] = {}
+        for path, facts in files.items():
+            self._add(path, facts)
+
+    def _add(self, path: str, facts: FileFacts) -> None:
+        parts = PurePath(path).with_suffix("").parts
+        if parts and parts[-1] == "__init__":
+            parts = parts[:-1]
+        self.parts[path] = parts
+        if parts:
+            self.modules[parts[-1]].append((parts, path))
+        members: dict[tuple[str, str], int] = {}
+        nested: dict[tuple[int, str], int] = {}
+        for number, function in enumerate(facts.functions):
+            if function.class_name:
+                members[function.class_name, function.name] = number
+                self.methods[function.name].append((path, number))
+            elif function.outer == 0:
+                members["", function.name] = number
+            elif function.outer > 0:
+                nested[function.outer, function.name] = number
+        self.members[path] = members
+        self.nested[path] = nested
+        self.classes[path] = {c.name: c for c in facts.classes}
+
+    def function(self, key: Key) -> FunctionFacts:
+        return self.files[key[0]].functions[key[1]]
+
+    # Modules
+
+    def module(self, name: str, importer: str) -> str:
+        """Return the file of a module that `importer` imports, or "" if the project has none."""
+        level = len(name) - len(name.lstrip("."))
+        wanted = tuple(p for p in name.lstrip(".").split(".") if p)
+        if level:
+            base = PurePath(importer).parent.parts
+            base = base[: len(base) - (level - 1)] if level > 1 else base
+            wanted = (*base, *wanted)
+            return next((path for parts, path in self.modules.get(wanted[-1] if wanted else "", []) if parts == wanted), "")
+        if not wanted:
+            return ""
+        fitting = [(parts, path) for parts, path in self.modules.get(wanted[-1], []) if parts[-len(wanted) :] == wanted]
+        if not fitting:
+            return ""
+        near = PurePath(importer).parent.parts
+        return max(fitting, key=lambda f: (_shared(near, f[0]), -len(f[0])))[1]
+
+    def imported(self, full: str, importer: str, depth: int) -> Value | None:
+        """Return what `from a.b import C` gives: the longest part that is a module, then its members."""
+        dots = full[: len(full) - len(full.lstrip("."))]
+        names = full.lstrip(".").split(".")
+        for size in range(len(names), 0, -1):
+            path = self.module(dots + ".".join(names[:size]), importer)
+            if path:
+                value: Value | None = Value("module", path)
+                for name in names[size:]:
+                    value = self.attribute(value, name, depth - 1) if value is not None else None
+                return value
+        if dots and len(names) == 1 and (path := self.module(dots, importer)):
+            return self.attribute(Value("module", path), names[0], depth - 1)
+        return None if dots else Value("made", name=full)
+
+    # References
+
+    def find(self, path: str, number: int, ref: str, depth: int = DEPTH) -> Value | None:
+        """Return what a reference stands for in a function."""
+        key = (path, number, ref)
+        if key in self._cache:
+            return self._cache[key]
+        self._cache[key] = None  # a reference that leads to itself leads nowhere
+        found = self._follow(path, number, ref, depth) if depth > 0 else None
+        self._cache[key] = found
+        return found
+
+    def _follow(self, path: str, number: int, ref: str, depth: int) -> Value | None:
+        segments = _SEGMENT.findall(ref)
+        if not segments:
+            return None
+        value = self._name(path, number, segments[0], depth)
+        for segment in segments[1:]:
+            if value is None:
+                return None
+            if segment == "()":
+                value = self.called(value, depth - 1)
+            elif segment == "[]":
+                return None
+            else:
+                value = self.attribute(value, segment[1:], depth - 1)
+        return value
+
+    def _name(self, path: str, number: int, name: str, depth: int) -> Value | None:
+        facts = self.files[path]
+        here = number
+        if name in {"self", "cls"}:
+            while here > 0 and not facts.functions[here].class_name:
+                here = facts.functions[here].outer
+            owner = facts.functions[here].class_name if here > 0 else ""
+            return Value("instance", path, name=owner) if owner else None
+        while here > 0:
+            function = facts.functions[here]
+            inner = self.nested[path].get((here, name))
+            if inner is not None:
+                return Value("function", path, inner)
+            for ref in function.assigned.get(name, ()):
+                if ref.partition(".")[0] != name and (found := self.find(path, here, ref, depth - 1)) is not None:
+                    return found
+            if name in function.parameters:
+                given = function.parameters[name]
+                found = self.find(path, here, given, depth - 1) if given and given != name else None
+                return self.instance(found)
+            here = function.outer
+        return self._global(path, name, depth)
+
+    def _global(self, path: str, name: str, depth: int) -> Value | None:
+        facts = self.files[path]
+        number = self.members[path].get(("", name))
+        if number is not None:
+            return Value("function", path, number)
+        if name in self.classes[path]:
+            return Value("class", path, name=name)
+        if facts.functions:
+            for ref in facts.functions[0].assigned.get(name, ()):
+                if ref.partition(".")[0] != name and (found := self.find(path, 0, ref, depth - 1)) is not None:
+                    return found
+        full = facts.imports.get(name)
+        return self.imported(full, path, depth - 1) if full is not None and depth > 0 else None
+
+    @staticmethod
+    def instance(value: Value | None) -> Value | None:
+        return Value("instance", value.path, name=value.name) if value is not None and value.kind == "class" else value
+
+    def called(self, value: Value, depth: int) -> Value | None:
+        """Return what calling `value` returns."""
+        if value.kind == "class":
+            return self.instance(value)
+        if value.kind == "function" and depth > 0:
+            for ref in self.function((value.path, value.number)).returned:
+                found = self.find(value.path, value.number, ref, depth - 1)
+                if found is not None:
+                    return self.instance(found)
+            return None
+        return value if value.kind == "made" else None
+
+    def attribute(self, value: Value, name: str, depth: int) -> Value | None:
+        if value.kind == "module":
+            found = self._global(value.path, name, depth)
+            if found is not None:
+                return found
+            inner = self.module(".".join((*self.parts[value.path][-1:], name)), value.path)
+            return Value("module", inner) if inner else None
+        if value.kind == "made":
+            return Value("made", name=f"{value.name}.{name}")
+        if value.kind in {"instance", "class"}:
+            return self._member(value.path, value.name, name, depth)
+        return None
+
+    def _member(self, path: str, owner: str, name: str, depth: int) -> Value | None:
+        """Return a method or an attribute of a class, also of its bases."""
+        number = self.members[path].get((owner, name))
+        if number is not None:
+            return Value("function", path, number)
+        found = self.classes[path].get(owner)
+        if found is None or depth <= 0:
+            return None
+        start = self.members[path].get((owner, "__init__"), 0)
+        for ref in found.attributes.get(name, ()):
+            if (value := self.find(path, start, ref, depth - 1)) is not None:
+                return self.instance(value)
+        for base in found.bases:
+            parent = self.find(path, 0, base.removesuffix("[]"), depth - 1)
+            if parent is None or parent.kind != "class" or (parent.path, parent.name) == (path, owner):
+                continue
+            if (value := self._member(parent.path, parent.name, name, depth - 1)) is not None:
+                return value
+        return None
+
+    # Calls
+
+    def callees(self, path: str, number: int, ref: str) -> list[Key]:
+        """Return the functions of the project that a call may run; several only if the receiver's type is not known."""
+        value = self.find(path, number, ref)
+        if value is not None:
+            if value.kind == "function":
+                key = (value.path, value.number)
+                return self._concrete(key) if self.function(key).abstract else [key]
+            if value.kind in {"class", "instance"}:
+                name = "__call__" if value.kind == "instance" else "__init__"
+                inner = self.members[value.path].get((value.name, name))
+                return [(value.path, inner)] if inner is not None else []
+            return []
+        receiver, _, verb = ref.rpartition(".")
+        if not receiver or receiver.endswith("super()"):
+            return []
+        return self._by_name(path, number, receiver, verb)
+
+    def _concrete(self, key: Key) -> list[Key]:
+        return self._near(key[0], [k for k in self.methods.get(self.function(key).name, ()) if not self.function(k).abstract])[
+            :MANY
+        ]
+
+    def _near(self, path: str, keys: list[Key]) -> list[Key]:
+        """Leave out functions of other applications in the same tree, if there are any in this one."""
+        here = self.parts[path]
+        return [k for k in keys if _shared(here, self.parts[k[0]])] or keys
+
+    def _by_name(self, path: str, number: int, receiver: str, verb: str) -> list[Key]:
+        known = self.find(path, number, receiver)
+        if known is not None and known.kind in {"made", "module", "function"}:
+            return []
+        candidates = self._near(path, [k for k in self.methods.get(verb, ()) if not self.function(k).abstract])
+        words = _words(receiver)
+        similar = [k for k in candidates if words & _words(self.function(k).class_name)]
+        if similar:
+            return similar[:MANY]
+        return [] if verb in _ANYONES or len(candidates) > MANY else candidates
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
+    """Return how many folders two paths share."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+_FILLERS = frozenset(
+    {"", "self", "service", "client", "manager", "handler", "base", "the", "app", "state", "request", "instance", "get"}
+)
+
+
+def _words(name: str) -> set[str]:
+    last = re.sub(r"\(\)|\[\]", "", name).rpartition(".")[2]
+    return set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", last).lower().split("_")) - _FILLERS

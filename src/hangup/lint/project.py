@@ -1,0 +1,273 @@
+"""The files of a project together: which functions run inference, and which of them a client's request reaches."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from hangup.lint.facts import UNKNOWN, CallFacts, FileFacts, FunctionFacts, Spawn
+from hangup.lint.names import Key, Names
+from hangup.lint.vocabulary import is_made_call
+
+_COLLECT = frozenset({"list", "join", "tuple", "sum", "set", "sorted", "dict", "gather", "next", "anext"})
+_MAKERS = {
+    "FastAPI": "fastapi",
+    "APIRouter": "fastapi",
+    "Flask": "flask",
+    "Blueprint": "flask",
+    "Quart": "quart",
+    "Sanic": "sanic",
+    "Starlette": "starlette",
+    "Litestar": "litestar",
+    "Router": "fastapi",
+    "NinjaAPI": "django",
+    "RouteTableDef": "aiohttp",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """That a function runs inference, and where: `source` is the call at the end of the chain, in the file `path`."""
+
+    source: str
+    path: str
+    line: int
+    streams: bool = False  # a generator, or something that returns one: calling it computes nothing yet
+    blocks: bool = False  # it blocks the thread that calls it
+    blocked: bool = False  # somewhere below, a coroutine is blocked: HU005's business
+    may_stream: bool = False  # the caller decides
+    forwards: bool = False  # only known to send a request somewhere
+
+
+class Project:
+    def __init__(self, files: dict[str, FileFacts]) -> None:
+        self.files = files
+        self.names = Names(files)
+        self.runs: dict[Key, Runs] = {}
+        self.by_call: dict[tuple[str, int, int], Runs] = {}  # path, function, index of the call -> what it runs
+        self.by_spawn: dict[tuple[str, int, int], Runs] = {}
+        self.handlers: dict[Key, str] = {}
+        self._callers: dict[str, list[tuple[Key, int]]] = defaultdict(list)
+        self._spawners: dict[str, list[tuple[Key, int]]] = defaultdict(list)
+        self._reached: dict[Key, bool] = {}
+        self._index()
+        self._find_handlers()
+        self._spread()
+
+    def function(self, key: Key) -> FunctionFacts:
+        return self.files[key[0]].functions[key[1]]
+
+    def functions(self) -> Iterator[tuple[Key, FunctionFacts]]:
+        for path, facts in self.files.items():
+            for number, function in enumerate(facts.functions):
+                yield (path, number), function
+
+    def _index(self) -> None:
+        for key, function in self.functions():
+            for index, call in enumerate(function.calls):
+                self._callers[_last(call.ref)].append((key, index))
+            for index, spawn in enumerate(function.spawns):
+                self._spawners[spawn.target if spawn.target[0] == "#" else _last(spawn.target)].append((key, index))
+
+    # Handlers
+
+    def _find_handlers(self) -> None:
+        for key, function in self.functions():
+            kind = function.handler
+            if not kind and function.route:
+                value = self.names.find(key[0], 0, function.route)
+                made = value.name.split(".") if value is not None and value.kind == "made" else []
+                kind = next((_MAKERS[part] for part in made if part in _MAKERS), "")
+            if kind:
+                self.handlers[key] = kind
+        for path, facts in self.files.items():
+            for ref, framework, number in facts.registered:
+                value = self.names.find(path, number, ref)
+                if value is not None and value.kind == "function":
+                    key = (value.path, value.number)
+                    kind = framework or "starlette"
+                    if kind == "django" and self.function(key).is_async:
+                        kind = "django async"
+                    self.handlers.setdefault(key, kind)
+
+    # Inference
+
+    def _spread(self) -> None:
+        """Mark the functions that make direct calls, then those that call them, until nothing is new."""
+        fresh: deque[Key] = deque()
+        for key, function in self.functions():
+            for index, call in enumerate(function.calls):
+                if call.direct or self._judge_by_maker(key, call):
+                    self._mark_direct(key, function, index, call, fresh)
+            for index, spawn in enumerate(function.spawns):
+                if spawn.direct:
+                    runs = Runs(spawn.target, key[0], spawn.place[0], blocks=spawn.kind in {"thread", "executor"})
+                    self._mark_spawn(key, function, index, spawn, runs, fresh)
+        while fresh:
+            key = fresh.popleft()
+            runs, function = self.runs[key], self.function(key)
+            if function.watches:
+                continue
+            names = {function.name, "__call__" if function.name == "__call__" else function.name}
+            if function.name in {"__call__", "__init__"}:
+                continue
+            for name in names:
+                for caller, index in self._callers.get(name, ()):
+                    self._mark_caller(caller, index, key, runs, fresh)
+                for spawner, index in self._spawners.get(name, ()):
+                    self._mark_spawner(spawner, index, key, runs, fresh)
+            for spawner, index in self._spawners.get(f"#{key[1]}", ()):
+                if spawner[0] == key[0]:
+                    self._mark_spawn(spawner, self.function(spawner), index, self.function(spawner).spawns[index], runs, fresh)
+
+    def _judge_by_maker(self, key: Key, call: CallFacts) -> bool:
+        """Return whether the receiver was made by an SDK in another file: then the call is inference, too."""
+        receiver, _, verb = call.ref.rpartition(".")
+        if not receiver or verb not in _MADE_VERBS:
+            return False
+        value = self.names.find(key[0], key[1], receiver)
+        if value is None or value.kind != "made" or not is_made_call(value.name, verb):
+            return False
+        call.direct = verb
+        call.stream = int("stream" in verb)
+        call.blocking = 0 if verb.startswith("a") else 1 if call.use != "await" else 0
+        return True
+
+    def _mark_direct(self, key: Key, function: FunctionFacts, index: int, call: CallFacts, fresh: deque[Key]) -> None:
+        blocks = call.blocking == 1 or (
+            call.blocking == UNKNOWN and not function.is_async and call.use not in {"return", "argument"}
+        )
+        streams = call.stream == 1
+        runs = Runs(call.ref, key[0], call.place[0], streams, blocks, False, call.stream == UNKNOWN, call.forwards)
+        self.by_call[(*key, index)] = runs
+        if call.into in _SPAWNING:
+            return
+        consumes = self._consumes(function, call)
+        if function.yields or (streams and not consumes):
+            self._set(key, replace(runs, streams=True, may_stream=False), fresh)
+        elif call.use == "await" or blocks or streams:
+            self._set(
+                key,
+                replace(runs, streams=False, blocks=blocks and not function.is_async, blocked=blocks and function.is_async),
+                fresh,
+            )
+        elif call.use == "return":
+            self._set(key, replace(runs, streams=runs.may_stream), fresh)
+        elif call.use != "argument":
+            self._set(key, replace(runs, streams=True, blocks=False, may_stream=False), fresh)
+
+    def _set(self, key: Key, runs: Runs, fresh: deque[Key]) -> None:
+        """Keep what is known of a function: that it computes outweighs that it returns a stream."""
+        known = self.runs.get(key)
+        if known is None or _rank(runs) > _rank(known):
+            self.runs[key] = runs
+            fresh.append(key)
+
+    @staticmethod
+    def _consumes(function: FunctionFacts, call: CallFacts) -> bool:
+        """Return whether the function reads the whole stream that the call returns."""
+        if call.use == "loop" or call.into in _COLLECT:
+            return True
+        made = call.ref + "()"
+        return any(made in function.assigned.get(name.partition(".")[0].partition("(")[0], ()) for name in function.loops)
+
+    def _resolves(self, caller: Key, ref: str, key: Key) -> bool:
+        """Return whether a call runs this function; of several that it may run, at least half must run inference."""
+        found = self.names.callees(caller[0], caller[1], ref)
+        if key not in found:
+            return False
+        return len(found) == 1 or 2 * sum(k in self.runs for k in found) >= len(found)
+
+    def _mark_caller(self, caller: Key, index: int, key: Key, runs: Runs, fresh: deque[Key]) -> None:
+        function, callee = self.function(caller), self.function(key)
+        call = function.calls[index]
+        if call.direct or caller == key or not self._resolves(caller, call.ref, key):
+            return
+        lazy = runs.streams or (runs.may_stream and call.stream == 1)
+        runs_it = call.into in {"asyncio.run", "run_until_complete"}  # asyncio.run(answer())
+        here = replace(runs, streams=lazy, blocks=runs.blocks or runs_it, may_stream=runs.may_stream and call.stream == UNKNOWN)
+        known = self.by_call.get((*caller, index))
+        if known is None or _rank(here) > _rank(known):
+            self.by_call[(*caller, index)] = here
+        if call.into in _SPAWNING:
+            return
+        if function.yields or (lazy and not self._consumes(function, call)):
+            if function.yields or call.use in {"return", "await", "value"}:
+                self._set(caller, replace(here, streams=True, may_stream=False), fresh)
+        elif lazy:
+            self._set(caller, replace(here, streams=False, blocks=not function.is_async), fresh)
+        elif callee.is_async and not runs_it:
+            if call.use in {"await", "return"}:
+                self._set(caller, replace(here, blocks=False), fresh)
+        else:
+            blocks = here.blocks
+            self._set(
+                caller,
+                replace(here, blocks=blocks and not function.is_async, blocked=here.blocked or (blocks and function.is_async)),
+                fresh,
+            )
+
+    def _mark_spawner(self, spawner: Key, index: int, key: Key, runs: Runs, fresh: deque[Key]) -> None:
+        function = self.function(spawner)
+        spawn = function.spawns[index]
+        if not spawn.direct and self._resolves(spawner, spawn.target, key):
+            self._mark_spawn(spawner, function, index, spawn, runs, fresh)
+
+    def _mark_spawn(self, key: Key, function: FunctionFacts, index: int, spawn: Spawn, runs: Runs, fresh: deque[Key]) -> None:
+        if (*key, index) in self.by_spawn:
+            return
+        self.by_spawn[(*key, index)] = runs
+        if spawn.kind == "executor" and spawn.handle == "await" and not runs.streams:
+            self._set(key, replace(runs, streams=function.yields, blocks=False, blocked=False), fresh)
+
+    # Requests
+
+    def serves(self, key: Key) -> bool:
+        """Return whether a request reaches this function: a handler, or something that calls it, is a handler."""
+        known = self._reached.get(key)
+        if known is not None:
+            return known
+        seen, todo = {key}, [key]
+        while todo:
+            here = todo.pop()
+            if here in self.handlers or self._reached.get(here):
+                self._reached[key] = True
+                return True
+            for caller in self._callers_of(here):
+                if caller not in seen:
+                    seen.add(caller)
+                    todo.append(caller)
+        for other in seen:
+            self._reached[other] = False
+        return False
+
+    def _callers_of(self, key: Key) -> Iterator[Key]:
+        function = self.function(key)
+        if function.outer > 0:
+            yield key[0], function.outer
+        name = function.name
+        if not name:
+            return
+        for caller, index in self._callers.get(name, ()):
+            if key in self.names.callees(caller[0], caller[1], self.function(caller).calls[index].ref):
+                yield caller
+        for caller, index in self._spawners.get(name, ()):
+            if key in self.names.callees(caller[0], caller[1], self.function(caller).spawns[index].target):
+                yield caller
+
+
+_SPAWNING = frozenset({"create_task", "ensure_future", "add_task", "BackgroundTask", "Thread", "submit"})
+_MADE_VERBS = frozenset(
+    "invoke ainvoke stream astream astream_events batch abatch predict apredict run arun run_sync run_stream generate"
+    " create_chat_completion create_completion chat acall".split()
+)
+
+
+def _rank(runs: Runs) -> int:
+    """Return how much is known: that something computes outweighs that it returns a stream, and inference a mere request."""
+    return (0 if runs.forwards else 4) + (0 if runs.streams else 2) + (0 if runs.blocked else 1)
+
+
+def _last(ref: str) -> str:
+    return ref.rpartition(".")[2]

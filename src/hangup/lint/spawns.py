@@ -1,0 +1,297 @@
+"""Finds work that a function gives to something else: background tasks, tasks, threads, executors, shields, retries, queues.
+
+Whether that work is inference, the project decides: it may be in another file.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from hangup.lint import vocabulary
+from hangup.lint.facts import FunctionFacts, Spawn
+from hangup.lint.source import Frame, Module, Site
+from hangup.lint.source import Function as Scope
+from hangup.lint.text import places, reference
+
+_TASKS = frozenset({"create_task", "ensure_future"})
+_EXECUTORS = {"to_thread": 0, "run_in_executor": 1, "run_in_threadpool": 0, "run_sync": 0, "submit": 0, "sync_to_async": 0}
+_STOPS = re.compile(r"stopping_criteria|stop_event|cancel_event|stop_flag|should_stop|cancel_token|abort_event|interrupt", re.I)
+_ENDS = re.compile(r"(^|[._])(cancel|abort|stop|aclose|close|terminate|kill|shutdown|set)(_\w+)?$", re.I)
+_WAITING = re.compile(r"request|job|pending|wait|input|incoming|prompt|infer|batch|work|task|quer[iy]", re.I)
+_LEAVING = re.compile(r"output|result|response|token|chunk|out_|event|log|stream|message|notif|update|finish|done", re.I)
+_QUEUES = frozenset({"asyncio.Queue", "asyncio.PriorityQueue", "queue.Queue", "queue.PriorityQueue", "queue.SimpleQueue"})
+
+
+def spawn(module: Module, site: Site, made: FunctionFacts) -> None:
+    """Note what this call gives away, if it does."""
+    last = site.name.rpartition(".")[2]
+    arguments = site.node.args
+    if last in {"add_task", "BackgroundTask"}:
+        if arguments and not isinstance(arguments[0], ast.Call) and (last == "BackgroundTask" or _is_background(site, made)):
+            _note(module, site, made, "background", arguments[0])
+    elif last in _TASKS:
+        if arguments and not _is_owned(site) and isinstance(arguments[0], ast.Call):
+            _note(module, site, made, "task", arguments[0].func, arguments[0])
+    elif last == "Thread":
+        target = site.keyword("target")
+        if target is not None:
+            _note(module, site, made, "thread", target)
+    elif last in _EXECUTORS:
+        position = _EXECUTORS[last]
+        if len(arguments) > position and (last != "run_sync" or "to_thread" in site.name):
+            _note(module, site, made, "executor", arguments[position])
+    elif site.name == "asyncio.shield":
+        if arguments:
+            inner = _assigned_call(module, arguments[0], site.function)
+            if inner is not None:
+                _note(module, site, made, "shield", inner.func, inner)
+    elif last == "CancelScope" and isinstance(site.statement, ast.With) and _is_true(site.keyword("shield")):
+        for statement in site.statement.body:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Call):
+                    _note(module, site, made, "shield", node.func, node)
+    if _ENDS.search(last):
+        made.cancels = True
+        made.ends |= _is_ending(site.frame)
+
+
+def _note(module: Module, site: Site, made: FunctionFacts, kind: str, target: ast.expr, call: ast.Call | None = None) -> None:
+    """Note a spawn of `target`; `call` is the call of it, where it is written."""
+    if isinstance(target, ast.Call) and reference(target.func).rpartition(".")[2] == "partial" and target.args:
+        target = target.args[0]
+    ref = reference(target)
+    if isinstance(target, ast.Lambda):
+        number = next((f.number for f in module.functions if f.node is target), -1)
+        ref = f"#{number}"
+    if isinstance(target, ast.Name) and (values := site.function.assigned.get(target.id)):
+        inner = values[-1]
+        if isinstance(inner, ast.Lambda):
+            ref = f"#{next((f.number for f in module.functions if f.node is inner), -1)}"
+    if not ref:
+        return
+    pseudo = Site(call or ast.Call(func=target, args=[], keywords=[]), module.dotted(target), site.frame, site.statement)
+    verb = vocabulary.direct(module, pseudo) if isinstance(target, (ast.Name, ast.Attribute)) else ""
+    if (
+        not verb
+        and kind == "thread"
+        and "generate" in ref
+        and any("streamer" in name.lower() for name in site.function.assigned)
+    ):
+        verb = "generate"
+    made.spawns.append(Spawn(kind, ref, places(site.node), _handle(site), verb, _is_stoppable(module, site), site.name))
+
+
+def _is_background(site: Site, made: FunctionFacts) -> bool:
+    receiver = site.name.rpartition(".")[0]
+    return "BackgroundTasks" in made.parameters.get(receiver, "") or bool(
+        re.search(r"background|bg_tasks|^tasks$", receiver, re.I)
+    )
+
+
+def _is_owned(site: Site) -> bool:
+    """Return whether a task group owns the task that this call creates."""
+    receiver = site.name.rpartition(".")[0].rpartition(".")[2].lower()
+    return "group" in receiver or receiver in {"tg", "nursery"}
+
+
+def _handle(site: Site) -> str:
+    if site.awaited:
+        return "await"
+    if site.dropped:
+        return "drop"
+    statement = site.statement
+    if isinstance(statement, ast.Assign) and statement.value is site.node and isinstance(statement.targets[0], ast.Name):
+        return statement.targets[0].id
+    if (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Call)
+        and isinstance(statement.value.func, ast.Attribute)
+    ):
+        return "drop" if statement.value.func.value is site.node and statement.value.func.attr == "start" else "value"
+    return "value"
+
+
+def _is_stoppable(module: Module, site: Site) -> bool:
+    """Return whether the arguments hold something that can stop the work: a stopping criterion or an event."""
+    for argument in (*site.node.args[1:], *(k.value for k in site.node.keywords)):
+        given = [argument]
+        if isinstance(argument, ast.Name):
+            given += module.values_of(argument, site.function)
+        for value in given:
+            for node in ast.walk(value):
+                text = getattr(node, "id", None) or getattr(node, "arg", None) or getattr(node, "attr", None)
+                text = text or (node.value if isinstance(node, ast.Constant) else None)
+                if isinstance(text, str) and _STOPS.search(text):
+                    return True
+    return False
+
+
+def _assigned_call(module: Module, node: ast.expr, scope: Scope) -> ast.Call | None:
+    """Return the call that is shielded: written there, or assigned to a name, also through create_task."""
+    if isinstance(node, ast.Name):
+        values = module.values_of(node, scope)
+        node = values[-1] if values else node
+    if isinstance(node, ast.Call) and reference(node.func).rpartition(".")[2] in _TASKS and node.args:
+        node = node.args[0]
+    return node if isinstance(node, ast.Call) else None
+
+
+def _is_ending(frame: Frame) -> bool:
+    """Return whether this is in a `finally`, or in a clause that catches the cancellation."""
+    for outer in frame.outward():
+        if outer.part == "finalbody":
+            return True
+        if outer.part == "handler" and isinstance(outer.node, ast.ExceptHandler):
+            names = ast.unparse(outer.node.type) if outer.node.type is not None else "BaseException"
+            if re.search(r"BaseException|Cancelled|GeneratorExit|Disconnect", names):
+                return True
+    return False
+
+
+def more(module: Module, scope: Scope, made: FunctionFacts) -> None:
+    """Note late polls, retries, queues and what becomes of task handles, which need the whole function."""
+    _late_polls(module, scope, made)
+    _retries(module, scope, made)
+    _queues(module, scope, made)
+    names = {s.handle for s in made.spawns if s.kind in {"task", "executor", "thread"}} - {"await", "drop", "value"}
+    if names:
+        made.handled = sorted(_handled(module, scope, names))
+
+
+def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
+    """Return the handles that the function waits for, and as `+name` those that it cancels or leaves to others to cancel."""
+    found: set[str] = set()
+    parameters = {p.arg for p in scope.parameters} | {"self"}
+    for node in module.nodes(scope):
+        if isinstance(node, ast.Await):
+            found |= _names_in(node.value)
+        elif isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
+            found |= {f"+{name}" for name in _names_in(node.value)}
+        elif (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in {"result", "join", "get_loop"}
+        ):
+            found.add(node.value.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr == "cancel":
+            found.add(f"+{node.value.id}")
+        elif isinstance(node, ast.Call) and reference(node.func).partition(".")[0] in parameters:
+            found |= {f"+{a.id}" for a in node.args if isinstance(a, ast.Name)}
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and not isinstance(node.targets[0], ast.Name):
+            found.add(f"+{node.value.id}")  # self.task = task, tasks[id] = task
+    return {name for name in found if name.lstrip("+") in names}
+
+
+def _names_in(node: ast.expr) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+def _late_polls(module: Module, scope: Scope, made: FunctionFacts) -> None:
+    if scope.yields or not scope.is_async:
+        return
+    polls = [s for s in scope.calls if s.name.endswith("is_disconnected") and s.awaited]
+    if not polls or any(
+        s.name.rpartition(".")[2] in {"create_task", "start_soon", "wait"} for f in scope.around() for s in f.calls
+    ):
+        return
+    loops = [_loop_around(site) for site in polls]
+    first = loops[0]
+    if all(isinstance(loop, ast.AsyncFor) for loop in loops) and isinstance(first, ast.AsyncFor):
+        node = first.iter.value if isinstance(first.iter, ast.Await) else first.iter
+        ref = reference(node.func if isinstance(node, ast.Call) else node)
+        verb = vocabulary.direct(module, site) if (site := module.site(node)) is not None else ""
+        made.spawns.append(Spawn("poll", ref, places(polls[0].node), "value", verb))
+
+
+def _loop_around(site: Site) -> ast.AST | None:
+    return next((f.node for f in site.frame.outward() if isinstance(f.node, (ast.For, ast.AsyncFor, ast.While))), None)
+
+
+def _retries(module: Module, scope: Scope, made: FunctionFacts) -> None:
+    for decorator in scope.decorators:
+        if _retries_for_ever(module, decorator):
+            made.spawns.append(Spawn("retry", f"#{scope.number}", places(decorator), "value", verb=scope.name))
+    for loop, _ in scope.loops:
+        if isinstance(loop, ast.While) and _is_true(loop.test):
+            for node in loop.body:
+                if isinstance(node, ast.Try) and _repeats(module, loop, node):
+                    for tried in (n for s in node.body for n in ast.walk(s)):
+                        if isinstance(tried, ast.Call) and module.site(tried) is not None:
+                            site = module.site(tried)
+                            assert site is not None
+                            verb = vocabulary.direct(module, site)
+                            made.spawns.append(
+                                Spawn("retry", reference(tried.func), places(loop), "value", verb, verb=site.name)
+                            )
+
+
+def _retries_for_ever(module: Module, decorator: ast.expr) -> bool:
+    name = module.dotted(decorator)
+    given = {k.arg for k in decorator.keywords} if isinstance(decorator, ast.Call) else set()
+    if None in given:
+        return False
+    if name == "tenacity.retry":
+        return "stop" not in given
+    return name in {"backoff.on_exception", "backoff.on_predicate"} and not given & {"max_tries", "max_time"}
+
+
+_HARMLESS = re.compile(
+    r"(^|\.)(sleep|print|info|debug|warning|warn|error|exception|critical|log|str|repr|print_exc|format_exc|uniform)$"
+)
+
+
+def _repeats(module: Module, loop: ast.While, node: ast.Try) -> bool:
+    """Return whether this is `while True: try: ... return except: again`: no counter, no exit from a clause, and no call in
+    one that might raise.
+    """
+    if not node.handlers or not any(
+        isinstance(n, (ast.Return, ast.Break)) for s in (*node.body, *node.orelse) for n in ast.walk(s)
+    ):
+        return False
+    if any(isinstance(n, (ast.AugAssign, ast.Compare, ast.Raise)) for s in loop.body for n in ast.walk(s)):
+        return False
+    for clause in node.handlers:
+        for inner in (n for s in clause.body for n in ast.walk(s)):
+            if isinstance(inner, (ast.Break, ast.Return)):
+                return False
+            if isinstance(inner, ast.Call) and not _HARMLESS.search(module.dotted(inner.func)):
+                return False
+    return True
+
+
+def _queues(module: Module, scope: Scope, made: FunctionFacts) -> None:
+    """Note each unbounded queue of this function, class or module, with the functions that take work from it."""
+    for site in scope.calls:
+        if site.name not in _QUEUES or _is_bounded(site):
+            continue
+        name = _assigned_name(site)
+        if not _WAITING.search(name) or _LEAVING.search(name):
+            continue
+        for taker in module.functions:
+            if any(isinstance(loop, ast.While) for loop, _ in taker.loops) and any(_takes(s, name) for s in taker.calls):
+                made.spawns.append(Spawn("queue", f"#{taker.number}", places(site.node), "value", verb=name))
+
+
+def _takes(site: Site, name: str) -> bool:
+    head, _, verb = site.name.rpartition(".")
+    return verb in {"get", "get_nowait"} and head.rpartition(".")[2] == name
+
+
+def _is_bounded(site: Site) -> bool:
+    size = site.node.args[0] if site.node.args else site.keyword("maxsize")
+    return size is not None and not (isinstance(size, ast.Constant) and size.value == 0)
+
+
+def _assigned_name(site: Site) -> str:
+    statement = site.statement
+    target: ast.expr | None = None
+    if isinstance(statement, ast.Assign) and statement.value is site.node:
+        target = statement.targets[0]
+    elif isinstance(statement, ast.AnnAssign) and statement.value is site.node:
+        target = statement.target
+    if isinstance(target, ast.Name):
+        return target.id
+    return target.attr if isinstance(target, ast.Attribute) else ""
+
+
+def _is_true(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and bool(node.value)

@@ -1,0 +1,55 @@
+"""Writes parts of the syntax tree as short text: references to what a name may stand for, and places."""
+
+from __future__ import annotations
+
+import ast
+
+from hangup.lint.facts import Place
+
+
+def reference(node: ast.AST | None) -> str:
+    """Return `a.b`, `a.b()` or `a[].b` for names, calls and subscripts; "" for anything else."""
+    parts: list[str] = []
+    while True:
+        if isinstance(node, ast.Attribute):
+            parts.append("." + node.attr)
+            node = node.value
+        elif isinstance(node, ast.Name):
+            parts.append(node.id)
+            return "".join(reversed(parts))
+        elif isinstance(node, ast.Call):
+            parts.append("()")
+            node = node.func
+        elif isinstance(node, ast.Subscript):
+            parts.append("[]")
+            node = node.value
+        elif isinstance(node, ast.Await):
+            node = node.value
+        else:
+            return ""
+
+
+def annotation(node: ast.AST | None) -> str:
+    """Return the class that an annotation names: `Service` for Service, Optional[Service], Service | None and "Service"."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.strip() if node.value.replace(".", "").isidentifier() else ""
+    if isinstance(node, ast.BinOp):
+        return annotation(node.left) or annotation(node.right)
+    if isinstance(node, ast.Subscript):
+        name = reference(node.value).rpartition(".")[2]
+        if name in {"Optional", "Annotated", "Final", "ClassVar"}:
+            inner = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
+            return annotation(inner)
+        return ""
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        ref = reference(node)
+        return "" if ref in {"str", "int", "dict", "list", "bool", "float", "Any", "None", "bytes", "object"} else ref
+    return ""
+
+
+def places(node: ast.AST) -> Place:
+    """Return where a node is, and the last line on which a comment counts for it: for a block, the line before its body."""
+    line, last = getattr(node, "lineno", 1), getattr(node, "end_lineno", None) or 1
+    body = getattr(node, "body", None)
+    comment = max(line, int(body[0].lineno) - 1) if isinstance(body, list) and body else last
+    return line, getattr(node, "col_offset", 0) + 1, last, comment

@@ -1,0 +1,167 @@
+"""The second pass: a handler in one module and the inference in another."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from hangup.lint.run import lint_paths
+from hangup.lint.settings import LintSettings, SettingsTree
+
+FILES = {
+    "app/__init__.py": "",
+    "app/clients.py": """
+        from openai import AsyncOpenAI
+
+        client = AsyncOpenAI(timeout=60)
+    """,
+    "app/services/__init__.py": "from .rag import RagService\n",
+    "app/services/base.py": """
+        class Service:
+            async def answer(self, question):
+                return await self.ask(question)
+
+            async def ask(self, question):
+                raise NotImplementedError
+    """,
+    "app/services/rag.py": """
+        from app.clients import client
+        from .base import Service
+
+        class RagService(Service):
+            async def ask(self, question):
+                return await client.chat.completions.create(model="m", messages=[question], max_tokens=5)
+    """,
+    "app/deps.py": """
+        from functools import lru_cache
+        from .services import RagService
+
+        @lru_cache
+        def get_rag() -> RagService:
+            return RagService()
+    """,
+    "app/routes.py": """
+        from typing import Annotated
+        from fastapi import APIRouter, Depends
+        from app.deps import get_rag
+        from app.services import RagService
+
+        router = APIRouter()
+
+        @router.post("/ask")
+        async def ask(question: str, rag: Annotated[RagService, Depends(get_rag)]):
+            return await rag.answer(question)
+
+        @router.post("/again")
+        async def again(question: str, helper=Depends(get_rag)):
+            return await helper.answer(question)
+    """,
+    "app/other.py": """
+        def unrelated():
+            return 1
+    """,
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text))
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def found(*paths: str, cache: Path | None = None) -> list[str]:
+    report = lint_paths([Path(p) for p in paths or ["."]], SettingsTree(), cache)
+    return [f"{f.path}:{f.line} {f.code}" for f in report.findings]
+
+
+def test_a_handler_is_connected_with_the_inference_of_another_module(project: Path) -> None:
+    report = lint_paths([Path()])
+    assert [(f.path, f.line, f.code) for f in report.findings] == [
+        ("app/routes.py", 11, "HU004"),
+        ("app/routes.py", 15, "HU004"),
+    ]
+    assert "`client.chat.completions.create`, app/services/rag.py:7" in report.findings[0].message
+
+
+def test_nothing_is_imported(project: Path) -> None:
+    (project / "app/clients.py").write_text("raise SystemExit('imported')\n" + dedent(FILES["app/clients.py"]))
+    assert len(found()) == 2
+    assert "app" not in sys.modules
+
+
+def test_files_that_cannot_matter_are_not_parsed(project: Path) -> None:
+    report = lint_paths([Path()])
+    assert report.files == 8
+    assert report.parsed == 6, "not app/__init__.py, which imports nothing, nor app/other.py"
+
+
+def test_a_named_file_is_judged_with_its_project(project: Path) -> None:
+    assert found("app/routes.py") == ["app/routes.py:11 HU004", "app/routes.py:15 HU004"]
+    assert found("app/services/rag.py") == []
+
+
+def test_the_cache_knows_what_did_not_change(project: Path) -> None:
+    cache = project / ".hangup_cache"
+    first = lint_paths([Path()], SettingsTree(), cache)
+    again = lint_paths([Path()], SettingsTree(), cache)
+    assert (first.cached, again.cached) == (0, 8)
+    assert again.findings == first.findings != []
+    rag = project / "app/services/rag.py"
+    rag.write_text(rag.read_text().replace("await client.chat.completions.create", "len"))
+    changed = lint_paths([Path()], SettingsTree(), cache)
+    assert changed.cached == 7 and changed.findings == []
+
+
+def test_a_broken_cache_is_no_cache(project: Path) -> None:
+    cache = project / ".hangup_cache"
+    lint_paths([Path()], SettingsTree(), cache)
+    (file,) = cache.glob("*.json")
+    for content in ("{", "[]", '{"version": "x", "files": {}}', file.read_text().replace('"files":{', '"files":{"a":3,')):
+        file.write_text(content)
+        report = lint_paths([Path()], SettingsTree(), cache)
+        assert report.cached == 0 and len(report.findings) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(project: Path) -> None:
+    blocked = project / "blocked"
+    blocked.write_text("a file, not a folder")
+    assert len(found(cache=blocked)) == 2
+
+
+def test_modules_that_import_each_other(project: Path) -> None:
+    (project / "app/clients.py").write_text("from app.services.rag import RagService\n" + dedent(FILES["app/clients.py"]))
+    assert len(found()) == 2
+
+
+def test_two_applications_in_one_tree_are_kept_apart(project: Path) -> None:
+    """Both have app/services/rag.py, but only one of them runs inference."""
+    shutil.copytree(project / "app", project / "second/app")
+    other = project / "second/app/services/rag.py"
+    other.write_text(other.read_text().replace("await client.chat.completions.create", "len"))
+    assert found() == ["app/routes.py:11 HU004", "app/routes.py:15 HU004"]
+
+
+def test_settings_are_those_of_each_file(project: Path) -> None:
+    (project / "app/pyproject.toml").write_text('[tool.hangup.lint]\nignore = ["HU004"]\n')
+    assert found() == []
+    (project / "app/pyproject.toml").write_text("[tool.other]\nx = 1\n")
+    (project / "pyproject.toml").write_text('[tool.hangup.lint]\nselect = ["HU001"]\n')
+    assert found() == [], "a file without settings does not hide those of the root"
+    assert SettingsTree(LintSettings()).of(project).codes() != SettingsTree().of(project).codes()
+
+
+def test_the_same_from_the_command_line(project: Path) -> None:
+    command = [str(Path(sys.executable).with_name("hangup")), "lint", "app/routes.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout.count("HU004") == 2
+    assert (project / ".hangup_cache" / ".gitignore").read_text() == "*\n"
