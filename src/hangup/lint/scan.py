@@ -91,7 +91,9 @@ def worth_parsing(said: Mapping[str, int], imported: Mapping[str, list[Pair]]) -
         return (f for above, name in imported[path] for parent, f in modules.get(name, ()) if above in {"", parent})
 
     reached = _closure((path for path, what in said.items() if what & SERVING), used)
-    plugged = {user for path in reached if said[path] & BASES for user in users(path) if said[user] & INFERENCE}
+    bases = {path for path in reached if said[path] & BASES}
+    bases |= {user for path in bases for user in users(path) if user.endswith("__init__.py")}  # which pass them on
+    plugged = {user for path in bases for user in users(path) if said[user] & INFERENCE}
     reached = _closure(reached | plugged, used)
     relevant = {path for path in reached if said[path] & INFERENCE}
     relevant |= {base for path in relevant for base in used(path) if said[base] & BASES}
