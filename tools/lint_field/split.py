@@ -1,7 +1,7 @@
 """Splits the projects of the field test at random into one half to develop rules on and one half to measure them on.
 
-`python -m tools.lint_field.split < NAMES` reads lines of `owner/name commit` and writes projects.json. The seed is fixed, so the
-same list always gives the same halves.
+`python -m tools.lint_field.split < NAMES` reads lines of `owner/name commit` and writes projects.json. The seed is fixed, so
+the same list always gives the same halves.
 """
 
 from __future__ import annotations
