@@ -116,10 +116,10 @@ def test_a_head_is_kept_when_it_comes_again_and_nothing_is_noted_before() -> Non
 def test_there_is_a_bound_on_heads_and_on_what_is_derived_from_one() -> None:
     for number in range(10_000):
         read_request_head(REQUEST % (b"x-once: %d\r\n" % number, 5), **LIMITS)
-    for number in (n for n in range(2000) for _ in range(2)):
+    for number in (n for n in range(2500) for _ in range(2)):
         read_request_head(REQUEST % (b"x-a: %d\r\n" % number, 5), **LIMITS)
         read_response_head(b"HTTP/1.1 200 OK\r\nx-a: %d\r\ncontent-length: 5\r\n\r\n" % number)
-    assert 0 < len(known_heads._requests) <= 512 and 0 < len(known_heads._responses) <= 512
+    assert 0 < len(known_heads._requests) <= 2048 and 0 < len(known_heads._responses) <= 2048
     assert len(known_heads._seen) <= 4096
     for _ in range(2):
         read_request_head(REQUEST % (b"x-large: " + b"x" * 3000 + b"\r\n", 5), **LIMITS)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from hangup.gateway.http.head import RequestHead, ResponseHead
 
-_HEADS_MAX = 512  # of each kind; then all are forgotten, because it is unknown which will come again
+_HEADS_MAX = 2048  # of each kind, so that 1,000 tenants with keys of their own fit; then all are forgotten
 _HEAD_BYTES_MAX = 2048  # longer ones are not kept
 _SEEN_MAX = 4096  # heads that came once, by their hashes
 _LENGTH_NAMES = (b"\r\ncontent-length: ", b"\r\nContent-Length: ")
