@@ -18,6 +18,7 @@ import uvloop
 
 from bench import (
     dashboard,
+    departures,
     embedded,
     growth,
     healthy,
@@ -50,6 +51,7 @@ SUITES = [
     "jobs",
     "start",
     "growth",
+    "departures",
 ]
 APART = ["dashboard", "probe"]  # the one needs a browser, the other takes ten minutes
 
@@ -98,6 +100,8 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
         print("  {streams} streams: {kb_per_stream:.1f} KB each, loop never later than {worst_lag_s:g} s".format(**result))
         print("  all of them leaving in one instant: {worst_lag_s_when_all_leave_at_once:g} s".format(**result))
         return result
+    if name == "departures":
+        return await departures.run()
     if name == "growth":
         return await growth.run()
     if name == "start":

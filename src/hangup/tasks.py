@@ -14,7 +14,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -23,7 +24,10 @@ _PAUSE_S = (0.5, 30.0)  # before a restart: doubled by each failure that soon fo
 _STALL_S = 30.0  # for one piece of a thread's work, unless the configuration says otherwise
 _STEADY_S = 60.0  # work that ran for this long did not fail because of how it started
 
+_SLICE_S = 0.005  # of CPU time, in one turn of the event loop
+
 R = TypeVar("R")
+T = TypeVar("T")
 Handled = tuple[type[Exception], ...]
 
 
@@ -265,3 +269,22 @@ class _Pauses:
 
 
 TASKS = LongTasks()  # those of this process
+
+
+async def in_slices(work: Callable[[T], object], items: Iterable[T], used_s: Callable[[], float] = time.thread_time) -> None:
+    """Call `work` for each item, in several turns of the event loop if it takes long: others must not wait for all of them.
+
+    If the caller is cancelled meanwhile, the rest is done at once. `used_s` returns the CPU time that this thread has used.
+    """
+    left = deque(items)
+    try:
+        while left:
+            until = used_s() + _SLICE_S
+            while left and used_s() < until:
+                work(left.popleft())
+            if left:
+                await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        for item in left:
+            work(item)
+        raise

@@ -223,7 +223,7 @@ def test_a_bug_in_one_release_keeps_no_other_place() -> None:
         settings = BackendSettings(url="http://127.0.0.1:9", engine="openai")
         backend = Backend(settings, LimitSettings(), asyncio.get_running_loop())
         watch = BackendWatch(backend, cast(Any, None), cast(Any, host), ReaperStats([], 9))
-        watch._release([PendingStop(name, 0.0) for name in ("first", "second", "third")], StopState.VERIFIED)
+        await watch._release([PendingStop(name, 0.0) for name in ("first", "second", "third")], StopState.VERIFIED)
         await watch.close()
         assert (host.freed, host.told_of) == (["second", "third"], ["reaper_check_failed"])
 

@@ -7,6 +7,7 @@ many tokens it computed after the hang-up.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from hangup.core.call import Call
 from hangup.core.reaper import PendingStop, StopState
 from hangup.gateway.log import Log, after_the_end
+
+_SLICE_S = 0.005  # of CPU time, in one turn of the event loop: many calls may have ended at once
 
 
 class CallLines:
@@ -56,10 +59,11 @@ class CallLines:
 
     def _look(self) -> None:
         self._timer, now = None, self._loop.time()
+        until = time.thread_time() + _SLICE_S
         while self._waiting:  # oldest first, so that the cost does not grow with the number of lines
             call, (_, due) = next(iter(self._waiting.items()))
-            if due > now:
-                self._timer = self._loop.call_at(due, self._look)
+            if due > now or time.thread_time() > until:
+                self._timer = self._loop.call_at(max(due, now), self._look)
                 return
             self._write(call)
 

@@ -139,6 +139,9 @@ class ClientRequest:
     def body_arrived(self, body: bytes) -> None:
         raise NotImplementedError
 
+    def stop_engine(self) -> None:
+        """Stop the engine's work, ahead of `client_left`."""
+
     def client_left(self, reason: Reason) -> None:
         """End the call because its client hung up."""
         self.end(reason)

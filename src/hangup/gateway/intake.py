@@ -13,6 +13,7 @@ from hangup.errors import Refusal
 from hangup.gateway.apis.engine_paths import HEALTH
 from hangup.gateway.apis.routes import PassThroughApi
 from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.client.departures import Departures
 from hangup.gateway.client_request import ClientRequest, FlowPorts
 from hangup.gateway.cors import is_preflight
 from hangup.gateway.http.head import RequestHead
@@ -38,6 +39,7 @@ class Intake(ClientConnections):
         self.tls: ssl.SSLContext | None = None  # for the data port
         self.half_close_is_hangup = True
         self.draining = False
+        self.departures = Departures()
         self._ports = ports
         self.configure(ports.policy.settings)
 

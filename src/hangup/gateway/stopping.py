@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from hangup.core.admission import Ticket
 from hangup.core.call import Call
@@ -26,17 +27,21 @@ from hangup.gateway.placement import Placed, Placement
 from hangup.gateway.reaper import Reaper
 from hangup.gateway.stuck_calls import InEngine
 
+_LOOK_PAUSE = 20  # after a look at all live calls, in terms of the time that it took
+_Waits = tuple[Sequence[Waiting], float]
+
 
 class Attempt:
     """One try of one call at one backend, and all that it holds there."""
 
-    __slots__ = ("backend", "connection", "key", "slot")
+    __slots__ = ("abort_sent", "backend", "connection", "key", "slot")
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.connection: EngineConnection | None = None
         self.key = ""  # the engine's id for this attempt; "" until it was sent
         self.slot: int | None = None  # the slot that is pinned for it there
+        self.abort_sent: bool | None = None  # whether its engine got an abort by id; None while it was not stopped
 
     def __repr__(self) -> str:
         return f"<attempt {self.key or 'not sent'} at {self.backend!r}>"
@@ -61,6 +66,7 @@ class Stopping:
         self.released = asyncio.Event()  # set and cleared at once, to wake all that wait for a release
         self._held: dict[PendingStop, _Held] = {}  # released once, when the reaper is done with the stop
         self._live = live
+        self._waiting: WeakKeyDictionary[Backend, tuple[float, _Waits]] = WeakKeyDictionary()  # until when to use it
         self._placement = placement
         self._log = log
         self._lines = lines  # log lines that wait for the outcome of a stop
@@ -84,6 +90,12 @@ class Stopping:
             attempt.connection.abort()
             attempt.connection = None
 
+    def stop_early(self, attempt: Attempt) -> None:
+        """Stop the engine's work ahead of `abort`."""
+        if attempt.key and attempt.abort_sent is None:
+            attempt.abort_sent = self.aborts.stop(attempt.backend, attempt.key, attempt.connection)
+            attempt.connection = None
+
     def abort(
         self, attempt: Attempt, call: Call, ticket: Ticket[Placed] | None, choices: int, *, keep_place: bool
     ) -> PendingStop | None:
@@ -93,8 +105,7 @@ class Stopping:
         if not key:
             self.withdraw(attempt)
             return None
-        abort_sent = self.aborts.stop(backend, key, attempt.connection)
-        attempt.connection = None
+        self.stop_early(attempt)
         now = time.monotonic()
         reads_s = None
         if ticket is not None and ticket.awaits_first_token:
@@ -107,7 +118,7 @@ class Stopping:
             tokens=call.tokens_out,
             choices=choices,
             reading_s=reads_s,
-            abort_sent=abort_sent,
+            abort_sent=bool(attempt.abort_sent),
             tenant=call.tenant,
             model=call.model,
             cause=(call.outcome or Outcome.ENGINE_FAILED).value,
@@ -152,7 +163,15 @@ class Stopping:
         self._placement.backend_changed(backend)
 
     def waiting(self, backend: Backend) -> tuple[Sequence[Waiting], float]:
-        return stuck_calls.waiting(self._live.values(), backend)
+        """Return the calls that wait for the backend's output, and when it last sent any. With thousands of live calls the
+        answer may be a little old, because each look at them takes milliseconds."""
+        now = time.monotonic()
+        known = self._waiting.get(backend)
+        if known is not None and now < known[0]:
+            return known[1]
+        found = stuck_calls.waiting(self._live.values(), backend)
+        self._waiting[backend] = now + _LOOK_PAUSE * (time.monotonic() - now), found
+        return found
 
     def keys(self, backend: Backend) -> set[str]:
         return stuck_calls.keys(self._live.values(), backend)

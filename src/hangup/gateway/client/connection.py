@@ -21,6 +21,7 @@ from hangup.core.reasons import Reason
 from hangup.errors import WireError
 from hangup.gateway.client import sockets
 from hangup.gateway.client.connection_state import BODY, BUSY, CLOSED, HEAD, IDLE, LINGER, TUNNEL
+from hangup.gateway.client.departures import why_lost
 from hangup.gateway.client.handlers import RequestHandler, RequestRouter
 from hangup.gateway.client.stall import CATCH_UP_S, LATE_S, StallWatch
 from hangup.gateway.http.body import LAST_CHUNK, BodyDecoder, Chunked, Counted, chunk
@@ -150,18 +151,22 @@ class ClientConnection(asyncio.Protocol):
             if self.state is BUSY and not self._owner.half_close_is_hangup:
                 self._close_after = True
                 return True
+            if self._owner.departures.take(self, reasons.CLIENT_FIN):
+                self.state = CLOSED
+                return True  # it stays open until its turn has come
             self.handler.client_left(reasons.CLIENT_FIN)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.state = CLOSED
+        departing, self.state = self.state is CLOSED, CLOSED
         for watch in (self._timer, self._stall):
             if watch is not None:
                 watch.cancel()
         self._timer = self._stall = None
         self._drop_body()
-        if self.handler is not None:
-            self.handler.client_left(_why_lost(exc))
+        self.write = _discard  # a call whose departure waits may still have something to say
+        if self.handler is not None and not departing and not self._owner.departures.take(self, why_lost(exc)):
+            self.handler.client_left(why_lost(exc))
             self.handler = None
         self._tunnel = None
         self._owner.disconnected(self)
@@ -486,9 +491,5 @@ _REASON_BY_STATUS = {
 }
 
 
-def _why_lost(exc: Exception | None) -> Reason:
-    if exc is None:
-        return reasons.CLIENT_FIN
-    if isinstance(exc, TimeoutError):
-        return reasons.CLIENT_SILENT
-    return reasons.CLIENT_RESET
+def _discard(data: bytes) -> None:
+    """Write nothing: the client is gone."""

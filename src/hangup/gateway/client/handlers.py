@@ -25,6 +25,9 @@ class RequestHandler(Protocol):
     def on_due(self) -> None:
         """Act on a deadline that was set by `set_due`."""
 
+    def stop_engine(self) -> None:
+        """Stop the engine's work now; `client_left` follows, a little later because many clients have left at once."""
+
     def client_left(self, reason: Reason) -> None: ...
 
     def refuse(self, reason: Reason, detail: str = "") -> None: ...
@@ -37,11 +40,21 @@ class RequestHandler(Protocol):
         """Handle a bug of ours, at the cost of this call and no other."""
 
 
+class DepartureQueue(Protocol[C_contra]):
+    """Takes departures that must wait because many clients leave at once."""
+
+    def take(self, connection: C_contra, reason: Reason) -> bool:
+        """Return False if the connection is to end its call at once; else the call will be ended a little later."""
+
+
 class RequestRouter(Protocol[C_contra]):
     """The receiver of the requests of all connections, which are of type `C_contra`."""
 
     half_close_is_hangup: bool
     body_bytes: int  # size of incomplete bodies, of all connections together
+
+    @property
+    def departures(self) -> DepartureQueue[C_contra]: ...
 
     @property
     def limits(self) -> TrafficLimits: ...

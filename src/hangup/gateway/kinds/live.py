@@ -39,6 +39,10 @@ class LiveCall(CallFlow):
             request.client_read_s if to_client else math.inf,
         )
 
+    def stop_engine(self) -> None:
+        if self.attempt is not None:
+            self.ports.stopping.stop_early(self.attempt)
+
     def _continue(self) -> None:
         if isinstance(self.engine_request, GenerationRequest):
             if self._defer_if_asked(self.engine_request):

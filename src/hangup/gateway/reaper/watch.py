@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 from hangup.core.admission import HealthEvent
@@ -36,7 +37,7 @@ from hangup.gateway.backends.health import check
 from hangup.gateway.reaper import canary, restart
 from hangup.gateway.reaper.process import Spawned
 from hangup.gateway.reaper.stats import ReaperStats
-from hangup.tasks import TASKS
+from hangup.tasks import TASKS, in_slices
 
 _FIRST_LOOK_S = 0.02  # after a call ended: most engines have stopped it by then
 _FRESH_S = 0.5  # for so long after a call ended the quicker pace is worthwhile
@@ -79,6 +80,7 @@ class BackendWatch:
         self._adapter: EngineAdapter | None = None
         self._reports_status = False
         self._judged = False  # pending calls are judged by the engine's own status
+        self._named: set[str] = set()  # keys of the zombies that were logged
         self._orphans_to_end = False  # an operator declared that nobody waits for the orphans
         self._stillness = Stillness()
         self._waiting: Sequence[Waiting] = ()  # the backend's live calls at the last check
@@ -186,7 +188,7 @@ class BackendWatch:
             await self._ask(asked_at)
         else:
             self._answered_at = asked_at
-            self._release(self.pending_stops.take_expired(asked_at), StopState.UNVERIFIED)
+            await self._release(self.pending_stops.take_expired(asked_at), StopState.UNVERIFIED)
         now = time.monotonic()
         load = self.backend.load
         still_s = self._still_s(now)
@@ -222,22 +224,22 @@ class BackendWatch:
             self._stood_still_until, self._answered_at = time.monotonic(), asked_at  # at the usual pace: it fails at once
             return
         except EngineFault as fault:
-            self._engine_unreachable(fault)
+            await self._engine_unreachable(fault)
             return
         now = time.monotonic()
         seen = Seen(answer.head.status, "", answer.body)
         self.status = status = backend.adapter.read_status(seen)
         self._answered_at = now
         if status is None:
-            self._release(pending.take_expired(now), StopState.UNVERIFIED)
+            await self._release(pending.take_expired(now), StopState.UNVERIFIED)
             return
         load = backend.load
         pinned = backend.pinned == load.in_flight - load.held
         orphans = pending.orphans
         unseen = max(load.placed - placed, load.unstarted if backend.adapter.counts_steps else 0)
         stopped = pending.observe(status, asked_at, now, load.choices, load.take_peak(), unseen=unseen, pinned=pinned)
-        self._release(stopped, StopState.VERIFIED)
-        self._release(pending.take_expired(now), StopState.UNVERIFIED)
+        await self._release(stopped, StopState.VERIFIED)
+        await self._release(pending.take_expired(now), StopState.UNVERIFIED)
         self._name_zombies()
         self._look_at_slots(status, taken)
         if pending.orphans and not orphans:
@@ -326,14 +328,14 @@ class BackendWatch:
         if count:
             self._log_event("calls_evicted", calls=count, reason=why)
 
-    def _engine_unreachable(self, fault: EngineFault) -> None:
+    async def _engine_unreachable(self, fault: EngineFault) -> None:
         """Handle an engine that refuses connections or closed ours: a process that is gone has no work."""
         now = time.monotonic()
         if self.pending_stops.held and now - self._aborted_at < _AFTER_ABORT_S:
             self._log_event("engine_died_after_abort", after_s=round(now - self._aborted_at, 3), error=fault.detail)
         self._answered_at = now  # the health check handles a backend that is down
         self.pending_stops.unexplained = 0
-        self._release(self.pending_stops.take_expired(now), StopState.UNVERIFIED)
+        await self._release(self.pending_stops.take_expired(now), StopState.UNVERIFIED)
 
     # Actions
 
@@ -358,7 +360,7 @@ class BackendWatch:
         why = await self._start_anew()
         if not why:
             self._stillness.reset()
-            self._release(self.pending_stops.reset(), StopState.RESTARTED)
+            await self._release(self.pending_stops.reset(), StopState.RESTARTED)
             self.backend.facts_known = False
         for step in self.ladder.restarted(not why, time.monotonic(), why):
             await self._carry_out(step)
@@ -392,21 +394,21 @@ class BackendWatch:
             except OutOfResources:  # nothing was learned about the engine, which a few failed canaries would restart
                 await asyncio.sleep(_HEALTH_PAUSE_S)
 
-    def _release(self, stops: Iterable[PendingStop], how: StopState) -> None:
-        for stop in stops:
-            now = time.monotonic()
-            stop.release(how, now)
-            self._stats.releases[self.backend.name, how] += 1
-            if how is StopState.VERIFIED:
-                self._stats.release_s.observe(now - stop.at)
-            if stop.zombie_since is not None:
-                after_s = round(now - stop.at, 3)
-                counted = {"tokens": stop.tokens_after, "tokens_exact": stop.tokens_exact}
-                self._log_event("zombie_gone", id=stop.call_id, slot=stop.slot, after_s=after_s, **counted)
-            try:
-                self._host.release(self.backend, stop)
-            except Exception as error:  # the others are not pending any more either, and nobody else would free their slots
-                self._log_fault(error)
+    async def _release(self, stops: Iterable[PendingStop], how: StopState) -> None:
+        await in_slices(partial(self._release_one, how), stops)
+
+    def _release_one(self, how: StopState, stop: PendingStop) -> None:
+        stop.release(how, now := time.monotonic())
+        self._stats.releases[self.backend.name, how] += 1
+        if how is StopState.VERIFIED:
+            self._stats.release_s.observe(now - stop.at)
+        if stop.zombie_since is not None:
+            what = {"after_s": round(now - stop.at, 3), "tokens": stop.tokens_after, "tokens_exact": stop.tokens_exact}
+            self._log_event("zombie_gone", id=stop.call_id, slot=stop.slot, **what)
+        try:
+            self._host.release(self.backend, stop)
+        except Exception as error:  # the others are not pending any more either, and nobody else would free their slots
+            self._log_fault(error)
 
     def _name_zombies(self) -> None:
         known = self._named
@@ -416,8 +418,6 @@ class BackendWatch:
                 self._stats.remember(self.backend.name, stop)
                 since_s = round(time.monotonic() - stop.at, 3)
                 self._log_event("zombie_found", id=stop.call_id, slot=stop.slot, since_s=since_s, tokens=stop.tokens_since)
-
-    _named: frozenset[str] | set[str] = frozenset()
 
     def _apply_health_event(self, event: HealthEvent) -> None:
         if self.backend.load.health.apply(event):

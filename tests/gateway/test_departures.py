@@ -1,0 +1,148 @@
+"""Many clients that leave in one instant: engines learn of it first, and no turn of the event loop handles all of them.
+
+`make bench ARGS=departures` has ten thousand, and times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, cast
+
+import pytest
+
+from hangup.core import reasons
+from hangup.core.reasons import Reason
+from hangup.gateway.client.departures import AT_ONCE_MAX, SLICE_S, Departures
+from hangup.tasks import in_slices
+from support.processes import Gateway, StandIn
+from support.raw import Client
+from support.waiting import wait_until
+
+CLIENTS = 120
+STEPS = 10  # that fit into a slice of the fake clock
+
+
+class Leaver:
+    """A connection and its call, in one: notes what happens to it."""
+
+    def __init__(self, events: list[tuple[str, int]], number: int, fails: bool = False) -> None:
+        self.handler: Any = self
+        self.transport: Any = self
+        self.events, self.number, self.fails = events, number, fails
+
+    def pause_engine(self) -> None:
+        self.events.append(("pause", self.number))
+
+    def stop_engine(self) -> None:
+        self.events.append(("stop", self.number))
+
+    def client_left(self, reason: Reason) -> None:
+        self.events.append(("end", self.number))
+        if self.fails:
+            raise KeyError("a bug")
+
+    def fault(self, error: Exception) -> None:
+        self.events.append(("fault", self.number))
+
+    def close(self) -> None:
+        self.events.append(("close", self.number))
+
+
+def slow_clock() -> Callable[[], float]:
+    ticks = itertools.count()
+    return lambda: next(ticks) * SLICE_S / STEPS
+
+
+async def turns_until_done(departures: Departures, events: list[tuple[str, int]]) -> list[list[tuple[str, int]]]:
+    """Let the loop turn until all have left; return what happened in each turn."""
+    turns = []
+    while len(departures):
+        before = len(events)
+        await asyncio.sleep(0)
+        turns.append(events[before:])
+    return turns
+
+
+def test_few_departures_are_handled_at_once_and_many_in_slices() -> None:
+    async def main() -> None:
+        events: list[tuple[str, int]] = []
+        departures = Departures(clock=lambda: 5.0, used_s=slow_clock())
+        taken = [departures.take(cast(Any, Leaver(events, n)), reasons.CLIENT_FIN) for n in range(1000)]
+        assert taken == [False] * AT_ONCE_MAX + [True] * (1000 - AT_ONCE_MAX)
+        assert events == [("pause", number) for number in range(AT_ONCE_MAX, 1000)]
+        events.clear()
+        turns = await turns_until_done(departures, events)
+        late = list(range(AT_ONCE_MAX, 1000))
+        assert max(map(len, turns)) <= 2 * STEPS  # an end is two events
+        assert [n for what, n in events if what == "stop"] == [n for what, n in events if what == "end"] == late
+        assert [what for what, _ in events[: len(late)]] == ["stop"] * len(late)  # all engines, before any call ends
+        assert {n for what, n in events if what == "close"} == set(late)
+
+    asyncio.run(main())
+
+
+def test_departures_after_a_pause_are_handled_at_once_again() -> None:
+    async def main() -> None:
+        now = 5.0
+        departures = Departures(clock=lambda: now)
+        for _ in range(100):
+            now += 1.0
+            assert not departures.take(cast(Any, Leaver([], 0)), reasons.CLIENT_FIN)
+
+    asyncio.run(main())
+
+
+def test_a_bug_in_one_departure_does_not_keep_the_others() -> None:
+    async def main() -> None:
+        events: list[tuple[str, int]] = []
+        departures = Departures(clock=lambda: 5.0)
+        for n in range(AT_ONCE_MAX + 10):
+            departures.take(cast(Any, Leaver(events, n, fails=n % 2 == 0)), reasons.CLIENT_FIN)
+        events.clear()
+        await turns_until_done(departures, events)
+        assert Counter(what for what, _ in events) == {"stop": 10, "end": 10, "close": 10, "fault": 5}
+
+    asyncio.run(main())
+
+
+def test_slices_let_others_run_and_survive_a_cancel() -> None:
+    async def main() -> None:
+        done: list[int] = []
+        work = asyncio.ensure_future(in_slices(done.append, range(1000), slow_clock()))
+        for turn in range(1, 11):
+            await asyncio.sleep(0)
+            assert len(done) <= turn * STEPS
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        assert done == list(range(1000)) and work.cancelled()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("leave", [Client.fin, Client.reset])
+@pytest.mark.parametrize("like", ["openai", "sglang"])  # the latter gets an abort by id before its connection is cut
+def test_a_crowd_that_leaves_at_once_leaves_nothing_behind(leave: Callable[[Client], None], like: str) -> None:
+    with StandIn(slots=CLIENTS, prefill_s=0.0, token_s=0.05, like=like) as engine, Gateway(engine.url) as gateway:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(Client(gateway.address)) for _ in range(CLIENTS)]
+            for number, client in enumerate(clients):
+                client.chat({"X-Request-Id": f"crowd-{number}"}, stream=True, max_tokens=20_000, ignore_eos=True)
+            for client in clients:
+                client.read_until(b'"content":" ')
+            gateway.signal(signal.SIGSTOP)  # so that the loop sees all of them leave in one turn
+            for client in clients:
+                leave(client)
+            gateway.signal(signal.SIGCONT)
+            engine.wait_stopped(CLIENTS)
+        rows = [gateway.call_log(f"crowd-{number}") for number in range(CLIENTS)]
+        assert Counter(row["outcome"] for row in rows) == {"client_gone": CLIENTS}, Counter(
+            (row["cause"], row["detail"]) for row in rows
+        )
+        assert {row["cause"] for row in rows} <= {"fin", "reset"}
+        wait_until(lambda: sum(value for name, value in gateway.metrics().items() if name.startswith("hangup_calls_live")) == 0)
+        wait_until(lambda: gateway.metrics()["hangup_connections"] == 0)
