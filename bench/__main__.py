@@ -23,6 +23,7 @@ from bench import (
     growth,
     healthy,
     jobs,
+    large,
     overload,
     peers,
     policies,
@@ -52,6 +53,7 @@ SUITES = [
     "start",
     "growth",
     "departures",
+    "large",
 ]
 APART = ["dashboard", "probe"]  # the one needs a browser, the other takes ten minutes
 
@@ -100,6 +102,8 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
         print("  {streams} streams: {kb_per_stream:.1f} KB each, loop never later than {worst_lag_s:g} s".format(**result))
         print("  all of them leaving in one instant: {worst_lag_s_when_all_leave_at_once:g} s".format(**result))
         return result
+    if name == "large":
+        return await large.run()
     if name == "departures":
         return await departures.run()
     if name == "growth":

@@ -142,6 +142,20 @@ def test_any_change(value: dict[str, Any], changes: dict[str, Any], spaced: bool
     assert orjson.loads(with_fields(body, orjson.loads(body), changes)) == {**value, **changes}
 
 
+FEW_NAMES = st.sampled_from(["stream", "model", 'a "stream', 'stream"', "\\\\", '\\\\"stream', ""])
+NESTED = st.recursive(
+    st.one_of(FEW_NAMES, st.booleans()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(FEW_NAMES, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(FEW_NAMES, NESTED, max_size=5), NESTED, st.booleans())
+def test_a_change_where_the_name_occurs_often(value: dict[str, Any], changed: Any, spaced: bool) -> None:
+    body = json.dumps(value, indent=1 if spaced else None).encode()
+    assert orjson.loads(with_fields(body, value, {"stream": changed})) == {**value, "stream": changed}
+
+
 SEVERAL = [b"{}{}", b"[] []", b'{"a":1},{"b":2}', b"{}}{", b"{} 5", b'{} "}"', b"{},", b"[" * 255 + b"]" * 255]
 
 

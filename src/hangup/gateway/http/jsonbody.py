@@ -17,7 +17,6 @@ from hangup.errors import Refusal
 
 _LEVELS_MAX = 254  # of nesting, in an engine's answer: as many as orjson writes
 DEPTH_MAX = 200  # orjson reads 1024 levels and writes 254
-_PLACES_MAX = 8  # how many occurrences of a field's name are tried
 _COLON = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*")
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]|[-+.0-9A-Za-z]++')
 _BLANKS = b" \t\r\n"
@@ -37,6 +36,15 @@ class _Strings:
     def __init__(self) -> None:
         self._in_string = 0
         self._escaped = False
+
+    @property
+    def inside(self) -> bool:
+        """True if the text so far ends inside a string."""
+        return bool(self._in_string)
+
+    def outside(self, piece: bytes) -> bytes:
+        """Return the text outside strings."""
+        return self._split(piece)[0]
 
     def _split(self, piece: bytes) -> tuple[bytes, int]:
         """Return the text outside strings, and the number of quotes."""
@@ -216,7 +224,7 @@ def with_fields(body: bytes, value: dict[str, Any], changes: dict[str, Any]) -> 
         if type(given) is type(value[name]) and given == value[name]:
             continue
         value = {**value, name: given}
-        changed = _replaced(body, name, given, value)
+        changed = _replaced(body, name, given)
         body = orjson.dumps(value) if changed is None else changed
     if not new:
         return body
@@ -226,26 +234,19 @@ def with_fields(body: bytes, value: dict[str, Any], changes: dict[str, Any]) -> 
     return body[:start] + orjson.dumps(new)[1:-1] + b"," + body[start:]
 
 
-def _replaced(body: bytes, name: str, given: Any, wanted: dict[str, Any]) -> bytes | None:
-    """Replace one field's value in place; return None if it is not found.
+def _replaced(body: bytes, name: str, given: Any) -> bytes | None:
+    """Replace a field's value in place; return None if it is not found because its name is escaped.
 
-    The name may also occur elsewhere, as text or in a nested object. So each occurrence is tried, and the result parsed again.
+    The name may also occur elsewhere, as text or in a nested object. So brackets and quotes before each occurrence are counted,
+    which is cheaper than to parse the result, and takes no longer however often the name occurs.
     """
-    key, at = orjson.dumps(name), 0
-    for _ in range(_PLACES_MAX):
-        at = body.find(key, at)
-        if at < 0:
-            return None
-        at += len(key)
-        colon = _COLON.match(body, at)
-        if colon is None:
-            continue
-        changed = body[: colon.end()] + orjson.dumps(given) + body[_value_end(body, colon.end()) :]
-        try:
-            if orjson.loads(changed) == wanted:
-                return changed
-        except orjson.JSONDecodeError:
-            pass
+    key, at, seen, depth, strings = orjson.dumps(name), -1, 0, 0, _Strings()
+    while (at := body.find(key, at + 1)) >= 0:
+        outside = strings.outside(body[seen:at])
+        seen, depth = at, depth + sum(map(outside.count, (b"{", b"["))) - sum(map(outside.count, (b"}", b"]")))
+        colon = _COLON.match(body, at + len(key))
+        if depth == 1 and colon is not None and not strings.inside:
+            return body[: colon.end()] + orjson.dumps(given) + body[_value_end(body, colon.end()) :]
     return None
 
 
