@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 
 from bench import (
+    call_cost,
     dashboard,
     departures,
     embedded,
@@ -27,6 +28,7 @@ from bench import (
     overload,
     peers,
     policies,
+    previous,
     probe,
     reaper,
     seeing,
@@ -37,6 +39,7 @@ from bench import (
 from bench.load import CHAT, percentile
 
 SUITES = [
+    "calls",
     "healthy",
     "streams",
     "requests",
@@ -73,6 +76,7 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="+", choices=list(healthy.PARTS), default=[], help="of `healthy` (default: all)", metavar="PART"
     )
+    parser.add_argument("--keep", action="store_true", help="print these figures beside the next ones (bench/previous.json)")
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
@@ -86,6 +90,9 @@ def main() -> None:
     out.mkdir(exist_ok=True)
     (out / "latest.json").write_text(json.dumps(results, indent=2))
     print(f"written to {out / 'latest.json'}")
+    if arguments.keep:
+        previous.keep(results)
+        print(f"kept in {previous.FILE}")
 
 
 def _cpus() -> str:
@@ -95,6 +102,8 @@ def _cpus() -> str:
 
 
 async def _run(name: str, rounds: int, parts: list[str]) -> Any:
+    if name == "calls":
+        return await call_cost.run()
     if name == "healthy":
         return await healthy.run(parts)
     if name == "idle":
@@ -134,12 +143,13 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
         hangup = stack.enter_context(targets.hangup(engine.port))
         match name:
             case "streams":
-                return _costs(await suites.streams([nginx, hangup], rounds=rounds), "chunk")
+                return _costs(await suites.streams([nginx, hangup], rounds=rounds), "chunk", "streams")
             case "requests":
                 rows = {}
                 for label, path, body in REQUESTS:
                     print(f"  {label}: POST {path}")
-                    rows[label] = _costs(await suites.requests([nginx, hangup], path, body, rounds=rounds), "request")
+                    costs = await suites.requests([nginx, hangup], path, body, rounds=rounds)
+                    rows[label] = _costs(costs, "request", "requests", label)
                 return rows
             case "first-byte":
                 return _first_byte(await suites.first_byte([engine, nginx, hangup]))
@@ -148,12 +158,14 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
     raise AssertionError(name)
 
 
-def _costs(costs: list[suites.Cost], unit: str) -> dict[str, Any]:
+def _costs(costs: list[suites.Cost], unit: str, *names: str) -> dict[str, Any]:
+    """Print a table of costs, beside those that were kept under `names`, and return it."""
     base = costs[0]
     for cost in costs:
-        print(
-            f"  {cost.name:<8} {cost.us:7.2f} us CPU per {unit}   {cost.us / base.us:5.2f} x nginx   {cost.rate:9.0f} {unit}s/s"
-        )
+        x_nginx = cost.us / base.us
+        before = previous.beside(x_nginx, *names, cost.name, "x_nginx") if cost is not base else ""
+        row = f"{cost.name:<8} {cost.us:7.2f} us CPU per {unit}   {x_nginx:5.2f} x nginx {before:20}"
+        print(f"  {row} {cost.rate:9.0f} {unit}s/s")
     return {c.name: {"us": round(c.us, 2), "x_nginx": round(c.us / base.us, 3), "per_s": round(c.rate)} for c in costs}
 
 

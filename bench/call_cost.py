@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bench import previous
 from hangup.config import BackendSettings, Settings
 from hangup.core.reasons import Outcome
 from hangup.gateway.backends.connection import EngineConnection
@@ -220,10 +221,16 @@ async def cpu_us(kind: str, rounds: int = 40, calls: int = 250) -> float:
     return best * 1e6
 
 
-async def main() -> None:
+async def run() -> dict[str, dict[str, float]]:
+    """Print the table, each figure beside the one that was kept, and return it."""
+    rows = {}
     for kind in (*KINDS, *WITH_IDS):
-        print(f"{kind:16} {await count(kind):7.1f} function calls   {await cpu_us(kind):7.1f} us CPU", flush=True)
+        calls, us = round(await count(kind), 1), round(await cpu_us(kind), 1)
+        rows[kind] = {"function_calls": calls, "us": us}
+        beside = [previous.beside(value, "calls", kind, name) for name, value in rows[kind].items()]
+        print(f"  {kind:16} {calls:7.1f} function calls {beside[0]:24} {us:7.1f} us CPU {beside[1]}", flush=True)
+    return rows
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(run())

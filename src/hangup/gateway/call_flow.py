@@ -45,7 +45,6 @@ from hangup.gateway.engine_request import (
     EngineRequest,
     GenerationRequest,
     encode,
-    is_encoded,
     read_request,
 )
 from hangup.gateway.http import jsonbody
@@ -210,13 +209,13 @@ class CallFlow(ClientRequest):
 
     def engine_answered(self, connection: EngineConnection, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
         """Relay the engine's answer, unless it is a failure and another backend may be tried."""
+        if head.status == 200 and not head.is_encoded:  # the usual case
+            return self.relay_answer(head, rest)
         if head.status in stream_refusal.STATUSES and self.engine_request.streams_unasked:
             refused = self._refusal = StreamRefusal(self, connection, head)
             refused.feed(rest)
             return refused.feed
-        if self._move_on_if_refused(head):
-            return _ignore
-        return self.relay_answer(head, rest)
+        return _ignore if self._move_on_if_refused(head) else self.relay_answer(head, rest)
 
     def relay_answer(self, head: ResponseHead, rest: bytes) -> Callable[[bytes], None]:
         """Start relaying the answer, and return the receiver of its remaining bytes."""
@@ -248,7 +247,7 @@ class CallFlow(ClientRequest):
         """Retry the call if the head of the engine's answer says that it was not served; return whether it is retried."""
         status = head.status
         if status in (200, 101):
-            if self.engine_request.streams_unasked and is_encoded(head):  # compressed events cannot be read
+            if self.engine_request.streams_unasked and head.is_encoded:  # compressed events cannot be read
                 self._ask_without_stream()
                 self._abort_attempt()
                 self._try_again()

@@ -148,7 +148,7 @@ class EngineRequest:
         if status in FAILED_STATUSES:
             status, final = 503 if status == 503 else 502, reasons.ENGINE_ERROR
         answers.begin(sink, status, head, has_events)
-        is_json = _content_type(head).startswith(b"application/json") and not is_encoded(head)
+        is_json = head.content_type.startswith(b"application/json") and not head.is_encoded
         return PassRelay(sink, decoder, final, api, is_json=is_json)
 
 
@@ -196,7 +196,7 @@ class GenerationRequest(EngineRequest):
 
     def encode(self, attempt: Attempt, key: str) -> tuple[str, bytes, bytes | None]:
         ask, backend = self.ask, attempt.backend
-        if attempt.slot is None:
+        if attempt.slot is None and backend.slots.count:
             attempt.slot = backend.pin(ask.choices)
         more = backend.adapter.fields(key, attempt.slot)
         maximum = {} if ask.cap.named else backend.adapter.maximum(self.api.name, ask.cap.tokens)
@@ -236,8 +236,8 @@ class GenerationRequest(EngineRequest):
 
     def relay(self, sink: AnsweredSink, head: ResponseHead) -> Relay:
         ask, api, decoder = self.ask, self.api, self.decoder(head)
-        has_events = head.status == 200 and _content_type(head).startswith(api.format.content_type)
-        is_stream = has_events and not is_encoded(head)
+        has_events = head.status == 200 and head.content_type.startswith(api.format.content_type)
+        is_stream = has_events and not head.is_encoded
         if is_stream and ask.assembler is not None:
             return AssembleRelay(sink, decoder, api, ask, ask.assembler, head)
         if sink.call.answering_client and not is_stream:  # a heartbeat has begun the answer
@@ -292,12 +292,3 @@ def encode(
         upgrade=upgrade,
         query=query,
     )
-
-
-def is_encoded(head: ResponseHead) -> bool:
-    """Return whether the engine compressed its answer, although it was asked not to."""
-    return head.fields.get(b"content-encoding", b"identity").lower() not in (b"identity", b"")
-
-
-def _content_type(head: ResponseHead) -> bytes:
-    return head.fields.get(b"content-type", b"").lower()

@@ -180,13 +180,15 @@ class CallIds:
     """Makes the gateway's call ids, which have a fixed length and cannot be guessed; draws random bytes for 256 at a time."""
 
     def __init__(self) -> None:
-        self._random: list[str] = []
+        self._random = ""
+        self._at = 0
 
     def new(self) -> str:
-        if not self._random:
-            digits = secrets.token_hex(_DIGITS // 2 * 256)
-            self._random = [digits[at : at + _DIGITS] for at in range(0, len(digits), _DIGITS)]
-        return "hu-" + self._random.pop()
+        at = self._at
+        if at >= len(self._random):
+            self._random, at = secrets.token_hex(_DIGITS // 2 * 256), 0
+        self._at = at + _DIGITS
+        return "hu-" + self._random[at : at + _DIGITS]
 
     def of(self, head: RequestHead | None, in_use: Container[str]) -> str:
         """Return the client's own id if it is well-formed, with a suffix if it is in use; else a new one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -292,6 +293,11 @@ def count_prompts(prompt: object) -> int:
     return len(prompt) if type(prompt) is list and prompt and type(prompt[0]) is not int else 1
 
 
+@lru_cache(64)
+def _unnamed_cap(default: int, most: int) -> Cap:
+    return Cap(min(default, most), False, {})
+
+
 def read_cap(caps: Caps, value: Json, limits: CallLimits, least: int) -> Cap:
     """Return the call's cap. A client's maximum above it is lowered, unless engines would refuse the lower one; none is ever
     raised."""
@@ -301,9 +307,13 @@ def read_cap(caps: Caps, value: Json, limits: CallLimits, least: int) -> Cap:
         if type(table) is not dict:
             raise Refusal(reasons.BAD_FIELD, f"'{caps.table}' must be an object.")
     most = limits.output_tokens_max
-    given = {name: asked for name in caps.names if name in table and (asked := whole_number(table, name)) is not None}
+    given: dict[str, int] = {}
+    for name in caps.names:
+        asked = whole_number(table, name) if name in table else None
+        if asked is not None:
+            given[name] = asked
     if not given:
-        return Cap(min(limits.output_tokens_default, most), False, {})
+        return _unnamed_cap(limits.output_tokens_default, most)
     for name, asked in given.items():
         if asked < 0 and caps.endless is None:
             raise Refusal(reasons.BAD_FIELD, f"'{name}' must not be negative.")

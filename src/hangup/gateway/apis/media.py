@@ -11,7 +11,6 @@ FILE_TOKENS = 1500  # roughly one image; the engine's own count corrects it
 _LEAST_BYTES = 1024  # anything smaller may as well be text
 _DEPTH_MAX = 6  # request · messages · message · content · part · image_url · url
 _MAY_HOLD_FILES = 16 * 1024  # bytes; a body of at least this size is always searched
-_LINKS = (b'_url"', b'file_id"', b'"source"')  # found in any body with a link to a file
 _FILE_PARTS = frozenset(
     [
         *("image_url", "video_url", "audio_url", "input_audio", "file"),  # OpenAI's chat, with vLLM's additions
@@ -23,7 +22,7 @@ _FILE_PARTS = frozenset(
 
 def may_hold_files(body: bytes) -> bool:
     """Return True if a search for files is worthwhile; costs next to nothing for the small texts of most calls."""
-    return len(body) >= _MAY_HOLD_FILES or any(mark in body for mark in _LINKS)
+    return len(body) >= _MAY_HOLD_FILES or b'_url"' in body or b'file_id"' in body or b'"source"' in body
 
 
 def embedded(value: Json) -> tuple[int, int]:

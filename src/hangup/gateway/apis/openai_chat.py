@@ -12,6 +12,7 @@ from hangup.gateway.apis.base import Api, Ask, Assembler, Caps, Cut, Json, Usage
 DONE = b"data: [DONE]\n\n"
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _TOOL_CALLS_MAX = 1024
+_NO_DELTA: Json = {}
 # How engines report that they were aborted or failed: vLLM and SGLang, hangup's own and others.
 _ABANDONED = ("abort", "aborted", "cancelled", "canceled", "error")
 
@@ -31,15 +32,21 @@ class OpenAIStream(Api):
         # Most engines end with [DONE], some only with the finish reason or the usage.
         choices = event.get("choices")
         if choices:
-            return any(c.get("finish_reason") for c in choices)
+            for choice in choices:  # noqa: SIM110 (a generator costs more)
+                if choice.get("finish_reason"):
+                    return True
+            return False
         return choices is not None and event.get("usage") is not None
 
     def ended(self, event: Json) -> list[int]:
         return [c.get("index") or 0 for c in event.get("choices") or () if c.get("finish_reason")]
 
     def abandoned_reason(self, event: Json) -> str | None:
-        reasons = [c.get("finish_reason") for c in event.get("choices") or ()]
-        return next((reason for reason in reasons if reason in _ABANDONED), None)
+        for choice in event.get("choices") or ():
+            reason = choice.get("finish_reason")
+            if reason in _ABANDONED:
+                return str(reason)
+        return None
 
     def closing(self, cut: Cut) -> bytes:
         frame = {k: v for k, v in cut.beyond_cap.items() if k not in ("choices", "usage")}
@@ -77,8 +84,11 @@ class OpenAIChat(OpenAIStream):
 
     def shows_progress(self, event: Json) -> bool:
         """An unknown field, such as audio, is part of the answer, too."""
-        deltas = [c.get("delta") or {} for c in event.get("choices") or ()]
-        return any(value for delta in deltas for key, value in delta.items() if key != "role") or self.is_last(event)
+        for choice in event.get("choices") or ():
+            for key, value in (choice.get("delta") or _NO_DELTA).items():
+                if value and key != "role":
+                    return True
+        return self.is_last(event)
 
     def closing_choice(self, index: int) -> Json:
         return {"index": index, "delta": {}, "logprobs": None, "finish_reason": "length"}
@@ -90,6 +100,8 @@ def _has_token(choice: Json) -> bool:
         return False
     if any(map(delta.get, _TEXTS)):
         return True
+    if "tool_calls" not in delta and "function_call" not in delta:
+        return False
     calls = [c.get("function") or {} for c in delta.get("tool_calls") or ()] + [delta.get("function_call") or {}]
     return any(call.get("name") or call.get("arguments") for call in calls)
 

@@ -202,10 +202,8 @@ class ClientConnection(asyncio.Protocol):
             self._fault(error)
 
     def _take_head(self) -> None:
-        if self._stall is not None:
+        if self._stall is not None or (self.state is not IDLE and self.state is not HEAD):
             return  # start nothing for a client that does not read its answers
-        if self.state is not IDLE and self.state is not HEAD:
-            return
         limits = self._owner.limits
         if self._buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
             self._buffer = without_empty_lines(self._buffer)
@@ -230,8 +228,14 @@ class ClientConnection(asyncio.Protocol):
         self.state = BODY if head.chunked or head.content_length else BUSY
         self._due = math.inf
         handler = self._owner.open(self, head)
-        if handler is not None:
-            self.handler = handler
+        if handler is None:
+            return
+        self.handler = handler
+        size = len(self._buffer)
+        if size == head.content_length and size <= handler.body_bytes_max and b"expect" not in head.fields:
+            body, self._buffer = self._buffer, b""  # the usual case: it all came with the head, and nothing behind it
+            self._body_complete(body)
+        else:
             self._expect_body(head)
 
     def _wait_for_head(self, limits: ClientLimits) -> None:
@@ -263,7 +267,7 @@ class ClientConnection(asyncio.Protocol):
         if self.state is BUSY:
             self._body_complete(b"")
             return
-        if length is not None and len(self._buffer) >= length:  # it all came with the head, as usual
+        if length is not None and len(self._buffer) >= length:  # it all came with the head
             body, self._buffer = self._buffer[:length], self._buffer[length:]
             self._body_complete(body)
             return

@@ -108,6 +108,8 @@ class Chunked:
         at, end = 0, len(data)
         if self._state == "size":
             at = _take_whole_chunks(data, payload)
+            if at + len(LAST_CHUNK) == end and data.endswith(LAST_CHUNK):  # the usual end
+                at, self.done = end, True
         while at < end and not self.done:
             if self._state == "data":
                 piece = data[at : at + self._remaining]

@@ -170,7 +170,7 @@ class RequestHead(_Head):
 
 
 class ResponseHead(_Head):
-    __slots__ = ("status",)
+    __slots__ = ("content_type", "is_encoded", "status")
 
     single = _SINGLE_IN_RESPONSES
 
@@ -182,6 +182,9 @@ class ResponseHead(_Head):
         self.status: int = parser.get_status_code()
         if self.status < 100:  # llhttp reads any three digits; as an informational answer it would be passed over
             raise WireError("bad status")
+        self.content_type = self.fields.get(b"content-type", b"").lower()
+        encoding = self.fields.get(b"content-encoding")
+        self.is_encoded = encoding is not None and encoding.lower() not in (b"identity", b"")  # compressed
         # llhttp's own answer also depends on the message's end; a body that ends with the connection leaves nothing to keep
         # alive.
         delimited = self.chunked or self.content_length is not None
@@ -192,7 +195,7 @@ class ResponseHead(_Head):
         head = ResponseHead.__new__(ResponseHead)
         head.headers, head.fields, head.notes = self.headers, self.fields, self.notes
         head.content_length, head.chunked, head.keep_alive = content_length, self.chunked, self.keep_alive
-        head.status = self.status
+        head.status, head.content_type, head.is_encoded = self.status, self.content_type, self.is_encoded
         return head
 
     def without_body(self) -> bool:

@@ -172,9 +172,11 @@ def decode(body: bytes, structure: Structure | None, elements_max: int, depth_ma
     if type(value) is not dict:
         raise Refusal(reasons.BAD_JSON, "The body must be a JSON object.")
     # It cannot be nested deeper than it has brackets. A body that encodes to the same bytes has lost no key.
-    flat = len(body) <= _COMPARED_BYTES_MAX and body.count(b"{") + body.count(b"[") <= depth_max
-    if flat and orjson.dumps(value) == body:
-        return value
+    if len(body) <= _COMPARED_BYTES_MAX and body.count(b"{") + body.count(b"[") <= depth_max:
+        if b'": ' not in body and orjson.dumps(value) == body:
+            return value
+        if body.count(b":") == _count_keys(value, depth_max):
+            return value  # there are at most as many keys in the text as colons
     structure = structure or counted(body, elements_max)
     if structure.keys != _count_keys(value, depth_max):
         raise Refusal(reasons.BAD_JSON, "The body has an object with a duplicate key.")

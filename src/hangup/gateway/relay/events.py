@@ -10,7 +10,7 @@ from hangup.core.call import Call
 from hangup.gateway.apis.base import Api, Failure, Json, Usage
 
 
-def parse(data: bytes | None) -> Json | None:
+def parse(data: bytes | bytearray | None) -> Json | None:
     """Return the JSON object in an event's data; None for anything else."""
     if not data:
         return None
@@ -45,12 +45,15 @@ def usage_of(api: Api, event: Json) -> Usage | None:
         usage = api.usage(event)
     except ODD:
         return None
-    return Usage(_plausible(usage.tokens_in), _plausible(usage.tokens_out)) if usage is not None else None
+    if usage is None or (_is_plausible(usage.tokens_in) and _is_plausible(usage.tokens_out)):
+        return usage
+    tokens_in, tokens_out = usage
+    return Usage(tokens_in if _is_plausible(tokens_in) else None, tokens_out if _is_plausible(tokens_out) else None)
 
 
-def _plausible(tokens: object) -> int | None:
-    """Return the count, or None if it is impossible: an engine can send anything."""
-    return tokens if type(tokens) is int and 0 <= tokens <= _TOKENS_MAX else None
+def _is_plausible(tokens: object) -> bool:
+    """Return whether a count is possible: an engine can send anything."""
+    return type(tokens) is int and 0 <= tokens <= _TOKENS_MAX
 
 
 def note_usage(call: Call, usage: Usage) -> None:

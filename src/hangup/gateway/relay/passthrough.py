@@ -26,13 +26,17 @@ class PassRelay(Relay):
         self._api = api
         # If the answer ends with the connection, only its content shows whether it is complete.
         self._brackets = Brackets() if is_json and isinstance(decoder, UntilClose) else None
-        self._kept = bytearray()
+        self._kept: bytes | bytearray = b""
         self._answer: Json | None = None
 
     def take(self, payload: bytes) -> None:
         self.call.progressed(0, monotonic())
         if self._api is not None and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
-            self._kept += payload
+            if not self._kept:
+                self._kept = payload  # usually there is no other
+            else:
+                self._kept = bytearray(self._kept) if type(self._kept) is bytes else self._kept
+                self._kept += payload
         if self._brackets is not None:
             self._brackets.feed(payload)
         self.sink.client.send(payload)
@@ -42,7 +46,7 @@ class PassRelay(Relay):
             self.sink.end(reasons.ENGINE_TRUNCATED)
             return
         if self._api is not None and len(self._kept) <= _JSON_KEPT_BYTES_MAX:
-            self._answer = parse(bytes(self._kept))
+            self._answer = parse(self._kept)
             if self._answer is not None and (verdict := _failure_in(self._api, self._answer)) is not None:
                 self.call.client_has_all = True
                 self.sink.end(*verdict)
