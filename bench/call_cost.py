@@ -77,6 +77,7 @@ KINDS: dict[str, tuple[bytes, list[bytes]]] = {
     "passed through": (request("/v1/embeddings", {"model": "bench-model", "input": "hello there"}), answer(EMBEDDING)),
     "whole": (request("/v1/chat/completions", CHAT), answer(WHOLE)),
     "assembled": (request("/v1/chat/completions", CHAT), stream(TOKENS, apart=False)),
+    "assembled apart": (request("/v1/chat/completions", CHAT), stream(TOKENS, apart=True)),
     "streamed": (request("/v1/chat/completions", {**CHAT, "stream": True}), stream(TOKENS, apart=True)),
 }
 WITH_IDS = {"passed, ids": "passed through", "assembled, ids": "assembled"}

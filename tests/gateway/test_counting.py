@@ -358,6 +358,49 @@ def test_an_answer_has_all_that_its_events_had(data: st.DataObject) -> None:
         assert choice["token_ids"] == [7] * len(texts)
 
 
+@given(data=st.data())
+def test_an_answer_is_the_same_however_its_stream_is_cut(data: st.DataObject) -> None:
+    """Each event in a chunk and a read of its own, as engines send them, and the same bytes cut anywhere."""
+    texts = data.draw(st.lists(st.sampled_from(["ha", " b", "é", '"', "", "\\", "\n\n", "x" * 50]), min_size=1, max_size=20))
+    odd = data.draw(st.lists(st.sampled_from([b": ping\n\n", chat({"role": "assistant"}), b"\n\n"]), max_size=3))
+    pieces = [chat({"content": text}) for text in texts]
+    for piece in odd:
+        pieces.insert(data.draw(st.integers(0, len(pieces))), piece)
+    reads = [chunk(piece) for piece in [*pieces, chat({}, "stop"), DONE]] + [LAST]
+    stream, most = b"".join(reads), data.draw(st.sampled_from([1000, 1000, 3]))
+    borders = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=8)))
+    cut = [stream[a:b] for a, b in zip([0, *borders], [*borders, len(stream)], strict=True)]
+    mixed = [read[a:b] for read in reads for a, b in ((0, 5), (5, None))] if data.draw(st.booleans()) else cut
+    outcomes = [_assembled(way, most) for way in (reads, cut, mixed, [stream])]
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+
+
+def _assembled(reads: list[bytes], most: int) -> tuple[Json, int, Reason | None]:
+    api, side = OpenAIChat(), Side()
+    ask = api.read(CHAT, {"messages": [], "max_tokens": most}, LimitSettings(), True)
+    assert ask.assembler is not None
+    relay = AssembleRelay(side, Chunked(), api, ask, ask.assembler, ResponseHead(b"HTTP/1.1 200 OK\r\n\r\n"))
+    for read in reads:
+        if side.reason is None:
+            relay.feed(read)
+    return side.answer, side.call.tokens_out, side.reason
+
+
+def test_most_events_are_assembled_without_being_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    feed = Chunked.feed
+
+    def counted(self: Chunked, data: bytes) -> bytes:
+        decoded.append(data)
+        return feed(self, data)
+
+    monkeypatch.setattr(Chunked, "feed", counted)
+    reads = [chunk(chat({"content": f"word {n}"})) for n in range(100)]
+    answer, tokens, _ = _assembled([*reads, chunk(chat({}, "stop")), chunk(DONE), LAST], 1000)
+    assert answer["choices"][0]["message"]["content"] == "".join(f"word {n}" for n in range(100))
+    assert tokens == 100 and len(decoded) <= 4
+
+
 Script = Callable[[socket.socket], None]
 
 

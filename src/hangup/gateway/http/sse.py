@@ -44,6 +44,11 @@ class Splitter:
         self._kept = b""
         self._return = False  # the last byte was a CR; its meaning depends on the next one
 
+    @property
+    def between_events(self) -> bool:
+        """True if no part of an event is kept."""
+        return not self._kept and not self._return
+
     def feed(self, payload: bytes) -> list[bytes]:
         """Return the events that `payload` completes, without their terminators."""
         if self._return:
