@@ -89,6 +89,9 @@ _STOPPED = {
 }
 
 
+DELIVERED = Ending(reasons.COMPLETED, "", FINISH, _KEEP)  # how most calls end
+
+
 class Call:
     """One client's request and all the work that it causes."""
 
@@ -295,7 +298,8 @@ class Call:
         """End the call once: the first caller gets what to do, any later one gets None."""
         if self.ended:
             return None
-        detail = detail[:DETAIL_CHARS_MAX]
+        if detail:
+            detail = detail[:DETAIL_CHARS_MAX]
         engine = _NO_ENGINE
         if self.phase in (SENT, ANSWERING):
             engine = _KEEP if self.engine_finished else ABORT
@@ -306,7 +310,8 @@ class Call:
         self.reason = reason
         self.detail = detail
         self.ended_at = now
-        return Ending(reason, detail, tell, engine)
+        delivered = reason is reasons.COMPLETED and engine is _KEEP and not detail
+        return DELIVERED if delivered else Ending(reason, detail, tell, engine)
 
     def _what_to_tell(self, reason: Reason) -> Tell:
         if reason.outcome is _CLIENT_GONE:

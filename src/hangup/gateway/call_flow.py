@@ -53,7 +53,7 @@ from hangup.gateway.placement import BackendNames, Placed
 from hangup.gateway.relay.base import Relay
 from hangup.gateway.relay.passthrough import PassRelay
 from hangup.gateway.request_policy import IncomingRequest, name_too_long
-from hangup.gateway.routing import NOTHING_WANTED, Wanted
+from hangup.gateway.routing import NOTHING_WANTED, Wanted, wanted_of
 from hangup.gateway.stopping import Attempt
 from hangup.gateway.stream_refusal import StreamRefusal
 from hangup.tasks import TASKS
@@ -129,7 +129,7 @@ class CallFlow(ClientRequest):
         if len(model) > self.limits.name_bytes_max:  # not checked before, if nothing else in the body is read
             self.end(reasons.BAD_FIELD, name_too_long(self.limits))
             return
-        self.wanted = Wanted(self.api.family, model, self.wanted.home)
+        self.wanted = wanted_of(self.api.family, model, self.wanted.home)
         found = routing.find(self.wanted)
         if found.alias:
             request.renamed = self.call.model = found.model

@@ -92,7 +92,7 @@ class EngineRequest:
             choices=self.choices,
             stream=call.stream,
             first_by=start + clock.client_read_s,
-            all_by=start + min(clock.total_s, clock.client_total_s),
+            all_by=start + (clock.total_s if clock.total_s < clock.client_total_s else clock.client_total_s),
             queue_by=time.monotonic() + clock.queue_s,
             size=call.bytes_in,
             retry=fields.get(b"x-stainless-retry-count", b"0") != b"0",

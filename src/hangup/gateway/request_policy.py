@@ -72,7 +72,7 @@ class IncomingRequest:
 
     def remaining_s(self, since: float, now: float) -> float | None:
         """Return how long the client will still wait; None if it did not say."""
-        patience_s = min(self.client_total_s, self.client_read_s)
+        patience_s = self.client_total_s if self.client_total_s < self.client_read_s else self.client_read_s
         return None if patience_s == math.inf else max(since + patience_s - now, 0.001)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -43,6 +44,7 @@ class Wanted(NamedTuple):
 
 
 NOTHING_WANTED = Wanted()
+wanted_of = lru_cache(1024)(Wanted)  # most calls want the same as others
 
 
 class Routing:

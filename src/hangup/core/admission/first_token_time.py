@@ -40,13 +40,15 @@ class FirstTokenTimes:
             return self._by_size[nearest].usual * 2.0 ** (size - nearest)
         return self._by_size[min(self._by_size)].usual
 
-    def observe(self, prompt: int, seconds: float) -> None:
+    def observe(self, prompt: int, seconds: float) -> float:
+        """Learn a time, and return the usual one for such prompts."""
         size = prompt.bit_length()
         known = self._by_size.get(size)
         if known is None:
-            self._by_size[size] = _Samples(seconds)
+            known = self._by_size[size] = _Samples(seconds)
         else:
             known.add(seconds)
+        return known.usual
 
     def observe_lower(self, prompt: int, seconds: float) -> None:
         """Learn from a call while the engine queues: only times below the known one say something, and only while few are

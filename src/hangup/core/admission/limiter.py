@@ -196,13 +196,15 @@ class LearnedLimit:
         """
         usual = self._usual[visible]
         if unqueued or self.queues is _NONE:
-            usual.observe(prompt, waited_s)
+            usual_s = usual.observe(prompt, waited_s)
         else:
             usual.observe_lower(prompt, waited_s)
+            usual_s = usual.get(prompt) or 0.0
         if self.queues is Evidence.LATE and self._in_vain.see(ahead, free, waited_s, on_time=late is False):
-            usual.replace(prompt, self._in_vain.few_s)
+            usual_s = self._in_vain.few_s
+            usual.replace(prompt, usual_s)
             self.queues, self._late, late = _NONE, 0.0, None
-        off = (usual.get(prompt) or 0.0) - self._reads_s
+        off = usual_s - self._reads_s
         self._reads_s += off * (_USUAL_GAIN[off < 0] if self._reads_s else 1.0)
         memory = _MEMORY * self._reads_s
         if memory < 1.0:
@@ -214,7 +216,7 @@ class LearnedLimit:
             self._tokens_to_try -= 1
         if late is not None:
             self._judge(late, ahead)
-            if not late and self.queues is not _NONE and waited_s <= _EASY_BY * (usual.get(prompt) or 0.0) + _EASY_S:
+            if not late and self.queues is not _NONE and waited_s <= _EASY_BY * usual_s + _EASY_S:
                 self._grown += 1
         if not self.unlimited or self.queues is not _NONE:
             self._bound()

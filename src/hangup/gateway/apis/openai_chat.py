@@ -78,9 +78,12 @@ class OpenAIChat(OpenAIStream):
         return sum(map(_has_token, event.get("choices") or ()))
 
     def is_all_text(self, event: Json) -> bool:
-        return adds_only_text(event, "delta") and all(
-            key in ("content", "role") or value is None for key, value in event["choices"][0]["delta"].items()
-        )
+        if not adds_only_text(event, "delta"):
+            return False
+        for key, value in event["choices"][0]["delta"].items():
+            if value is not None and key not in ("content", "role"):
+                return False
+        return True
 
     def shows_progress(self, event: Json) -> bool:
         """An unknown field, such as audio, is part of the answer, too."""
@@ -109,7 +112,12 @@ def _has_token(choice: Json) -> bool:
 def adds_only_text(event: Json, where: str) -> bool:
     """Return True if the event has one choice with nothing else to collect: no logprobs, no token ids."""
     choices = event["choices"]
-    return len(choices) == 1 and all(key in (where, "index") or value is None for key, value in choices[0].items())
+    if len(choices) != 1:
+        return False
+    for key, value in choices[0].items():  # noqa: SIM110 (a generator costs more)
+        if value is not None and key not in (where, "index"):
+            return False
+    return True
 
 
 def streaming_fields(value: Json) -> Json:
