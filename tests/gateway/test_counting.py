@@ -6,14 +6,12 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hangup.config import LimitSettings
-from hangup.core.call import Call
 from hangup.core.reasons import Reason
 from hangup.gateway.apis.anthropic import AnthropicMessages
 from hangup.gateway.apis.base import Api, Json
@@ -30,61 +28,9 @@ from hangup.gateway.relay.stream import StreamRelay
 from support.processes import Gateway
 from support.raw import Client, ask, events
 from support.raw_engine import DONE, HEAD, LAST, RawEngine, chunk, event, raw_engine
+from support.relay_sides import Side, block, chat, spaced, sse
 
 CHAT = "/v1/chat/completions"
-
-
-class Side:
-    """Both sides of a relay, without sockets."""
-
-    http11 = True
-    limits = LimitSettings(event_bytes_max=1 << 20, answer_bytes_max=1 << 20)
-
-    def __init__(self) -> None:
-        self.call = Call("c", 0.0)
-        self.client: Any = self
-        self.received = bytearray()
-        self.reason: Reason | None = None
-        self.answer: Json = {}
-        self._decoder = Chunked()
-
-    def write(self, data: bytes) -> None:
-        self.received += self._decoder.feed(data)
-
-    def send(self, payload: bytes) -> None:
-        self.write(chunk(payload))
-
-    def end(self, reason: Reason, detail: str = "") -> None:
-        self.reason = self.reason or reason
-
-    def first_token(self) -> None: ...
-
-    def answer_whole(self, status: int, answer: Json, head: ResponseHead) -> None:
-        self.answer = answer
-
-    def fault(self, error: Exception) -> None:
-        raise error
-
-
-def sse(value: Any, name: str = "") -> bytes:
-    text = json.dumps(value, separators=(",", ":"))
-    return (f"event: {name}\n" if name else "").encode() + b"data: " + text.encode() + b"\n\n"
-
-
-def chat(delta: Json, finish: str | None = None, **more: Any) -> bytes:
-    frame = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    return sse({**frame, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, **more}]})
-
-
-def spaced(event: bytes) -> bytes:
-    """As Python's json writes it."""
-    return b"data: " + json.dumps(json.loads(event[6:])).encode() + b"\n\n"
-
-
-def block(kind: str, field: str, text: str) -> bytes:
-    delta = {"type": kind, field: text}
-    return sse({"type": "content_block_delta", "index": 0, "delta": delta}, "content_block_delta")
-
 
 WORDS = ["a", " the", '"', "\\", "\n\n", "é", "[DONE]", '{"content":"x"}', "x" * 300]
 NOISE = [b": ping\n\n", b":\n\n", b"data: {}\n\n", b"\n\n"]
