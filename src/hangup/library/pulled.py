@@ -8,6 +8,7 @@ its cancellation of the handler: these frameworks cancel when the client leaves.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from hangup.library.stream import Headers, StreamCall
@@ -18,14 +19,18 @@ _HANDLED = (Exception,)  # `head` and the body's reader get them
 
 
 class PulledAnswer:
-    """One answer, as the call's client and as the framework's body. Only one part of it waits to be taken."""
+    """One answer, as the call's client and as the framework's body. Its end waits behind the parts that are not taken yet."""
 
     def __init__(self, call: StreamCall, watch: ClientWatch) -> None:
         self._loop = asyncio.get_running_loop()
         self._started: asyncio.Future[tuple[int, Headers]] = self._loop.create_future()
-        self._part: asyncio.Future[bytes | None] = self._loop.create_future()  # None is the end
+        self._parts: deque[bytes] = deque()  # one, and those that tell a client that has not taken it how the call ended
+        self._is_over = False  # no further parts will come
+        self._failure: BaseException | None = None  # what the framework gets after the last part, if the body is not complete
+        self._readable = asyncio.Event()
         self._taken = asyncio.Event()
         self._task = TASKS.start("library call", call.run(watch, self), handled=_HANDLED, label="hangup answers")
+        self._task.add_done_callback(self._on_call_end)
 
     async def head(self) -> tuple[int, Headers]:
         """Wait for the answer's status and headers; if the handler is cancelled meanwhile, end the call."""
@@ -47,14 +52,19 @@ class PulledAnswer:
 
     async def __anext__(self) -> bytes:
         try:
-            part = await self._part
+            await self._readable.wait()
         except asyncio.CancelledError:
             await self._cancel()
             raise
-        if part is None:
-            raise StopAsyncIteration
-        self._part = self._loop.create_future()
-        self._taken.set()
+        if not self._parts:
+            if self._failure is None:
+                raise StopAsyncIteration
+            raise self._failure
+        part = self._parts.popleft()
+        if not self._parts:
+            self._taken.set()
+            if not self._is_over:
+                self._readable.clear()
         return part
 
     async def aclose(self) -> None:
@@ -77,24 +87,39 @@ class PulledAnswer:
 
     async def write(self, data: Any) -> None:
         self._taken.clear()
-        self._part.set_result(data)
+        self._parts.append(data)
+        self._readable.set()
         await self._taken.wait()
 
     async def finish(self) -> None:
-        if not self._part.done():
-            self._part.set_result(None)
+        self._end(None)
 
     async def break_off(self) -> None:
-        """Fail the framework's next read: the body must not look complete."""
-        if not self._part.done():
-            self._part.set_exception(ConnectionResetError("the call ended before its answer was complete"))
-            self._part.exception()  # nobody may be left to read it
+        """Fail the framework's read after the last part: the body must not look complete."""
+        self._end(_broken_off())
 
     async def abandon(self) -> None:
-        await self.finish()
+        if self._parts:  # a client that stalled may read on
+            await self.break_off()
+        else:
+            await self.finish()
+
+    def _end(self, failure: BaseException | None) -> None:
+        if not self._is_over:
+            self._is_over, self._failure = True, failure
+            self._readable.set()
+
+    def _on_call_end(self, task: asyncio.Task[Any]) -> None:
+        """End the body in any case: the framework must not wait for a call that is over."""
+        error = None if task.cancelled() else task.exception()
+        self._end(error or _broken_off())
 
     def answers(self, error: Exception) -> bool:
         return False
+
+
+def _broken_off() -> ConnectionResetError:
+    return ConnectionResetError("the call ended before its answer was complete")
 
 
 async def pull(call: StreamCall, watch: ClientWatch) -> tuple[int, Headers, PulledAnswer]:
