@@ -7,6 +7,7 @@ as the sources use them. `tests/frameworks/test_sources.py` runs the real LangCh
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import time
@@ -19,6 +20,8 @@ import pytest
 
 import hangup
 import hangup.sources
+from hangup.library import threads
+from hangup.library.engines import blocking
 from library.pretender import Pretender
 from support.raw import events
 from support.waiting import soon
@@ -165,6 +168,32 @@ def test_transformers() -> None:
 
 
 @pytest.mark.usefixtures("transformers")
+def test_a_client_may_leave_while_transformers_waits_for_a_thread() -> None:
+    release = threading.Event()
+    model = Model()
+
+    async def main() -> hangup.Ended:
+        busy = asyncio.create_task(hangup.run(Pretender().request, lambda _: release.wait(60)))
+        client = Pretender()
+        source = hangup.sources.transformers(model, None, {"input_ids": "x"}, max_new_tokens=5)
+        call = asyncio.create_task(client.stream(source, grace_s=60))
+        await asyncio.sleep(0.05)
+        client.disconnected.set()
+        try:
+            return await asyncio.wait_for(asyncio.shield(call), 30)
+        finally:
+            release.set()
+            await asyncio.wait({busy, call})
+
+    hangup.set_threads_max(1)
+    try:
+        ended = asyncio.run(main())
+    finally:
+        hangup.set_threads_max(threads.THREADS_MAX)
+    assert (ended.outcome.value, ended.zombie, model.computed) == ("client_gone", "", 0)
+
+
+@pytest.mark.usefixtures("transformers")
 def test_an_error_of_transformers_is_the_engines() -> None:
     source = hangup.sources.transformers(Model(fails=True), None, {"input_ids": "x"}, max_new_tokens=5)
     ended, _ = streamed(source)
@@ -213,6 +242,10 @@ def test_llama_cpp_one_at_a_time() -> None:
     assert [call.tokens_out for call in ended] == [3, 3, 3] and llm.most == 1 and llm.computed < 200
 
 
+class MlxModel(dict[str, Any]):
+    """Like those of MLX, whose `nn.Module` is a dict: it cannot be hashed."""
+
+
 def test_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = 0
 
@@ -231,9 +264,11 @@ def test_mlx_lm(monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType("mlx_lm")
     module.stream_generate = stream_generate
     monkeypatch.setitem(sys.modules, "mlx_lm", module)
-    ended, chunks = streamed(hangup.sources.mlx_lm(Model(), None, "hello", max_tokens=4))
+    ended, chunks = streamed(hangup.sources.mlx_lm(MlxModel(), None, "hello", max_tokens=4))
     assert (text_of(chunks), ended.tokens_out) == ("word " * 4, 4)
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     computed = 0
-    ended, _ = streamed(hangup.sources.mlx_lm(Model(), None, "hello", max_tokens=500), leave_after=2)
+    ended, _ = streamed(hangup.sources.mlx_lm(MlxModel(), None, "hello", max_tokens=500), leave_after=2)
     assert ended.outcome.value == "client_gone" and computed <= 4
+    gc.collect()
+    assert not blocking._locks, "a lock does not outlive its model"

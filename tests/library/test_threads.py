@@ -17,6 +17,7 @@ import hangup
 from hangup.library import threads
 from hangup.library.deadline import remaining_s
 from hangup.library.run import run
+from hangup.tasks import TASKS
 from library.pretender import Pretender
 from support.waiting import soon
 
@@ -97,6 +98,23 @@ def test_a_thread_that_does_not_stop_keeps_its_place_until_it_does() -> None:
         assert await asyncio.wait_for(waiting, 60) == "at last"
 
     asyncio.run(main())
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_thread_that_cannot_start_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(TASKS, "thread_once", refuse)
+            for _ in range(3):
+                with pytest.raises(RuntimeError, match="can't start"):
+                    await asyncio.wait_for(run(Pretender().request, lambda _: "never"), 60)
+            assert (await asyncio.wait_for(Pretender().stream(iter("abc")), 60)).cause == "engine_error"
+        return await asyncio.wait_for(run(Pretender().request, lambda _: "done"), 60)
+
+    assert asyncio.run(main()) == "done"
 
 
 def test_threads_must_be_some() -> None:

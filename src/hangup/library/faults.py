@@ -108,6 +108,8 @@ def _is_aiohttp_answer(error: BaseException) -> bool:
 
 
 def _content(response: Any) -> bytes | None:
+    if getattr(response, "_content", None) is False:  # of requests, and not read: its property would block the event loop
+        return None
     try:
         content = response.content
     except Exception:  # not read, and closed by now

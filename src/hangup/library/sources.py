@@ -8,7 +8,6 @@ A response that is an error raises `UpstreamError`.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -17,7 +16,7 @@ from typing import Any
 
 from hangup.library.faults import BODY_BYTES_MAX, ApplicationFault, UpstreamError
 from hangup.library.formats.raw import whole_events
-from hangup.library.threads import ThreadedIterator, take_place
+from hangup.library.threads import ThreadedIterator, start_thread
 from hangup.library.token import CancelToken
 
 _LAYERS_MAX = 5  # a function that returns an awaitable that returns a context manager that returns a response, plus one spare
@@ -46,7 +45,7 @@ async def _unwrap(source: Any, opening: Opening, stack: AsyncExitStack) -> Async
         source = getattr(source, "http_response", source)  # of an SDK's streaming response
         if hasattr(source, "aiter_bytes") and hasattr(source, "aclose"):  # httpx
             return await _open_response(source, source.aiter_bytes(), source.status_code, opening, stack)
-        if hasattr(source, "content") and hasattr(source.content, "iter_any"):  # aiohttp
+        if _is_of_aiohttp(source):
             return await _open_response(source, _parts(source.content), source.status, opening, stack)
         if isinstance(source, AsyncIterable):
             stack.push_async_callback(close, source)
@@ -94,6 +93,11 @@ async def _open_response(
     return events
 
 
+def _is_of_aiohttp(source: Any) -> bool:
+    """Look at the attribute without asking for it: in requests it is a property, which downloads the whole answer."""
+    return hasattr(inspect.getattr_static(source, "content", None), "iter_any")
+
+
 async def _parts(content: Any) -> AsyncIterator[bytes]:
     async for part in content.iter_any():
         yield part
@@ -104,16 +108,14 @@ def _is_blocking(source: Any) -> bool:
 
 
 async def _in_thread(source: Any, token: CancelToken) -> ThreadedIterator:
-    try:
-        place = await take_place()
-    except asyncio.CancelledError:
-        discard(source)
-        raise
-
     def open_blocking() -> Any:
         return _checked(source(token) if callable(source) else source)
 
-    return ThreadedIterator(open_blocking, token, getattr(source, "__qualname__", type(source).__name__), place)
+    try:
+        return await start_thread(open_blocking, token, getattr(source, "__qualname__", type(source).__name__))
+    except BaseException:
+        discard(source)
+        raise
 
 
 def _checked(source: Any) -> Any:

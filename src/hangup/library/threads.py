@@ -28,7 +28,7 @@ def set_threads_max(threads: int) -> None:
     _threads_max = threads
 
 
-async def take_place() -> asyncio.Semaphore:
+async def _take_place() -> asyncio.Semaphore:
     """Wait until one more thread may run; the thread's end gives the place back, also if it is long after its call's end."""
     places = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_threads_max))
     if places.locked():
@@ -145,16 +145,34 @@ class ThreadedIterator(AsyncIterator[Any]):
             self._thread_ended.set_result(None)
 
 
-async def call_in_thread(function: Callable[[CancelToken], Any], token: CancelToken, on_name: Callable[[str], None]) -> Any:
-    """Run a blocking function in a thread, pass it the token, and return its result."""
+async def start_thread(open_source: Callable[[], Any], token: CancelToken, description: str) -> ThreadedIterator:
+    """Wait for a place, and read a blocking source in a thread."""
+    place = await _take_place()
+    try:
+        return ThreadedIterator(open_source, token, description, place)
+    except BaseException:  # the system has no more threads, or no memory for one
+        place.release()
+        raise
+
+
+async def start_function(function: Callable[[CancelToken], Any], token: CancelToken) -> ThreadedIterator:
+    """Wait for a place, and run a blocking function in a thread; `result_of` is for its result."""
 
     def once() -> Iterable[Any]:
         yield function(token)
 
-    place = await take_place()
-    iterator = ThreadedIterator(once, token, getattr(function, "__qualname__", repr(function)), place)
-    on_name(iterator.name)
+    return await start_thread(once, token, getattr(function, "__qualname__", repr(function)))
+
+
+async def result_of(thread: ThreadedIterator) -> Any:
     try:
-        return await anext(iterator)
+        return await anext(thread)
     finally:
-        await iterator.aclose()
+        await thread.aclose()
+
+
+async def call_in_thread(function: Callable[[CancelToken], Any], token: CancelToken, on_name: Callable[[str], None]) -> Any:
+    """Run a blocking function in a thread, pass it the token, and return its result."""
+    thread = await start_function(function, token)
+    on_name(thread.name)
+    return await result_of(thread)

@@ -7,16 +7,16 @@ import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import finalize
 
 from hangup.library.engines.chunks import ChatChunks
 from hangup.library.formats.openai import CountedChunk
-from hangup.library.threads import call_in_thread
+from hangup.library.threads import result_of, start_function
 from hangup.library.token import CancelToken
 from hangup.tasks import TASKS
 
 _LOCK_S = 0.1  # how often a thread that waits for its model looks whether its client is still there
-_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_locks: dict[int, threading.Lock] = {}  # by the identities of the models: those of MLX cannot be hashed
 _locks_guard = threading.Lock()
 _HANDLED = (Exception,)  # the reader of the stream gets them
 
@@ -46,7 +46,8 @@ async def transformers(
     def generate(_: CancelToken) -> None:
         model.generate(**inputs, streamer=streamer, stopping_criteria=criteria, **options)
 
-    work = TASKS.start("library call", call_in_thread(generate, token, lambda _: None), handled=_HANDLED)
+    thread = await start_function(generate, token)  # in this task: a client that leaves need not wait for a place
+    work = TASKS.start("library call", result_of(thread), handled=_HANDLED)
     work.add_done_callback(lambda _: texts.put_nowait(None))
     try:
         while (text := await texts.get()) is not None:
@@ -101,7 +102,11 @@ class _Turn:
 
     def __init__(self, model: Any, token: CancelToken) -> None:
         with _locks_guard:
-            self._lock = _locks.setdefault(model, threading.Lock())
+            lock = _locks.get(id(model))
+            if lock is None:
+                lock = _locks[id(model)] = threading.Lock()
+                finalize(model, _locks.pop, id(model)).atexit = False
+        self._lock = lock
         self._token = token
 
     def __enter__(self) -> None:
