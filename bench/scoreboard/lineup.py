@@ -71,7 +71,9 @@ def real_engine(name: str, cache: Path, version: str, slots: int) -> Start:
         with targets.started([*env, *made.words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             targets.wait_for_port(int(made.url.rpartition(":")[2]), process, _LOAD_S)
             _wait_until_loaded(made.url)
-            shown = " ".join(word.replace(str(cache) + "/", "") for word in made.words)
+            port = made.url.rpartition(":")[2]
+            words = (word.replace(f"{cache}/", "").replace(f"{targets.ROOT}/", "") for word in made.words)
+            shown = " ".join("PORT" if word == port else word for word in words)
             yield Contestant(made.url, shown, version, model=made.model, slots=slots)
 
     return start

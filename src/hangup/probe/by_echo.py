@@ -16,6 +16,7 @@ from hangup.probe.stage import Stage, Unplayable
 from hangup.probe.verdict import Judgement, untold
 
 _FREE_TOKENS = 12
+_CLOCK_EVENTS = 8
 _SEARCH_LENGTH = 2  # holders of the search last for so many answers
 
 
@@ -47,8 +48,10 @@ class EchoTrials:
             (leaver,) = scene.leavers
             left = self._stage.remaining(case, leaver)
             remaining_s = left / _rate(scene.live, self._stage.speed.rate)
+            clock = _StreamClock(scene.live, self._stage.speed.tokens_per_event)
             leaver.leave(case.departure)
             canary_s = await first_token_time(self._caller, timeout_s=remaining_s * 3 + 30)
+            remaining_s = clock.duration_s(left) or remaining_s
         finally:
             scene.close()
         if canary_s is None:
@@ -73,6 +76,24 @@ class EchoTrials:
                 trials = [EchoTrial(ANSWER_S if time_s is None else time_s, self._stage.answer_s) for time_s in times]
                 return all(echo_of(trial, self._quiet.middle) is Echo.QUIET for trial in trials)
             await asyncio.sleep(self._stage.answer_s / 10)
+
+
+class _StreamClock:
+    """Tells from live streams how long so many tokens take just now: a busy machine slows them down like all others."""
+
+    def __init__(self, live: list[ProbeConnection], tokens_per_event: float) -> None:
+        self._events = [(call, call.events) for call in live]
+        self._tokens_per_event = tokens_per_event
+        self._began_at = time.monotonic()
+
+    def duration_s(self, tokens: int) -> float | None:
+        """Return how long these tokens take at the pace since the start; None if the streams went on for too short a time."""
+        now, rates = time.monotonic(), list[float]()
+        for call, before in self._events:
+            until = (call.last_token_at if call.ended else None) or now
+            if call.events - before >= _CLOCK_EVENTS:
+                rates.append((call.events - before) * self._tokens_per_event / max(until - self._began_at, 1e-6))
+        return tokens / median(rates) if rates else None
 
 
 async def find_slots(caller: Caller, stage: Stage, quiet: QuietTimes, clients: int) -> int:
