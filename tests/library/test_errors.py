@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import aiohttp
+import aiohttp.web
 import anthropic
 import httpx
 import openai
@@ -123,7 +124,7 @@ def asked(address: tuple[str, int], name: str, model: str) -> Answer:
     return ask(address, f"/{name}/v1/chat/completions", {"model": model})
 
 
-@pytest.mark.parametrize("status", [400, 401, 429, 500, 503])
+@pytest.mark.parametrize("status", [400, 429, 500, 503])
 @pytest.mark.parametrize("name", SOURCES)
 def test_an_upstreams_error_keeps_status_body_and_retry_after(address: tuple[str, int], name: str, status: int) -> None:
     answer = asked(address, name, str(status))
@@ -131,6 +132,14 @@ def test_an_upstreams_error_keeps_status_body_and_retry_after(address: tuple[str
     assert (answer.status, answer.json()) == (status, expected)
     assert (answer.headers["retry-after"], answer.headers["content-type"]) == ("7", "application/json")
     assert answer.headers["x-ratelimit-reset-tokens"] == "6s" and "x-secret" not in answer.headers
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_refusal_of_the_applications_credentials_is_not_the_clients(address: tuple[str, int], name: str, status: int) -> None:
+    answer = asked(address, name, str(status))
+    assert (answer.status, answer.json()["error"]["code"]) == (502, "upstream_credentials")
+    assert b"slow down" not in answer.body and answer.headers["retry-after"] == "7"
 
 
 @pytest.mark.parametrize("name", ["httpx", "response", "aiohttp"])
@@ -223,6 +232,34 @@ def test_an_upstreams_error_is_one_line_in_the_log(caplog: pytest.LogCaptureFixt
     assert record.levelno == logging.WARNING and "the upstream answered 429" in record.message and not record.exc_info
 
 
+@pytest.mark.parametrize("kind", ["raises", "returns a dict", "odd exception"])
+def test_a_call_ends_even_if_the_answer_to_its_failure_cannot_be_found(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(Exception):
+        @property
+        def response(self) -> None:
+            raise ValueError("no response")
+
+    def on_error(error: Exception) -> Any:
+        if kind == "raises":
+            raise KeyError("model")
+        return {"error": "busy"} if kind == "returns a dict" else None
+
+    async def fails() -> AsyncIterator[bytes]:
+        raise Odd if kind == "odd exception" else RuntimeError("engine")
+        yield b""
+
+    async def main() -> tuple[list[hangup.Ended], Pretender, int]:
+        client = Pretender()
+        ended: list[hangup.Ended] = []
+        await client.stream(fails(), on_error=on_error, on_end=ended.append)
+        return ended, client, len(asyncio.all_tasks())
+
+    (ended,), client, tasks = asyncio.run(main())
+    assert (ended.cause, ended.status, client.status, client.finished, tasks) == ("engine_error", 502, 502, True, 1)
+    expected = {"raises": "KeyError", "returns a dict": "it returned a dict", "odd exception": "no response"}
+    assert expected[kind] in caplog.text
+
+
 class _Response:
     """A response whose body was never read, as `raise_for_status` leaves it in a stream."""
 
@@ -251,6 +288,13 @@ def test_exceptions_of_other_clients_are_understood_by_their_attributes() -> Non
         "ThrottlingException",
         "2",
     )
+    about = {"HTTPStatusCode": 403}
+    aws = answer_of(_Fails(response={"Error": {"Code": "AccessDenied", "Message": "user/me"}, "ResponseMetadata": about}))
+    assert aws is not None and aws.status == 502 and "user/me" not in str(aws.body)
+    own = answer_of(aiohttp.web.HTTPForbidden(text="not yours"))  # raised by the application itself
+    assert own is not None and (own.status, own.body) == (403, "not yours")
+    odd = answer_of(_Fails(status=429, headers=["retry-after"]))
+    assert odd is not None and (odd.status, odd.headers) == (429, {})
     client = answer_of(_Fails(status=404, headers={}))  # aiohttp's ClientResponseError
     assert client is not None and client.status == 404
     in_stream = answer_of(_Fails(status_code=200, body=ANTHROPIC_ERROR))  # Anthropic's error event after a 200

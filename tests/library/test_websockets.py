@@ -4,6 +4,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -15,8 +16,11 @@ import pytest
 
 import hangup
 from hangup.library import websockets
+from hangup.library.limits import Limits
+from hangup.library.watch import ClientWatch
 from hangup.library.websockets import HeldMessages
 from library.hosting import hosted
+from library.pretender import Pretender
 from library.raw_websocket import BINARY, RawWebSocket
 from library.served import CountingEngine
 from support.waiting import soon, wait_until
@@ -218,6 +222,30 @@ def test_a_run_past_its_time_closes_the_websocket(framework: tuple[str, tuple[st
         client.say(do="late", id=f"{name}-late")
         code, payload = client.read_frame()
         assert code == 8 and int.from_bytes(payload[:2]) == 1013
+
+
+def test_a_client_that_leaves_during_a_write_is_no_failure_of_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    async def tokens() -> Any:
+        yield "one"
+        yield "two"
+
+    async def send(data: bytes | str) -> None:
+        raise RuntimeError('Cannot call "send" once a close message has been sent.')
+
+    class Gone(Pretender):
+        async def write(self, data: bytes) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    async def main() -> list[hangup.Ended]:
+        call = websockets.MessageCall(tokens(), Limits())
+        over_websocket = await call.run(ClientWatch(None, None, None), websockets.WebSocketClient(send))
+        return [over_websocket, await Gone().stream(tokens())]
+
+    caplog.set_level(logging.INFO, "hangup")
+    over_websocket, over_http = asyncio.run(main())
+    assert (over_websocket.outcome.value, over_http.outcome.value) == ("client_gone", "client_gone")
+    assert "a close message has been sent" in over_websocket.detail and "Broken pipe" in over_http.detail
+    assert [record.levelno for record in caplog.records] == [logging.INFO] * 2, caplog.text
 
 
 def test_plain_asgi_websockets_and_tethered_handlers_are_refused() -> None:

@@ -1,8 +1,8 @@
 """What can go wrong with an engine's answer or with the application itself, and what the client is told about it.
 
 An upstream's error keeps its meaning: its status, its body and its `Retry-After` reach the client, whether the upstream was
-asked through httpx, aiohttp, requests or an SDK. SDKs are recognised by the attributes of their exceptions, so none of them is
-imported here.
+asked through httpx, aiohttp, requests or an SDK. (Refused credentials are an exception: they are not the client's.) SDKs are
+recognised by the attributes of their exceptions, so none of them is imported here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ BODY_BYTES_MAX = 1 << 20  # of an upstream's error; a longer one is replaced by 
 _PASSED_HEADERS = {"retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id"}
 _PASSED_PREFIXES = ("x-ratelimit-", "ratelimit", "anthropic-ratelimit-")
 _BAD_GATEWAY = 502
+_CREDENTIALS_REFUSED = {401, 403, 407}
 
 
 class ApplicationFault(HangupError, TypeError):
@@ -77,7 +78,8 @@ OnError = Callable[[Exception], ErrorAnswer | None]
 def answer_of(error: BaseException) -> ErrorAnswer | None:
     """Return the answer that an upstream's error stands for; None if the exception is not an upstream's answer.
 
-    A redirect is not passed on: it would tell the client an address that is not meant for it.
+    A redirect is not passed on: it would tell the client an address that is not meant for it. Nor is a 401 or 403: it is about
+    the application's key, not the client's, and its body may show part of that key.
     """
     if isinstance(error, UpstreamError):
         if error.status < 400:
@@ -93,8 +95,9 @@ def answer_of(error: BaseException) -> ErrorAnswer | None:
     if status is None:  # an error event inside a stream has a body and no status of its own
         return ErrorAnswer(_BAD_GATEWAY, _error_object(body)) if isinstance(body, dict) else None
     headers = getattr(response, "headers", None) or getattr(error, "headers", None) or {}
-    content = getattr(error, "text", None) if _is_aiohttp_answer(error) else _content(response)
-    return _answer(status, headers, content, body)
+    if _is_aiohttp_answer(error):
+        return _answer(status, headers, getattr(error, "text", None), body, is_upstreams=False)
+    return _answer(status, headers, _content(response), body)
 
 
 def _status_of(error: BaseException, response: Any) -> int | None:
@@ -127,9 +130,14 @@ def _of_botocore(response: dict[str, Any]) -> ErrorAnswer | None:
     return _answer(status, about.get("HTTPHeaders") or {}, None, body)
 
 
-def _answer(status: int, headers: Mapping[str, str], content: bytes | str | None, body: Any) -> ErrorAnswer:
-    lowered = {str(name).lower(): str(value) for name, value in headers.items()}
+def _answer(status: int, headers: Any, content: bytes | str | None, body: Any, *, is_upstreams: bool = True) -> ErrorAnswer:
+    given = headers.items() if hasattr(headers, "items") else ()  # a list of pairs is not understood
+    lowered = {str(name).lower(): str(value) for name, value in given}
     passed = {name: value for name, value in lowered.items() if name in _PASSED_HEADERS or name.startswith(_PASSED_PREFIXES)}
+    if is_upstreams and status in _CREDENTIALS_REFUSED:
+        message = "The engine refused the credentials of this application, which are not yours."
+        about = {"message": message, "type": "upstream_error", "code": "upstream_credentials"}
+        return ErrorAnswer(_BAD_GATEWAY, {"error": about}, passed)
     if content and len(content) <= BODY_BYTES_MAX:
         if "content-type" in lowered:
             passed["content-type"] = lowered["content-type"]

@@ -165,6 +165,8 @@ class StreamCall:
         """Find out what the client is to be told of the engine's failure; return the status and the detail for the log."""
         try:
             answer = self._on_error(error) if self._on_error is not None else None
+            if answer is not None and not isinstance(answer, ErrorAnswer):
+                raise TypeError(f"on_error must return a hangup.ErrorAnswer or None; it returned a {type(answer).__name__}")
         except Exception as raised:
             if not client.answers(raised):
                 log.exception("the on_error callback failed")

@@ -46,7 +46,8 @@ class Tether:
         self.call.clock = limits.clock()
         self.tell = Tell.NOTHING
         self.ended: Ended | None = None
-        self.error: BaseException | None = None
+        self.error: BaseException | None = None  # the work's own
+        self._client_error: OSError | None = None  # of a write
         self._abort = abort
         self._on_end = on_end
         self._work: asyncio.Task[Any] | None = None
@@ -69,6 +70,7 @@ class Tether:
             watch.start(self.end)
             self._set_timer()
             await asyncio.wait({self._work, self._ended_future}, return_when=asyncio.FIRST_COMPLETED)
+            self._end_with_work(self._work)
         except asyncio.CancelledError:
             # Some servers and frameworks cancel a handler whose client left.
             self.end(watch.disconnect_reason() or reasons.DRAINED, "the server cancelled the call")
@@ -78,7 +80,6 @@ class Tether:
             self.end(reasons.INTERNAL)
             self._start_settling(watch)
             raise
-        self._end_with_work(self._work)
         await asyncio.shield(self._start_settling(watch))
         if not self._work.done() or self._work.cancelled() or self._work.exception() is not None:
             return None
@@ -91,8 +92,9 @@ class Tether:
         if work.cancelled():
             self.end(reasons.ENGINE_ERROR, "the engine's task was cancelled")
         elif (error := work.exception()) is not None:
-            self.error = error
-            self._end_with_failure(error)
+            if self._client_error is None:
+                self.error = error
+                self._end_with_failure(error)
         else:
             self.call.engine_finished = True
             self.end(reasons.COMPLETED)
@@ -103,10 +105,18 @@ class Tether:
             self.end(reasons.APPLICATION_FAULT, detail)
             return
         if self.on_failure is not None and isinstance(error, Exception) and not self.call.ended:
-            status, detail = self.on_failure(error)
+            status, detail = self._ask_on_failure(error, detail)
         self.end(reasons.ENGINE_ERROR, detail)
         if status and self.tell is Tell.STATUS:
             self.call.status = status
+
+    def _ask_on_failure(self, error: Exception, detail: str) -> tuple[int, str]:
+        assert self.on_failure is not None
+        try:
+            return self.on_failure(error)
+        except Exception:  # the application's code, or an exception whose attributes are not what they seem
+            log.exception("call %s: finding the answer to a failure failed", self.call.id)
+            return 0, detail
 
     # Progress of the work
 
@@ -123,6 +133,7 @@ class Tether:
         try:
             await writing
         except OSError as error:  # only the client can fail here; the engine must not be blamed for it
+            self._client_error = error
             self.end(reasons.CLIENT_RESET, f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -205,7 +216,7 @@ class Tether:
         pending = (await asyncio.wait(tasks, timeout=self.limits.grace_s))[1] if tasks else set()
         for task in tasks - pending:
             error = None if task.cancelled() else task.exception()
-            if error is not None and error is not self.error:
+            if error is not None and error is not self.error and error is not self._client_error:
                 log.error("call %s: %s failed while stopping: %r", self.call.id, task.get_name(), error)
         self.ended = describe(self.call, self._name_zombies(pending))
         report_end(self.ended, self._on_end)

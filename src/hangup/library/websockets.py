@@ -126,7 +126,7 @@ class WebSocketClient:
         try:
             await self._send(data)
         except Exception as error:  # every framework has its own error for a client that has left
-            raise ConnectionResetError("the client has left") from error
+            raise ConnectionResetError(f"the client has left: {type(error).__name__}: {error}") from error
 
     async def finish(self) -> None:
         pass

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from hangup.library.ended import log
 from hangup.library.engines.chunks import ChatChunks
+from hangup.library.formats.base import tokens_of
 from hangup.library.formats.openai import CountedChunk
 from hangup.library.sources import close
 
@@ -20,17 +22,20 @@ async def langchain(
 ) -> AsyncIterator[CountedChunk]:
     """Stream the text of a LangChain runnable: a model, or a chain that ends in one or in a parser of text."""
     chunks = ChatChunks(model)
-    counted, finish_reason = 0, None
+    reported = counted = 0
+    finish_reason = None
     async with aclosing(runnable.astream(input, config, **options)) as messages:
         async for message in messages:
             usage = getattr(message, "usage_metadata", None) or {}
-            reported = usage.get("output_tokens") or None
+            reported += usage.get("output_tokens") or 0
             about = getattr(message, "response_metadata", None) or {}
             finish_reason = about.get("finish_reason") or about.get("stop_reason") or finish_reason
             text = message if isinstance(message, str) else _text_of(message)
-            if text or reported:
-                counted += reported or 0
-                yield chunks.delta(text, reported)
+            # LangChain adds up what its messages report; most models report everything in the last one, after the text.
+            tokens = reported - counted if usage.get("output_tokens") else tokens_of(text) if text else 0
+            counted += tokens
+            if text or tokens:
+                yield chunks.delta(text, tokens)
     yield chunks.delta("", 0, "length" if finish_reason in {"length", "max_tokens"} else "stop")
 
 
@@ -73,14 +78,18 @@ async def mcp_tool(session: Any, name: str, arguments: dict[str, Any] | None = N
         return await session.call_tool(name, arguments, **options)
     except asyncio.CancelledError:
         if request_id is not None:
-            await _send_cancelled(session, request_id)
+            await _send_cancelled(session, name, request_id)
         raise
 
 
-async def _send_cancelled(session: Any, request_id: Any) -> None:
+async def _send_cancelled(session: Any, name: str, request_id: Any) -> None:
+    """Tell the server; if that fails, log it, since the caller is to get its cancellation."""
     from mcp import types  # noqa: PLC0415 - the application has it loaded
 
     parameters = types.CancelledNotificationParams(requestId=request_id, reason="the client hung up")
     notification = types.CancelledNotification(method="notifications/cancelled", params=parameters)
-    async with asyncio.timeout(_CANCEL_S):
-        await session.send_notification(types.ClientNotification(notification))
+    try:
+        async with asyncio.timeout(_CANCEL_S):
+            await session.send_notification(types.ClientNotification(notification))
+    except Exception as error:
+        log.warning("the MCP server was not told that its tool %s is cancelled: %s: %s", name, type(error).__name__, error)
