@@ -25,6 +25,7 @@ from bench import (
     healthy,
     jobs,
     large,
+    library,
     overload,
     peers,
     policies,
@@ -57,6 +58,7 @@ SUITES = [
     "growth",
     "departures",
     "large",
+    "library",
 ]
 APART = ["dashboard", "probe"]  # the one needs a browser, the other takes ten minutes
 
@@ -106,6 +108,8 @@ async def _run(name: str, rounds: int, parts: list[str]) -> Any:
         return await call_cost.run()
     if name == "healthy":
         return await healthy.run(parts)
+    if name == "library":
+        return await library.run()
     if name == "idle":
         result = await suites.idle_streams()
         print("  {streams} streams: {kb_per_stream:.1f} KB each, loop never later than {worst_lag_s:g} s".format(**result))

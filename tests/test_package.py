@@ -30,8 +30,39 @@ def handler(scope: dict[str, object], receive: object) -> object:
     return hangup.stream((scope, receive), tokens(), first_token_s=10)
 
 
+def on_error(error: Exception) -> hangup.ErrorAnswer | None:
+    return hangup.ErrorAnswer(503, {"busy": True}) if isinstance(error, hangup.UpstreamError) else None
+
+
+async def whole(request: object) -> int:
+    reveal_type(await hangup.run(request, lambda token: token.cancelled))
+    return len(await hangup.run(request, text(), total_s=60))
+
+
+async def text() -> str:
+    return "an answer"
+
+
+@hangup.tethered(total_s=60)
+async def tethered(request: object) -> bytes:
+    return b""
+
+
+reveal_type(tethered)
+reveal_type(hangup.sources.vllm)
 reveal_type(hangup.CancelToken())
 reveal_type(RULES)
+"""
+REVEALED = ["bool", "def (request: object) -> typing.Coroutine[Any, Any, bytes]", "CountedChunk", "CancelToken", "Rule]"]
+
+MISTAKES = """\
+import hangup
+
+hangup.Gate(slots="8")
+hangup.tethered(tootal_s=3)
+hangup.stream(None, None, max_tokens="many")
+hangup.stream(None, None, on_error=lambda error: 429)
+hangup.ErrorAnswer("429", {})
 """
 
 
@@ -85,7 +116,13 @@ def test_mypy_sees_our_types_from_outside(clean: Path, tmp_path: Path) -> None:
     done = run(*command, "application.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     revealed = re.findall(r'Revealed type is "(.*)"', done.stdout)
-    assert len(revealed) == 2 and revealed[0].endswith(".CancelToken") and revealed[1].endswith(".Rule]"), revealed
+    assert len(revealed) == len(REVEALED), revealed
+    for seen, expected in zip(revealed, REVEALED, strict=True):
+        assert expected in seen, revealed
+    (tmp_path / "mistakes.py").write_text(MISTAKES)
+    done = run(*command, "mistakes.py", cwd=tmp_path)
+    lines = {int(line) for line in re.findall(r"^mistakes.py:(\d+): error", done.stdout, re.M)}
+    assert lines == set(range(3, 8)), done.stdout
 
 
 def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:

@@ -73,7 +73,8 @@ class Served:
         return client
 
     def wait_computed(self, id: str, at_least: int) -> int:
-        return wait_until(lambda: (n := self.work(id)["computed"]) >= at_least and n, what=f"{at_least} tokens of {id}") or 0
+        wait_until(lambda: self.work(id)["computed"] >= at_least, what=f"{at_least} tokens of {id}")
+        return int(self.work(id)["computed"])
 
     def wait_running(self, id: str) -> None:
         wait_until(lambda: self.work(id)["running"], what=f"{id} to begin")

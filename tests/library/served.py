@@ -17,6 +17,7 @@ from typing import Any
 import hangup
 
 FILLER = b"x" * 16384
+NO_HOLD = (1 << 30, 0.0)  # after how many tokens the engine takes how many seconds for each
 
 
 @dataclass
@@ -36,12 +37,14 @@ class CountingEngine:
     def work(self, id: str) -> Work:
         return self.works.setdefault(id, Work())
 
-    async def tokens(self, id: str, pace_s: float, size: int = 0, count: int = 1000) -> AsyncIterator[bytes]:
+    async def tokens(
+        self, id: str, pace_s: float, size: int = 0, count: int = 1000, hold: tuple[int, float] = NO_HOLD
+    ) -> AsyncIterator[bytes]:
         work = self.work(id)
         work.running = True
         try:
             for _ in range(count):
-                await asyncio.sleep(pace_s)
+                await asyncio.sleep(hold[1] if work.computed >= hold[0] else pace_s)
                 work.computed += 1
                 yield FILLER if size else b"data: token\n\n"
         finally:
@@ -50,13 +53,15 @@ class CountingEngine:
     async def whole(self, *asked: Any) -> str:
         return b"".join([token async for token in self.tokens(*asked)]).decode()
 
-    def blocking(self, id: str, pace_s: float, size: int = 0, count: int = 1000) -> Iterator[bytes]:
+    def blocking(
+        self, id: str, pace_s: float, size: int = 0, count: int = 1000, hold: tuple[int, float] = NO_HOLD
+    ) -> Iterator[bytes]:
         """Like llama-cpp-python: a plain generator that blocks its thread."""
         work = self.work(id)
         work.running = True
         try:
             for _ in range(count):
-                time.sleep(pace_s)
+                time.sleep(hold[1] if work.computed >= hold[0] else pace_s)
                 work.computed += 1
                 yield FILLER if size else b"data: token\n\n"
         finally:
@@ -98,8 +103,9 @@ def stream_limits(q: dict[str, str]) -> dict[str, Any]:
     return limits(q) | given
 
 
-def read_query(q: dict[str, str]) -> tuple[str, float, int, int]:
-    return q["id"], float(q["pace_s"]), int(q.get("size", "0")), int(q.get("count", "1000"))
+def read_query(q: dict[str, str]) -> tuple[str, float, int, int, tuple[int, float]]:
+    hold = (int(q["hold_after"]), float(q["hold_s"])) if "hold_s" in q else NO_HOLD
+    return q["id"], float(q["pace_s"]), int(q.get("size", "0")), int(q.get("count", "1000")), hold
 
 
 def streamed(request: Any, q: dict[str, str]) -> Any:

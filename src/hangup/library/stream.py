@@ -300,8 +300,12 @@ def stream(
     """
     from hangup.library.frameworks import adapter_for  # noqa: PLC0415 - adapters import this module
 
-    limits = Limits(first_token_s, gap_s, total_s, max_tokens, write_stall_s, client_silence_s, grace_s)
-    adapter = adapter_for(request)
+    try:
+        limits = Limits(first_token_s, gap_s, total_s, max_tokens, write_stall_s, client_silence_s, grace_s)
+        adapter = adapter_for(request)
+    except BaseException:
+        discard(source)
+        raise
     call = adapter.call_class(
         source,
         limits,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -13,6 +13,7 @@ from hangup.library.engines.chunks import ChatChunks
 from hangup.library.formats.base import tokens_of
 from hangup.library.formats.openai import CountedChunk
 from hangup.library.sources import close
+from hangup.library.token import CancelToken
 
 _CANCEL_S = 1.0  # how long telling an MCP server that its call is cancelled may take
 
@@ -46,29 +47,32 @@ def _text_of(message: Any) -> str:
     return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content)
 
 
-async def llama_index(response: Any, *, model: str = "") -> AsyncIterator[CountedChunk]:
+def llama_index(response: Any, *, model: str = "") -> Callable[[CancelToken], AsyncIterator[CountedChunk]]:
     """Stream what LlamaIndex's `astream_chat(...)` or `astream_complete(...)` (no await), or a streaming query, returns."""
-    chunks = ChatChunks(model)
-    if inspect.isawaitable(response):
-        response = await response
-    texts = response.async_response_gen() if hasattr(response, "async_response_gen") else response
-    try:
-        async for item in texts:
-            text = item if isinstance(item, str) else item.delta
-            if text:
-                yield chunks.delta(text)
-        yield chunks.delta("", 0, "stop")
-    finally:
-        await close(texts)
-        await _end_writer(response)
+
+    async def generate(token: CancelToken) -> AsyncIterator[CountedChunk]:
+        chunks = ChatChunks(model)
+        answer = await response if inspect.isawaitable(response) else response
+        token.on_cancel(lambda: _end_writer(answer))
+        texts = answer.async_response_gen() if hasattr(answer, "async_response_gen") else answer
+        try:
+            async for item in texts:
+                text = item if isinstance(item, str) else item.delta
+                if text:
+                    yield chunks.delta(text)
+            yield chunks.delta("", 0, "stop")
+        finally:
+            await close(texts)
+
+    return generate
 
 
-async def _end_writer(response: Any) -> None:
-    """End the task in which a LlamaIndex chat engine reads its model: it goes on when nobody reads the response."""
-    writer = getattr(response, "awrite_response_to_history_task", None)
-    if isinstance(writer, asyncio.Task) and not writer.done():
+def _end_writer(answer: Any) -> None:
+    """End the task in which a LlamaIndex chat engine reads its model. Its response waits for that task, even when closed, so
+    the task must end first."""
+    writer = getattr(answer, "awrite_response_to_history_task", None)
+    if isinstance(writer, asyncio.Task):
         writer.cancel()
-        await asyncio.wait({writer})
 
 
 async def mcp_tool(session: Any, name: str, arguments: dict[str, Any] | None = None, **options: Any) -> Any:

@@ -63,7 +63,7 @@ def field(value: Any, name: str) -> Any:
 
 def tokens_of(text: str) -> int:
     """Return the least number of tokens in a text: engines often send several in one chunk, and few span two words."""
-    return max(1, len(text.split()))
+    return len(text.split()) or 1
 
 
 def event(data: Any, name: str = "") -> bytes:
