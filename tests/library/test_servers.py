@@ -49,7 +49,8 @@ class Early:
 
     def __init__(self, served: Served, work: str, leave: str) -> None:
         id = f"{work}-early-{leave}"
-        client = served.post(work, id, pace_s=2 * PACE_S)
+        hold_s = 60 if work == "stream" else 4  # a thread finishes its step
+        client = served.post(work, id, pace_s=PACE_S, hold_after=0, hold_s=hold_s)
         served.wait_running(id)
         LEAVES[leave](client)
         self.ended = served.wait_ended(id)
