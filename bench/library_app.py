@@ -10,7 +10,7 @@ from typing import Any
 from openai.types.chat import ChatCompletionChunk
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 import hangup
@@ -52,7 +52,7 @@ async def work() -> str:
     return "an answer"
 
 
-async def handle(request: Request) -> Response:
+async def handle(request: Request) -> Any:
     count, way = int(request.query_params.get("count", "1")), request.path_params["way"]
     match request.path_params["what"]:
         case "events":

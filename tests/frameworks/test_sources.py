@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ def langchain_model(counter: Counter) -> Any:
     from langchain_core.messages import AIMessageChunk
     from langchain_core.outputs import ChatGenerationChunk
 
-    class Model(BaseChatModel):
+    class Model(BaseChatModel):  # type: ignore[misc]
         @property
         def _llm_type(self) -> str:
             return "counting"
@@ -63,7 +63,8 @@ def langchain_model(counter: Counter) -> Any:
 def test_langchain() -> None:
     from langchain_core.output_parsers import StrOutputParser
 
-    for chain in (lambda model: model, lambda model: model | StrOutputParser()):
+    chains: list[Callable[[Any], Any]] = [lambda model: model, lambda model: model | StrOutputParser()]
+    for chain in chains:
         counter = Counter()
         ended, chunks = streamed(hangup.sources.langchain(chain(langchain_model(counter)), "hello"))
         assert (text_of(chunks), ended.tokens_out, counter.running) == ("word " * WORDS, WORDS, 0)
@@ -76,7 +77,7 @@ def test_langchain() -> None:
 def llama_index_model(counter: Counter) -> Any:
     from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, LLMMetadata
 
-    class Model(CustomLLM):
+    class Model(CustomLLM):  # type: ignore[misc]
         @property
         def metadata(self) -> LLMMetadata:
             return LLMMetadata(is_chat_model=True)
@@ -133,7 +134,7 @@ def test_a_cancelled_mcp_tool_stops_on_its_server() -> None:
     state = {"running": 0, "finished": 0, "cancelled": 0}
     server = MCPServer("tools")
 
-    @server.tool()
+    @server.tool()  # type: ignore[untyped-decorator]
     async def long() -> str:
         state["running"] += 1
         try:
