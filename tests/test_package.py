@@ -19,6 +19,7 @@ APPLICATION = """\
 from collections.abc import AsyncIterator
 
 import hangup
+import hangup.sources
 from hangup.lint import RULES
 
 

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hangup import sources as sources
     from hangup.library.deadline import deadline
     from hangup.library.ended import CallEnded, Ended
     from hangup.library.faults import ErrorAnswer, UpstreamError
