@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
+from support.linux import proc
 from support.processes import Process
 from support.waiting import wait_until
 
@@ -23,7 +23,7 @@ def test_the_crowd_costs_less_behind_hangup() -> None:
 
 def test_it_takes_its_processes_along() -> None:
     def children(pid: int) -> list[int]:
-        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        listed = proc(pid, f"task/{pid}/children").read_text().split()
         return [int(child) for child in listed]
 
     with Process("demo") as process:
@@ -31,4 +31,4 @@ def test_it_takes_its_processes_along() -> None:
         started = children(process.popen.pid)
         process.signal(signal.SIGTERM)
         assert process.wait() == 143
-        wait_until(lambda: not [pid for pid in started if Path(f"/proc/{pid}").exists()], what="its processes to end")
+        wait_until(lambda: not [pid for pid in started if proc(pid).exists()], what="its processes to end")

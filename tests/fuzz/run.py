@@ -14,6 +14,7 @@ from typing import Any
 from fuzz import clients, engine
 from fuzz.grammar import Dice
 from fuzz.parts import try_corpus, try_one, try_parts
+from support.linux import proc
 from support.processes import Gateway, get_json
 from support.raw_engine import RawEngine
 from support.waiting import wait_until
@@ -189,5 +190,5 @@ def _live(gateway: Gateway) -> int:
 
 def _size(gateway: Gateway) -> tuple[int, int]:
     """Return the number of open files, and bytes in memory."""
-    pages = int(Path(f"/proc/{gateway.popen.pid}/statm").read_text().split()[1])
+    pages = int(proc(gateway.popen.pid, "statm").read_text().split()[1])
     return gateway.open_files(), pages * 4096

@@ -29,6 +29,7 @@ from hangup.gateway.reaper.stats import ReaperStats
 from hangup.gateway.routing import Routing, Wanted
 from hangup.gateway.tracing import Tracer
 from support.house import House
+from support.linux import linux_only
 from support.processes import Gateway, StandIn, get_json
 from support.raw import Client, ask
 from support.raw_engine import DONE, HEAD, LAST, answer, chunk, event, raw_engine
@@ -261,6 +262,7 @@ def test_a_full_disk_breaks_no_line_but_the_one_it_cut(steps: list[tuple[int, in
     assert whole + log.dropped == sent
 
 
+@linux_only
 def test_the_log_counts_what_a_full_disk_did_not_take() -> None:
     """/dev/full is a disk that is always full."""
     log = Log("/dev/full", 100)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.linux import proc
 from support.processes import Gateway, StandIn, elapsed, gateway_and_engine
 from support.raw import Client
 from support.waiting import wait_until
@@ -214,5 +215,5 @@ def stalled(engine: StandIn) -> bool:
 
 
 def memory_kb(gateway: Gateway) -> int:
-    with open(f"/proc/{gateway.popen.pid}/status") as status:  # noqa: PTH123
+    with proc(gateway.popen.pid, "status").open() as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))

@@ -9,13 +9,13 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
 from hangup.gateway.apis.engine_paths import PASSED, REFUSED
+from support.linux import proc
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.raw import Answer, Client, ask
 from support.raw_engine import Script, raw_engine
@@ -180,7 +180,7 @@ class TestQuestions:
                 for _ in range(count):
                     client.send(b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
                     assert client.read_answer().status == 200
-                status = Path(f"/proc/{gateway.popen.pid}/status").read_text()
+                status = proc(gateway.popen.pid, "status").read_text()
                 return int(status.partition("VmRSS:")[2].split()[0])
 
             before = ask_often(2000)  # so many ended calls are remembered, and more

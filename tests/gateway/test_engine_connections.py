@@ -8,11 +8,11 @@ import signal
 import socket
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.linux import proc
 from support.processes import Gateway, get_json
 from support.raw import Client, ask
 from support.raw_engine import DONE, HEAD, LAST, answer, chunk, event, raw_engine
@@ -305,6 +305,6 @@ def _accept(listener: socket.socket, serve: Any) -> None:
 
 def _unread(gateway: Gateway, port: int) -> bool:
     """Whether the kernel holds something of this engine that the gateway has not read."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    rows = [line.split() for line in proc("net", "tcp").read_text().splitlines()[1:]]
     wanted = f":{port:04X}"
     return any(row[2].endswith(wanted) and int(row[4].partition(":")[2], 16) > 0 for row in rows)

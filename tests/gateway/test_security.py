@@ -18,6 +18,7 @@ import pytest
 import trustme
 
 from hangup.cli.keys import digest_of
+from support.linux import proc
 from support.processes import Gateway, StandIn, gateway_and_engine
 from support.raw import Client, ask
 from support.waiting import wait_until
@@ -140,7 +141,7 @@ def test_secrets_appear_nowhere(engine: StandIn, tmp_path: Path) -> None:
             "metrics": metrics,
             "errors": " ".join(a.body.decode() for a in answers if a.status != 200),
             "headers": " ".join(str(a.headers) for a in answers),
-            "command line": Path(f"/proc/{gateway.popen.pid}/cmdline").read_text(),
+            "command line": proc(gateway.popen.pid, "cmdline").read_text(),
         }
         for place, text in places.items():
             assert secret_key not in text, place

@@ -20,6 +20,7 @@ import openai
 import pytest
 
 from support.jobs import client, get_job, line, results, start_batch, start_job, wait_batch, wait_job
+from support.linux import linux_only
 from support.processes import Gateway, Process, StandIn
 from support.raw import Client
 from support.waiting import wait_until
@@ -205,6 +206,7 @@ class TestTwoOnOneStore:
 
 
 class TestFullDisk:
+    @linux_only
     def test_new_jobs_are_refused_and_what_runs_goes_on(self, engine: StandIn, tmp_path: Path) -> None:
         engine.behave(token_s=0.1, answer_tokens=30)
         with serve(engine, tmp_path) as gateway:

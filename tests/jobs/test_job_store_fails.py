@@ -25,6 +25,7 @@ from hangup.gateway.store.jobs import Claim, JobStore
 from hangup.tasks import TASKS
 from support.job_registry import BATCH, CALL, FakeGateway, answered, items, open_registry
 from support.jobs import client, line, start_batch, start_job, wait_job
+from support.linux import linux_only
 from support.processes import Gateway, StandIn
 from support.waiting import soon, wait_until
 
@@ -146,6 +147,7 @@ class TestPauses:
 
         asyncio.run(run())
 
+    @linux_only
     def test_a_full_disk_makes_no_flood_of_log_lines(self, tmp_path: Path) -> None:
         with (
             StandIn(slots=4, token_s=0.05, answer_tokens=10) as engine,

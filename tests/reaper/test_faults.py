@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from support.linux import proc
 from support.processes import Gateway, StandIn, reserved_port
 from support.raw import Client, ask
 from support.waiting import wait_until
@@ -150,10 +151,10 @@ def test_a_wedged_engine_of_our_own_is_restarted_and_serves_again(tmp_path: Path
         assert ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2}).status == 200
         assert steps(gateway) == ["degraded", *["wait"] * 3, "quarantined", "restarting", "canary", "healthy"]
         pids = [row["pid"] for row in events(gateway, "engine_spawned")]
-        assert len(set(pids)) == 2 and not Path(f"/proc/{pids[0]}").exists()
+        assert len(set(pids)) == 2 and not proc(pids[0]).exists()
         gateway.signal(signal.SIGTERM)
         gateway.wait()
-        assert not Path(f"/proc/{pids[1]}").exists()
+        assert not proc(pids[1]).exists()
     assert "fake engine on" in log.read_text()
 
 
@@ -176,17 +177,17 @@ def test_a_spawned_engine_that_ignores_sigterm_is_killed_with_all_its_children(t
     with Gateway(spawn=f"/bin/sh {script}", **QUICK, stop_s=0.5) as gateway:
         wait_until(pids.exists, what="the engine and its child")
         own, child = pids.read_text().split()
-        assert Path(f"/proc/{own}").exists() and Path(f"/proc/{child}").exists()
-        told_at = time.monotonic()
+        assert proc(own).exists() and proc(child).exists()
+        signalled_at = time.monotonic()
         gateway.signal(signal.SIGTERM)
         gateway.wait()
-        assert time.monotonic() - told_at >= 0.5
-        wait_until(lambda: not Path(f"/proc/{own}").exists() and not _lives(child), what="their end")
+        assert time.monotonic() - signalled_at >= 0.5
+        wait_until(lambda: not proc(own).exists() and not _lives(child), what="their end")
 
 
 def _lives(pid: str) -> bool:
     """A process that nobody has reaped yet is dead all the same."""
-    stat = Path(f"/proc/{pid}/stat")
+    stat = proc(pid, "stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from support.linux import proc
 from support.waiting import PATIENCE_S, wait_until
 
 HANGUP = [sys.executable, "-m", "hangup"]
@@ -208,7 +209,7 @@ class Gateway(Process):
         return {name: float(value) for name, _, value in rows}
 
     def open_files(self) -> int:
-        return len(list(Path(f"/proc/{self.popen.pid}/fd").iterdir()))
+        return len(list(proc(self.popen.pid, "fd").iterdir()))
 
     def close(self) -> None:
         super().close()

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from support.linux import need_linux
 from support.waiting import PATIENCE_S
 
 _SO_ATTACH_FILTER = 26
@@ -150,6 +151,7 @@ class Client:
 
     def vanish(self) -> None:
         """Vanish like a host that lost power: from now on the kernel drops all incoming packets, unanswered."""
+        need_linux("packet filters")
         instruction = struct.pack("HBBI", 0x06, 0, 0, 0)  # BPF: return 0 bytes
         buffer = ctypes.create_string_buffer(instruction)
         program = struct.pack("HL", 1, ctypes.addressof(buffer))
