@@ -93,6 +93,34 @@ def test_a_handler_is_connected_with_the_inference_of_another_module(project: Pa
     assert "`client.chat.completions.create`, app/services/rag.py:7" in report.findings[0].message
 
 
+def test_functions_that_are_imported_under_another_name(project: Path) -> None:
+    (project / "app/ask.py").write_text("async def ask(llm, q):\n    return await llm.ainvoke(q)\n")
+    (project / "app/routes.py").write_text(
+        dedent("""
+            from fastapi import APIRouter
+            from app.ask import ask as _ask
+
+            router = APIRouter()
+
+            @router.post("/ask")
+            async def ask(question: str):
+                return await _ask(None, question)
+        """)
+    )
+    assert found() == ["app/routes.py:9 HU004"]
+
+
+def test_a_middleware_of_another_application_hides_nothing(project: Path) -> None:
+    (project / "app/poll.py").write_text(
+        "import fastapi\nasync def wait(request):\n    return await request.is_disconnected()\n"
+    )
+    middleware = "from starlette.middleware.base import BaseHTTPMiddleware\nclass Timing(BaseHTTPMiddleware): ...\n"
+    (project / "app/timing.py").write_text(middleware)
+    (project / "second").mkdir()
+    (project / "second/timing.py").write_text(middleware)
+    assert [line for line in found() if "HU010" in line] == ["app/timing.py:2 HU010"]
+
+
 def test_nothing_is_imported(project: Path) -> None:
     (project / "app/clients.py").write_text("raise SystemExit('imported')\n" + dedent(FILES["app/clients.py"]))
     assert len(found()) == 2

@@ -250,6 +250,76 @@ def test_a_handler_for_inference_that_forwards_or_submits() -> None:
     assert codes(source.replace("{path}", "/v1/orders")) == []
 
 
+def test_a_callee_that_is_given_the_request_may_watch_it() -> None:
+    source = """
+        from fastapi import FastAPI, Request
+
+        app = FastAPI()
+
+        @app.post("/v1/chat/completions")
+        async def chat(body: dict, raw: Request):
+            return await app.state.serving.create_chat_completion(body, raw)
+    """
+    assert codes(source) == []
+    assert codes(source.replace("(body, raw)", "(body)").replace("create_chat_completion", "complete")) == ["HU004"]
+
+
+def test_counting_inference_is_no_inference() -> None:
+    source = """
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        class Metrics:
+            def track_inference(self, name):
+                return name
+
+        metrics = Metrics()
+
+        @app.post("/v1/chat/completions")
+        async def chat(body: dict):
+            tracker = metrics.track_inference("chat")
+            return tracker
+    """
+    assert codes(source) == []
+
+
+def test_a_row_of_a_table_is_no_completion() -> None:
+    source = """
+        from fastapi import FastAPI
+
+        app = FastAPI()
+
+        @app.post("/groups")
+        async def groups(name: str, dao: object):
+            return await dao.GroupDao.acreate(name)
+    """
+    assert codes(source) == []
+
+
+def test_a_callback_from_a_thread_is_no_inference() -> None:
+    source = """
+        import requests
+        from fastapi import FastAPI
+        from starlette.concurrency import run_in_threadpool
+
+        app = FastAPI()
+
+        def tell(address, state):
+            requests.post(address, json=state)
+
+        @app.post("/files")
+        async def files(address: str):
+            await run_in_threadpool(tell, address, {})
+    """
+    assert codes(source) == []
+
+
+def test_a_helper_that_cancels_the_tasks_it_is_given() -> None:
+    source = RULES["HU003"].bad.replace("    await task\n", "    await cancel_all([task])\n")
+    assert codes(source) == []
+
+
 def test_a_websocket_that_nobody_reads_meanwhile() -> None:
     source = """
         from fastapi import FastAPI, WebSocket

@@ -16,7 +16,7 @@ _STREAMS = frozenset(
     {"StreamingResponse", "EventSourceResponse", "StreamingHttpResponse", "ServerSentEvent", "Stream", "StreamResponse"}
 )
 _WATCHES = re.compile(
-    r"is_disconnected|listen_for_disconnect|with_cancellation|http\.disconnect|run_until_disconnect|is_active\(|add_done_callback"
+    r"is_disconnected|(with|until|on|for|if)_(client_)?disconnect|listen_for_disconnect|with_cancellation|http\.disconnect|run_until_disconnect|is_active\(|add_done_callback"
     r"|context\.cancelled|on_connection_close"
 )
 _WATCHING_DECORATORS = re.compile(r"cancel|disconnect|tether")
@@ -143,6 +143,7 @@ class _Extract:
             return
         use, into = self.use(site)
         call = CallFacts(ref or site.name, places(site.node), use, into, stream=_asks_for_stream(site))
+        call.gives_request = any(_is_request(made, a) for a in (*site.node.args, *[k.value for k in site.node.keywords]))
         if not verb and vocabulary.forwards(module, site):
             verb, call.forwards = last, True
         if verb:
@@ -194,6 +195,12 @@ class _Extract:
 def _is_http_middleware(module: Module, decorator: ast.Call) -> bool:
     first = decorator.args[0] if decorator.args else None
     return module.dotted(decorator.func).endswith(".middleware") and isinstance(first, ast.Constant) and first.value == "http"
+
+
+def _is_request(made: FunctionFacts, node: ast.expr) -> bool:
+    """Return whether an argument is the framework's request, not the model of its body."""
+    given = made.parameters.get(node.id, "") if isinstance(node, ast.Name) else ""
+    return given.rpartition(".")[2] == "Request"
 
 
 def _asks_for_stream(site: Site) -> int:

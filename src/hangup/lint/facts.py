@@ -26,6 +26,7 @@ class CallFacts:
     stream: int = 0
     blocking: int = UNKNOWN
     forwards: bool = False  # sends a request to an address that is not known: inference in a handler for inference
+    gives_request: bool = False  # passes the handler's request on, so what is called may watch it
     uncapped: bool = False  # nothing limits its tokens, though something could
 
 

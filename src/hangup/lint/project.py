@@ -65,10 +65,11 @@ class Project:
 
     def _index(self) -> None:
         for key, function in self.functions():
+            imports = self.files[key[0]].imports
             for index, call in enumerate(function.calls):
-                self._callers[_last(call.ref)].append((key, index))
+                self._callers[_last(imports.get(call.ref, call.ref))].append((key, index))
             for index, spawn in enumerate(function.spawns):
-                self._spawners[spawn.target if spawn.target[0] == "#" else _last(spawn.target)].append((key, index))
+                self._spawners[_last(imports.get(spawn.target, spawn.target))].append((key, index))
 
     # Handlers
 

@@ -18,6 +18,7 @@ _TASKS = frozenset({"create_task", "ensure_future"})
 _EXECUTORS = {"to_thread": 0, "run_in_executor": 1, "run_in_threadpool": 0, "run_sync": 0, "submit": 0, "sync_to_async": 0}
 _STOPS = re.compile(r"stopping_criteria|stop_event|cancel_event|stop_flag|should_stop|cancel_token|abort_event|interrupt", re.I)
 _ENDS = re.compile(r"(^|[._])(cancel|abort|stop|aclose|close|terminate|kill|shutdown|set)(_\w+)?$", re.I)
+_STOPPERS = re.compile(r"cancel|drain|stop|clean|terminate|shutdown", re.I)
 _WAITING = re.compile(r"request|job|pending|wait|input|incoming|prompt|infer|batch|work|task|quer[iy]", re.I)
 _LEAVING = re.compile(r"output|result|response|token|chunk|out_|event|log|stream|message|notif|update|finish|done", re.I)
 _QUEUES = frozenset({"asyncio.Queue", "asyncio.PriorityQueue", "queue.Queue", "queue.PriorityQueue", "queue.SimpleQueue"})
@@ -174,8 +175,15 @@ def _handled(module: Module, scope: Scope, names: set[str]) -> set[str]:
             found.add(node.value.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr == "cancel":
             found.add(f"+{node.value.id}")
-        elif isinstance(node, ast.Call) and reference(node.func).partition(".")[0] in parameters:
-            found |= {f"+{a.id}" for a in node.args if isinstance(a, ast.Name)}
+        elif isinstance(node, ast.Call) and (
+            reference(node.func).partition(".")[0] in parameters or _STOPPERS.search(reference(node.func))
+        ):
+            found |= {
+                f"+{name}"
+                for a in node.args
+                if isinstance(a, (ast.Name, ast.List, ast.Tuple, ast.Set))
+                for name in _names_in(a)
+            }
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and not isinstance(node.targets[0], ast.Name):
             found.add(f"+{node.value.id}")  # self.task = task, tasks[id] = task
     return {name for name in found if name.lstrip("+") in names}

@@ -16,7 +16,7 @@ from hangup.lint.source import Module, Site
 # Verbs that no other library uses.
 _OWN_VERBS = frozenset(
     "acompletion atext_completion ainvoke astream astream_events astream_log abatch generate_content generate_content_async"
-    " generate_content_stream create_chat_completion acreate astream_chat astream_complete kickoff"
+    " generate_content_stream create_chat_completion astream_chat astream_complete kickoff"
     " kickoff_async aquery achat acomplete"
     " invoke_model invoke_model_with_response_stream converse converse_stream run_streamed agenerate_prompt".split()
 )
@@ -26,6 +26,7 @@ _SDK_TAILS = (
     "chat.completions.stream",
     "completions.create",
     "Completion.create",
+    "Completion.acreate",
     "chat.complete_async",
     "chat.stream_async",
     "chat.complete",

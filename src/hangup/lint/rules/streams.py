@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hangup.lint.finding import Severity
 from hangup.lint.project import Project
 from hangup.lint.rule import Hit, rule
-from hangup.lint.rules.common import chain, is_startup, runs_inference, streams_here
+from hangup.lint.rules.common import chain, is_startup, is_upkeep, runs_inference, streams_here
 
 
 @rule(
@@ -94,6 +94,8 @@ def producer_not_stopped(project: Project) -> Iterator[Hit]:
             or is_startup(project, key)
             or any(project.function(k).ends for k in _with_inner(project, key))
         ):
+            continue
+        if is_upkeep(spawn.target) or (spawn.kind == "executor" and spawn.handle == "await" and not function.yields):
             continue
         where = "its thread" if spawn.kind != "task" else "its task"
         yield Hit(

@@ -27,7 +27,7 @@ _SUBMITS = re.compile(
 )
 _PREPARES = re.compile(
     r"stream|parse|valid|build|format|prepare|log|check|count|record|convert|get_|template|load|id$|to_|from_|save|store|response"
-    r"|should|url|envelope|fallback|is_|has_|name|payload|config|model$|body|params|messages|request$|options|usage|tokens|limit",
+    r"|should|url|envelope|fallback|is_|has_|name|payload|config|model$|body|params|messages|request$|options|usage|tokens|limit|track|trace|metric|measure",
     re.I,
 )
 _BLIND_HINT = (
@@ -102,6 +102,7 @@ def _first(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
         found = project.by_spawn.get((*key, index))
         if (
             found is not None
+            and not (found.forwards and not _INFERENCE.search(function.path))
             and spawn.kind == "executor"
             and spawn.handle == "await"
             and not found.streams
@@ -142,8 +143,10 @@ def _by_route(project: Project, key: Key) -> tuple[Place, str, Runs] | None:
         ):
             continue
         found = [project.function(k) for k in project.names.callees(*key, call.ref)]
-        if any((f.yields and call.use != "loop") or f.watches or (f.sends_stream and not f.answers) for f in found) or not (
-            receiver or found
+        if (
+            call.gives_request
+            or any((f.yields and call.use != "loop") or f.watches or (f.sends_stream and not f.answers) for f in found)
+            or not (receiver or found)
         ):
             continue
         plain = bool(found) and not any(f.is_async for f in found)
@@ -218,8 +221,9 @@ def middleware_hides_disconnect(project: Project) -> Iterator[Hit]:
     polls = [(path, place) for path, facts in project.files.items() for place in facts.polls]
     if not polls:
         return
-    where, place = polls[0]
     for path, facts in project.files.items():
-        for middleware in facts.middlewares:
+        near = [(where, place) for where, place in polls if path.partition("/")[0] == where.partition("/")[0]]
+        for middleware in facts.middlewares if near else ():
+            where, place = near[0]
             message = f"`{middleware.message}` hides the disconnect from the handler that polls for it ({where}:{place[0]})"
             yield Hit(path, middleware.place, message)
