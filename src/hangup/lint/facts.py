@@ -16,7 +16,7 @@ Place = tuple[int, int, int, int]  # first line, column from 1, last line, last 
 
 @dataclass(slots=True)
 class CallFacts:
-    """A call as it is written. References use local names: `self.rag.query`, `get_rag().query`, `answers[].text`."""
+    """A call as it is written. References use local names: self.rag.query, get_rag().query, answers[].text."""
 
     ref: str
     place: Place

@@ -1,4 +1,4 @@
-"""Finds what a reference stands for, in all files of a project, without importing any: `self.rag.query` is RagService.query.
+"""Finds what a reference stands for, in all files of a project, without importing any: self.rag.query is RagService.query.
 
 A name leads to what was assigned, annotated or imported; a class to its attributes; a call to what the function returns.
 Where that ends at an object of unknown type, the name of its method decides, if the project has few methods with that name.

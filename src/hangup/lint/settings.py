@@ -182,7 +182,7 @@ def _settings(path: Path, values: dict[str, Any]) -> LintSettings:
 
 
 def target_version(given: Any) -> tuple[int, int]:
-    """Read `py312` or `3.12`."""
+    """Read "py312" or "3.12"."""
     match = re.fullmatch(r"(?:py)?3\.?(\d{1,2})", str(given))
     if match is None or int(match[1]) < 7:
         raise ConfigError([f"target-version must be like py312, from py37, not {given!r}"])

@@ -30,7 +30,7 @@ def reference(node: ast.AST | None) -> str:
 
 
 def annotation(node: ast.AST | None) -> str:
-    """Return the class that an annotation names: `Service` for Service, Optional[Service], Service | None and "Service"."""
+    """Return the class that an annotation names: Service for Service, Optional[Service], Service | None and "Service"."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value.strip() if node.value.replace(".", "").isidentifier() else ""
     if isinstance(node, ast.BinOp):

@@ -84,7 +84,7 @@ CHAINS = frozenset(
     " create_retrieval_chain create_stuff_documents_chain HuggingFacePipeline HuggingFaceEndpoint LlamaCpp VLLM"
     " GPT4All create_deep_agent create_supervisor from_chain_type from_llm from_llm_and_tools".split()
 )
-LOCAL_MODELS = frozenset("from_pretrained Llama LLM AutoModelForCausalLM".split())
+LOCAL_MODELS = frozenset({"from_pretrained", "Llama", "LLM", "AutoModelForCausalLM"})
 _MOVES = frozenset({"eval", "to", "cuda", "half", "bfloat16", "float", "requires_grad_"})
 _PIPELINE = "transformers.pipeline"
 _ASYNC_VERBS = re.compile(
@@ -201,7 +201,7 @@ def _is_called_itself(module: Module, name: str) -> bool:
 
 
 def maker_of(module: Module, site: Site) -> str:
-    """Return the call that made the receiver, if this file shows it: `langchain_openai.ChatOpenAI` for llm.invoke."""
+    """Return the call that made the receiver, if this file shows it: langchain_openai.ChatOpenAI for llm.invoke."""
     node: ast.expr = site.node.func
     while isinstance(node, ast.Attribute):
         node = node.value

@@ -1,0 +1,48 @@
+"""The field test: its parts do not overlap, its figures are those of the report, and rules below 0.8 are off by default."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from tools.lint_field.figures import load, precision, recall, table
+from tools.lint_field.split import split
+
+from hangup.lint import RULES
+
+REPORT = (Path(__file__).parents[2] / "docs" / "lint-field-report.md").read_text()
+
+
+def test_the_halves_are_those_of_the_seed() -> None:
+    rows = [row for row in load("projects.json") if row["part"] != "third"]
+    assert split([f"{row['project']} {row['commit']}" for row in rows]) == rows
+
+
+def test_no_project_is_used_twice() -> None:
+    rows = load("projects.json")
+    assert max(Counter(row["project"].lower() for row in rows).values()) == 1
+    assert not {row["project"].lower() for row in rows} & {name.lower() for name in load("used_before.json")}
+    parts = {row["project"]: row["part"] for row in rows}
+    for row in load("judged.json") + load("leaks.json"):
+        assert parts[row["project"]] == row["part"] != "development"
+
+
+def test_every_finding_has_a_verdict_and_a_reason() -> None:
+    for row in load("judged.json"):
+        assert row["verdict"] in {"right", "debatable", "wrong"} and row["reason"]
+
+
+def test_the_report_has_these_figures() -> None:
+    text = REPORT.replace(" ", "")
+    for part in ("held-out", "third"):
+        for line in table(part).splitlines()[2:]:
+            assert line.replace(" ", "") in text, f"{part}: {line}"
+        found, leaks = recall(part)
+        assert f"{found}of{leaks}" in text
+
+
+def test_rules_below_the_bar_are_off_by_default() -> None:
+    for code in RULES:
+        latest = precision("third").get(code) or precision("held-out").get(code)
+        if latest is not None and latest[0] / sum(latest) < 0.8:
+            assert not RULES[code].default, code
