@@ -14,7 +14,7 @@ from chaos.client import talk
 from hangup.cli.main import main
 from hangup.fake_engine.engine import EXTRA_USAGE_TOKENS, Behaviour, FakeEngine, FakeWork
 from support.processes import StandIn, post_json
-from support.waiting import wait_until
+from support.waiting import soon, wait_until
 
 
 def work(slot: int | None = None) -> FakeWork:
@@ -157,3 +157,33 @@ def test_a_websocket_sends_texts_back_and_is_counted() -> None:
     with StandIn() as standin:
         asyncio.run(converse(standin.port))
         wait_until(lambda: standin.stats()["websockets"] == 0)
+
+
+def hung_up(made: FakeEngine, count: int) -> list[FakeWork]:
+    """Calls that have a slot and lose their clients one after another."""
+    calls = [work() for _ in range(count)]
+    for call in calls:
+        made.submit(call)
+    made.step()
+    for call in calls:
+        made.client_gone(call)
+    return calls
+
+
+def test_a_half_deaf_engine_ignores_every_second_hang_up_or_some_calls() -> None:
+    assert [call.ended for call in hung_up(engine(slots=4, deaf_every=2), 4)] == [True, False, True, False]
+    to_prefill = FakeEngine(Behaviour(slots=2, deaf_to="prefill,whole"), crash=lambda: None)
+    assert [call.ended for call in hung_up(to_prefill, 2)] == [False, False]
+    with pytest.raises(ValueError, match="deaf_to: choose from"):
+        Behaviour().change({"deaf_to": "music"})
+
+
+def test_a_late_engine_notices_a_hang_up_later() -> None:
+    async def play() -> None:
+        made = FakeEngine(Behaviour(late_s=0.01), crash=lambda: None)
+        (call,) = hung_up(made, 1)
+        assert not call.ended
+        await soon(lambda: call.ended)
+        assert made.counters.aborted == 1
+
+    asyncio.run(play())
