@@ -27,7 +27,7 @@ LEAVES = {"fin": Client.fin, "rst": Client.reset, "pipelined": Client.fin, "half
 WORKS = ["stream", "thread", "run", "thread_run"]
 PACE_S = 0.02
 # The engine then takes this long for a token: far more than it takes to notice a hang-up. A thread cannot be interrupted in it.
-HOLD_S = {"stream": 60, "run": 60, "thread": 4, "thread_run": 4}
+HOLD_S = {"stream": 60, "run": 60, "thread": 8, "thread_run": 8}
 SCRIPT = Path(__file__).resolve().parent / "apps.py"
 
 
