@@ -44,15 +44,15 @@ def odd_answer(number: int) -> tuple[bytes, Dice]:
 
 def _answer_oddly(sock: socket.socket, number: int) -> None:
     data, dice = odd_answer(number)
-    if dice.maybe(0.5):
-        # The connection stays open. Send one piece, so that bytes behind the answer arrive with it: the gateway could not
-        # detect bytes that arrive when the connection already has its next request.
-        sock.sendall(data)
-        return
-    for piece in dice.pieces(data):
+    stays_open = dice.maybe(0.5)
+    # In one piece, so that bytes behind the answer arrive with it: the gateway could not detect bytes that arrive when the
+    # connection already has its next request.
+    for piece in [data] if stays_open or b"POISON" in data else dice.pieces(data):
         sock.sendall(piece)
         if dice.maybe(0.2):
             time.sleep(0.002)
+    if stays_open:
+        return
     if dice.maybe(0.5):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()

@@ -19,7 +19,7 @@ class RawEngine:
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.requests: list[bytes] = []
-        self._open: list[socket.socket] = []
+        self._open: set[socket.socket] = set()
         self._closing = False
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -30,11 +30,11 @@ class RawEngine:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            self._open.append(sock)
+            self._open.add(sock)
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), sock:  # a long run would use up the descriptors otherwise
             sock.settimeout(120)
             while request := _read_request(sock):
                 if b" /health " in request.split(b"\r\n", 1)[0] + b" ":
@@ -45,13 +45,14 @@ class RawEngine:
                     continue
                 self.requests.append(request)
                 self._script(sock, request)
+        self._open.discard(sock)
 
     def close(self) -> None:
         self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
-        for sock in self._open:
+        for sock in list(self._open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
