@@ -186,7 +186,7 @@ async def full() -> list[Row]:
 def _full_row(name: str, got: dict[str, Any]) -> Row:
     bars = [
         Bar("goodput", got["goodput"], 0.97),
-        Bar("waste", got["waste"], 0.01, at_most=True),
+        Bar("waste", got["in_vain"], 0.01, at_most=True),
         Bar("engine's queue", got["engine_queue_peak"], 3, at_most=True),
     ]
     names = ("first_token_p50_s", "first_token_p99_s", "refusal_p99_s", "cpu_us_per_attempt")

@@ -89,14 +89,16 @@ async def live(scenario: Scenario, engine_port: int, target: Target, keys: bool)
     told = [json.loads((await process.communicate())[0]) for process in processes]
     targets.control_standin(engine_port, "behave", token_s=TOKEN_S, prefill_s=PREFILL_S)
     good = sum(got["tokens"] for got in told)
-    # A client counts a call's tokens when it has them all, so those of calls that span the start or the end count there too.
-    computed = after["tokens"] - after["tokens_of_running"] - (before["tokens"] - before["tokens_of_running"])
+    computed = after["tokens"] - before["tokens"]
     firsts = [s for got in told for s in got["first_token_s"]] or [float("nan")]
     refusals = [s for got in told for s in got["refusal_s"]] or [float("nan")]
     light = [row for got in told for name, row in got["by_tenant"].items() if name != "heavy"]
     return {
         "goodput": good / _available(scenario),
         "waste": max(1 - good / computed, 0.0) if computed else 0.0,
+        # The same by the engine's count, for gateways that close its connection when a client leaves. It is exact: a client
+        # counts the tokens of an answer when it has them all, which for some is before or after the counted time.
+        "in_vain": (after["tokens_in_vain"] - before["tokens_in_vain"]) / max(computed, 1),
         "first_token_p50_s": percentile(firsts, 0.5),
         "first_token_p99_s": percentile(firsts, 0.99),
         "refusal_p99_s": percentile(refusals, 0.99),

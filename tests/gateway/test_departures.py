@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,6 +18,9 @@ import pytest
 
 from hangup.core import reasons
 from hangup.core.reasons import Reason
+from hangup.gateway.client import sockets
+from hangup.gateway.client.connection import ClientConnection
+from hangup.gateway.client.connection_state import CLOSED
 from hangup.gateway.client.departures import AT_ONCE_MAX, SLICE_S, Departures
 from hangup.tasks import in_slices
 from support.processes import Gateway, StandIn
@@ -146,3 +150,37 @@ def test_a_crowd_that_leaves_at_once_leaves_nothing_behind(leave: Callable[[Clie
         assert {row["cause"] for row in rows} <= {"fin", "reset"}
         wait_until(lambda: sum(value for name, value in gateway.metrics().items() if name.startswith("hangup_calls_live")) == 0)
         wait_until(lambda: gateway.metrics()["hangup_connections"] == 0)
+
+
+def test_a_client_whose_departure_waits_has_left() -> None:
+    """Its socket may be closed by now, so that nobody can ask it."""
+    connection = ClientConnection.__new__(ClientConnection)
+    connection.state = CLOSED
+    assert connection.has_left()
+
+
+def test_a_closed_socket_has_no_peer() -> None:
+    class Closed:  # uvloop's
+        def getsockopt(self, *_: int) -> bytes:
+            raise ValueError("negative file descriptor")
+
+    closed = cast(Any, Closed())
+    assert sockets.peer_left(closed, True) == (sys.platform == "linux")
+    assert sockets.seconds_since_ack(closed) is None and not sockets.retransmits(closed)
+
+
+def test_queued_calls_of_a_crowd_that_left_reach_no_engine() -> None:
+    """Places get free while departures still wait to be handled: they must not go to clients that are gone."""
+    with StandIn(slots=8, prefill_s=0.0, token_s=0.05) as engine, Gateway(engine.url, slots=8) as gateway:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(Client(gateway.address)) for _ in range(CLIENTS)]
+            for number, client in enumerate(clients):
+                client.chat({"X-Request-Id": f"queued-{number}"}, stream=True, max_tokens=20_000, ignore_eos=True)
+            wait_until(lambda: engine.stats()["running"] == 8 and gateway.metrics()["hangup_queue_depth"] == CLIENTS - 8)
+            gateway.signal(signal.SIGSTOP)
+            for client in clients:
+                client.reset()
+            gateway.signal(signal.SIGCONT)
+            rows = [gateway.call_log(f"queued-{number}") for number in range(CLIENTS)]
+        assert Counter(row["outcome"] for row in rows) == {"client_gone": CLIENTS}
+        assert engine.stats()["requests"] == 8

@@ -121,13 +121,14 @@ def test_the_budget_is_kept(healthy: StandIn) -> None:
     assert any("--max-calls" in row["evidence"] for row in report["results"])
 
 
-def test_ctrl_c_leaves_nothing_running(healthy: StandIn) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_nothing_running(healthy: StandIn, sent: signal.Signals, code: int) -> None:
     aborted = healthy.stats()["aborted"]
     with Process("probe", healthy.url, "--rest", "6", "--slots", "3", "--cases", "stream-stall") as process:
         process.find_line("evidence:")  # now the case
         wait_until(lambda: healthy.stats()["running"] > 0, what="a call of the probe")
-        process.signal(signal.SIGINT)
-        assert process.wait() == 130
+        process.signal(sent)
+        assert process.wait() == code
         assert not any("Traceback" in line for line in process.stderr_lines)
     assert healthy.wait_idle()["aborted"] > aborted and healthy.stats()["connections"] <= 1
 

@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from hangup.cli.main import main
+from hangup.cli.probe_parts.outputs import _write
+from hangup.cli.probe_parts.screen import ProbeScreen
 from hangup.errors import ConfigError
 from hangup.probe import CASES, CaseResult, Judgement, ProbeReport, Ruling, sentence
 from hangup.probe.checks import assert_stops
@@ -132,3 +134,13 @@ def test_the_plugin() -> None:
     with StandIn(token_s=0.005, slots=3, deaf=True) as engine, pytest.raises(AssertionError, match="stream-fin: never stopped"):
         prober.assert_stops(engine.url, 0.6, cases="stream-fin", slots=3, rest_s=1.2)
     assert len(prober.reports) == 1
+
+
+def test_progress_escapes_what_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
+    ProbeScreen(quiet=False).progress("model \x1b]0;owned\x07\x1b[2J", None, None)
+    assert capsys.readouterr().err == "hangup: model \\x1b]0;owned\\x07\\x1b[2J\n"
+
+
+def test_half_a_character_from_a_server_does_not_cost_the_report(tmp_path: Path) -> None:
+    _write(str(tmp_path / "report"), "✓ \ud800")
+    assert (tmp_path / "report").read_text(encoding="utf-8") == "✓ \\ud800"

@@ -66,16 +66,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except ConfigError as error:
         for problem in error.problems:
-            print(f"hangup: {problem}", file=sys.stderr)
+            print(f"hangup: {_readable(problem)}", file=sys.stderr)
         return 2
     except HangupError as error:
-        print(f"hangup: {error}", file=sys.stderr)
+        print(f"hangup: {_readable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _readable(text: str) -> str:
+    """Escape what a terminal would obey: an error may quote what a server answered. Lines stay lines."""
+    from hangup.cli.table import printable  # noqa: PLC0415 - `hangup --version` need not load it
+
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _open_closed_streams() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hangup.cli.probe_parts.outputs import add_outputs, check_outputs, write_outputs
 from hangup.cli.probe_parts.screen import ProbeScreen
+from hangup.cli.table import printable
 from hangup.errors import ConfigError
 
 _EXAMPLES = """\
@@ -85,12 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
     fail_on = _fail_on(arguments.fail_on)
     every = _options(arguments)
     screen = ProbeScreen(quiet=arguments.quiet)
-    reports, failed = asyncio.run(_probe(every, arguments.yes, arguments.price, screen))
-    screen.finish()
+    try:
+        reports, failed = asyncio.run(_probe(every, arguments.yes, arguments.price, screen))
+    except asyncio.CancelledError:  # by SIGTERM
+        return 128 + signal.SIGTERM
+    finally:
+        screen.finish()
     if not reports:
         raise ConfigError(failed)
     for problem in failed:
-        print(f"hangup: {problem}", file=sys.stderr)
+        print(f"hangup: {printable(problem)}", file=sys.stderr)
     write_outputs(arguments, reports, Traffic(arguments.rate, arguments.price))
     results = [result for report in reports for result in report.results]
     is_failure = any(result.judgement.ruling.name.lower() in fail_on and _matters(result) for result in results)

@@ -80,6 +80,7 @@ class FakeCounters:
     abort_requests: int = 0
     tokens: int = 0  # computed in all
     tokens_after_gone: int = 0  # computed after the client had hung up
+    tokens_in_vain: int = 0  # of all calls that were stopped early, or whose client had hung up when they ended
     prefills: int = 0
     prefills_for_gone: int = 0
     running_peak: int = 0
@@ -198,6 +199,8 @@ class FakeEngine:
     def _end(self, work: FakeWork, how: str) -> None:
         work.ended = True
         self.past.append(Past(work.id, work.computed * work.choices, how))
+        if work.client_gone or how != "finished":
+            self.counters.tokens_in_vain += work.computed * work.choices
         if not work.client_gone:
             work.on_end()
 
@@ -306,9 +309,7 @@ class FakeEngine:
         return past[-1] if past else Snapshot(0.0, 0, 0, 0)
 
     def stats(self) -> dict[str, Any]:
-        unfinished = sum(work.computed * work.choices for work in self.running)
-        now = {"running": len(self.running), "waiting": len(self.waiting), "tokens_of_running": unfinished}
-        return {**asdict(self.counters), **now}
+        return {**asdict(self.counters), "running": len(self.running), "waiting": len(self.waiting)}
 
 
 def _is_nth(count: int, every: int) -> bool:

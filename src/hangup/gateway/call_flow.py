@@ -186,7 +186,10 @@ class CallFlow(ClientRequest):
         try:
             attempt.connection = await attempt.backend.pool.connect(last_resort=not attempt.backend.load.health.up)
             self.task = None
-            self._send(attempt, attempt.connection)
+            if self.client.has_left():
+                self.end(reasons.CLIENT_FIN)
+            else:
+                self._send(attempt, attempt.connection)
         except EngineFault as fault:
             self.task = None
             self.attempt_failed(fault, blame=not isinstance(fault, OutOfResources))

@@ -27,7 +27,8 @@ from hangup.gateway.placement import Placed, Placement
 from hangup.gateway.reaper import Reaper
 from hangup.gateway.stuck_calls import InEngine
 
-_LOOK_PAUSE = 20  # after a look at all live calls, in terms of the time that it took
+_LOOK_PAUSE = 20  # after a look at all live calls, in terms of the CPU time that it took,
+_LOOK_PAUSE_S_MAX = 0.5  # and at most this
 _Waits = tuple[Sequence[Waiting], float]
 
 
@@ -169,8 +170,10 @@ class Stopping:
         known = self._waiting.get(backend)
         if known is not None and now < known[0]:
             return known[1]
+        began = time.thread_time()
         found = stuck_calls.waiting(self._live.values(), backend)
-        self._waiting[backend] = now + _LOOK_PAUSE * (time.monotonic() - now), found
+        pause_s = min(_LOOK_PAUSE * (time.thread_time() - began), _LOOK_PAUSE_S_MAX)
+        self._waiting[backend] = now + pause_s, found
         return found
 
     def keys(self, backend: Backend) -> set[str]:

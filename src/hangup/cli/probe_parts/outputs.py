@@ -79,6 +79,6 @@ def _write(name: str, text: str) -> None:
         print(text, end="")
         return
     try:
-        Path(name).write_text(text)
+        Path(name).write_text(text, encoding="utf-8", errors="backslashreplace")  # a server may send half of a character
     except OSError as error:
         raise ConfigError([f"{name}: {error.strerror}"]) from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from hangup.cli.table import printable
+
 
 class ProbeScreen:
     def __init__(self, *, quiet: bool) -> None:
@@ -19,9 +21,9 @@ class ProbeScreen:
             return
         self._clear()
         if case is None:
-            print(f"hangup: {text}", file=sys.stderr, flush=True)
+            print(f"hangup: {printable(text)}", file=sys.stderr, flush=True)
         elif judgement is not None:
-            print(f"hangup: {case.name:<22} {outcome(judgement)}", file=sys.stderr, flush=True)
+            print(f"hangup: {case.name:<22} {printable(outcome(judgement))}", file=sys.stderr, flush=True)
         elif self._live:
             print(f"hangup: {case.name:<22} …", end="", file=sys.stderr, flush=True)
             self._open = True

@@ -153,7 +153,8 @@ class ClientConnection(asyncio.Protocol):
                 return True
             if self._owner.departures.take(self, reasons.CLIENT_FIN):
                 self.state = CLOSED
-                return True  # it stays open until its turn has come
+                # It stays open until its turn has come; with TLS it cannot, and the event loop would warn.
+                return self.transport.get_extra_info("sslcontext") is None
             self.handler.client_left(reasons.CLIENT_FIN)
         return False
 
@@ -382,6 +383,8 @@ class ClientConnection(asyncio.Protocol):
 
     def has_left(self) -> bool:
         """Return True if the client has gone away; a last check before work is started for it."""
+        if self.state is CLOSED:  # its departure may still wait to be handled, and its socket may be gone
+            return True
         return sockets.peer_left(self.transport.get_extra_info("socket"), self._owner.half_close_is_hangup)
 
     def finish(self) -> None:

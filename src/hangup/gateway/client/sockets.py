@@ -69,7 +69,7 @@ def seconds_since_ack(sock: Sock | None) -> float | None:
         return None
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-    except OSError:
+    except (OSError, ValueError):
         return None
     (milliseconds,) = struct.unpack_from("=I", info, _LAST_ACK_RECV_OFFSET)
     return float(milliseconds) / 1000
@@ -81,7 +81,7 @@ def retransmits(sock: Sock | None) -> bool:
         return False
     try:
         return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[_RETRANSMITS_OFFSET])
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
@@ -91,7 +91,7 @@ def peer_left(sock: Sock | None, half_close_is_hangup: bool) -> bool:
         return False
     try:
         state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    except OSError:
+    except (OSError, ValueError):  # ValueError: the socket is closed
         return True
     return state not in (_ESTABLISHED, _CLOSE_WAIT) or (state == _CLOSE_WAIT and half_close_is_hangup)
 
