@@ -96,8 +96,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.write = self.transport.write
-        # No slack: as soon as the kernel's buffer is full, the gateway stops reading from the engine. (With TLS, 0 would mean
-        # "always".)
+        # No slack: once the kernel's buffer is full, the gateway stops reading from the engine. (With TLS, 0 means "always".)
         self.transport.set_write_buffer_limits(high=1, low=0)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if peer else ""
@@ -442,8 +441,7 @@ class ClientConnection(asyncio.Protocol):
     # Deadlines
 
     def set_due(self, due: float) -> None:
-        """Set the time of the next check. Each connection has one timer, rescheduled only if it would fire too late: most calls
-        never touch it."""
+        """Set the time of the next check. The timer is rescheduled only if it would fire too late: most calls do not touch it."""
         self._due = due
         if self._timer_at > due:
             if self._timer is not None:
