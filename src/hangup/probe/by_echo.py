@@ -69,13 +69,24 @@ class EchoTrials:
         latest_s = self._quiet.middle + max(spread, 0.5 * kind.tokens / rate)
         deadline = time.monotonic() + self._stage.answer_s * 2 + 5
         while True:
-            times = await asyncio.gather(*(first_token_time(self._caller, kind) for _ in range(self._slots)))
+            times = await self._canaries(kind)
             if all(time_s is not None and time_s <= latest_s for time_s in times):
                 return True
             if time.monotonic() > deadline:
                 trials = [EchoTrial(ANSWER_S if time_s is None else time_s, self._stage.answer_s) for time_s in times]
                 return all(echo_of(trial, self._quiet.middle) is Echo.QUIET for trial in trials)
             await asyncio.sleep(self._stage.answer_s / 10)
+
+    async def _canaries(self, kind: CallKind) -> list[float | None]:
+        """Send as many canaries as there are slots; return their first-token times once all of them have ended."""
+        canaries = (first_token_time(self._caller, kind) for _ in range(self._slots))
+        found = await asyncio.gather(*canaries, return_exceptions=True)  # none runs on when another one cannot be sent
+        times: list[float | None] = []
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+            times.append(one)
+        return times
 
 
 class _StreamClock:

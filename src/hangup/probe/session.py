@@ -178,11 +178,13 @@ class ProbeSession:
         before = await self._watch.look() if self._watch is not None else None
         asked = self._stage.tokens
         (call,) = await self._stage.hold(1)
-        if self._watch is not None and not await self._is_shown(self._watch, call, others):
-            self._notes.append(f"the figures of {self._watch.where} do not show the probe's calls, so they are not used")
-            self._watch = None
-        await call.until_end(ANSWER_S)
-        call.close()
+        try:
+            if self._watch is not None and not await self._is_shown(self._watch, call, others):
+                self._notes.append(f"the figures of {self._watch.where} do not show the probe's calls, so they are not used")
+                self._watch = None
+            await call.until_end(ANSWER_S)
+        finally:
+            call.close()
         if call.events < asked * 0.8:
             self._notes.append(f"an answer ended by itself after {call.events} of {asked} tokens: times may be too short")
         self._stage.speed = faster(self._stage.speed, call)
@@ -219,8 +221,10 @@ class ProbeSession:
     async def _count_slots(self, watch: EngineWatch) -> int:
         """Send one call more than the probe would like as a crowd, and look how many of them wait."""
         kind = CallKind(self._stage.tokens)
-        calls = [await self._caller.start(kind) for _ in range(self._options.clients + 1)]
+        calls: list[ProbeConnection] = []
         try:
+            for _ in range(self._options.clients + 1):
+                calls.append(await self._caller.start(kind))  # noqa: PERF401 - those before a failure must be known
             await calls[0].until(lambda c: c.events >= 4, ANSWER_S)
             await asyncio.sleep(watch.source.lag_s + 0.2)
             found = await watch.look()

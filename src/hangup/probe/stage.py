@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from hangup.probe.caller import Caller, CallKind
@@ -63,10 +65,13 @@ class Stage:
 
     async def hold(self, count: int, tokens: int = 0) -> list[ProbeConnection]:
         """Start live streams and wait for their first tokens; raise `Unplayable` if one gets none."""
-        calls = [await self._caller.start(CallKind(tokens or self.tokens)) for _ in range(count)]
-        for call in calls:
-            if not await call.until(lambda c: c.events, ANSWER_S):
-                raise Unplayable(f"another client's call was not answered: {call.refused or 'no first token'}")
+        kind, calls = CallKind(tokens or self.tokens), list[ProbeConnection]()
+        with ExitStack() as opened:
+            for _ in range(count):
+                calls.append(opened.enter_context(_closed_on_failure(await self._caller.start(kind))))
+            for call in calls:
+                if not await call.until(lambda c: c.events, ANSWER_S):
+                    raise Unplayable(f"another client's call was not answered: {call.refused or 'no first token'}")
         return calls
 
     async def place(self, case: Case, leavers: int, live: int) -> Scene:
@@ -101,37 +106,37 @@ class Stage:
             return await self._in_upload(kind)
         if case.moment is Moment.KEEP_ALIVE:
             return await self._second_call(kind)
-        call = await self._caller.start(kind, small_buffer=small_buffer)
-        match case.moment:
-            case Moment.PREFILL:
-                await self._before_first_token(call)
-            case Moment.QUEUE:
-                await self._waiting(call)
-            case Moment.WHOLE:
-                await self._computing(call)
-            case _:
-                await self._streaming(call, must=case.company is not Company.STORM)
-        if case.moment is Moment.PIPELINED:
-            call.send_more(self._caller.page_request("/v1/models"))
-            await asyncio.sleep(_UPLOAD_PAUSE_S)
+        with _closed_on_failure(await self._caller.start(kind, small_buffer=small_buffer)) as call:
+            match case.moment:
+                case Moment.PREFILL:
+                    await self._before_first_token(call)
+                case Moment.QUEUE:
+                    await self._waiting(call)
+                case Moment.WHOLE:
+                    await self._computing(call)
+                case _:
+                    await self._streaming(call, must=case.company is not Company.STORM)
+            if case.moment is Moment.PIPELINED:
+                call.send_more(self._caller.page_request("/v1/models"))
+                await asyncio.sleep(_UPLOAD_PAUSE_S)
         return call
 
     async def _in_upload(self, kind: CallKind) -> ProbeConnection:
         head, body = self._caller.request(kind)
-        call = await self._caller.connect()
-        call.send(head, body[: len(body) // 2], stream=kind.stream)
-        await asyncio.sleep(_UPLOAD_PAUSE_S)
-        _check(call)
+        with _closed_on_failure(await self._caller.connect()) as call:
+            call.send(head, body[: len(body) // 2], stream=kind.stream)
+            await asyncio.sleep(_UPLOAD_PAUSE_S)
+            _check(call)
         return call
 
     async def _second_call(self, kind: CallKind) -> ProbeConnection:
-        call = await self._caller.start(_WARM_UP)
-        await call.until_end(ANSWER_S)
-        _check(call)
-        if not call.keeps_alive:
-            raise Unplayable("the endpoint closes the connection after each answer")
-        call.send(*self._caller.request(kind), stream=kind.stream)
-        await self._streaming(call)
+        with _closed_on_failure(await self._caller.start(_WARM_UP)) as call:
+            await call.until_end(ANSWER_S)
+            _check(call)
+            if not call.keeps_alive:
+                raise Unplayable("the endpoint closes the connection after each answer")
+            call.send(*self._caller.request(kind), stream=kind.stream)
+            await self._streaming(call)
         return call
 
     async def _streaming(self, call: ProbeConnection, *, must: bool = True) -> None:
@@ -159,8 +164,16 @@ class Stage:
             raise Unplayable("the answer was there before the client could leave")
 
 
+@contextmanager
+def _closed_on_failure(call: ProbeConnection) -> Iterator[ProbeConnection]:
+    """Close a call that does not get its place: no engine shall compute an answer that nobody will read."""
+    try:
+        yield call
+    except BaseException:
+        call.close()
+        raise
+
+
 def _check(call: ProbeConnection) -> None:
     if call.refused:
-        reason = call.refused
-        call.close()
-        raise Unplayable(f"the call was refused: {reason}")
+        raise Unplayable(f"the call was refused: {call.refused}")

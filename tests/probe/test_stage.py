@@ -1,0 +1,130 @@
+"""Calls of the probe that do not get their places are closed at once, on real sockets: no answer is computed for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hangup.probe.budget import BudgetSpent, ProbeBudget
+from hangup.probe.by_echo import EchoTrials
+from hangup.probe.caller import Caller, resolve
+from hangup.probe.cases import CASES
+from hangup.probe.dialects import DIALECTS
+from hangup.probe.echo import QuietTimes
+from hangup.probe.endpoint import parse
+from hangup.probe.meet import Speed
+from hangup.probe.session import ProbeOptions, ProbeSession
+from hangup.probe.stage import Stage, Unplayable
+from support.waiting import soon
+
+_TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+_STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + _TOKEN
+_ONE_TOKEN = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(_TOKEN), _TOKEN)
+_BUSY = b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy"
+_WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+
+class Engine:
+    """Gives each call the next answer, or the last one again, and keeps its connection until the client closes it."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = list(answers)
+        self.calls = 0
+        self.open = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(self._answers[min(self.calls, len(self._answers) - 1)])
+            self.calls += 1
+            while await reader.read(1 << 16):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.open -= 1
+            writer.close()
+
+
+def play(engine: Engine, budget: ProbeBudget, story: Callable[[Caller, Stage], Awaitable[None]]) -> None:
+    """Run a story; its calls must be closed while the probe goes on. By its speed the engine is slow: no wait is short."""
+
+    async def main() -> None:
+        server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+        endpoint = parse(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        caller = Caller(endpoint, await resolve(endpoint), "", budget)
+        caller.dialect = DIALECTS["openai"]
+        try:
+            await story(caller, Stage(caller, Speed(30.0, 100.0), long_first_token_s=300.0, rest_s=1.0))
+            await soon(lambda: engine.open == 0, "the probe to close its calls")
+        finally:
+            caller.close()
+            server.close()
+
+    asyncio.run(main())
+
+
+def test_live_streams_are_closed_when_one_of_them_is_refused() -> None:
+    async def story(_: Caller, stage: Stage) -> None:
+        with pytest.raises(Unplayable, match="HTTP 503: busy"):
+            await stage.hold(3)
+
+    engine = Engine(_STREAM, _STREAM, _BUSY)
+    play(engine, ProbeBudget(), story)
+    assert engine.calls == 3
+
+
+def test_live_streams_are_closed_when_the_budget_ends() -> None:
+    async def story(_: Caller, stage: Stage) -> None:
+        with pytest.raises(BudgetSpent):
+            await stage.place(CASES["stream-fin-beside"], 1, 3)
+
+    play(Engine(_STREAM), ProbeBudget(calls_max=2), story)
+
+
+@pytest.mark.parametrize(
+    ("case", "answer", "said"),
+    [
+        ("prefill-fin", _STREAM, "too soon"),
+        ("queue-fin", _STREAM, "did not wait"),
+        ("whole-fin", _WHOLE, "before the client could leave"),
+        ("whole-fin", _BUSY, "HTTP 503"),
+        ("keep-alive-fin", _ONE_TOKEN, "--max-calls"),
+    ],
+    ids=["prefill", "queue", "whole", "refused", "keep-alive"],
+)
+def test_a_client_that_does_not_get_its_place_leaves(case: str, answer: bytes, said: str) -> None:
+    async def story(_: Caller, stage: Stage) -> None:
+        with pytest.raises((Unplayable, BudgetSpent), match=said):
+            await stage.place(CASES[case], 1, 0)
+
+    play(Engine(answer), ProbeBudget(calls_max=1), story)
+
+
+def test_a_search_for_slots_that_is_cut_short_leaves_nothing() -> None:
+    async def until_idle(timeout_s: float) -> int:
+        return 0
+
+    async def story(caller: Caller, stage: Stage) -> None:
+        options = ProbeOptions(caller.endpoint.url, clients=8, budget=caller.budget)
+        session = ProbeSession(options, caller, caller, "", lambda *_: None)
+        session._stage, session._watch = stage, cast(Any, SimpleNamespace(until_idle=until_idle))
+        assert await session._find_slots() == 0
+
+    play(Engine(_STREAM), ProbeBudget(calls_max=5), story)
+
+
+def test_no_canary_runs_on_when_another_one_cannot_be_sent() -> None:
+    engine = Engine(_ONE_TOKEN)
+
+    async def story(caller: Caller, stage: Stage) -> None:
+        with pytest.raises(BudgetSpent):
+            await EchoTrials(caller, stage, 3, QuietTimes((0.01,)), 1.0)._all_free()
+        assert engine.calls == 1, "the one that was sent has been answered"
+
+    play(engine, ProbeBudget(calls_max=1), story)
