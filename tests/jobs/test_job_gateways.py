@@ -7,14 +7,18 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from hangup.core import reasons
 from hangup.core.jobs import Cause, ItemState, JobStatus, Kind
 from hangup.gateway.jobs.calls import follow_events
 from hangup.gateway.jobs.registry import JobRegistry
 from hangup.gateway.jobs.workers import MissingWorkers
+from hangup.gateway.store.database import StoreFailed
 from hangup.gateway.store.jobs import Job, JobStore, NewItem, Worker
 from support.job_registry import FakeGateway, answered, open_registry, tick
 from support.jobs import client, line, results, start_batch, wait_batch
@@ -341,6 +345,65 @@ class TestTwo:
                     assert (await one.find("job_a", "ann", Kind.CALL)).status is JobStatus.RUNNING
                     await tick(one, begun + 60)
                     assert (await one.find("job_a", "ann", Kind.CALL)).cause is Cause.LEASE
+
+        asyncio.run(run())
+
+    def test_no_lease_ends_while_renewals_at_the_other_cannot_be_read(self, tmp_path: Path) -> None:
+        """A disk that hangs here may work there; a window ends all the same, for nobody can renew that."""
+
+        async def run() -> None:
+            path, disk_works = str(tmp_path / "jobs.sqlite"), asyncio.Event()
+            async with (
+                open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as one,
+                open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as two,
+            ):
+                await one._heartbeat(0.0)
+                polled = await one.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=2)
+                batch = await one.submit("batch_b", Kind.BATCH, "ann", {}, items(1), window_s=50)
+                begun = asyncio.get_running_loop().time()
+                real = one.store.do
+
+                async def do(work: Callable[[], Any]) -> Any:
+                    await disk_works.wait()
+                    return await real(work)
+
+                one.store.do = do  # type: ignore[method-assign]
+                reading = asyncio.create_task(one._read_changes(begun + 1))
+                await two.find("job_a", "ann", Kind.CALL)
+                await two._heartbeat(0.0)
+                await one._cancel_due_jobs(begun + 60)
+                disk_works.set()
+                await reading
+                await one._tasks.wait()
+                found: list[Job] = await two.store.do(lambda: [two.store.jobs.get(job.key) for job in (polled, batch)])
+                assert [job.status for job in found] == [JobStatus.RUNNING, JobStatus.EXPIRED]
+                await tick(one, begun + 120)
+                assert (await one.find("job_a", "ann", Kind.CALL)).cause is Cause.LEASE, "once it is read that nobody asks"
+
+        asyncio.run(run())
+
+    def test_changes_that_could_not_be_read_are_read_later(self, tmp_path: Path) -> None:
+        """Also if the other process writes nothing more."""
+
+        async def run() -> None:
+            path = str(tmp_path / "jobs.sqlite")
+            async with (
+                open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as one,
+                open_registry(JobStore(path), FakeGateway(room=0), ticks=False) as two,
+            ):
+                await one._read_changes(0.0)
+                await two.submit("job_a", Kind.CALL, "ann", CALL, items(1), lease_s=60)
+                real = one.store.jobs.changed_since
+
+                def changed_since(change: int) -> list[Job]:
+                    raise StoreFailed("busy")
+
+                one.store.jobs.changed_since = changed_since  # type: ignore[method-assign]
+                with pytest.raises(StoreFailed):
+                    await one._read_changes(1.0)
+                one.store.jobs.changed_since = real  # type: ignore[method-assign]
+                await one._read_changes(2.0)
+                assert [active.job.id for active in one.active_jobs()] == ["job_a"]
 
         asyncio.run(run())
 

@@ -111,6 +111,6 @@ def items(count: int) -> list[NewItem]:
 
 async def tick(registry: JobRegistry, now: float) -> None:
     """Do what a registry does twice a second, to its end."""
+    await registry._read_changes(now)
     await registry._cancel_due_jobs(now)
     await registry._tasks.wait()
-    await registry._read_changes(now)

@@ -28,11 +28,11 @@ class ActiveJob:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def cancel_cause(self, now: float, late_s: float = 0.0) -> Cause | None:
-        """Return why the job has to end now, if so; news of a renewed lease may come `late_s` late."""
+    def cancel_cause(self, now: float, known_until: float) -> Cause | None:
+        """Return why the job has to end now, if so; of renewals of its lease after `known_until` we may not know yet."""
         if self.ends_at is not None and now >= self.ends_at:
             return Cause.WINDOW
-        return Cause.LEASE if self.lease is not None and self.lease.expired(now - late_s) else None
+        return Cause.LEASE if self.lease is not None and self.lease.expired(known_until) else None
 
     def take_touched(self) -> bool:
         """Return whether other processes must renew the lease, and start over: a client has asked since, or listens."""

@@ -73,6 +73,7 @@ class JobRegistry:
         self._tasks = Tasks("job registry", handled=(StoreFailed, Refusal))
         self._others = False  # other processes use the store
         self._file_version = -1  # of the file; differs once another process has written
+        self._read_at = loop.time()  # since then we may have missed changes
         self._last_change: int | None = None  # number of the last change of a job that we have read
         self._reading = asyncio.Lock()
         self._lost_items: set[tuple[int, int, int]] = set()  # the store says that we have claimed them; unknown here
@@ -328,17 +329,19 @@ class JobRegistry:
 
     async def _cancel_due_jobs(self, now: float) -> None:
         """Cancel the jobs whose lease or window has run out, without waiting for the store to take it."""
-        late_s = _RENEWAL_LAG_S if self._others else 0.0
+        # While the store hangs, clients may renew leases at other processes without our knowing.
+        known_until = self._read_at - _RENEWAL_LAG_S if self._others else now
         for active in self._active.values():
-            cause = active.cancel_cause(now, late_s)
+            cause = active.cancel_cause(now, known_until)
             if cause is not None and self._may_cancel(active.job):
                 self.start_task(self.cancel(active.job, cause))
 
     async def _read_changes(self, now: float) -> None:
         version = await self.store.do(self.store.jobs.file_version)
         if version != self._file_version:
-            self._file_version = version
             await self._refresh()
+            self._file_version = version
+        self._read_at = now
         if now - self._pruned_at >= _PRUNE_EVERY_S and not self._draining:
             self._pruned_at = now
             self.start_task(self.prune(self._keep_s, now=self._clock.at(time.time(), now)))
@@ -349,7 +352,6 @@ class JobRegistry:
     async def _heartbeat(self, now: float) -> None:
         store = self.store
         touched = [active.job.key for active in self._active.values() if active.take_touched()]
-
         time_of_day = self._clock.at(time.time(), self._loop.time())
 
         def work() -> bool:
@@ -444,9 +446,8 @@ class JobRegistry:
         if check is not None and not self._draining:
             self.start_task(check(job))
 
-    check_lines: Callable[[Job], Coroutine[object, object, None]] | None = (
-        None  # set by `Batches`: checks the input lines of a batch
-    )
+    # Checks the input lines of a batch; set by `Batches`.
+    check_lines: Callable[[Job], Coroutine[object, object, None]] | None = None
 
     async def prune(self, older_than_s: float, tenant: str | None = None, now: float | None = None) -> int:
         """Delete jobs that ended long ago and expired files; return the number of jobs."""
