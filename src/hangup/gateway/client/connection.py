@@ -441,7 +441,7 @@ class ClientConnection(asyncio.Protocol):
     # Deadlines
 
     def set_due(self, due: float) -> None:
-        """Set the time of the next check. The timer is rescheduled only if it would fire too late: most calls do not touch it."""
+        """Set the time of the next check. The timer is reset only if it would fire too late: most calls do not touch it."""
         self._due = due
         if self._timer_at > due:
             if self._timer is not None:
