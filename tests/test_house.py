@@ -55,6 +55,12 @@ def test_files_are_short() -> None:
     assert LONG_FILES - long == set(), "short enough now: take them off the list"
 
 
+def test_a_test_files_name_is_used_once() -> None:
+    """pytest imports test files by their bare names: of two with the same name only one is run."""
+    names = [path.name for path in SOURCES if path.name.startswith("test_")]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 def test_functions_are_short() -> None:
     long = {
         f"{name_of(path)} {node.name}"
