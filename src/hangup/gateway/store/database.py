@@ -138,7 +138,9 @@ def _as_store_error(error: Exception) -> Exception:
 
 
 def _is_damage(error: Exception) -> bool:
-    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.IntegrityError | sqlite3.OperationalError)
+    if isinstance(error, sqlite3.IntegrityError):  # no statement of ours makes a NULL there: it was read from a damaged page
+        return error.sqlite_errorname == "SQLITE_CONSTRAINT_NOTNULL"
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
 def _resolve(outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:

@@ -12,7 +12,10 @@ class ClockTable:
         self._db = db
 
     def latest(self) -> float:
-        return float(self._db.execute("SELECT seen FROM clock").fetchone()[0])
+        row = self._db.execute("SELECT seen FROM clock").fetchone()
+        if row is None or not isinstance(row[0], float):
+            raise sqlite3.DatabaseError("the table clock is damaged")
+        return row[0]
 
     def record(self, time: float) -> None:
         self._db.execute("UPDATE clock SET seen = max(seen, ?)", (time,))
