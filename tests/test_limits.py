@@ -16,6 +16,12 @@ import pytest
 from hangup.config import LimitSettings
 
 TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "src" / "hangup"
+# A component takes the group of limits that it uses. Only these handle them all: the packages read the configuration, show it
+# or simulate a whole gateway; the modules put the gateway together, or merge the limits of routes and tenants.
+WHOLE = {"LimitSettings", "Settings"}
+PACKAGES_WITH_ALL = ("config/", "cli/", "sim/")
+MODULES_WITH_ALL = {"gateway/gateway.py", "gateway/request_policy.py", "gateway/server.py"}
 RUNS_INTO = {
     # A call
     "output_tokens_default": "gateway/test_caps.py::TestOutputTokens::test_nothing_is_added_when_the_client_gives_none",
@@ -167,3 +173,25 @@ def test_each_test_exists_and_its_module_names_the_limit(limit: str) -> None:
     file, _, name = RUNS_INTO[limit].partition("::")
     assert name in found_in(TESTS / file), f"{file} has no {name}"
     assert limit in (TESTS / file).read_text(), f"{file} does not name {limit}"
+
+
+def knows_all_limits(source: str) -> bool:
+    """Return whether a module imports the whole settings, or takes all limits from an object that has them."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hangup.config"):
+            if WHOLE & {alias.name for alias in node.names}:
+                return True
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).endswith(".settings.limits"):
+            return True
+    return False
+
+
+def test_a_component_gets_the_limits_that_it_uses() -> None:
+    assert knows_all_limits("from hangup.config import (\n  CallLimits,\n  Settings)")
+    assert knows_all_limits("def wait(self):\n  return self.ports.policy.settings.limits.kill_wait_s")
+    assert not knows_all_limits("from hangup.config import CallLimits, BackendSettings\nlimits = self.backend.limits")
+    modules = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    found = {name for name, path in modules.items() if knows_all_limits(path.read_text())}
+    found = {name for name in found if not name.startswith(PACKAGES_WITH_ALL)}
+    assert found - MODULES_WITH_ALL == set(), "take the group of limits that it uses, from hangup.config.limits"
+    assert MODULES_WITH_ALL - found == set(), "these no longer need all limits: take them off the list"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hangup.config import LimitSettings
+from hangup.config import BackendLimits, LimitSettings, Settings
 from hangup.core import reasons
 from hangup.core.account import Entry
 from hangup.core.admission import BackendHealth
@@ -95,10 +95,12 @@ def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Diverge
     def backend(name: str) -> Any:
         time_of = SimpleNamespace(count=1, call_s=0.0, busy_s=0.0, pass_until=lambda now: None)
         load = SimpleNamespace(time=time_of, health=BackendHealth(), held=0)
-        return SimpleNamespace(name=name, load=load, settings=SimpleNamespace(busy_from="engine", shared=False))
+        settings = SimpleNamespace(busy_from="engine", shared=False)
+        return SimpleNamespace(name=name, load=load, settings=settings, limits=BackendLimits())
 
+    settings = Settings(limits=LimitSettings(counters_interval_s=0.05))
     parts: dict[str, Any] = {
-        "policy": SimpleNamespace(limits=LimitSettings(counters_interval_s=0.05), settings=SimpleNamespace(alarm_webhook="")),
+        "settings": lambda: settings,
         "backends": SimpleNamespace(by_name={name: backend(name) for name in names}),
         "registry": SimpleNamespace(live={}, ended=[]),
         "accounting": SimpleNamespace(ledger=SimpleNamespace(tokens=Counter(), calls=Counter()), store=books),

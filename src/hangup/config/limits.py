@@ -222,6 +222,10 @@ class JobLimits(RequestLimits, CallLimits):
     )
 
 
+class ServingLimits(JobLimits, FailoverLimits, TrafficLimits):
+    """All limits on a request of a client, whichever kind of call it becomes. A route or a tenant may override some."""
+
+
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class ProviderLimits(CallLimits):
     """Limits on jobs at a hosted provider (`jobs = "provider"`)."""
@@ -249,6 +253,10 @@ class ProviderLimits(CallLimits):
     provider_follow_s: float = limit(
         2 * 86_400.0, "How long hangup follows a job at a provider; hosted batches expire after a day.", least=1
     )
+
+
+class JobServiceLimits(ProviderLimits, JobLimits):
+    """All limits on jobs, wherever they run."""
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -376,7 +384,5 @@ class ProcessLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitSettings(
-    ProcessLimits, ReportLimits, BackendLimits, ProviderLimits, JobLimits, AdmissionLimits, FailoverLimits, TrafficLimits
-):
+class LimitSettings(ProcessLimits, ReportLimits, BackendLimits, JobServiceLimits, AdmissionLimits, ServingLimits):
     """All limits. Those marked per call can be overridden for a route and for a tenant; the tenant's value wins."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from hangup.config import Settings
+from hangup.config import BackendLimits, BackendSettings
 from hangup.core.admission import BackendLoad, HealthEvent
 from hangup.gateway.backends.backend import Backend
 from hangup.gateway.backends.figures import follow
@@ -29,6 +29,19 @@ class BackendEvents(NamedTuple):
     removed: Callable[[Backend], Coroutine[object, object, None]]  # it left the configuration and has no calls any more
 
 
+class BackendSetSettings(Protocol):
+    """The settings that the backends use."""
+
+    @property
+    def backend(self) -> tuple[BackendSettings, ...]: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def limits(self) -> BackendLimits: ...
+
+
 class Backends:
     """All backends by name. Each has a health check and a reader of its figures while it is configured."""
 
@@ -46,7 +59,7 @@ class Backends:
 
     # Configuration
 
-    def prepare(self, settings: Settings) -> list[Backend]:
+    def prepare(self, settings: BackendSetSettings) -> list[Backend]:
         """Create the backends of a configuration without using them. A backend with unchanged settings is kept: its limits can
         change in place, and a new one would restart an engine that is a child process."""
         kept = {b.settings: b for b in self.by_name.values() if b.settings.slots or self._slots == settings.slots}
@@ -55,7 +68,7 @@ class Backends:
             for s in settings.backend
         ]
 
-    def use(self, settings: Settings, backends: list[Backend], events: BackendEvents) -> bool:
+    def use(self, settings: BackendSetSettings, backends: list[Backend], events: BackendEvents) -> bool:
         """Use these backends from now on; retire all others. A bug in one step keeps no other step from being done; return
         whether there was none."""
         self._slots, self._events = settings.slots, events
@@ -66,7 +79,7 @@ class Backends:
         started = [self._log.guard("", self._start, backend, settings, events) for backend in backends]
         return all(retired) and all(started)
 
-    def _start(self, backend: Backend, settings: Settings, events: BackendEvents) -> None:
+    def _start(self, backend: Backend, settings: BackendSetSettings, events: BackendEvents) -> None:
         """Apply new limits to a backend of the configuration, and watch it if it is new."""
         backend.take_limits(settings.limits)
         if backend.name not in self._watches:

@@ -452,7 +452,7 @@ class CallFlow(ClientRequest):
 
     def _may_fail_over(self) -> bool:
         """Return whether another backend may be tried after the current one."""
-        ticket, failover_max = self.ticket, self.ports.policy.limits.failover_max
+        ticket, failover_max = self.ticket, self.limits.failover_max
         return ticket is not None and self.ports.placement.may_fail_over(ticket, self.call.backend, failover_max)
 
     def _place_again(self) -> None:

@@ -9,9 +9,10 @@ import asyncio
 import time
 import urllib.request
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -31,13 +32,22 @@ from hangup.gateway.log import Log
 from hangup.gateway.placement import Placement
 from hangup.gateway.reaper import Reaper
 from hangup.gateway.registry import CallRegistry
-from hangup.gateway.request_policy import RequestPolicy
 from hangup.gateway.zombies import ZombieLedger
 from hangup.tasks import TASKS
 
 _SUSPECTS_MAX = 5  # tenants and calls named by an alarm
 _ASK_AGAIN = 12  # rounds before an engine without counters is queried again
 _ENDED_EARLY = frozenset([Outcome.CLIENT_GONE, Outcome.DEADLINE, Outcome.CAP, Outcome.KILLED])
+
+
+class MonitorSettings(Protocol):
+    """The settings that the monitor uses."""
+
+    @property
+    def alarm_webhook(self) -> str: ...
+
+    @property
+    def limits(self) -> ReportLimits: ...
 
 
 @dataclass(slots=True)
@@ -60,7 +70,7 @@ class Watched:
 
 @dataclass
 class DivergenceMonitor:
-    policy: RequestPolicy
+    settings: Callable[[], MonitorSettings]  # returns the current ones: a reload replaces them
     backends: Backends
     registry: CallRegistry[ClientRequest]
     placement: Placement
@@ -74,7 +84,7 @@ class DivergenceMonitor:
     _webhooks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.history = deque(maxlen=self.policy.limits.history_looks_max)
+        self.history = deque(maxlen=self.settings().limits.history_looks_max)
 
     async def run(self) -> None:
         """Query all backends at intervals, until cancelled."""
@@ -84,7 +94,7 @@ class DivergenceMonitor:
                 self._remember()
             except Exception as error:  # one odd answer must not end the loop
                 self.log.fault(error)
-            await asyncio.sleep(self.policy.limits.counters_interval_s)
+            await asyncio.sleep(self.settings().limits.counters_interval_s)
 
     async def look(self) -> None:
         """Query every backend once. Rounds never overlap: answers out of order would look like a restart of the engine."""
@@ -105,21 +115,20 @@ class DivergenceMonitor:
             self._settle(backend, seen[backend.name], unseen[backend.name], now)
 
     async def _ask(self, backend: Backend) -> None:
-        limits = self.policy.limits
-        watched = self.watched.setdefault(backend.name, Watched(DivergenceAlarm(_terms(limits))))
+        watched = self.watched.setdefault(backend.name, Watched(DivergenceAlarm(_terms(self.settings().limits))))
         time_of = backend.load.time
         watched.alone_since = -1.0 if time_of.count else time_of.call_s
         if watched.ask_in and watched.counters is None:
             watched.ask_in -= 1
         else:
-            found = await counters.ask(backend, limits)
+            found = await counters.ask(backend)
             watched.ask_in = 0 if found is not None else _ASK_AGAIN
             if (found is None or found.running is None) and (status := self.reaper.status(backend)) is not None:
                 # An engine without metrics: use the status that it reported to the reaper.
                 found = counters.ReportedCounters(found.tokens if found is not None else status.tokens, float(status.running))
                 watched.ask_in = 0
             self._note(backend.name, watched, found, shared=backend.settings.shared)
-        watched.busy = await busy(backend, watched.counters, limits.health_timeout_s)
+        watched.busy = await busy(backend, watched.counters, backend.limits.health_timeout_s)
 
     def _note(self, name: str, watched: Watched, found: counters.ReportedCounters | None, *, shared: bool) -> None:
         watched.counters = found
@@ -192,7 +201,7 @@ class DivergenceMonitor:
             self.alarms_raised += 1
             fields |= {"signal": finding.signal, "excess": round(finding.excess, 3), "suspects": self.suspects(backend)}
         self.log.event("divergence_alarm_changed", **fields)
-        url = self.policy.settings.alarm_webhook
+        url = self.settings().alarm_webhook
         if url:
             task = TASKS.start("webhook", self._send(url, {"event": "divergence_alarm_changed", **fields}))
             self._webhooks.add(task)
@@ -200,7 +209,7 @@ class DivergenceMonitor:
 
     async def _send(self, url: str, fields: dict[str, Any]) -> None:
         try:
-            await asyncio.to_thread(_post, url, orjson.dumps(fields), self.policy.limits.webhook_s)
+            await asyncio.to_thread(_post, url, orjson.dumps(fields), self.settings().limits.webhook_s)
         except (OSError, ValueError, HTTPException) as error:
             self.log.event("webhook_failed", error=type(error).__name__)
 

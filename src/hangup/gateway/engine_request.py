@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from hangup.config import LimitSettings
+from hangup.config import CallLimits
 from hangup.core import reasons
 from hangup.core.admission import Ticket
 from hangup.core.call import Call
@@ -128,7 +128,7 @@ class EngineRequest:
     def ask_plainly(self) -> None:
         """Change the request to what the client sent: without a stream."""
 
-    def begin_anew(self, limits: LimitSettings, assemble: bool) -> bool:
+    def begin_anew(self, limits: CallLimits, assemble: bool) -> bool:
         """Discard what has been read of an answer; return False if that is not possible."""
         return False
 
@@ -226,7 +226,7 @@ class GenerationRequest(EngineRequest):
         self.ask.ask_plainly(self._head.path)
         self._note_streams()
 
-    def begin_anew(self, limits: LimitSettings, assemble: bool) -> bool:
+    def begin_anew(self, limits: CallLimits, assemble: bool) -> bool:
         if self.ask.assembler is not None:  # it may have consumed events
             self.ask = self.api.read(self._head.path, self.value, limits, assemble)
             self._note_streams()  # a reload may have changed whether answers are assembled

@@ -78,7 +78,7 @@ class Gateway:
             uploads=self.uploads,
             jobs=self.jobs,
         )
-        self.jobs_port = JobsPort(self.ports)
+        self.jobs_port = JobsPort(self.ports, lambda: self.limits)
         if provider:
             self.jobs.provider = Provider(self.jobs_port, loop)
         self.intake = Intake(self.ports)
@@ -92,7 +92,7 @@ class Gateway:
 
     @property
     def limits(self) -> LimitSettings:
-        return self.policy.limits
+        return self.policy.settings.limits
 
     def configure(self, settings: Settings) -> bool:
         """Apply new settings, all or none; running calls keep the ones they started with.
@@ -104,7 +104,7 @@ class Gateway:
         self.policy.configure(settings)
         terms = {tenant.name: TenantTerms.of(tenant) for tenant in settings.tenant}
         steps = (
-            self.log.guard("", self.intake.configure, settings),
+            self.log.guard("", self.intake.configure, settings.limits, settings.half_close),
             self.log.guard("", self.placement.configure, settings.limits, terms),
             self.backends.use(settings, backends, self._backend_events()),
             self.log.guard("", self.placement.use, backends),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 
-from hangup.config import Settings
+from hangup.config import TrafficLimits
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
@@ -41,11 +41,10 @@ class Intake(ClientConnections):
         self.draining = False
         self.departures = Departures()
         self._ports = ports
-        self.configure(ports.policy.settings)
 
-    def configure(self, settings: Settings) -> None:
-        self.limits = settings.limits
-        self.half_close_is_hangup = settings.half_close == "hangup"
+    def configure(self, limits: TrafficLimits, half_close: str) -> None:
+        self.limits = limits
+        self.half_close_is_hangup = half_close == "hangup"
 
     def why_not_ready(self) -> Reason | None:
         """Return why a new call could not be served now, as far as known; None if it could."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 
-from hangup.config import LimitSettings
+from hangup.config import JobLimits, JobServiceLimits
 from hangup.core import reasons
 from hangup.core.account import Entry
 from hangup.core.call import Call
@@ -20,18 +20,19 @@ from hangup.gateway.request_policy import IncomingRequest, unused
 
 
 class JobsPort:
-    def __init__(self, ports: FlowPorts) -> None:
+    def __init__(self, ports: FlowPorts, limits: Callable[[], JobServiceLimits]) -> None:
         self._ports = ports
+        self._limits = limits  # returns the current ones: a reload replaces them
 
     @property
-    def limits(self) -> LimitSettings:
-        return self._ports.policy.limits
+    def limits(self) -> JobServiceLimits:
+        return self._limits()
 
     @property
     def backends(self) -> dict[str, Backend]:
         return self._ports.backends.by_name
 
-    def limits_of_tenant(self, tenant: str) -> LimitSettings:
+    def limits_of_tenant(self, tenant: str) -> JobLimits:
         return self._ports.policy.limits_of("", tenant)
 
     def run_item(self, item: ItemClient, id: str, headers: dict[str, str]) -> None:

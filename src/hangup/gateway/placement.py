@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from hangup.config import LimitSettings
+from hangup.config import AdmissionLimits
 from hangup.core.admission import Action, Admission, BackendLoad, TenantTerms, Ticket
 from hangup.core.call import Call
 from hangup.core.reasons import Outcome, Reason
@@ -48,13 +48,13 @@ class Placed(Protocol):
 class Placement:
     """Owns the queue. Every change of free capacity goes through a method of this class, which starts the next calls."""
 
-    def __init__(self, limits: LimitSettings, backends: Backends, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, limits: AdmissionLimits, backends: Backends, loop: asyncio.AbstractEventLoop) -> None:
         self.admission: Admission[Placed] = Admission(limits, [], random.random)
         self.pauses = BackendPauses(loop, self._pause, self._resume)
         self._backends = backends
         self._act: Callable[[Iterable[Action[Placed]]], None] = ActionLoop(self._carry_out, self._action_failed).run
 
-    def configure(self, limits: LimitSettings, terms: dict[str, TenantTerms]) -> None:
+    def configure(self, limits: AdmissionLimits, terms: dict[str, TenantTerms]) -> None:
         """Apply new limits and the tenants' terms."""
         self.admission.configure(limits, terms)
 

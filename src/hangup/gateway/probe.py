@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hangup.config import LimitSettings
+from hangup.config import TrafficLimits
 from hangup.core import reasons
 from hangup.core.reasons import Reason
 from hangup.gateway.client.connection import ClientConnection
@@ -20,7 +20,7 @@ class Probe:
     """Takes the place of a call on its connection. Like vLLM's, the answer has no body; `x-hangup-reason` explains a 503."""
 
     def __init__(
-        self, connection: ClientConnection, limits: LimitSettings, log: Log, why_not_ready: Callable[[], Reason | None]
+        self, connection: ClientConnection, limits: TrafficLimits, log: Log, why_not_ready: Callable[[], Reason | None]
     ) -> None:
         self._connection = connection
         self._log = log

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from hangup.config import LimitSettings
+from hangup.config import TrafficLimits
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
 from hangup.gateway.client.connection import ClientConnection
@@ -65,7 +65,7 @@ class CallRegistry(Generic[F]):
 class ClientConnections:
     """Counts the clients' connections against the limits, and decides whether a new one has room."""
 
-    def __init__(self, limits: LimitSettings) -> None:
+    def __init__(self, limits: TrafficLimits) -> None:
         self.limits = limits
         self.open_connections: set[ClientConnection] = set()
         self.turned_away: set[ClientConnection] = set()  # these get an error answer, because there is no room

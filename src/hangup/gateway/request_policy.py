@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from hangup.config import LimitSettings, Settings, TenantSettings
+from hangup.config import RequestLimits, ServingLimits, Settings, TenantSettings
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
@@ -50,7 +50,7 @@ class IncomingRequest:
         "route",
     )
 
-    def __init__(self, head: RequestHead, limits: LimitSettings, route: Route | None) -> None:
+    def __init__(self, head: RequestHead, limits: ServingLimits, route: Route | None) -> None:
         self.head = head
         self.route = route
         self.api: Api = route.api if route is not None else UNKNOWN
@@ -61,7 +61,7 @@ class IncomingRequest:
         self.body_bytes_max = limits.body_bytes_max
         self.body_s = limits.body_s
 
-    def take_limits(self, limits: LimitSettings) -> None:
+    def take_limits(self, limits: ServingLimits) -> None:
         """Apply the limits of its route and tenant."""
         self.limits = limits
         self.body_bytes_max = limits.body_bytes_max
@@ -88,7 +88,7 @@ class RequestPolicy:
         """Apply new settings. The steps that can fail come first, so that settings are never half applied."""
         router, keys, hosts = Router(settings.route, provider=self._provider), Keys(settings.tenant), Hosts(settings)
         self.settings = settings
-        self.limits = settings.limits
+        self.limits: ServingLimits = settings.limits
         self.router, self._keys, self._hosts = router, keys, hosts
         self._keyed = bool(keys)  # True if clients need a key
         self._own_limits = {f"tenant {t.name}": t.limits for t in settings.tenant}
@@ -96,9 +96,9 @@ class RequestPolicy:
         self.limits_of = lru_cache(maxsize=4096)(self._merge_limits)
         self._decided = object()  # identifies decisions that were made under these settings
 
-    def _merge_limits(self, route: str, tenant: str) -> LimitSettings:
+    def _merge_limits(self, route: str, tenant: str) -> ServingLimits:
         own = {**self._own_limits.get(f"route {route}", {}), **self._own_limits.get(f"tenant {tenant}", {})}
-        return replace(self.limits, **own) if own else self.limits
+        return replace(self.settings.limits, **own) if own else self.limits
 
     def admit(self, request: IncomingRequest, call: Call) -> Route:
         """Set the call's tenant, limits and deadlines, and return its route; raise a `Refusal` if it is not allowed."""
@@ -111,7 +111,7 @@ class RequestPolicy:
             request.take_limits(limits)
         return route
 
-    def _decide(self, request: IncomingRequest) -> tuple[Route, str, bool, float, float, LimitSettings]:
+    def _decide(self, request: IncomingRequest) -> tuple[Route, str, bool, float, float, ServingLimits]:
         """Decide by the head alone, so that the decision can be reused for every request with the same head."""
         head, route, tenant, keyed = request.head, request.route, "", False
         if not self._keyed:
@@ -273,11 +273,11 @@ def refusal_headers(request: IncomingRequest, reason: Reason) -> Headers:
     return []
 
 
-def check_model_name(name: str, limits: LimitSettings) -> None:
+def check_model_name(name: str, limits: RequestLimits) -> None:
     """Raise a `Refusal` if a model's name is too long: names are kept after their call, so they must be small."""
     if len(name.encode()) > limits.name_bytes_max:
         raise Refusal(reasons.BAD_FIELD, name_too_long(limits))
 
 
-def name_too_long(limits: LimitSettings) -> str:
+def name_too_long(limits: RequestLimits) -> str:
     return f"The model's name is longer than {limits.name_bytes_max} bytes (name_bytes_max)."

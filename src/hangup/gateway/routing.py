@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import orjson
 
-from hangup.config import Settings
+from hangup.config import AliasSettings, BackendSettings, FailoverLimits
 from hangup.config.keys import backends_with_client_key
 from hangup.core import reasons
 from hangup.core.catalog import Catalog, Found
@@ -47,6 +47,19 @@ NOTHING_WANTED = Wanted()
 wanted_of = lru_cache(1024)(Wanted)  # most calls want the same as others
 
 
+class RoutingSettings(Protocol):
+    """The settings that routing uses."""
+
+    @property
+    def backend(self) -> tuple[BackendSettings, ...]: ...
+
+    @property
+    def alias(self) -> tuple[AliasSettings, ...]: ...
+
+    @property
+    def limits(self) -> FailoverLimits: ...
+
+
 class Routing:
     def __init__(self, backends: Backends, loop: asyncio.AbstractEventLoop, log: Log, regroup: Callable[[], None]) -> None:
         self.catalog = Catalog()
@@ -59,7 +72,7 @@ class Routing:
         self._asks: dict[Backend, asyncio.Task[None]] = {}
         self._refused_s = 0.0
 
-    def configure(self, settings: Settings) -> None:
+    def configure(self, settings: RoutingSettings) -> None:
         """Apply the configured backends and aliases."""
         backends = self._backends.by_name.values()
         shown = backends_with_client_key(settings.backend)

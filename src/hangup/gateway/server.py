@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hangup.config import LimitSettings, Settings
+from hangup.config import ClientLimits, Settings
 from hangup.config.load import Configuration
 from hangup.core import reasons
 from hangup.core.clocks import Backoff
@@ -135,7 +135,7 @@ class Server:
         gateway.intake.tls = tls
         listener = await self._listen_for_clients(data_sock)
         monitor = DivergenceMonitor(
-            policy=gateway.policy,
+            settings=lambda: gateway.settings,
             backends=gateway.backends,
             registry=gateway.registry,
             placement=gateway.placement,
@@ -144,7 +144,7 @@ class Server:
             log=self._log,
         )
         monitor_task = TASKS.keep("monitor", monitor.run)
-        view = AdminView(gateway.ports, gateway.intake, self._lag, monitor, store, self._stalls)
+        view = AdminView(gateway.ports, gateway.intake, self._lag, monitor, store, self._stalls, lambda: gateway.limits)
         admin_task = TASKS.keep("admin", partial(self._serve_admin, view, admin_sock, policy, settings.limits))
         lag_task = TASKS.keep("loop lag", self._watch_lag)
         self._catch_signals(loop)
@@ -179,7 +179,7 @@ class Server:
             self._stalls.close()
             self._log.close()
 
-    async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: LimitSettings) -> None:
+    async def _serve_admin(self, view: AdminView, sock: socket.socket, policy: Policy, limits: ClientLimits) -> None:
         if self._ending:
             return
         self._admin = AdminServer(view, sock.dup(), policy, limits)  # a copy, because uvicorn closes its socket
@@ -407,7 +407,7 @@ def _url(address: tuple[str, int], tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{host}:{address[1]}"
 
 
-def _connections_allowed(limits: LimitSettings) -> int:
+def _connections_allowed(limits: ClientLimits) -> int:
     """Raise the limit of file descriptors as far as possible, and return how many client connections it allows. Each needs a
     second descriptor for its engine."""
     wanted, reserved = limits.connections_max, _FILES_RESERVED + limits.admin_connections_max

@@ -7,10 +7,11 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from hangup.config import ReaperLimits
 from hangup.core import reasons
 from hangup.core.admission import BackendLoad
 from hangup.core.call import Call, Phase
@@ -38,6 +39,7 @@ class AdminView:
         monitor: DivergenceMonitor,
         store: LedgerStore,
         stalls: LoopWatch,
+        limits: Callable[[], ReaperLimits],
     ) -> None:
         self._ports = ports
         self._intake = intake
@@ -45,6 +47,7 @@ class AdminView:
         self._monitor = monitor
         self._store = store
         self._stalls = stalls
+        self._limits = limits  # returns the current ones: a reload replaces them
         self._slots = Slots(ports.backends, ports.registry)
 
     @property
@@ -92,7 +95,7 @@ class AdminView:
         return Killed(call, cut, aborts)
 
     async def wait_for_stops(self, ended: list[Call], within_s: float | None) -> None:
-        set_s = self._ports.policy.limits.kill_wait_s
+        set_s = self._limits().kill_wait_s
         waited_for = [stop for call in ended for stop in call.pending_stops]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(set_s if within_s is None else min(within_s, set_s)):

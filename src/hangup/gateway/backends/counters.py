@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hangup.config import HealthLimits
 from hangup.errors import EngineFault
 from hangup.gateway.backends.adapters import ADAPTERS
 from hangup.gateway.backends.backend import Backend
@@ -39,12 +38,12 @@ class ReportedCounters(NamedTuple):
     running: float | None
 
 
-async def ask(backend: Backend, limits: HealthLimits) -> ReportedCounters | None:
+async def ask(backend: Backend) -> ReportedCounters | None:
     """Return the engine's counters, or None if it has no page that we can read."""
     if backend.adapter.disturbed:
         await _for_a_quiet_moment(backend)
     try:
-        answer = await fetch(backend, "GET", backend.adapter.metrics_path, timeout_s=limits.health_timeout_s)
+        answer = await fetch(backend, "GET", backend.adapter.metrics_path, timeout_s=backend.limits.health_timeout_s)
     except EngineFault:
         return None
     found = read(answer.body) if answer.head.status == 200 else ReportedCounters(None, None)

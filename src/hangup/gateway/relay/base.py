@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from hangup.config import LimitSettings
+from hangup.config import CallLimits
 from hangup.core import reasons
 from hangup.core.call import Call
 from hangup.core.reasons import Reason
@@ -25,7 +25,7 @@ class RelaySink(Protocol):
     def client(self) -> ResponseSink: ...
 
     @property
-    def limits(self) -> LimitSettings: ...
+    def limits(self) -> CallLimits: ...
 
     def end(self, reason: Reason, detail: str = "") -> None: ...
 
