@@ -1,4 +1,4 @@
-"""What a call costs in function calls, which are the same on every machine: a regression of a tenth is noticed here.
+"""Counts the function calls that one call costs, which are the same on every machine: a regression of a tenth fails here.
 
 If a change needs more, raise the number with it and say why; if it needs less, lower it. `make bench ARGS=calls` prints them,
 with CPU times.

@@ -66,7 +66,7 @@ def test_the_grafana_dashboard_is_up_to_date() -> None:
 
 
 def test_every_alert_is_seen_raised() -> None:
-    """`promtool` runs the tests; that there is one for each alert needs no tool."""
+    """Check that each alert has a test, which needs no tool; `promtool` runs those tests."""
     alerts = set(re.findall(r"- alert: (\w+)", (ROOT / "deploy/prometheus/rules.yml").read_text()))
     raised = set(re.findall(r"alertname: (\w+)\n +exp_alerts", (ROOT / "deploy/prometheus/rules_test.yml").read_text()))
     assert alerts == raised
@@ -85,7 +85,7 @@ def test_the_alerts_are_valid_and_raised_when_they_should_be() -> None:
 
 
 def test_every_command_is_found_in_its_module() -> None:
-    """Only the module of the requested command is loaded, so the list of modules must be correct."""
+    """hangup loads only the module of the requested command, so the list of modules must be correct."""
     actions = make_parser()._subparsers
     assert actions is not None
     (commands,) = [action for action in actions._group_actions if action.choices]
@@ -95,7 +95,7 @@ def test_every_command_is_found_in_its_module() -> None:
 
 
 def test_every_event_of_the_log_is_documented_and_no_other() -> None:
-    """A log line that nobody can look up is half a line. Events are the constant first argument of the calls named below."""
+    """Operators look up log events by name. An event is the constant first argument of the calls named below."""
     logged: set[str] = {"call_ended"}
     for path in SOURCE.rglob("*.py"):
         if path.relative_to(SOURCE).parts[0] in ("gateway", "tasks.py"):
@@ -142,7 +142,7 @@ def _logged_in(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
 
 
 def test_every_reason_is_given_by_somebody() -> None:
-    """A cause that no code gives is a promise about nothing."""
+    """A reason that no code uses would promise something that never happens."""
     text = "".join(path.read_text() for path in SOURCE.rglob("*.py") if path.name != "reasons.py")
     names = [name for name, value in vars(reasons).items() if isinstance(value, reasons.Reason)]
     assert [name for name in names if not re.search(rf"\breasons\.{name}\b", text)] == []

@@ -1,4 +1,4 @@
-"""What a call costs in function calls does not depend on how many backends, tenants and models there are.
+"""The function calls that a call costs do not depend on the number of backends, tenants and models.
 
 `make bench ARGS=growth` has more sizes, and times.
 """

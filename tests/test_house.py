@@ -1,4 +1,4 @@
-"""The rules of the house: small files and functions, a class name used once, Markdown that fits, links and commands that work.
+"""The rules of the house: small files and functions, unique class names, Markdown that fits, links and commands that work.
 
 The lists below hold what breaks a rule today. They only shrink: a line that is no longer needed makes its test fail, too.
 """
@@ -94,7 +94,7 @@ ANY_AT_THE_EDGE = {  # where a value comes from outside, or a library has no typ
 
 
 def untyped(source: str) -> list[int]:
-    """Lines that use `Any` for something other than a JSON object."""
+    """Return the lines that use `Any` for something other than a JSON object."""
     tree = ast.parse(source)
     json = {
         name
@@ -117,7 +117,7 @@ QUESTION = re.compile(r"^_?(is|has|can|may|should|must|needs|wants|could|would|a
 
 
 def acting_questions(source: str) -> list[str]:
-    """Functions that are named like a question, and set or delete an attribute."""
+    """Return the functions whose names are questions, but which set or delete an attribute."""
     found = []
     for function in ast.walk(ast.parse(source)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and QUESTION.match(function.name):
@@ -147,7 +147,7 @@ def test_a_class_name_is_used_once() -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_markdown_fits_the_screen(page: Path) -> None:
-    """Tables and what cannot be broken (a link, a long word) may be wider, and so may the generated help texts."""
+    """Tables, unbreakable text (a link, a long word) and generated help texts may be wider."""
     for number, line, in_code in lines_of(page):
         if in_code:
             assert len(line) <= CODE_WIDTH or page.name == "commands.md", f"{name_of(page)}:{number}"
@@ -158,7 +158,7 @@ def test_markdown_fits_the_screen(page: Path) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    """A link to our own forge is one to a file here; README has no other, so that it works from a package index as well."""
+    """A link to our own forge must lead to a file here. README has only such links, so that it works on a package index."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         path, _, anchor = OURS.sub(f"{ROOT}/", target).partition("#")
         if path.startswith(("http://", "https://")):
@@ -172,7 +172,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_forge_has_one_address() -> None:
-    """`[project.urls]` has it. Files that cannot read it from there (README, templates, `hangup --help`) must agree with it."""
+    """`[project.urls]` defines it. Files that cannot read it from there (README, templates, `hangup --help`) must agree with
+    it."""
     for name, url in URLS.items():
         assert url == FORGE or url.startswith(f"{FORGE}/"), f"{name} in [project.urls] is at another forge: {url}"
         assert not OURS.match(url) or Path(OURS.sub(f"{ROOT}/", url)).exists(), f"{name} in [project.urls] leads nowhere: {url}"
@@ -189,7 +190,7 @@ def test_the_forge_has_one_address() -> None:
 
 
 def test_commands_in_the_docs_exist() -> None:
-    """Every `hangup …` and `make …` of a console example is one that the parser and the Makefile know."""
+    """The parser and the Makefile must know every `hangup …` and `make …` of a console example."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     parser, seen = make_parser(), set()
     for page, command in commands():
@@ -219,7 +220,7 @@ def lines_of(page: Path) -> Iterator[tuple[int, str, bool]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them."""
+    """Return the anchors of a page's headings."""
     if page.suffix != ".md":
         return set()
     titles = [line.lstrip("#").strip() for _, line, in_code in lines_of(page) if line.startswith("#") and not in_code]
@@ -243,7 +244,7 @@ RETIRED_PHRASE = "let_go"
 
 
 def identifiers(source: str) -> Iterator[tuple[str, int]]:
-    """All names that the source uses or defines, with their lines; words in strings and comments are none."""
+    """Yield all names that the source uses or defines, with their lines; not the words in strings and comments."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
@@ -268,7 +269,7 @@ def test_retired_words_do_not_come_back_as_names() -> None:
 
 
 def test_the_glossary_names_what_exists() -> None:
-    """A word that names code has to be found in the source, as a class or at least as a word of it."""
+    """The source must contain each word that names code, as a class or at least as a word of some name."""
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| `(\w+)` \|$", (ROOT / "docs/glossary.md").read_text(), re.M)
     assert len(rows) >= 40 and [word for word, _ in rows] == sorted((word for word, _ in rows), key=str.lower)
     text = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
@@ -285,7 +286,7 @@ FOREIGN_NAMES = {  # of other packages and in examples, where comments explain t
 
 
 def prose(source: str) -> Iterator[tuple[int, str]]:
-    """Comments and docstrings, with their lines."""
+    """Yield comments and docstrings, with their lines."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
@@ -295,12 +296,12 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
 
 
 def quoted_names(text: str) -> set[str]:
-    """The parts of all `names`, `dotted.names` and `calls()` in a text."""
+    """Return the parts of all `names`, `dotted.names` and `calls()` in a text."""
     return {part for name in re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", text) for part in name.split(".")}
 
 
 def test_comments_name_what_exists() -> None:
-    """A theory of operation is worth nothing once its names are gone: what a comment puts in backquotes is in the source."""
+    """A theory of operation is worthless once its names are gone: the source must have every name that a comment quotes."""
     sources = {path: path.read_text() for path in (ROOT / "src").rglob("*.py")}
     known = KEYWORDS | FOREIGN_NAMES | {"py"}
     for path, source in sources.items():
@@ -325,7 +326,7 @@ def test_comments_name_what_exists() -> None:
 
 
 def test_mutants_know_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every module that decides anything has tests to run its mutants against; a renamed one would be left out silently."""
+    """Each module that makes decisions needs tests for its mutants; a renamed module would be left out silently."""
     monkeypatch.chdir(ROOT)
     paths = {path for path in mutants.CORE.rglob("*.py") if path.name not in ("__init__.py", "reasons.py")}
     assert {path for path in paths if not mutants.tests_of(path)} == {mutants.CORE / "clocks.py"}, "has only tests with a store"

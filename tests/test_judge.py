@@ -1,4 +1,4 @@
-"""`make judge` reports what is missing, once, and judges the rest."""
+"""`make judge` reports each missing tool once, and judges with the others."""
 
 from __future__ import annotations
 

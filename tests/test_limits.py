@@ -1,4 +1,4 @@
-"""Every limit has a test that runs into it: a new one without an entry here fails, and so does an entry without its test.
+"""Every limit has a test that exceeds it: a new limit without an entry here fails, and so does an entry without its test.
 
 The test sets its limit to a small value, or uses the default, goes beyond it and checks what happens then. Its module names the
 limit, so that whoever looks for the name finds the test.

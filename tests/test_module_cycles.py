@@ -1,4 +1,4 @@
-"""No two modules need each other, not even for their types: to read one of them, nobody has to know the other."""
+"""No two modules import each other, not even for types: you can read one without knowing the other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 
 
 def modules() -> dict[str, Path]:
-    """All modules of the package, by name."""
+    """Return all modules of the package, by name."""
     found = {}
     for path in sorted((SOURCE / "hangup").rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
@@ -19,7 +19,7 @@ def modules() -> dict[str, Path]:
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """What runs, or is read by a type checker, when a module is loaded: what is inside of functions is not."""
+    """Yield the statements that run, or that a type checker reads, when a module is loaded: none inside functions."""
     for statement in body:
         yield statement
         for block in ("body", "orelse", "finalbody"):
@@ -28,7 +28,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def imports(tree: ast.Module, known: set[str]) -> set[str]:
-    """The modules of the package that a module imports, under TYPE_CHECKING or not."""
+    """Return the modules of the package that a module imports, under TYPE_CHECKING or not."""
     found = set()
     for statement in statements(tree.body):
         if isinstance(statement, ast.Import):
@@ -41,7 +41,7 @@ def imports(tree: ast.Module, known: set[str]) -> set[str]:
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that reach each other (Tarjan's strongly connected components)."""
+    """Return the groups of modules that reach each other (Tarjan's strongly connected components)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -76,7 +76,7 @@ def test_no_two_modules_import_each_other() -> None:
 
 
 def test_a_cycle_would_be_found() -> None:
-    """Also one that is there for a type checker alone."""
+    """Also a cycle that exists only for type checkers."""
     tree = ast.parse("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a.b import Thing\nimport c\n")
     assert imports(tree, {"a.b", "c"}) == {"a.b", "c"}
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]

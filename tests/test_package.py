@@ -82,7 +82,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment in which there is hangup and nothing else, installed without any index."""
+    """Create an environment with hangup and nothing else, installed without an index; return its Python."""
     home = tmp_path_factory.mktemp("clean")
     assert run(sys.executable, "-m", "venv", "--without-pip", home).returncode == 0
     python = home / "bin" / "python"
@@ -135,7 +135,7 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: Path) -> None:
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
-    """What the source imports belongs to an extra, or to a framework whose requests and clients the library is handed."""
+    """Each import belongs to an extra, or to a framework whose requests and clients the application hands to the library."""
     frameworks = {"aiohttp", "asgiref", "django", "httpx", "httpx2", "litestar", "quart", "sanic", "starlette", "werkzeug"}
     frameworks |= {"mcp", "mlx_lm", "transformers"}  # engines
     frameworks |= {"pytest"}  # of the probe's plugin

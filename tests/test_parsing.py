@@ -1,4 +1,4 @@
-"""JSON is parsed at most once, and not at all where bytes can pass."""
+"""hangup parses JSON at most once, and not at all where bytes can pass unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE = {"data": [{"index": n, "embedding": [0.5] * 256} for n in range(100)], "
 
 
 class Parses:
-    """Counts the texts that are parsed, by what they begin with."""
+    """Counts the texts that are parsed, by their first characters."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.texts: list[bytes] = []
@@ -66,7 +66,7 @@ def test_a_body_is_parsed_at_most_once(
 
 
 def test_a_field_is_changed_without_another_look_at_all_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often its name occurs elsewhere."""
+    """This holds however often the field's name occurs elsewhere."""
     value = {"messages": [{"stream": True, 'say "stream': "\\"}] * 1000, 'a "stream': {"stream": 1}, "stream": False}
     body = json.dumps(value).encode()
     with monkeypatch.context() as patched:

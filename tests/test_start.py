@@ -1,5 +1,4 @@
-"""What a start loads. Modules are counted, not seconds: the count is the same on every machine (`make bench ARGS=start` has
-the seconds)."""
+"""Counts the modules that each command loads at its start; `make bench ARGS=start` measures the seconds."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def admin(gateway: Gateway, method: str, path: str, headers: dict[str, str] | No
 
 @contextlib.contextmanager
 def streaming(gateway: Gateway, id: str, key: str = "none") -> Iterator[Client]:
-    """A client with a stream that would take minutes, past its first token."""
+    """Open a stream that would take minutes, and yield its client after the first token."""
     with Client(gateway.address) as client:
         client.chat({"X-Request-Id": id, "Authorization": f"Bearer {key}"}, stream=True, ignore_eos=True, max_tokens=20000)
         client.read_until(b'"content":" ')
@@ -135,7 +135,7 @@ def test_what_must_go_on_is_shown(gateway: Gateway) -> None:
 
 
 def test_when_all_are_drained_a_call_is_refused_at_once() -> None:
-    """Not after the longest wait in the queue: nothing that it could wait for is in sight."""
+    """A call must not wait for the queue's timeout if no backend can accept it."""
     with gateway_and_engine({"queue_s": 60}) as (gateway, _):
         name = admin(gateway, "GET", "/api/backends")[1]["backends"][0]["name"]
         admin(gateway, "PUT", f"/api/backends/{name}/drain")
@@ -147,7 +147,7 @@ def test_when_all_are_drained_a_call_is_refused_at_once() -> None:
 
 
 def test_when_the_only_one_is_down_a_call_is_refused_soon_and_told_when_to_come_back() -> None:
-    """An address that swallows everything: a connection would take as long as it may."""
+    """The address swallows all packets, so each connection attempt takes until its timeout."""
     with socket.socket() as hole, contextlib.ExitStack() as stack:
         hole.bind(("127.0.0.1", 0))
         hole.listen(0)

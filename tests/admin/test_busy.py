@@ -49,7 +49,7 @@ def test_a_dcgm_exporter() -> None:
 
 
 def test_nvml_where_the_extra_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls that are made of it; the GPUs are made up."""
+    """Checks the calls to NVML; the GPUs are fake."""
     fake: Any = types.ModuleType("pynvml")
     fake.NVMLError = type("NVMLError", (Exception,), {})
     fake.nvmlInit = lambda: None

@@ -60,7 +60,7 @@ def test_an_empty_filter_is_false_so_that_a_kill_by_it_can_be_refused() -> None:
     st.booleans(),
 )
 def test_pages_put_together_are_the_whole_list(rows: list[tuple[int, int]], sort: str, turned: bool) -> None:
-    """No call is shown twice or left out at a page's end, whichever way the page was found."""
+    """No call appears twice or is missing at a page's end, however the client found the page."""
     calls = [make(f"c{at}", float(at), f"t{tokens % 3}", tokens) for at, tokens in rows]
     query = {"sort": f"-{sort}" if turned else sort}
     whole = ids(calls, limit="1000", **query)
@@ -110,7 +110,7 @@ def test_the_worst_of_its_attempts_is_what_is_known_of_a_call(
 
 @pytest.mark.alone
 def test_the_first_page_of_ten_thousand() -> None:
-    """The bound on sockets is measured in the bench; this one only fails if the cost is of another order."""
+    """The benchmark measures the time over sockets; this test fails only if the cost is of another order of magnitude."""
     calls = [make(f"c{at}", float(-at), f"t{at % 7}", at % 100) for at in range(10_000)]
     best = min(_seconds(calls) for _ in range(5))
     assert best < 0.5

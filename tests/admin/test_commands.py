@@ -86,7 +86,7 @@ def test_the_token_comes_from_the_environment(engine: StandIn) -> None:
 
 
 def test_no_name_commands_the_terminal(pair: tuple[Gateway, StandIn]) -> None:
-    """A model's name is a stranger's choice: it is shown, never obeyed."""
+    """Strangers choose model names, so terminals must never execute their control characters."""
     gateway, _ = pair
     name = "m\x1b]0;owned\x07\x1b[2J\r\u009b31m\u202e"
     with Client(gateway.address) as client:

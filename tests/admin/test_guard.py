@@ -43,7 +43,7 @@ def verdict(policy: Policy, method: str = "GET", path: str = "/api/calls", **hea
     ],
 )
 def test_only_our_names_are_answered_to(host: str, status: int) -> None:
-    """A page that points its own name at 127.0.0.1 (DNS rebinding) sends that name."""
+    """In DNS rebinding, a web page points its own name at 127.0.0.1 and sends that name as the host."""
     assert verdict(POLICY, host=host) == status
 
 

@@ -14,7 +14,7 @@ from support.waiting import wait_until
 
 
 def recognised(gateway: Gateway, engine: str) -> None:
-    """Until then a backend cannot be asked what it runs."""
+    """Wait until hangup has recognised the engine; before that, it cannot query what the engine runs."""
     wait_until(lambda: admin(gateway, "GET", "/api/backends")[1]["backends"][0]["engine"] == engine)
 
 
@@ -38,7 +38,7 @@ def test_an_honest_engine_is_verified_in_the_answer_and_in_the_timeline() -> Non
 
 
 def test_a_deaf_engine_is_not_called_verified() -> None:
-    """The wait is bounded; then the answer, trace, backends and zombies all report that the engine is still working."""
+    """The wait is bounded; then the answer, the timeline, the backends and the zombies report that the engine still works."""
     settings = {"kill_wait_s": 1.0, "release_grace_s": 0.3, "abort_again_max": 1}
     with gateway_and_engine(settings, deaf=True) as (gateway, engine):
         recognised(gateway, "standin")
@@ -78,7 +78,7 @@ def test_an_engine_that_cannot_tell_is_not_called_verified() -> None:
 
 
 def test_a_call_has_its_slot_where_we_choose_it() -> None:
-    """llama-server: each call is pinned to a slot, which is shown while it lives, in its timeline, and of a zombie."""
+    """hangup pins each call to a slot of llama-server, and shows it in the list, in the timeline, and for a zombie."""
     with gateway_and_engine({"release_grace_s": 0.2}, slots=2, like="llamacpp") as (gateway, engine):
         recognised(gateway, "llamacpp")
         wait_until(lambda: as_json(gateway, "backends")["backends"][0]["limit"] == 2)
@@ -94,7 +94,7 @@ def test_a_call_has_its_slot_where_we_choose_it() -> None:
 
 
 def test_a_call_has_its_slot_where_the_engine_chooses_it() -> None:
-    """hangup's own engine, within the process: it is asked when somebody looks."""
+    """hangup queries its own engine, in the same process, when somebody lists the calls."""
     with Gateway() as gateway:
         recognised(gateway, "hangup")
         with Client(gateway.address) as client:
@@ -107,7 +107,7 @@ def test_a_call_has_its_slot_where_the_engine_chooses_it() -> None:
 
 
 def test_a_wedged_engine_that_is_restarted_ends_its_zombies() -> None:
-    """A zombie's history to its end: how long it lived, how many aborts it got, and that a restart ended it."""
+    """A zombie's history tells how long it lived, how many aborts it got, and that a restart ended it."""
     config = f"""
     [limits]
     release_grace_s = 0.2

@@ -38,7 +38,7 @@ def causes(gateway: Gateway) -> dict[str, dict[str, Any]]:
 
 
 def test_every_token_is_in_the_books(tmp_path: Path) -> None:
-    """Streamed, assembled, refused: the sums are the engine's, to the token, and outlive a restart."""
+    """For streamed, assembled and refused calls, the ledger's sums equal the engine's to the token, also after a restart."""
     with StandIn(slots=4, token_s=0.002) as engine:
         config = f"""
         ledger = "{tmp_path}/ledger.db"
@@ -98,7 +98,8 @@ def test_those_who_left_are_booked_with_what_they_spared() -> None:
 
 
 def test_a_deaf_engine_raises_the_alarm_and_is_named() -> None:
-    """Exact signal: the engine keeps computing for clients that left. Log, metric and webhook report the alarm and its end."""
+    """The engine keeps computing for clients that disconnected; the log, the metric and the webhook report the alarm and its
+    end."""
     with receiver() as (url, posted):
         settings = {
             "counters_interval_s": 0.1,

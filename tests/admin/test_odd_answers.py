@@ -1,4 +1,5 @@
-"""Engines and exporters that answer with odd numbers, half pages, or late: the watch continues, and counts nothing twice."""
+"""Engines and exporters that answer late, with odd numbers or with half a page: the monitor continues, and counts nothing
+twice."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def test_usage_that_no_call_can_have(odd: object) -> None:
 
 
 def test_an_exporter_that_breaks_off() -> None:
-    """Not an OSError: half a page is http.client's own kind of failure."""
+    """For half a page, http.client raises an exception of its own, not an OSError."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -112,7 +113,7 @@ def make(books: Books, log: FakeLog, names: tuple[str, ...] = ("b",)) -> Diverge
 
 
 def test_answers_that_would_overtake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report at the same time as the monitor's own poll: an older answer must not look like a restarted engine."""
+    """A report queries the engine during the monitor's own query: the older answer must not look like a restart."""
     counts = iter(range(5_000_000, 6_000_000, 10))
     delays = iter([0.0, 0.05, 0.0, 0.04, 0.0, 0.03, 0.0] * 10)
 

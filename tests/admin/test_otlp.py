@@ -1,4 +1,4 @@
-"""Traces as a collector receives them, read with OpenTelemetry's own schema, and the trace headers that the engine gets."""
+"""Traces as a collector receives them, checked with OpenTelemetry's own schema; and the trace headers that the engine gets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Collector:
 
 @contextlib.contextmanager
 def collector() -> Iterator[Collector]:
-    """Reads what it gets as strictly as the official schema does."""
+    """Parse what arrives as strictly as the official schema does."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -192,7 +192,7 @@ def test_a_dead_collector_costs_traces_and_nothing_else(engine: StandIn) -> None
 
 
 def test_off_there_is_nothing_of_it(engine: StandIn) -> None:
-    """No thread, no module of OpenTelemetry's, no word to the engine."""
+    """Without a collector there is no thread, no OpenTelemetry module, and no trace header to the engine."""
     with Gateway(engine.url) as gateway:
         ask(gateway.address, CHAT, {"messages": [], "max_tokens": 2})
         assert "traceparent" not in engine.seen()[-1]["headers"]

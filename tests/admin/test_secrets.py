@@ -1,4 +1,4 @@
-"""Case 26: a client's secrets, planted everywhere they can come in, appear nowhere that anybody can look."""
+"""Case 26: a client's secrets, planted wherever they can come in, appear nowhere that anybody can look."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ PATHS = [
 
 
 def looked(gateway: Gateway, path: str) -> bytes:
-    """What the admin port shows; of a stream of events the first."""
+    """Return everything that the admin port shows; of an event stream, the first event."""
     request = urllib.request.Request(gateway.admin_url + path, headers={"authorization": f"Bearer {TOKEN}"})
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -97,7 +97,7 @@ def refused(gateway: Gateway, path: str, body: bytes, headers: dict[str, str]) -
 
 
 def files(folder: Path) -> bytes:
-    """Everything written: the ledger with its WAL, and the log."""
+    """Return everything written to disk: the ledger with its WAL, and the log."""
     return b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
 
 

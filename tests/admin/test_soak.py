@@ -66,7 +66,7 @@ def time_is(moment: float) -> bool:
 
 
 def running(engine: str) -> int | None:
-    """Calls in the engine; None while it is away."""
+    """Return the number of calls in the engine; None while it is down."""
     try:
         return int(get_json(f"{engine}/standin/stats")["running"])
     except OSError:
@@ -78,7 +78,7 @@ def backend(gateway: Gateway) -> dict[str, Any]:
 
 
 def at_rest(gateway: Gateway) -> dict[str, Any]:
-    """The report, once both sides agree; else nothing."""
+    """Return the report once both sides agree; until then, None."""
     report: dict[str, Any] = admin(gateway, "GET", "/api/report?by=cause")[1]
     return report if report["engines"]["gpu"]["difference"] == 0 else {}
 

@@ -54,7 +54,7 @@ def test_the_screen_keeps_to_its_size_and_shows_the_chosen_call() -> None:
 
 
 def test_in_a_terminal(gateway: Gateway, engine: StandIn) -> None:
-    """It draws, takes the keys for a kill, and leaves the terminal as it was."""
+    """It draws the screen, takes the keys for a kill, and restores the terminal."""
     with streaming(gateway, "doomed-by-top"):
         leader, follower = pty.openpty()
         command = [sys.executable, "-m", "hangup", "top", "--every", "0.1s", "--admin", gateway.admin_url]

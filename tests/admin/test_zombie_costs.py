@@ -38,7 +38,7 @@ def rows(gateway: Gateway, by: str) -> dict[str, dict[str, Any]]:
 
 
 def adds_up(gateway: Gateway) -> dict[str, Any]:
-    """The report, if what came of all tokens is what the engine counted, within a hundredth; else nothing."""
+    """Return the report if its tokens add up to the engine's count, within a hundredth; else None."""
     report: dict[str, Any] = admin(gateway, "GET", "/api/report?by=cause")[1]
     gpu = report["engines"]["gpu"]
     return report if gpu["computed"] > 1000 and abs(gpu["difference"]) <= gpu["computed"] / 100 else {}
@@ -98,7 +98,7 @@ def test_all_fates_add_up_to_the_engines_own_count_while_it_is_deaf_and_under_tr
 
 
 def test_the_line_of_a_call_tells_what_its_engine_did_after_the_hang_up() -> None:
-    """Our own engine says it to the last token; each of its calls has one at least that was computed and never came."""
+    """Our own engine reports it to the last token; at least one token of each call was computed and never delivered."""
     with EngineProcess(slots=8) as engine, Gateway(engine.url, engine_receive_bytes_max=4096) as gateway:
         known(gateway)
         for at in range(4):

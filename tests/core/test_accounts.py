@@ -1,4 +1,4 @@
-"""What the ledger records at the end of a call: once, under which tenant, and at what cost."""
+"""What the ledger records when a call ends: one entry, for the right tenant, with the right cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRICE = Price(per_hour=3600.0, per_million_tokens=2e6)  # one a second, two a to
 
 
 def ended(reason: Reason, *, tokens: int = 10, stream: bool = True, status: int = 200) -> Call:
-    """Received after 1 s, sent after 3 s, its first token after 6 s, its end after 10 s."""
+    """Return an ended call: received after 1 s, sent after 3 s, first token after 6 s, end after 10 s."""
     call = Call("id", 100.0)
     call.tenant, call.model, call.route, call.stream, call.tokens_in = "ann", "m", "openai.chat", stream, 7
     call.received(101.0)
@@ -30,7 +30,7 @@ def ended(reason: Reason, *, tokens: int = 10, stream: bool = True, status: int 
 
 
 def put(histogram: Histogram) -> dict[float, int]:
-    """How many are in which bucket, by its upper bound."""
+    """Return the counts of the buckets, by their upper bounds."""
     return {bound: count for bound, count in zip((*histogram.bounds, -1), histogram.counts, strict=True) if count}
 
 
@@ -111,7 +111,7 @@ class TestAccount:
         assert account == Account(calls=1, tokens_in=7, tokens_delivered=10, engine_s=4.0, money=24.0)
 
     def test_one_whose_stream_was_left(self) -> None:
-        """What it had it got; of the rest of such an answer, 15 tokens were spared, each as dear as those before it."""
+        """The client got what was computed; 15 more tokens of such an answer were spared, each at the price of those before."""
         account = self.booked(ended(reasons.CLIENT_FIN))
         assert (account.tokens_delivered, account.tokens_wasted, account.engine_wasted_s, account.money_wasted) == (10, 0, 0, 0)
         assert account.tokens_saved == 15 and account.money_saved == pytest.approx(15 * 24.0 / 10)

@@ -30,7 +30,7 @@ def test_a_call_that_leaves_the_queue_frees_its_place_at_once() -> None:
     ("shut", "opened"), [(HealthEvent.QUARANTINED, HealthEvent.TAKEN_BACK), (HealthEvent.DRAINED, HealthEvent.UNDRAINED)]
 )
 def test_nothing_waits_for_what_is_shut(shut: HealthEvent, opened: HealthEvent) -> None:
-    """But a backend that is down is a last resort, and one of two that is open is waited for."""
+    """A backend that is down is still a last resort, and calls wait if one of two backends is open."""
     admission = new_admission(slots=1, backends=2)
     one, two = admission.fleet.loads
     assert started(admission.arrive(Ticket("runs"), "a", 0.0)) == ["runs"]
@@ -58,7 +58,7 @@ def test_the_newest_goes_first_once_the_line_stands() -> None:
 
 
 def serve(admission: Admission[Any], running: Ticket[Any], turns: int, tokens: int = 10) -> list[str]:
-    """End the call that runs on the one slot, again and again; return the order in which calls ran."""
+    """End the call on the only slot, again and again; return the order in which the calls ran."""
     order = []
     for turn in range(turns):
         [action] = admission.end(running, 0.001 * turn, tokens, 10, completed=True)
@@ -191,7 +191,7 @@ def test_retries_beyond_their_share_are_refused_when_there_is_no_room() -> None:
 
 
 def test_no_tenant_pays_for_anothers_retries_or_haste() -> None:
-    """One tenant's deadlines of a millisecond, and its retries, are no reason to refuse another tenant's calls."""
+    """One tenant's millisecond deadlines and retries must not make admission refuse another tenant's calls."""
     admission = new_admission(limits=replace(ROOMY, queue_s=60.0))
     [running] = fill(admission, "x", 1)
     fill(admission, "b", 30)
@@ -217,7 +217,7 @@ def test_retries_may_run_while_there_is_room() -> None:
 
 
 def teach(admission: Admission[Any], seconds_per_token: float, step_s: float, now: float = 0.0) -> float:
-    """Lets calls of several sizes run, so that the estimates know the engine."""
+    """Run calls of several sizes, so that the estimates know the engine."""
     for at in range(20):
         prompt = 100 * (1 + at % 10)
         ticket = Ticket(f"teach{at}", prompt=prompt, output_max=100)
@@ -301,7 +301,7 @@ def test_an_engine_alone_takes_what_is_larger_than_its_cache() -> None:
 
 
 def hurried(admission: Admission[Any], key: str, now: float) -> tuple[Ticket[Any], list[Action[Any]]]:
-    """One that wants all of its answer within 6 s."""
+    """Return a call that wants its whole answer within 6 s."""
     ticket = Ticket(key, prompt=10, output_max=300, all_by=now + 6.0, queue_by=now + 60.0)
     return ticket, admission.arrive(ticket, "a", now)
 
@@ -363,7 +363,7 @@ def test_backends_that_are_down_are_taken_only_when_all_are() -> None:
 
 
 def test_a_suspected_backend_is_taken_when_the_others_are_full() -> None:
-    """Unlike one that is down it may be well, so no capacity is lost."""
+    """It may be healthy, unlike a backend that is down; so no capacity is lost."""
     loads = [BackendLoad("one", 2, weight=100), BackendLoad("two", 2)]
     admission: Admission[Any] = Admission(LIMITS, loads, lambda: 0.5)
     loads[0].health.apply(HealthEvent.FOUND_LATE)

@@ -58,7 +58,7 @@ def test_a_newcomer_passes_those_who_wait_for_something_else() -> None:
 
 
 def test_a_newcomer_is_not_refused_because_another_backend_is_slow() -> None:
-    """Two lines, one backend that takes a minute for a call and one that takes a tenth of a second."""
+    """There are two queues: one backend takes a minute for a call, the other a tenth of a second."""
     admission = new_admission(limits=replace(LIMITS, queue_s=5.0))
     slow, fast = Ticket("slow", eligible=A), Ticket("fast", eligible=B)
     admission.arrive(slow, "t", 0.0)
@@ -138,7 +138,7 @@ def test_a_job_makes_way_only_for_a_call_that_can_take_its_place() -> None:
 
 
 def test_a_place_that_gets_free_elsewhere_helps_nobody() -> None:
-    """A call ended on b and its engine may go on; that place is no reason to let one who waits for a wait behind a job."""
+    """A call ended on b, whose engine may still work on it; that must not make a call that waits for a wait behind a job."""
     admission = new_admission(slots=2, limits=replace(LIMITS, jobs_hold_back_share=0.0, hold_back_share=0.0))
     gone = Ticket("gone", eligible=B)
     admission.arrive(gone, "t", 0.0)
@@ -152,7 +152,7 @@ def test_a_place_that_gets_free_elsewhere_helps_nobody() -> None:
 
 
 def test_what_is_held_back_on_a_full_backend_closes_no_other() -> None:
-    """A place of each ten is for the higher band; nine tenths of all places are on a."""
+    """One place in ten is reserved for the higher priority; nine tenths of all places are on a."""
     admission: Admission[Any] = Admission(LIMITS, [BackendLoad("a", 90), BackendLoad("b", 10)], lambda: 0.5)
     admission.configure(replace(LIMITS, hold_back_share=0.1), {"vip": TenantTerms(band=Band.HIGH)})
     for at in range(90):

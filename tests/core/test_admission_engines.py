@@ -16,7 +16,7 @@ from support.admission import ROOMY, fill, started
 
 
 class Slots:
-    """An engine of so many slots, seen only by its first tokens: prompts take 0.1 s, answers 2 s. Steps of 10 ms."""
+    """An engine with a number of slots that admission does not know: prompts take 0.1 s, answers 2 s, steps 10 ms."""
 
     def __init__(self, slots: int, load: BackendLoad, limits: LimitSettings = ROOMY) -> None:
         self.slots = slots
@@ -72,7 +72,7 @@ def test_an_engine_that_is_full_has_at_most_two_calls_in_its_own_queue(slots: in
 
 @pytest.mark.parametrize("first_s", [0.1, 1.0])
 def test_an_engine_without_a_limit_gets_every_call_at_once(first_s: float) -> None:
-    """Unknown is not full: a steady load, bursts, and a burst into the cold."""
+    """An unknown limit is not a full engine: for a steady load, for bursts, and for a burst right after the start."""
     engine = Slots(10**6, BackendLoad("s"))
     engine.first_s = first_s
     engine.come(200)
@@ -88,7 +88,7 @@ def test_an_engine_without_a_limit_gets_every_call_at_once(first_s: float) -> No
 
 
 def test_an_engine_whose_first_tokens_scatter_is_not_taken_for_full() -> None:
-    """Hosted APIs: first-token times over a factor of ten, whatever the load."""
+    """First-token times of hosted APIs vary by a factor of ten, whatever the load."""
     scatter = random.Random(1)
     engine = Slots(10**6, BackendLoad("s"))
     for _ in range(6000):
@@ -117,7 +117,7 @@ def test_an_engine_that_becomes_slower_is_not_strangled() -> None:
 
 
 def test_an_engine_whose_tokens_become_slower_is_not_strangled() -> None:
-    """A larger model at the same address: 0.02, then 0.13 s per token, however many calls there are."""
+    """A larger model at the same address takes 0.13 instead of 0.02 s per token, however few calls it has."""
     engine = Slots(10**6, BackendLoad("s", step_slo_s=0.1))
     engine.answer_s = 40 * 0.02
     for at in range(6000):
@@ -172,7 +172,7 @@ def test_the_engines_own_word_goes_before_any_estimate() -> None:
 
 
 def test_calls_that_wait_for_the_engines_next_step_are_no_queue() -> None:
-    """33 calls/s, a first-token time of 1 s, room for all: at most reports, some of the calls sent last wait for a step."""
+    """At 33 calls/s, 1 s to the first token and room for all, most reports show a few new calls that wait for a step."""
     engine = Slots(10**6, BackendLoad("s"))
     engine.first_s = 1.0
     for at in range(2000):

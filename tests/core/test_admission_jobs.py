@@ -1,4 +1,4 @@
-"""What jobs may use, and when they yield, rule by rule."""
+"""Which capacity jobs may use, and when they yield, rule by rule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ended(actions: list[Action[Any]]) -> list[tuple[object, str]]:
 
 
 def put_in_line(admission: Admission[Any], count: int, name: str = "a", now: float = 0.0) -> list[Ticket[Any]]:
-    """Items of jobs, each with its first token as soon as it starts, so that the next may."""
+    """Queue items of jobs. Each gets its first token as soon as it starts, so that the next may start."""
     items = [Ticket(f"{name}-job{at}", prompt=10, output_max=10, job=True) for at in range(count)]
     for item in items:
         actions = admission.arrive(item, name, now)
@@ -302,7 +302,7 @@ def test_yielded_is_a_reason_of_its_own() -> None:
 
 
 def test_alone_jobs_find_out_how_much_an_engine_runs() -> None:
-    """Here it is 5: the sixth gets its first token only when another ends."""
+    """This engine runs 5: the sixth call gets its first token only when another ends."""
     admission = new_admission(slots=0)
     load = admission.fleet.loads[0]
     runs: list[Ticket[Any]] = []
@@ -378,7 +378,7 @@ def test_a_running_job_is_not_ended_for_one_who_waits_for_prompts_to_be_read() -
 
 
 class WholeAnswers:
-    """An engine that answers embeddings in 0.05 s each, however many; of an answer nothing is seen before its end."""
+    """An engine that computes any number of embeddings in 0.05 s each, and sends nothing before an answer is complete."""
 
     def __init__(self) -> None:
         self.made = new_admission(slots=0)
@@ -412,7 +412,7 @@ class WholeAnswers:
 
 @pytest.mark.parametrize("live", [False, True])
 def test_a_batch_of_embeddings_runs_alone_and_beside_live_ones(live: bool) -> None:
-    """One at a time would be 50 in 2.5 s; one in each pause of a try was 7 in 40 s, and none beside live calls."""
+    """One at a time would mean 50 in 2.5 s; one per try meant 7 in 40 s, and none beside live calls."""
     engine = WholeAnswers()
     if live:
         engine.come("live-first", job=False)
@@ -427,7 +427,7 @@ def test_a_batch_of_embeddings_runs_alone_and_beside_live_ones(live: bool) -> No
 
 
 def test_live_calls_that_never_stop_do_not_keep_all_jobs_out() -> None:
-    """One live call at a time is all that was ever seen: that the engine runs two is found out beside one of them."""
+    """Admission has only ever seen one live call at a time; it learns beside a live call that the engine runs two."""
     admission = new_admission(slots=0)
     live, _ = call(admission, "live0")
     items = put_in_line(admission, 2)

@@ -54,13 +54,13 @@ class JobsMachine(RuleBasedStateMachine):
         self.live_counts.append((self.now, self.live_running()))
 
     def peak(self) -> int:
-        """The most live calls at a time within the last `jobs_calm_s`: what held when it began, and all since."""
+        """Return the maximum of concurrent live calls within the last `jobs_calm_s`, including those from before."""
         begin = self.now - LIMITS.jobs_calm_s
         before = [count for at, count in self.live_counts if at < begin]
         return max([count for at, count in self.live_counts if at >= begin] + before[-1:])
 
     def check_job_start(self, ticket: Ticket[Any], load: BackendLoad) -> None:
-        """Asked when the action is carried out; whatever was decided together with it has happened already."""
+        """Check a start when it is carried out; everything that was decided with it has happened by then."""
         assert not self.live_line, "a job started while a live call waits"
         assert load.health.well, "a job started where no live call would"
         assert load.health.in_service
@@ -106,7 +106,7 @@ class JobsMachine(RuleBasedStateMachine):
                 self.check_job_start(ticket, load)
 
     def check_victims(self, before: int, actions: list[Action[Any]]) -> None:
-        """Never more than live calls that wait, or that were started where a job was being read."""
+        """Check that no more jobs yield than live calls wait, or started where a job's prompt was being read."""
         fresh = sum(action.reason is not None and action.reason.code == "preempted" for action in actions)
         lives = sum(action.load is not None and not action.ticket.job for action in actions)
         assert fresh <= max(len(self.live_line) - before, 0) + lives
@@ -137,7 +137,7 @@ class JobsMachine(RuleBasedStateMachine):
         self.do(actions)
 
     def twin(self) -> Admission[Any]:
-        """An admission that never saw a job, with the live calls where they are."""
+        """Return an admission that never saw a job, with the same live calls in the same places."""
         made = self.admission()
         made._at = self.real._at
         made._drain_rates = copy(self.real._drain_rates)
@@ -249,7 +249,7 @@ class JobsMachine(RuleBasedStateMachine):
 
 
 def facts(actions: list[Action[Any]]) -> list[tuple[str, str]]:
-    """Of live calls: where, why. Not who: lines that are level are told apart by how they came about."""
+    """Return where the live calls are and why, but not which: queues of equal rank are ordered by their history."""
     return [(s.name if s else "", r.code if r else "") for t, s, r in actions if not t.job]
 
 

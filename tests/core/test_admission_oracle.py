@@ -24,7 +24,7 @@ TERMS = {
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """Plain lists, searched from end to end, beside the real thing."""
+    """Plain lists, searched from end to end, beside the real admission."""
 
     @initialize(slots=st.lists(st.integers(1, 3), min_size=1, max_size=3))
     def begin(self, slots: list[int]) -> None:
@@ -49,7 +49,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         return self.real.tenant(name).served
 
     def expected_next(self) -> list[Ticket[Any]]:
-        """Those who may be next; several when their tenants are level."""
+        """Return the calls that may be next; several if their tenants are equal."""
         band = min(TERMS[self.name(t)].band for t in self.queue)
         names = {self.name(t) for t in self.queue if TERMS[self.name(t)].band == band}
         least = min(self.served(name) for name in names)
@@ -62,7 +62,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         return picked
 
     def expected_victims(self, name: str) -> list[Ticket[Any]]:
-        """Those who may have to make room for a newcomer; nobody: then it is the newcomer who goes."""
+        """Return the calls that may be refused for a newcomer; if there are none, the newcomer is refused."""
         own = TERMS[name]
         lowest = max(TERMS[self.name(t)].band for t in self.queue)
         lines: dict[str, list[Ticket[Any]]] = {}
@@ -79,7 +79,7 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @property
     def odd(self) -> bool:
-        """Someone who failed on one backend waits for another: the order has its exceptions then."""
+        """Return whether a call that failed on one backend waits for another: the order has exceptions then."""
         return any(ticket.tried for ticket in self.queue)
 
     def room(self) -> bool:
@@ -143,7 +143,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.carry_out(actions)
 
     def expected_after(self, chosen: Ticket[Any]) -> list[Ticket[Any]]:
-        """As `expected_next`, before the chosen one's tenant was charged for it."""
+        """Do as `expected_next`, before the chosen call was charged to its tenant."""
         name = self.name(chosen)
         tenant = self.real.tenant(name)
         tenant.served -= chosen.charge / TERMS[name].weight

@@ -1,4 +1,4 @@
-"""The choice of a backend among those that can answer a call: the same as if all candidates were compared."""
+"""The choice among the backends that can answer a call is the same as if all candidates were compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVENTS = [HealthEvent.ANSWERED, HealthEvent.FAILED, HealthEvent.GRACE_OVER, Heal
 
 
 def lowest(loads: list[BackendLoad], tried: frozenset[str], eligible: frozenset[str]) -> set[str]:
-    """Return the backends that a comparison of all would choose from."""
+    """Return the backends that a comparison of all candidates would choose from."""
     among = [load for load in loads if load.name in eligible and load.name not in tried]
     among = [load for load in among if load.health.well] or among
     among = [load for load in among if load.has_room]
@@ -60,7 +60,7 @@ def test_groups_of_sets_that_nobody_asks_for_any_more_are_dropped() -> None:
 
 
 def test_a_backend_with_an_overdue_call_is_still_found() -> None:
-    """Noting an overdue call adds an entry, which may be the one at which old entries are dropped from the heap."""
+    """Noting an overdue call adds an entry to the heap, and that may be when old entries are dropped."""
     one, other = BackendLoad("one"), BackendLoad("other")
     fleet = Fleet([one, other])
     fleet.now = 100.0

@@ -1,4 +1,4 @@
-"""The call's lifecycle: any order of events leads to one end, and nothing is held after it."""
+"""The life of a call: any order of events leads to exactly one end, and the call holds nothing after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_new_call_has_cost_nothing() -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """A driver that does to a call what sockets, timers and operators do, in any order, and keeps track of what it holds."""
+    """Does to a call what sockets, timers and operators do, in any order, and tracks what the call holds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def the_timer_never_sleeps_past_a_limit(self) -> None:
-        """Whatever is overdue, `next_due` had said so; and what it says is due is overdue then."""
+        """Check that `next_due` announced everything that is overdue, and that everything it announces is overdue by then."""
         if self.call.ended:
             return
         due = self.call.next_due()
@@ -216,7 +216,7 @@ def test_what_the_client_is_told(reason: Reason, begun: bool, has_all: bool, tel
 
 
 def test_what_is_told_about_the_end_has_an_end_itself() -> None:
-    """Engines' own words go into it, and calls are kept for a while."""
+    """The detail may quote the engine, and hangup keeps ended calls for a while, so its length is bounded."""
     call = Call("c", 0.0)
     ending = call.end(reasons.ENGINE_ERROR, 1.0, "x" * 10**6)
     assert ending is not None and len(ending.detail) == len(call.detail) == DETAIL_CHARS_MAX

@@ -1,4 +1,4 @@
-"""Where a call can go, by its API and its model."""
+"""Which backends can serve a call, by its API and its model."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ STEP_S, STEP_PER_CALL_S = 0.02, 0.0005  # a step of the engine, and what each ca
 
 
 class Traffic:
-    """An engine that answers calls at the pace of its batch, and may continue for clients that left."""
+    """An engine that answers calls at the pace of its batch, and may continue for clients that disconnected."""
 
     def __init__(self, seed: int, *, counts: bool, late_counter: bool = False, blind: float = 0.0) -> None:
         self.random = random.Random(seed)
@@ -81,7 +81,7 @@ class Traffic:
 
 
 def load_of_day(now: float) -> float:
-    """Calls per second: nothing at night, a swing over the day, and sudden bursts."""
+    """Return the calls per second: none at night, a swing over the day, and sudden bursts."""
     hour = now / 3600 % 24
     if hour < 6:
         return 0.0 if hour < 5 else 0.02
@@ -121,7 +121,7 @@ def test_a_day_without_a_false_alarm(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_deaf_engine_is_found_within_a_minute_and_forgiven(kind: str, seed: int) -> None:
-    """Clients leave, and the engine continues for them with few slots free; then it recovers, and the alarm ends."""
+    """Clients disconnect, and the engine continues for them with few free slots; then it recovers, and the alarm ends."""
     traffic, alarm = KINDS[kind](seed), DivergenceAlarm()
     alarm.restarted(0.0)
     while traffic.now < 4 * 3600:
@@ -156,7 +156,7 @@ def test_busy_with_no_call_of_ours_is_the_plainest_case() -> None:
 
 
 def test_an_alarm_does_not_flutter() -> None:
-    """Divergence that comes and goes faster than `hold_s` raises no alarm, and ends none."""
+    """A divergence that comes and goes faster than `hold_s` neither raises nor ends an alarm."""
     alarm, now, seen, computed, changes = DivergenceAlarm(), 0.0, 0, 0, []
     for tick in range(600):
         now += TICK_S
@@ -167,7 +167,7 @@ def test_an_alarm_does_not_flutter() -> None:
 
 
 def looks(alarm: DivergenceAlarm, count: int, start: float = 0.0, **sample: object) -> list[bool | None]:
-    """Every five seconds one that differs in nothing but the time."""
+    """Return samples at intervals of five seconds that differ only in their time."""
     given: dict[str, Any] = {"computed": None, "busy": None, "seen": 0, "unseen": 0, "call_s": 0.0, "served_s": 0.0, **sample}
     return [alarm.observe(CounterSample(**given), start + at * TICK_S) for at in range(count)]
 

@@ -1,6 +1,5 @@
-"""An engine's own token count, over restarts, compared with what arrived: every token is accounted for, and a wrong count
-shows.
-"""
+"""Compares an engine's token count, over restarts, with the delivered tokens: each token is accounted for, and a wrong count
+shows."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def test_what_came_too_little_was_for_nobody_and_is_told_once() -> None:
 
 
 def test_what_died_uncounted_with_the_engine_is_told_apart() -> None:
-    """100 were counted, 130 came before it died, and 40 from its next life."""
+    """The engine reported 100 tokens, delivered 130 before it died, and 40 after its restart."""
     count = EngineCount()
     count.note(0)
     count.note(100)
@@ -56,8 +55,8 @@ _LIVES = st.lists(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), mi
 
 @given(_LIVES)
 def test_books_and_counts_agree_whenever_both_rest(lives: list[list[tuple[int, int]]]) -> None:
-    """Lives of an engine, each of steps (tokens that came, tokens for nobody); looked at after each step but the last, before
-    which it dies: whatever is lost, computed + uncounted = seen + nobody's."""
+    """An engine lives several times. Each life has steps of (delivered tokens, tokens for nobody), with a query after each but
+    the last, before which the engine dies. Whatever is lost, computed + uncounted = seen + nobody's."""
     count = EngineCount()
     count.note(0)
     seen = nobodys = uncounted = 0

@@ -12,7 +12,7 @@ from hangup.core.admission.estimates import FirstTokenTime, Lengths, Rate, StepT
 class TestFirstTokenTime:
     @staticmethod
     def line(times: int = 20) -> FirstTokenTime:
-        """A tenth of a second, and a millisecond for each token."""
+        """Return 0.1 s plus a millisecond per token."""
         estimate = FirstTokenTime()
         for at in range(times):
             tokens = 100 * (1 + at % 4)

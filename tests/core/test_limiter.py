@@ -1,4 +1,4 @@
-"""How many calls an engine may have: what counts as evidence, what it allows, and when it is dropped."""
+"""How many calls an engine may get: what counts as evidence, how many calls it allows, and when it expires."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def see(
 
 
 def known(times: int = 10, waited_s: float = 0.1) -> LearnedLimit:
-    """Of an engine that has been on time, a first token each second."""
+    """Return a limiter whose engine has been on time, with a first token each second."""
     limit = LearnedLimit()
     for at in range(times):
         see(limit, float(at), waited_s)
@@ -30,7 +30,7 @@ def known(times: int = 10, waited_s: float = 0.1) -> LearnedLimit:
 
 
 def queueing(limit: LearnedLimit, now: float = 100.0, ahead: int = 4) -> LearnedLimit:
-    """First tokens are late until that is believed."""
+    """Let first tokens be late until the limiter believes that the engine queues."""
     for at in range(50):
         if limit.queues is Evidence.LATE:
             return limit
@@ -102,7 +102,7 @@ class TestLate:
         assert why(limit) is Evidence.NONE
 
     def test_as_many_are_allowed_as_it_reads_at_a_time_and_two(self) -> None:
-        """Fifty first tokens a second that take 0.1 s each: five prompts are read at a time."""
+        """With fifty first tokens a second that take 0.1 s each, the engine reads five prompts at a time."""
         limit = LearnedLimit()
         for at in range(400):
             see(limit, at * 0.02, 0.1)
@@ -160,7 +160,7 @@ class TestLate:
         assert limit.limit(9, 0, 0) == 9
 
     def test_a_late_one_now_and_then_does_not_put_off_the_next_try(self) -> None:
-        """An engine that was once taken for full, by chance or for a moment, would stay at that number of calls for ever."""
+        """Otherwise an engine that was once taken for full, by chance or for a moment, would keep that limit for ever."""
         limit = known()
         limit.note_running(8, 20.0)
         queueing(limit)
@@ -192,7 +192,7 @@ class TestLate:
         assert limit.unstarted_allowed(0) == before + 1
 
     def test_times_with_many_and_with_few_ahead_are_compared_over_some_calls(self) -> None:
-        """A quarter of each new one counts: with many ahead 4, then 5 s; with few 2, then 3 and 4 s."""
+        """Each new time has a weight of a quarter: with many ahead 4, then 5 s; with few 2, then 3 and 4 s."""
         for last, in_vain in ((7.05, True), (6.95, False)):
             vain = _InVain(10)
             for waited_s in (4.0, 8.0):
@@ -236,8 +236,8 @@ class TestLate:
         assert why(limit) is Evidence.LATE
 
     def test_how_many_were_ahead_is_that_of_the_last_call_sent_before_the_limit(self) -> None:
-        """Twelve calls are sent at once to an engine that has become slower: the first of them to come shows that it is late,
-        and those behind it show that it is as late with many ahead."""
+        """An engine that has become slower gets twelve calls at once. The first shows that it is late; those behind show that
+        it is just as late with many calls ahead."""
         limit = queueing(known(), ahead=0)
         for ahead in range(1, 12):
             see(limit, 200.0, 1.0, late=True, ahead=ahead)

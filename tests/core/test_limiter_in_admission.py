@@ -21,7 +21,7 @@ def why(limit: LearnedLimit) -> Evidence:
 
 
 class TestFleet:
-    """The same, seen from the whole: calls that are overdue, refusals and pauses."""
+    """Learned limits as the whole fleet shows them: overdue calls, refusals and pauses."""
 
     LIMITS = LimitSettings(queue_depth_max=100, queue_s=30.0)
 

@@ -1,4 +1,4 @@
-"""`hangup/tasks.py` owns all tasks and threads: one that is started elsewhere can die unnoticed."""
+"""`hangup/tasks.py` owns all tasks and threads: a task that is started elsewhere could die unnoticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OWNER = "tasks.py"
 
 
 def started_in(path: Path) -> list[str]:
-    """Where a module starts a task or a thread by hand."""
+    """Return where a module starts a task or a thread by itself."""
     calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
     named = ((node.lineno, getattr(node.func, "attr", getattr(node.func, "id", ""))) for node in calls)
     return [f"{path.relative_to(ROOT)}:{line} {name}" for line, name in named if name in STARTERS]
@@ -25,12 +25,12 @@ def test_no_module_starts_a_task_or_a_thread_by_hand() -> None:
 
 
 def test_the_owner_is_found_by_the_same_look() -> None:
-    """Else the test above would pass for want of eyes."""
+    """Otherwise the test above might pass because its search finds nothing."""
     assert {place.split()[1] for place in started_in(ROOT / OWNER)} == {"create_task", "Thread"}
 
 
 def health_written_in(source: str) -> list[str]:
-    """What a module sets in a backend's health."""
+    """Return the attributes of a backend's health that a module sets."""
     targets = [
         target
         for node in ast.walk(ast.parse(source))

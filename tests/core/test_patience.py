@@ -1,4 +1,4 @@
-"""How long clients wait before they disconnect: learned from departures, and from nothing else."""
+"""How long clients wait before they disconnect: learned from departures alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARES = st.lists(st.floats(0, 0.999), max_size=60)
 def test_a_common_timeout_is_found_however_few_were_kept_waiting_that_long(
     timeout_s: float, departures: int, joined: list[float], answered: list[float]
 ) -> None:
-    """All who were not answered before it left then, some of them watched only from later on."""
+    """Everyone who was not answered by then left; some of them were watched only from later on."""
     patience = Patience()
     for share in answered:
         patience.observe(0.0, share * timeout_s, client_left=False)
@@ -64,7 +64,7 @@ def test_it_is_a_timeout_if_hardly_anybody_waits_longer(departures: int, limit_s
 
 
 def test_shares_multiply_from_moment_to_moment() -> None:
-    """Two of three leave at 5 s, two of three of the rest at 10 s, and so on: after 15 s one in 27 is left."""
+    """Two in three leave at 5 s, two in three of the others at 10 s, and so on: after 15 s, one in 27 is left."""
     patience = Patience()
     for at_s, departures in ((5.0, 18), (10.0, 6), (15.0, 2)):
         for _ in range(departures):
@@ -75,7 +75,7 @@ def test_shares_multiply_from_moment_to_moment() -> None:
 
 @pytest.mark.parametrize("answered_s", [0.0, 0.0501, 0.5, 9.0])
 def test_those_who_were_answered_before_are_not_among_those_who_stayed(answered_s: float) -> None:
-    """Hundreds of short calls say nothing about who would have waited for ten seconds."""
+    """Hundreds of short calls say nothing about who would have waited ten seconds."""
     patience = Patience()
     for _ in range(300):
         patience.observe(0.0, answered_s, client_left=False)
@@ -155,7 +155,7 @@ def test_names_of_clients_fill_no_memory() -> None:
 
 @pytest.mark.parametrize(("step_s", "spare_s"), [(None, 10.0), (0.02, 8.0)])
 def test_what_a_client_has_to_spare_is_what_its_answer_does_not_take(step_s: float | None, spare_s: float) -> None:
-    """An answer of a hundred tokens, all of it within ten seconds; before a token's time is known it takes none."""
+    """An answer of a hundred tokens must be complete within ten seconds; an unknown time per token counts as zero."""
     [load] = loads = [BackendLoad("s", 1)]
     admission: Admission[Any] = Admission(LimitSettings(), loads, lambda: 0.5)
     admission.arrive(Ticket("runs"), "t", 0.0)
@@ -167,7 +167,7 @@ def test_what_a_client_has_to_spare_is_what_its_answer_does_not_take(step_s: flo
 
 
 def test_those_who_are_still_there_count() -> None:
-    """At the start only those who left have ended: they must not stand for the others, who read on."""
+    """At first, only the calls of clients that left have ended: they must not stand for the clients that keep reading."""
     patience = Patience()
     for at in range(40):
         patience.watch(at, 0.0, 0.0)
@@ -189,7 +189,7 @@ def test_a_timeout_that_clients_keep_roughly_is_known_by_its_edge_and_people_by_
 
 
 def left_whole(*moments: float) -> Patience:
-    """Streams of which each was left after so many seconds."""
+    """Return streams, each of which its client left after this many seconds."""
     patience = Patience()
     for at_s in moments:
         patience.observe(2.0, at_s, client_left=True)
@@ -205,7 +205,7 @@ def test_a_few_who_leave_a_stream_when_others_leave_the_line_have_one_timeout_fo
 
 
 def test_one_who_stays_longer_has_no_timeout_for_all_of_it() -> None:
-    """Clients who give up on a first token after 6 s, and read for as long as it takes."""
+    """These clients wait 6 s for a first token, and then read for as long as it takes."""
     answered = left_whole(6.1, 6.4, 6.9)
     answered.observe(2.0, 9.0, client_left=False)
     assert answered.limit(0.0, 6.1) == math.inf

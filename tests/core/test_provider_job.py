@@ -1,4 +1,4 @@
-"""Following a job at a provider, in virtual time: what is requested, how often, and when it ends."""
+"""Following a job at a provider, in virtual time: what hangup requests, how often, and when it stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACE = PollPace(look_s=60, poll_s=1, poll_max_s=8, cancel_s=100, cancel_attempts
 
 
 class World:
-    """Does what it is told, at the time it is due, and writes down what it did."""
+    """Carries out the actions when they are due, and records them."""
 
     def __init__(self, lease_s: float | None = None) -> None:
         self.now = 0.0
@@ -165,7 +165,7 @@ def test_what_the_provider_forgot_has_ended() -> None:
 
 
 def test_what_the_provider_does_not_know_yet_is_not_gone() -> None:
-    """One that was accepted a moment ago may not be known everywhere: its cancel is sent again."""
+    """The provider may not know a new job everywhere yet, so hangup sends the cancel again."""
     job = World().job
     job.cancel(Cause.CLIENT_GONE, 0)
     assert job.next(0) is ProviderStep.CANCEL
@@ -197,7 +197,7 @@ HEARD = st.one_of(
 
 @given(st.lists(st.tuples(st.floats(0, 50), HEARD), max_size=60), st.sampled_from([None, 30.0]))
 def test_whatever_is_heard_in_whatever_order(events: list[tuple[float, tuple[str, object]]], lease_s: float | None) -> None:
-    """It ends once, is never silent while there is something to do, and no bound is passed."""
+    """The job ends once, always has a next action until then, and exceeds no limit."""
     job, now = ProviderJob(PACE, 0.0, Lease(lease_s, 0.0) if lease_s else None), 0.0
     steps = 0
     for pause_s, (what, argument) in events:

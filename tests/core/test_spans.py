@@ -1,4 +1,4 @@
-"""A call as spans: their names, times, parents and attributes."""
+"""The spans of a call: names, times, parents and attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks that must keep running do: a failed one is restarted, counted and shown."""
+"""Long-running tasks keep running: a failed one is restarted, counted and shown."""
 
 from __future__ import annotations
 
