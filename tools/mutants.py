@@ -53,6 +53,7 @@ TESTS = {  # by module or folder below core/: the quick ones first
     "engine_time.py": _CALL,
     "jobs.py": ("tests/core/test_provider_job.py", "tests/jobs/test_job_rules.py", "tests/jobs/test_job_table.py"),
     "ledger.py": _CALL,
+    "members": ("tests/core/test_members.py", "tests/core/test_allotments.py"),
     "provider_job.py": ("tests/core/test_provider_job.py",),
     "reaper": _REAPER,
     "spans.py": ("tests/core/test_spans.py",),

@@ -1,0 +1,17 @@
+"""What several gateway processes share: who is alive, how many places each may use, and the calls of one that died.
+
+Each process is a member. One hub holds the state of all members (`Members`, `PlaceAllocator`); a member holds only its own part
+(`Allotments`). They exchange messages, which may come late or, but for those of one connection, not at all:
+
+    member ── report: what I hold, and what I would use ──▶ hub
+      ◀────────── grant: what you may use ───────────────────┘
+
+A call never waits for a message: a member admits calls within what it was granted, and everybody keeps what he has while the
+hub is away. Nothing here knows whether the hub is a parent process on this host or a store that several hosts share.
+"""
+
+from hangup.core.members.allotments import Allotments, Grant, PlaceAllocator, PlaceReport
+from hangup.core.members.members import LeftCall, LeftCalls, Members
+from hangup.core.members.shares import fair_shares
+
+__all__ = ["Allotments", "Grant", "LeftCall", "LeftCalls", "Members", "PlaceAllocator", "PlaceReport", "fair_shares"]

@@ -1,0 +1,208 @@
+"""Allotments: how many places of a shared resource each member may use, granted in advance.
+
+The hub never grants more places than there are. To give a member more it needs places that nobody has. To get some, it lowers
+what it allows others, and counts a lowered allotment as it was until its member has confirmed that it holds no more. So
+messages that are late or lost cost idle places for a moment, and never a place that two members use.
+
+    hub                                 member
+    granted 6, allowed 3 ── allowed 3 ──▶ uses 5: holds 5, starts no call
+    granted 5            ◀── holds 5 ───┘
+    granted 3            ◀── holds 3 ───  two calls have ended
+
+Two cases exceed the capacity, each by one allotment at most: a member that was given up and comes back, and a capacity that
+shrinks. Then nobody gets more until enough was returned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hangup.core.members.shares import fair_shares
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceReport:
+    """What a member says of one resource."""
+
+    resource: str
+    capacity: int  # places that the resource has, as far as this member knows
+    held: int  # places that it uses, or may use without asking
+    demand: int  # places that it would use now
+    number: int  # of the latest grant that it has seen
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """How many places a member may use from now on."""
+
+    member: str
+    resource: str
+    allowed: int
+    number: int  # higher than those of all earlier grants for this member and resource
+
+
+class _Allotment:
+    """What a member may use of one resource."""
+
+    __slots__ = ("allowed", "number")
+
+    def __init__(self) -> None:
+        self.allowed = 0
+        self.number = 0
+
+
+class Allotments:
+    """The allotments of one member, as it knows them."""
+
+    def __init__(self) -> None:
+        self._by_resource: dict[str, _Allotment] = {}
+
+    def allowed(self, resource: str) -> int:
+        allotment = self._by_resource.get(resource)
+        return allotment.allowed if allotment is not None else 0
+
+    def take(self, grant: Grant) -> bool:
+        """Apply a grant; return False if it is older than another one, or for a resource that is no longer in use."""
+        allotment = self._by_resource.get(grant.resource)
+        if allotment is None or grant.number <= allotment.number:
+            return False
+        allotment.allowed, allotment.number = grant.allowed, grant.number
+        return True
+
+    def report(self, resource: str, capacity: int, used: int, demand: int) -> PlaceReport:
+        """Say what this member holds and would use."""
+        allotment = self._by_resource.setdefault(resource, _Allotment())
+        return PlaceReport(resource, capacity, max(allotment.allowed, used), demand, allotment.number)
+
+    def keep_only(self, resources: Iterable[str]) -> None:
+        """Forget the resources that are no longer in use: a report without them gives their places back."""
+        kept = set(resources)
+        self._by_resource = {name: allotment for name, allotment in self._by_resource.items() if name in kept}
+
+
+@dataclass(slots=True)
+class _Holder:
+    """One member's part of a resource, as the hub knows it."""
+
+    capacity: int = 0
+    demand: int = 0
+    granted: int = 0  # the most that it may hold, by what it was allowed and what it confirmed
+    allowed: int = 0  # by the last grant
+    seen: int = 0  # number of the last grant that it had seen when it reported
+    number: int = 0  # of the last grant,
+    raised: int = 0  # and of the last one that allowed more than the one before
+
+
+@dataclass(slots=True)
+class _Resource:
+    holders: dict[str, _Holder] = field(default_factory=dict)
+    of_dead: list[tuple[float, int]] = field(default_factory=list)  # until when the places of a dead member stay taken
+
+    @property
+    def capacity(self) -> int:
+        """The least that any member knows: an engine that came back with fewer slots has been seen by one of them first."""
+        return min((holder.capacity for holder in self.holders.values()), default=0)
+
+
+class PlaceAllocator:
+    """The allotments of all members. Every event returns the grants that follow from it."""
+
+    def __init__(self, dead_hold_s: float) -> None:
+        self._dead_hold_s = dead_hold_s  # how long engines may take to notice that a member has died
+        self._resources: dict[str, _Resource] = {}
+
+    def report(self, member: str, reports: Iterable[PlaceReport]) -> list[Grant]:
+        """Note all that a member holds; what it does not mention it no longer uses."""
+        by_name = {report.resource: report for report in reports}
+        changed = [name for name, resource in self._resources.items() if member in resource.holders and name not in by_name]
+        for name in changed:
+            del self._resources[name].holders[member]
+        for name, report in by_name.items():
+            self._note(self._resources.setdefault(name, _Resource()), member, report)
+        grants = self._share([*changed, *by_name])
+        new = {grant.resource for grant in grants if grant.member == member}
+        return grants + [self._last_grant(member, name) for name in by_name if name not in new and self._missed(member, name)]
+
+    def leave(self, member: str, now: float, *, died: bool) -> list[Grant]:
+        """Take back all that a member has. If it died, its calls may still be in the engines for a moment."""
+        mine = [name for name, resource in self._resources.items() if member in resource.holders]
+        for name in mine:
+            resource = self._resources[name]
+            holder = resource.holders.pop(member)
+            if died and holder.granted:
+                resource.of_dead.append((now + self._dead_hold_s, holder.granted))
+        return self._share(mine)
+
+    def pass_time(self, now: float) -> list[Grant]:
+        """Free the places of members that died long enough ago."""
+        changed = []
+        for name, resource in self._resources.items():
+            still = [entry for entry in resource.of_dead if entry[0] > now]
+            if len(still) != len(resource.of_dead):
+                resource.of_dead = still
+                changed.append(name)
+        return self._share(changed)
+
+    def next_due(self) -> float:
+        """Return when `pass_time` has something to do next."""
+        return min((until for resource in self._resources.values() for until, _ in resource.of_dead), default=math.inf)
+
+    def granted(self, resource: str) -> int:
+        """Return how many places of a resource members may hold, dead ones included."""
+        found = self._resources.get(resource)
+        return 0 if found is None else _taken(found)
+
+    def _missed(self, member: str, name: str) -> bool:
+        """Return whether the member had not seen its latest grant when it reported; the grant may be lost or on its way."""
+        holder = self._resources[name].holders[member]
+        return holder.seen < holder.number
+
+    def _last_grant(self, member: str, name: str) -> Grant:
+        holder = self._resources[name].holders[member]
+        return Grant(member, name, holder.allowed, holder.number)
+
+    def _note(self, resource: _Resource, member: str, report: PlaceReport) -> None:
+        holder = resource.holders.get(member)
+        if holder is None:  # new, or known to an earlier hub: what it has, it has
+            holder = resource.holders[member] = _Holder(
+                granted=report.held, allowed=report.held, number=report.number, raised=report.number
+            )
+        holder.capacity, holder.demand, holder.seen = max(report.capacity, 0), max(report.demand, 0), report.number
+        if report.number >= holder.raised:  # else a grant of more is on its way to the member
+            # Never more than before: a report that was overtaken by a later one may name places that were given away since.
+            holder.granted = min(holder.granted, max(report.held, holder.allowed))
+
+    def _share(self, names: Iterable[str]) -> list[Grant]:
+        grants: list[Grant] = []
+        for name in dict.fromkeys(names):
+            resource = self._resources[name]
+            if resource.holders or resource.of_dead:
+                grants += _share_one(name, resource)
+            else:
+                del self._resources[name]
+        return grants
+
+
+def _taken(resource: _Resource) -> int:
+    return sum(holder.granted for holder in resource.holders.values()) + sum(places for _, places in resource.of_dead)
+
+
+def _share_one(name: str, resource: _Resource) -> list[Grant]:
+    """Bring each member closer to its fair share, as far as there are places that nobody has."""
+    capacity = resource.capacity - sum(places for _, places in resource.of_dead)
+    shares = fair_shares(capacity, {member: holder.demand for member, holder in resource.holders.items()})
+    free = resource.capacity - _taken(resource)
+    grants = []
+    for member, holder in sorted(resource.holders.items(), key=lambda item: item[1].allowed):
+        allowed = min(shares[member], holder.granted + max(free, 0))
+        if allowed == holder.allowed:
+            continue
+        holder.number += 1
+        if allowed > holder.allowed:
+            holder.raised = holder.number
+        free -= max(allowed - holder.granted, 0)
+        holder.granted, holder.allowed = max(holder.granted, allowed), allowed
+        grants.append(Grant(member, name, allowed, holder.number))
+    return grants
