@@ -1,4 +1,4 @@
-"""The gateway streams a non-streaming call from the engine, and the client gets the same JSON as from the engine itself."""
+"""The gateway streams a non-streaming call from the engine; the client gets the same JSON as from the engine itself."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_an_engine_that_cannot_stream_is_asked_plainly() -> None:
 
 
 def test_asking_plainly_aborts_nothing() -> None:
-    """The engine has refused the first ask, so there is nothing to stop: an abort could only reach the second one."""
+    """The engine refused the first request, so there is nothing to stop: an abort could only hit the second one."""
     with gateway_and_engine({"slots": 8}, refuse_stream=True, slots=8, token_s=0.005) as (gateway, engine):
         for _ in range(4):
             with ThreadPoolExecutor(8) as clients:
@@ -134,7 +134,7 @@ def test_a_client_error_of_the_engine_is_passed_on(gateway: Gateway, engine: Sta
 
 
 class TestOddStreams:
-    """Streams as other engines write them."""
+    """Streams in the forms that other engines write."""
 
     def assembled(self, *events: bytes, end: bytes = LAST) -> Any:
         data = HEAD + b"".join(chunk(e) for e in events) + end

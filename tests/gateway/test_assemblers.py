@@ -1,4 +1,4 @@
-"""Whole answers assembled from events, API by API: nothing is lost or repeated. No sockets."""
+"""Whole answers assembled from events, API by API, without sockets: nothing is lost or repeated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def assemble(api: Api, body: Json, *events: Any, capped: bool = False) -> Json:
 
 
 def chat(*deltas: Json) -> Json:
-    """The message that is made of these deltas."""
+    """Return the message that is assembled from these deltas."""
     chunks = [{"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
     end = {"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     message: Json = assemble(CHAT, {"messages": []}, *chunks, end)["choices"][0]["message"]
@@ -53,7 +53,7 @@ class TestChat:
 
     @pytest.mark.parametrize("more", [{"audio": {"format": "wav"}}, {"modalities": ["text", "audio"]}])
     def test_sound_is_asked_for_as_the_client_did(self, more: Json) -> None:
-        """OpenAI streams PCM alone; what is asked for as a whole is WAV or MP3."""
+        """OpenAI streams only PCM; whole answers are WAV or MP3."""
         assert CHAT.read("/", {"messages": [], **more}, LimitSettings(), True).assembler is None
 
     def test_padding_of_events_is_no_part_of_the_answer(self) -> None:
@@ -126,7 +126,7 @@ def test_ollama_keeps_logprobs() -> None:
 class TestSglang:
     @pytest.mark.parametrize(("in_pieces", "text"), [(True, "hahaha!"), (False, "ha!"), (None, "ha!")])
     def test_what_the_server_says_of_its_streams_is_believed(self, in_pieces: bool | None, text: str) -> None:
-        """Neither "ha", "ha", "ha!" nor ids can tell by themselves whether an event has all the text so far."""
+        """Neither "ha", "ha", "ha!" nor ids alone can show whether each event repeats all the text so far."""
         assembler = SglangAssembler()
         assembler.texts_in_pieces = in_pieces
         for piece, reason in (("ha", None), ("ha", None), ("ha!", {"type": "stop"})):
@@ -176,7 +176,8 @@ class TestResponses:
         assert failure.body["error"]["message"] == "slow down"
 
     def test_what_is_left_of_a_stream_that_was_cut(self) -> None:
-        """Reasoning, a refusal, a tool's arguments: in the answer that ends at the cap, and in a stream's last event."""
+        """Reasoning, a refusal or a tool's arguments appear in the answer that ends at the cap, and in a stream's last
+        event."""
         thought = {"type": "reasoning", "id": "r", "summary": []}
         said = {"type": "message", "id": "m", "status": "in_progress", "content": []}
         called = {"type": "function_call", "id": "f", "name": "f", "arguments": "", "status": "in_progress"}
@@ -212,7 +213,7 @@ class TestResponses:
 
 @pytest.mark.parametrize("still", [True, False])
 def test_a_call_that_begins_anew_streams_as_it_is_asked_then(still: bool) -> None:
-    """A reload may have turned assembling off while its first engine stood still."""
+    """A reload may have turned assembling off while the first engine hung."""
     head = RequestHead(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n", count_max=8, url_bytes_max=100)
     value: Json = {"messages": []}
     engine_request = GenerationRequest(CHAT, head, b"{}", CHAT.read(head.path, value, LimitSettings(), True), value)

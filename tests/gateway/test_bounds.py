@@ -1,4 +1,4 @@
-"""Every amount that a client controls has a limit with a name; these tests run into each of them."""
+"""Every amount that a client controls has a named limit; these tests exceed each of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TestConnections:
         assert ask(small.address, "/v1/chat/completions", {"messages": [], "max_tokens": 1}).status == 200
 
     def test_those_that_are_told_are_few(self, small: Gateway) -> None:
-        """A flood of connections costs no more descriptors than there are for it."""
+        """A flood of connections must not use more than the file descriptors reserved for it."""
         with Client(small.address), Client(small.address):
             wait_until(lambda: small.metrics()["hangup_connections"] == 2)
             before = small.open_files()
@@ -76,7 +76,7 @@ class TestConnections:
 
 
 def test_bodies_on_their_way_in(engine: StandIn) -> None:
-    """bodies_bytes_max: of all clients together; who is complete, refused or gone makes room."""
+    """bodies_bytes_max, for all clients together: a body that is complete, refused or abandoned frees its bytes."""
     with Gateway(engine.url, bodies_bytes_max=1_000_000) as gateway:
         begun = POST + b"Content-Length: 900000\r\n\r\n" + b" " * 400_000
         with Client(gateway.address) as one, Client(gateway.address) as two:
@@ -126,14 +126,14 @@ class TestNames:
         assert listed["model"] in ("", None)
 
     def test_a_long_one_that_is_only_searched_for(self, engine: StandIn) -> None:
-        """Where there are several backends, bodies that are read for nothing else are searched for a model."""
+        """With several backends, hangup searches a body for its model even if it reads nothing else in it."""
         with Gateway(engine.url, engine.url.replace("127.0.0.1", "localhost")) as several:
             got = ask(several.address, "/v1/embeddings", {"input": "x", "model": "m" * 5000})
             assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_field")
             assert "name_bytes_max" in got.body.decode()
 
     def test_a_long_one_in_a_question_is_not_looked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is looked for is remembered, whatever its length; so the question goes to any backend."""
+        """hangup remembers the names that it looks up, so it sends a question with a long name to any backend instead."""
         looked_for: list[str] = []
         real = Routing.find
 
@@ -175,7 +175,7 @@ class TestNames:
     @pytest.mark.parametrize("path", ["/completion", "/generate"])
     @pytest.mark.parametrize("model", [["a"], {"a": 1}, 7, True, None])
     def test_a_name_that_is_none(self, gateway: Gateway, path: str, model: object) -> None:
-        """Where an API knows no such field, anything may stand there; it names nothing."""
+        """In an API without a model field, a value under that key names no model."""
         got = ask(gateway.address, path, {"prompt": "x", "inputs": "x", "n_predict": 1, "model": model})
         assert got.headers.get("x-hangup-reason") != "internal_error"
         assert gateway.call_log(got.headers["x-request-id"])["model"] == ""
@@ -187,7 +187,7 @@ class TestNames:
 
 
 class _Silent:
-    """An owner and a transport that do nothing, for a connection alone."""
+    """An owner and a transport that do nothing, for a connection on its own."""
 
     limits = LimitSettings(header_bytes_max=10**6)
     half_close_is_hangup = True
@@ -201,7 +201,7 @@ class _Silent:
 
 
 def test_a_head_that_comes_byte_by_byte_is_read_once() -> None:
-    """What a byte costs must not grow with what came before it."""
+    """The cost of a byte must not grow with the bytes before it."""
 
     def cpu_s(size: int) -> float:
         loop = asyncio.new_event_loop()
@@ -222,7 +222,7 @@ def test_a_head_that_comes_byte_by_byte_is_read_once() -> None:
 
 
 class _Disk(io.RawIOBase):
-    """A file on a disk that takes so many bytes, and then no more until it is emptied."""
+    """A file on a disk that is full after so many bytes, until it is emptied."""
 
     def __init__(self, room: int) -> None:
         self.data = b""
@@ -243,7 +243,7 @@ class _Disk(io.RawIOBase):
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 4)), min_size=1, max_size=8))
 def test_a_full_disk_breaks_no_line_but_the_one_it_cut(steps: list[tuple[int, int]]) -> None:
-    """Every line is there whole or counted as dropped; none is glued to another."""
+    """Every line is complete or counted as dropped; no two are joined."""
     log = Log("none", 100)
     disk = _Disk(0)
     log._out = disk
@@ -264,7 +264,7 @@ def test_a_full_disk_breaks_no_line_but_the_one_it_cut(steps: list[tuple[int, in
 
 @linux_only
 def test_the_log_counts_what_a_full_disk_did_not_take() -> None:
-    """/dev/full is a disk that is always full."""
+    """/dev/full behaves like a disk that is always full."""
     log = Log("/dev/full", 100)
     log.event("drain_started")
     log.close()
@@ -272,7 +272,7 @@ def test_the_log_counts_what_a_full_disk_did_not_take() -> None:
 
 
 def test_stdout_on_a_full_disk_is_a_log_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its buffer does not tell how much of a failed write was taken: lines would be glued together and counted wrongly."""
+    """Python's buffer does not report how much of a failed write succeeded: lines would be joined and miscounted."""
     disk = _Disk(10_000)
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(disk)))
     log = Log("-", 100)
@@ -287,7 +287,7 @@ def test_stdout_on_a_full_disk_is_a_log_like_any_other(monkeypatch: pytest.Monke
 
 
 def test_not_ready_before_a_backend_has_answered() -> None:
-    """A hope is no readiness: an engine that accepts and never answers has not been seen at work."""
+    """An engine that accepts connections and never answers does not make the gateway ready."""
     deaf = socket.create_server(("127.0.0.1", 0))
     with deaf, Gateway(f"http://127.0.0.1:{deaf.getsockname()[1]}", health_timeout_s=30) as gateway:
         assert gateway.ready() == 503
@@ -332,7 +332,7 @@ class TestAnswersAskedFor:
 
 @pytest.mark.parametrize("key", ["Options", "OPTIONS", "Stream", "\u017ftream"])
 def test_ollama_reads_keys_in_any_case(gateway: Gateway, engine: StandIn, key: str) -> None:
-    """Go does: what stands beside our cap under a key in other letters would be heeded."""
+    """Go ignores case, so Ollama would heed the same key in other letters instead of our cap."""
     before = len(engine.seen())
     got = ask(gateway.address, "/api/chat", {"messages": [], key: {"num_predict": -2}})
     assert (got.status, got.headers["x-hangup-reason"]) == (400, "bad_field")
@@ -340,7 +340,7 @@ def test_ollama_reads_keys_in_any_case(gateway: Gateway, engine: StandIn, key: s
 
 
 def test_ollama_reads_keys_in_any_case_in_other_apis_too() -> None:
-    """There they get the value that the gateway has read and sends, so that they change neither cap nor model."""
+    """There such keys get the values that the gateway read and sends, so that they change neither cap nor model."""
     odd = {"Max_Tokens": -1, "MODEL": "other", "\u017ftream": False, "N": 50, "Temperature": 2}
     config = "[limits]\noutput_tokens_max = 100\n[[backend]]\nengine = 'ollama'\nurl = "
     stream = answer(HEAD + chunk(event("x") + event("", '"stop"') + DONE) + LAST)
@@ -354,7 +354,7 @@ def test_ollama_reads_keys_in_any_case_in_other_apis_too() -> None:
 
 
 def test_the_log_takes_any_number() -> None:
-    """A line that cannot be written must not keep a call from its end."""
+    """A log line that cannot be written must not prevent a call's end."""
     log = Log("none", 100)
     log._out = _Disk(10**6)
     log.event("drain_started", live=2**70, text="\ud800")
@@ -362,7 +362,7 @@ def test_the_log_takes_any_number() -> None:
 
 
 def test_a_gateway_that_was_stopped_cuts_nobody_whose_tokens_wait() -> None:
-    """SIGSTOP for longer than gap_s: what the engine sent meanwhile is read before the time is judged."""
+    """After a SIGSTOP longer than gap_s, the gateway reads what the engine sent meanwhile before it checks the timeout."""
     with (
         StandIn(token_s=0.05) as engine,
         Gateway(engine.url, gap_s=3, first_token_s=60) as gateway,
@@ -377,7 +377,7 @@ def test_a_gateway_that_was_stopped_cuts_nobody_whose_tokens_wait() -> None:
 
 
 class TestWhatIsRemembered:
-    """Lists of what was: each has an end."""
+    """Each list of past things is bounded."""
 
     def test_ended_calls(self, engine: StandIn) -> None:
         with Gateway(engine.url, ended_calls_max=3) as gateway:
@@ -392,7 +392,7 @@ class TestWhatIsRemembered:
             assert found == ["call-3", "call-4", "call-5"]
 
     def test_the_dashboards_history(self, engine: StandIn) -> None:
-        """The glance shows the steps between looks: one less than there are."""
+        """The dashboard shows the steps between polls: one fewer than there are polls."""
         with Gateway(engine.url, history_looks_max=3, counters_interval_s=0.1) as gateway:
             seen: set[int] = set()
             last: set[str] = set()
@@ -424,7 +424,7 @@ class TestWhatIsRemembered:
 
 
 def test_bytes_behind_a_running_call(engine: StandIn) -> None:
-    """pipelined_bytes_max: what is beyond it is dropped, and the connection closes with the answer."""
+    """pipelined_bytes_max: more bytes are dropped, and the connection closes after the answer."""
     with Gateway(engine.url, pipelined_bytes_max=1000) as gateway, Client(gateway.address) as client:
         body = b'{"messages":[],"stream":true,"max_tokens":20,"ignore_eos":true}'
         more = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nx: " + b"a" * 2000 + b"\r\n\r\n"

@@ -1,4 +1,5 @@
-"""Hard caps: lowered if the client asks for more, and enforced by the gateway itself, whatever the engine does."""
+"""Hard caps: lowered in the request if the client asks for more, and enforced by the gateway itself, whatever the engine
+does."""
 
 from __future__ import annotations
 
@@ -112,13 +113,13 @@ def test_a_cap_leaves_a_streaming_body_byte_for_byte(gateway: Gateway, engine: S
 def test_left_alone_where_the_engine_would_refuse_less_or_make_more(
     gateway: Gateway, engine: StandIn, path: str, body: dict[str, Any]
 ) -> None:
-    """A minimum or a budget for thinking above the cap; -2, which is "as much as the context holds"."""
+    """A minimum or a thinking budget above the cap; and -2, which means "until the context is full"."""
     ask(gateway.address, path, {**body, "stream": True})
     assert json.loads(engine.seen()[-1]["body"]) == {**body, "stream": True}
 
 
 class TestShortContext:
-    """An engine that refuses what does not fit its context serves every call that names no maximum, as it would directly."""
+    """An engine that refuses what does not fit its context must serve every call without a maximum, as it does directly."""
 
     @pytest.mark.parametrize("stream", [True, False])
     def test_chat(self, stream: bool) -> None:
@@ -143,7 +144,7 @@ def llamacpp() -> Iterator[tuple[Gateway, StandIn]]:
 
 
 class TestAddedWhereHarmless:
-    """llama-server continues to the end of its context and accepts any maximum, so it gets the cap itself."""
+    """llama-server generates to the end of its context and accepts any maximum, so hangup sends it the cap."""
 
     @pytest.mark.parametrize(
         ("path", "body", "field"),
@@ -169,7 +170,7 @@ class TestAddedWhereHarmless:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(("tokens", "outcome"), [(1, "completed"), (4, "completed"), (50, "cap")])
 def test_llamacpp_ends_a_little_late(tokens: int, outcome: str, stream: bool) -> None:
-    """One token of a maximum of 0, and on to the end of a character: so says its documentation, and so it does."""
+    """For a maximum of 0 it generates one token, and it completes a started character: as its documentation says."""
     row = b'data: {"index":0,"content":"x","tokens":[],"stop":false}\n\n'
     data = (
         HEAD + chunk(row) * tokens + chunk(b'data: {"index":0,"content":"","stop":true,"stop_type":"limit"}\n\n') + b"0\r\n\r\n"
@@ -181,7 +182,7 @@ def test_llamacpp_ends_a_little_late(tokens: int, outcome: str, stream: bool) ->
 
 
 def test_an_echoed_prompt_is_no_output() -> None:
-    """`max_tokens: 0` with `echo` asks for the prompt's own probabilities: a good call, whatever is counted."""
+    """`max_tokens: 0` with `echo` requests the probabilities of the prompt, which is a valid call."""
     first = b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":"the prompt","finish_reason":null}]}\n\n'
     last = b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":"","finish_reason":"length"}]}\n\n'
     data = HEAD + chunk(first) + chunk(last) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
@@ -194,13 +195,13 @@ def test_an_echoed_prompt_is_no_output() -> None:
 
 @pytest.fixture(scope="module")
 def runaway() -> Iterator[tuple[Gateway, StandIn]]:
-    """An engine that ignores max_tokens."""
+    """Start an engine that ignores max_tokens."""
     with gateway_and_engine({"output_tokens_default": 5}, ignore_cap=True, answer_tokens=5000, token_s=0.002) as both:
         yield both
 
 
 class TestRunaway:
-    """The engine runs past the cap: the gateway ends the answer as the engine should have, and stops the engine."""
+    """The engine exceeds the cap: the gateway ends the answer as the engine should have, and stops the engine."""
 
     def stream(self, runaway: tuple[Gateway, StandIn], path: str, body: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
         gateway, engine = runaway
@@ -276,7 +277,7 @@ class TestRunaway:
         assert any(f'"{word}"' in found for word in ("length", "max_tokens", "limit", "max_output_tokens"))
 
     def test_fast_engine_never_gets_far(self, runaway: tuple[Gateway, StandIn]) -> None:
-        """What a runaway costs is bounded by the cap, not by the engine's idea of an end."""
+        """The cap bounds the cost of a runaway engine, not the engine's own idea of an end."""
         _, engine = runaway
         before = engine.stats()["tokens"]
         self.stream(runaway, "/v1/chat/completions", {"messages": MESSAGES, "stream": True, "max_tokens": 50})
@@ -303,7 +304,7 @@ class TestTime:
             assert gateway.call_log("g")["outcome"] == "cap"
 
     def test_comments_are_no_tokens(self) -> None:
-        """An engine that only pings is silent all the same."""
+        """An engine that only sends pings counts as silent."""
 
         def script(sock: Any, request: bytes) -> None:
             sock.sendall(HEAD + chunk(event("a")))
@@ -330,7 +331,7 @@ class TestTime:
 
     @contextlib.contextmanager
     def taken(self, queue_s: float) -> Iterator[tuple[Gateway, StandIn, Client]]:
-        """A gateway whose one place is taken, with room for one who waits; and a client who does."""
+        """Yield a gateway whose only place is taken and whose queue has room for one, and the client that waits there."""
         with StandIn() as engine:
             config = f'[limits]\nqueue_s = {queue_s}\nqueue_depth_max = 1\n[[backend]]\nurl = "{engine.url}"\nslots = 1\n'
             with Gateway(config=config) as gateway, Client(gateway.address) as first, Client(gateway.address) as second:
@@ -366,7 +367,7 @@ class TestTime:
 
 
 class TestDeadlines:
-    """The client's own deadline: the smallest wins, and the engine gets the remaining time."""
+    """The client's own deadline: the shortest wins, and the engine gets the remaining time."""
 
     @pytest.mark.parametrize(
         "headers",
@@ -395,7 +396,7 @@ class TestDeadlines:
             assert 0 < passed <= 1
 
     def test_read_timeout_of_a_stream_is_for_each_gap(self) -> None:
-        """A stream may take longer than the read timeout, as long as tokens come."""
+        """A stream may take longer than the client's read timeout as long as tokens arrive."""
         with gateway_and_engine(token_s=0.05) as (gateway, _), Client(gateway.address) as client:
             client.chat({"x-stainless-read-timeout": "2"}, stream=True, max_tokens=60)
             start = time.monotonic()
@@ -432,7 +433,7 @@ class TestDeadlines:
 
 
 class TestOwnLimits:
-    """Per route and per tenant; the tenant's wins."""
+    """Limits per route and per tenant; the tenant's value wins."""
 
     CONFIG = """
     [limits]
@@ -475,7 +476,7 @@ class TestOwnLimits:
 
 
 def test_event_bytes() -> None:
-    """20: a 100 MB event is cut at the cap, and costs no more memory than that."""
+    """Case 20: a 100 MB event is cut at the cap, and costs no more memory than that."""
 
     def script(sock: Any, request: bytes) -> None:
         sock.sendall(HEAD + chunk(event("a")) + b"%x\r\ndata: " % (100 * 1024 * 1024))

@@ -75,7 +75,7 @@ def keys_in(request: bytes) -> dict[bytes, bytes]:
 
 
 def test_a_client_key_goes_to_those_it_is_for_alone() -> None:
-    """Two parties, as far as addresses on one machine can show: the one that may get keys, and another."""
+    """Two addresses on one machine stand for two parties: one may get the keys, the other may not."""
     with raw_engine(answer(ok())) as one, raw_engine(answer(ok())) as other:
         config = f'[[backend]]\nurl = "{one.url}"\nclient_key = "pass"\n[[backend]]\nurl = "{other.url}"\n'
         with Gateway(config=config) as gateway:
@@ -97,7 +97,7 @@ def test_a_failover_takes_no_key_along() -> None:
 
 
 def test_a_key_in_a_websockets_handshake_is_a_key() -> None:
-    """A browser can send it in no other place."""
+    """A browser can send a key nowhere else."""
     refused = b"HTTP/1.1 403 X\r\ncontent-length: 0\r\n\r\n"
     with raw_engine(answer(refused)) as one, raw_engine(answer(refused)) as other:
         config = f'[[backend]]\nurl = "{one.url}"\nclient_key = "pass"\n[[backend]]\nurl = "{other.url}"\n'

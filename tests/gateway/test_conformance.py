@@ -50,7 +50,7 @@ def both(coding: bytes, size: bytes = b"5", body: bytes = b"0\r\n\r\n") -> bytes
 
 
 def sized(line: bytes) -> bytes:
-    """A body in one chunk, with this in place of its size."""
+    """Return a body in one chunk, with this text in place of its size."""
     return chunked(line.replace(b"SIZE", b"%x" % SIZE) + b"\r\n" + BODY + b"\r\n0\r\n\r\n")
 
 
@@ -258,7 +258,7 @@ def gateway(engine: StandIn) -> Iterator[Gateway]:
 
 
 def statuses(gateway: Gateway, data: bytes) -> tuple[int, ...]:
-    """Send this and the next request; return the status of each answer until the connection closes, but for 100."""
+    """Send this request and the next one; return the status of each answer, without 100, until the connection closes."""
     with Client(gateway.address) as client:
         received = b""
         with contextlib.suppress(ConnectionError):  # it may be refused before all of it was read
@@ -287,7 +287,7 @@ def test_a_request_and_the_one_behind_it(gateway: Gateway, name: str) -> None:
     }.values(),
 )
 def test_an_incomplete_request_is_not_served(gateway: Gateway, engine: StandIn, sent: bytes) -> None:
-    """RFC 9112, 8: the connection is closed, and no engine sees any of it."""
+    """RFC 9112, 8: the connection is closed, and no engine sees any part of the request."""
     before = len(engine.seen())
     with Client(gateway.address) as client:
         client.send(sent)
@@ -301,7 +301,7 @@ def test_an_incomplete_request_is_not_served(gateway: Gateway, engine: StandIn, 
 
 
 def test_names_that_some_engines_read_as_framing_do_not_reach_them(gateway: Gateway, engine: StandIn) -> None:
-    """NORM-UNDERSCORE: CGI and WSGI know no difference between underscores and hyphens."""
+    """NORM-UNDERSCORE: CGI and WSGI do not distinguish underscores from hyphens."""
     odd = b"Content_Length: 99\r\nTransfer_Encoding: chunked\r\nX_Request-Id: other\r\nX-My_Own: kept\r\n"
     assert statuses(gateway, length(EXACT, more=odd)) == SERVED
     (seen,) = [row["headers"] for row in engine.seen() if "x-my_own" in row["headers"]]

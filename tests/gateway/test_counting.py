@@ -1,4 +1,4 @@
-"""Tokens are counted as tokens: the pump alone, fed with streams cut at any byte, and the limits on silence around it."""
+"""hangup counts tokens, not events: the pump on its own, fed with streams cut at any byte, and the timeouts around it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ LAST_HAS_TOKEN = ("tgi",)
 
 @st.composite
 def streams(draw: st.DrawFn, name: str) -> tuple[list[bytes], int, list[bytes]]:
-    """A stream's events, the tokens in them, and its bytes as they are read: chunks and reads end anywhere."""
+    """Draw a stream's events, the tokens in them, and its bytes as they are read: chunks and reads end anywhere."""
     _, _, _, tokens, noise, end = KINDS[name]
     token = st.builds(lambda make, text: (make(text), 1), st.sampled_from(tokens), st.sampled_from(WORDS))
     drawn = draw(st.lists(token | st.sampled_from(noise).map(lambda e: (e, 0)), max_size=30))
@@ -146,7 +146,7 @@ def test_the_pump_counts_tokens_and_changes_nothing(name: str, data: st.DataObje
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in LAST_HAS_TOKEN])
 @given(data=st.data())
 def test_the_pump_ends_at_the_cap(name: str, data: st.DataObject) -> None:
-    """No token too many, none too few, no byte twice; only an event of which the client has the beginning is let through."""
+    """No token too many or too few, and no byte twice; only an event that the client has partly received may pass."""
     events, tokens, reads = data.draw(streams(name).filter(lambda drawn: drawn[1] >= 2))
     api, path, body, *_ = KINDS[name]
     most = data.draw(st.integers(1, tokens - 1))
@@ -174,7 +174,7 @@ def choice(index: int, text: str = "", finish: str | None = None) -> Json:
 
 @given(data=st.data())
 def test_several_choices(data: st.DataObject) -> None:
-    """They end at different times, and may share an event; whether all have ended is known to the last."""
+    """Choices end at different times and may share an event; the pump knows when the last one has ended."""
     count = data.draw(st.integers(2, 4))
     some = st.sets(st.integers(0, count - 1), min_size=1)
     rounds = data.draw(st.lists(some, max_size=20))
@@ -209,7 +209,7 @@ def test_several_choices(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_several_prompts_of_llamacpp(missing: int) -> None:
-    """Its streams have no [DONE]: each answer has an end of its own."""
+    """Its streams have no [DONE]: each answer has its own end."""
     api = LlamaCppCompletion()
     ask = api.read("/completion", {"prompt": [[1], [2]], "stream": True}, LimitSettings(), True)
     side = Side()
@@ -232,7 +232,7 @@ def test_an_error_that_is_none() -> None:
 
 
 class TestToldInEveryEvent:
-    """Engines that put several tokens into an event, and tell how many there were: speculation, `stream_interval`."""
+    """Engines that put several tokens into one event, and report how many: speculation, `stream_interval`."""
 
     def run(self, api: Api, path: str, body: Json, reads: list[bytes]) -> Side:
         ask = api.read(path, {**body, "stream": True}, LimitSettings(), True)
@@ -249,7 +249,7 @@ class TestToldInEveryEvent:
 
     @pytest.mark.parametrize(("most", "tokens"), [(10, 8), (8, 8), (3, 0)])
     def test_chat(self, most: int, tokens: int) -> None:
-        """As vLLM does with `continuous_usage_stats`."""
+        """vLLM does this with `continuous_usage_stats`."""
         side = self.run(OpenAIChat(), CHAT, {"messages": [], "max_tokens": most}, [self.chat(n) for n in range(1, 6)])
         assert side.reason is not None and side.reason.code == "output_tokens_max"
         assert side.call.tokens_out == tokens
@@ -266,7 +266,7 @@ class TestToldInEveryEvent:
         assert (last["text"], last["meta_info"]["finish_reason"]["type"]) == ("word " * 8, "length")
 
     def test_a_count_at_the_end_cuts_nothing(self) -> None:
-        """Hidden reasoning is in the usage, and nowhere in the events."""
+        """The usage includes hidden reasoning, which no event contains."""
         end = sse({"id": "c", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 500}})
         reads = [chat({"content": "a"}), chat({}, "stop"), end, DONE]
         side = self.run(OpenAIChat(), CHAT, {"messages": [], "max_tokens": 10}, reads)
@@ -276,7 +276,7 @@ class TestToldInEveryEvent:
 
 @given(data=st.data())
 def test_an_answer_has_all_that_its_events_had(data: st.DataObject) -> None:
-    """Texts, logprobs and token ids, of equal tokens in a row, too."""
+    """Texts, logprobs and token ids, also of equal tokens in a row."""
     texts = data.draw(st.lists(st.sampled_from(["ha", "ha", "é", '"', ""]), min_size=1, max_size=30))
     kind = data.draw(st.sampled_from(["plain", "logprobs", "token_ids"]))
     kinds: dict[str, Callable[[str], Json]] = {
@@ -306,7 +306,8 @@ def test_an_answer_has_all_that_its_events_had(data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_an_answer_is_the_same_however_its_stream_is_cut(data: st.DataObject) -> None:
-    """Each event in a chunk and a read of its own, as engines send them, and the same bytes cut anywhere."""
+    """Compares events that each come in a chunk and a read of their own, as engines send them, with the same bytes cut
+    anywhere."""
     texts = data.draw(st.lists(st.sampled_from(["ha", " b", "é", '"', "", "\\", "\n\n", "x" * 50]), min_size=1, max_size=20))
     odd = data.draw(st.lists(st.sampled_from([b": ping\n\n", chat({"role": "assistant"}), b"\n\n"]), max_size=3))
     pieces = [chat({"content": text}) for text in texts]
@@ -355,7 +356,7 @@ def sends(*pieces: bytes) -> Script:
 
 
 def repeats(first: bytes, again: bytes) -> Script:
-    """A dead engine behind a live HTTP server: says the same thing over and over."""
+    """Play a dead engine behind a live HTTP server: it sends the same event over and over."""
 
     def script(sock: socket.socket) -> None:
         sock.sendall(HEAD + (chunk(first) if first else b""))

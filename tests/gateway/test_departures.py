@@ -1,4 +1,4 @@
-"""Many clients that leave in one instant: engines learn of it first, and no turn of the event loop handles all of them.
+"""Many clients disconnect in one instant: engines learn of it first, and no iteration of the event loop handles them all.
 
 `make bench ARGS=departures` has ten thousand, and times.
 """
@@ -32,7 +32,7 @@ STEPS = 10  # that fit into a slice of the fake clock
 
 
 class Leaver:
-    """A connection and its call, in one: notes what happens to it."""
+    """A connection and its call in one; records what happens to it."""
 
     def __init__(self, events: list[tuple[str, int]], number: int, fails: bool = False) -> None:
         self.handler: Any = self
@@ -63,7 +63,7 @@ def slow_clock() -> Callable[[], float]:
 
 
 async def turns_until_done(departures: Departures, events: list[tuple[str, int]]) -> list[list[tuple[str, int]]]:
-    """Let the loop turn until all have left; return what happened in each turn."""
+    """Run the event loop until all clients have left; return what happened in each iteration."""
     turns = []
     while len(departures):
         before = len(events)
@@ -153,7 +153,7 @@ def test_a_crowd_that_leaves_at_once_leaves_nothing_behind(leave: Callable[[Clie
 
 
 def test_a_client_whose_departure_waits_has_left() -> None:
-    """Its socket may be closed by now, so that nobody can ask it."""
+    """Its socket may be closed already, so nobody can check it."""
     connection = ClientConnection.__new__(ClientConnection)
     connection.state = CLOSED
     assert connection.has_left()
@@ -170,7 +170,7 @@ def test_a_closed_socket_has_no_peer() -> None:
 
 
 def test_queued_calls_of_a_crowd_that_left_reach_no_engine() -> None:
-    """Places get free while departures still wait to be handled: they must not go to clients that are gone."""
+    """Places become free while departures still wait to be handled: they must not go to clients that are gone."""
     with StandIn(slots=8, prefill_s=0.0, token_s=0.05) as engine, Gateway(engine.url, slots=8) as gateway:
         with ExitStack() as stack:
             clients = [stack.enter_context(Client(gateway.address)) for _ in range(CLIENTS)]

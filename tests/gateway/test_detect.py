@@ -1,4 +1,4 @@
-"""The gateway notices a disconnect in every phase, and the engine stops, by the engine's own counters."""
+"""The gateway notices a disconnect in every phase, and the engine stops, as its own counters show."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_while_waiting_for_a_backend(leave: Callable[[Client], None]) -> None:
 def test_with_a_pipelined_request_behind(
     gateway: Gateway, engine: StandIn, leave: Callable[[Client], None], extra: bytes
 ) -> None:
-    """A server that stops reading while it answers does not see the FIN behind pipelined bytes."""
+    """A server that stops reading while it answers does not see a FIN behind pipelined bytes."""
     before = engine.stats()
     with Client(gateway.address) as client:
         client.chat(stream=True, **LONG)
@@ -132,7 +132,7 @@ def test_half_close_can_be_allowed() -> None:
 
 @pytest.mark.alone
 def test_vanished_while_we_write() -> None:
-    """No FIN, no RST: the kernel's user timeout detects it, within the bound."""
+    """There is no FIN and no RST: the kernel's user timeout detects it, within the limit."""
     with gateway_and_engine({"client_silence_s": 3}) as (gateway, engine), Client(gateway.address) as client:
         client.chat({"X-Request-Id": "gone"}, stream=True, **LONG)
         client.read_until(b'"content":" ')
@@ -147,7 +147,7 @@ def test_vanished_while_we_write() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("stream", [True, False])
 def test_vanished_while_we_are_silent(stream: bool) -> None:
-    """Nothing is written, so only keep-alive probes can tell."""
+    """The gateway writes nothing, so only keep-alive probes can detect it."""
     with gateway_and_engine({"client_silence_s": 3}, prefill_s=60.0) as (gateway, engine), Client(gateway.address) as client:
         client.chat({"X-Request-Id": "gone"}, stream=stream, **LONG)
         wait_until(lambda: engine.stats()["running"] == 1)
@@ -160,7 +160,8 @@ def test_vanished_while_we_are_silent(stream: bool) -> None:
 
 @pytest.mark.alone
 def test_stops_reading_but_stays() -> None:
-    """Cut after write_stall_s, though its host still answers; the engine is held back, and memory stays bounded."""
+    """The client is cut off after write_stall_s although its host still answers; meanwhile the engine is paused and memory
+    is bounded."""
     settings = {"write_stall_s": 4, "client_silence_s": 2}
     with (
         gateway_and_engine(settings, token_s=0.0005, prefill_s=0.0) as (gateway, engine),
@@ -179,7 +180,7 @@ def test_stops_reading_but_stays() -> None:
 
 @pytest.mark.alone
 def test_vanishes_while_stalled() -> None:
-    """Both at once: the shorter bound, that of the silent host, holds."""
+    """If both happen at once, the shorter timeout, for the silent host, applies."""
     settings = {"write_stall_s": 600, "client_silence_s": 3}
     with (
         gateway_and_engine(settings, token_s=0.0005, prefill_s=0.0) as (gateway, engine),
@@ -210,7 +211,7 @@ def test_a_slow_reader_is_not_cut() -> None:
 
 
 def stalled(engine: StandIn) -> bool:
-    """Whether the engine's own writes have begun to pile up: it computes, but nobody takes it."""
+    """Return whether the engine's own writes pile up because nobody reads them."""
     return engine.stats()["tokens"] > 3000
 
 

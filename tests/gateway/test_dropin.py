@@ -69,7 +69,7 @@ class TestHealth:
         assert sum(after.values()) == sum(metrics.values()) + 1
 
     def test_no_key_is_asked_for(self, engine: StandIn) -> None:
-        """As vLLM and SGLang have it: load balancers hold no keys."""
+        """As with vLLM and SGLang: load balancers have no keys."""
         digest = hashlib.sha256(b"secret").hexdigest()
         config = f'[[backend]]\nurl = "{engine.url}"\n[[tenant]]\nname = "a"\nkey_sha256 = ["{digest}"]\n'
         with Gateway(config=config) as keyed:
@@ -119,7 +119,7 @@ class TestQuestions:
             assert in_flight(gateway) == 1
 
     def test_a_backend_that_does_not_know_is_not_the_last(self) -> None:
-        """SGLang has /model_info and vLLM has not: whichever is asked first."""
+        """SGLang has /model_info and vLLM has not; the answer must not depend on which is asked first."""
 
         def knows_nothing(sock: socket.socket, request: bytes) -> None:
             sock.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}")
@@ -158,7 +158,7 @@ class TestQuestions:
             assert [get(gateway, "/version").status for _ in range(6)] == [200] * 6
 
     def test_leaving_leaves_nothing_behind(self) -> None:
-        """No abort is sent and nothing is held for a question that its client did not wait for."""
+        """When a client abandons a question, hangup sends no abort and holds nothing."""
         requests: list[bytes] = []
 
         def silent(sock: socket.socket, request: bytes) -> None:
@@ -173,7 +173,7 @@ class TestQuestions:
             assert not any(value for name, value in gateway.metrics().items() if "zombie" in name or "abort" in name)
 
     def test_they_leave_nothing_for_the_collector(self) -> None:
-        """Reference cycles are broken when the call ends: 5000 questions took 10 MB until a garbage collection ran."""
+        """Reference cycles are broken when the call ends: 5000 questions once held 10 MB until a garbage collection."""
         with gateway_and_engine() as (gateway, _), Client(gateway.address) as client:
 
             def ask_often(count: int) -> int:
@@ -215,7 +215,7 @@ class TestInference:
             assert engine.stats()["running_peak"] <= 2
 
     def test_invocations(self, gateway: Gateway, engine: StandIn) -> None:
-        """SageMaker's path: a chat in it is capped like any other, the rest passes."""
+        """SageMaker's path: hangup caps a chat in it like any other, and passes the rest on."""
         chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
         answer = ask(gateway.address, "/invocations", json.dumps(chat).encode())
         row = gateway.call_log(answer.headers["x-request-id"])
@@ -225,7 +225,7 @@ class TestInference:
         assert gateway.call_log(answer.headers["x-request-id"])["route"] == "invocations"
 
     def test_a_refusal_has_the_shape_of_the_api_that_the_body_shows(self, gateway: Gateway) -> None:
-        """/generate belongs to two engines, whose errors differ."""
+        """Two engines have /generate, and their errors differ."""
         sglang = ask(gateway.address, "/generate", b'{"text":"x","stream":"maybe"}')
         tgi = ask(gateway.address, "/generate", b'{"inputs":"x","parameters":7}')
         assert (sglang.status, tgi.status) == (400, 400)
@@ -363,7 +363,7 @@ class TestFiles:
 
 
 class TestResponses:
-    """`/v1/responses/{id}` of the engine's own, beside those of jobs."""
+    """`/v1/responses/{id}` for responses that the engine stores, beside those of jobs."""
 
     def test_an_engines_own(self) -> None:
         with gateway_and_engine({"jobs_calm_s": 0}, answer_tokens=5) as (gateway, _):

@@ -20,7 +20,7 @@ POST = b"POST /v1/chat/completions HTTP/1.1\r\n"
 
 @pytest.fixture(autouse=True)
 def engine_untouched(engine: StandIn) -> Iterator[None]:
-    """Nothing in this module that is refused may reach the engine; tests that are served say so."""
+    """Check that no refused request reaches the engine; tests whose requests are served override this."""
     before = len(engine.seen())
     yield
     assert len(engine.seen()) == before, engine.seen()[before:]
@@ -124,7 +124,7 @@ def test_body_over_the_cap_by_chunks_is_refused_before_it_is_buffered() -> None:
 
 
 def test_a_smuggled_request_is_not_served(gateway: Gateway) -> None:
-    """What hides behind a request with two framings is never read as a request of its own."""
+    """Bytes behind a request with two framings are never read as another request."""
     hidden = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
     data = POST + b"Host: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + hidden
     with Client(gateway.address) as client:
@@ -141,7 +141,7 @@ def hasty(engine: StandIn) -> Iterator[Gateway]:
 
 
 class TestSlow:
-    """7: every wait has its limit."""
+    """Case 7: every wait has a timeout."""
 
     def test_silent_connection(self, hasty: Gateway) -> None:
         with Client(hasty.address) as client:
@@ -157,7 +157,7 @@ class TestSlow:
             assert client.closed_within()
 
     def test_headers_drop_by_drop(self, hasty: Gateway) -> None:
-        """The limit is on the whole head, not on the gaps in it."""
+        """The timeout is for the whole head, not for the gaps in it."""
         with Client(hasty.address) as client:
 
             def closed() -> bool:
@@ -195,7 +195,7 @@ class TestSlow:
 
 
 class TestJson:
-    """9 and 10: JSON that two parsers could read differently, or that costs more to read than to write."""
+    """Cases 9 and 10: JSON that two parsers could read differently, or that costs more to read than to write."""
 
     BAD = {
         "depth": b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -258,8 +258,8 @@ class TestJson:
 
     @pytest.mark.alone
     def test_the_loop_does_not_stall(self, gateway: Gateway) -> None:
-        """The worst bodies of the allowed size cost no other client more than 50 ms; what the machine costs comes once or
-        twice, what we cost would come every time."""
+        """The worst bodies of the allowed size delay no other client by more than 50 ms. A slow machine causes one or two
+        delays; a fault of ours would cause one every time."""
         worst = [
             b'{"messages":' + b"[" * 5_000_000 + b"}",
             b'{"messages":[' + b"{}," * 5_000_000 + b"{}]}",
@@ -328,7 +328,7 @@ class TestPaths:
             assert (answer.status, answer.headers["allow"]) == (405, "POST")
 
     def test_a_page_of_another_site(self, gateway: Gateway) -> None:
-        """A browser sends a plain-text POST anywhere without asking; its sender gets no engine for it."""
+        """A browser lets any page send a plain-text POST anywhere; such a request must not reach an engine."""
         headers = {"Origin": "http://elsewhere.example"}
         with Client(gateway.address) as client:
             lines = b"".join(f"{k}: {v}\r\n".encode() for k, v in headers.items())
@@ -337,7 +337,7 @@ class TestPaths:
 
 
 class TestServed:
-    """The other side: what is unusual but right must work."""
+    """The other side: unusual but valid requests must work."""
 
     @pytest.fixture(autouse=True)
     def engine_untouched(self) -> None:

@@ -1,4 +1,4 @@
-"""How answers end when an engine ends them wrongly: errors after a heartbeat, broken framing, odd encodings."""
+"""Answers that an engine ends wrongly: errors after a heartbeat, broken framing, odd encodings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def whole(status: bytes, body: bytes) -> bytes:
 
 
 def late(data: bytes) -> Script:
-    """Long enough for heartbeats."""
+    """Wait long enough for heartbeats."""
 
     def script(sock: socket.socket, body: dict[str, Any]) -> None:
         time.sleep(1.5)
@@ -55,7 +55,7 @@ def squeezed(sock: socket.socket, body: dict[str, Any]) -> None:
 
 
 def lingers(sock: socket.socket, body: dict[str, Any]) -> None:
-    """All is said, but for the last chunk, which comes when it is too late."""
+    """Send everything but the last chunk, which comes too late."""
     sock.sendall(HEAD + chunk(GOOD))
     time.sleep(2)
     sock.sendall(LAST)
@@ -142,7 +142,7 @@ class TestHeartbeat:
 
 class TestFraming:
     def test_a_stream_with_a_length_that_is_ended_at_its_cap(self, gateway: Gateway) -> None:
-        """The next answer on the connection is not taken for the rest of this one."""
+        """The next answer on the connection must not be taken for the rest of this one."""
         with Client(gateway.address) as client:
             for _ in range(2):
                 client.post(CHAT, {"model": "counted", "messages": [], "stream": True, "max_tokens": 1})
@@ -172,7 +172,7 @@ class TestFraming:
 
 
 class TestEncoded:
-    """An engine that compresses although it was asked not to."""
+    """An engine that compresses although hangup asked it not to."""
 
     def test_a_stream_passes_as_it_is(self, gateway: Gateway) -> None:
         got, row = post(gateway, "gzip", stream=True)
@@ -203,7 +203,7 @@ def test_an_answer_that_is_put_together_is_bounded(gateway: Gateway) -> None:
 
 
 class TestRefused:
-    """We ask the engine to stream what the client wants as a whole. What it refuses for another reason is refused once."""
+    """hangup requests a stream for a client that wants a whole answer. A refusal for another reason is not retried."""
 
     @pytest.mark.parametrize(
         ("name", "status", "times"),

@@ -1,4 +1,4 @@
-"""Connections to engines: only clean ones are reused, none is lost, and a fault of ours costs one call."""
+"""Connections to engines: hangup reuses only clean ones and loses none, and a fault of ours costs one call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def live(gateway: Gateway) -> int:
 
 class TestReuse:
     def test_not_with_reading_paused(self) -> None:
-        """The end of an answer is more than its client takes at once; the connection it came on must be read for the next."""
+        """The end of an answer is more than its client reads at once; the connection must read again for the next answer."""
 
         def script(sock: socket.socket, request: bytes) -> None:
             text = "a" * 300_000 if b"long" in request else "b"
@@ -48,7 +48,7 @@ class TestReuse:
                     assert len(slow.read_answer().json()["choices"][0]["message"]["content"]) == 300_000
 
     def test_not_while_its_request_is_unsent(self) -> None:
-        """An engine that refuses before it has read all: what is left of the body would stand before the next request."""
+        """An engine refuses before it has read everything: the unsent rest of the body would precede the next request."""
         refused = threading.Event()
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -71,7 +71,7 @@ class TestReuse:
             stop.set()
 
     def test_not_with_bytes_behind_an_empty_answer(self) -> None:
-        """What follows them would be taken for the answer to the next request."""
+        """These bytes would be taken for the answer to the next request."""
         poisoned: set[socket.socket] = set()
 
         def script(sock: socket.socket, request: bytes) -> None:
@@ -89,7 +89,7 @@ class TestReuse:
                 assert ask(gateway.address, EMBEDDINGS, {"input": "second"}).body == b"{}"
 
     def test_not_when_closed_meanwhile(self) -> None:
-        """A FIN that the kernel has received, and the event loop has not reported yet, costs no attempt."""
+        """A FIN that the kernel has received and the event loop has not reported yet costs no attempt."""
 
         def script(sock: socket.socket, request: bytes) -> None:
             sock.sendall(OK)
@@ -102,7 +102,7 @@ class TestReuse:
                 assert ask(gateway.address, EMBEDDINGS, {"input": "x"}, {"X-Request-Id": f"next-{number}"}).status == 200
 
     def test_late_bytes_of_one_answer_do_not_cost_the_next_caller_its_own(self) -> None:
-        """They come when the next request is on its way already: so the connection is at fault, and the engine is not."""
+        """They arrive when the next request has been sent already: the connection is at fault, not the engine."""
         used: set[socket.socket] = set()
 
         def script(sock: socket.socket, request: bytes) -> None:
@@ -120,7 +120,7 @@ class TestReuse:
             assert not [row for row in gateway.log() if row["event"] == "backend_changed" and "down" in row["change"]]
 
     def test_late_bytes_do_not_make_a_healthy_engine_ill(self) -> None:
-        """The gateway's own questions go over the same connections."""
+        """The gateway's own queries use the same connections."""
         requests = [0, 0]  # on new connections, and on kept ones
 
         def serve(sock: socket.socket) -> None:
@@ -140,7 +140,7 @@ class TestReuse:
 
     @pytest.mark.parametrize("status", [b"400 Bad", b"401 No", b"429 Wait", b"503 Busy"])
     def test_not_after_a_request_with_a_body_was_refused(self, status: bytes) -> None:
-        """Some HTTP libraries of engines leave such a body unread, and take it for the next request."""
+        """Some engines' HTTP libraries leave such a body unread, and take it for the next request."""
         ours: list[socket.socket] = []
 
         def script(sock: socket.socket, request: bytes) -> None:
@@ -164,7 +164,7 @@ class TestReuse:
 
 
 class TestReplay:
-    """A request is sent again only if the engine cannot have read it."""
+    """hangup sends a request again only if the engine cannot have read it."""
 
     def test_not_of_a_call_that_the_engine_worked_on(self) -> None:
         def script(sock: socket.socket, request: bytes) -> None:
@@ -200,7 +200,7 @@ class TestReplay:
             assert sent > 4
 
     def test_never_of_what_makes_a_job(self) -> None:
-        """Even if the provider closes at once: it may have made one."""
+        """Even if the provider closes the connection at once, it may have created the job."""
 
         def script(sock: socket.socket, request: bytes) -> None:
             if request.startswith(b"POST /v1/batches"):
@@ -221,7 +221,7 @@ class TestReplay:
 
 class TestQueueOfTheDeparted:
     def test_a_place_survives_any_number_of_them(self) -> None:
-        """A front proxy dies with hundreds of callers in line, in the very moment in which a place gets free."""
+        """A front proxy dies with hundreds of waiting calls at the moment when a place becomes free."""
         head, tail = OK[:-2], OK[-2:]
         go = threading.Event()
 
@@ -258,7 +258,7 @@ class TestQueueOfTheDeparted:
 
 
 class TestDeepJson:
-    """orjson reads deeper than it writes."""
+    """orjson parses deeper nesting than it can serialise."""
 
     @pytest.mark.parametrize("levels", [201, 254, 900])
     @pytest.mark.parametrize("padding", [0, 70_000])
@@ -282,7 +282,7 @@ class TestDeepJson:
             assert json.loads(engine.requests[0].partition(b"\r\n\r\n")[2])["max_tokens"] == 5
 
     def test_from_an_engine(self) -> None:
-        """An answer too deep to be put together is the engine's answer, not its death."""
+        """An answer that is nested too deeply to assemble does not mean that the engine failed."""
         deep = b"[" * 900 + b"]" * 900
         odd = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}],"deep":%b}\n\n' % deep
         data = HEAD + chunk(event("a")) + chunk(odd) + chunk(DONE) + LAST
@@ -304,7 +304,7 @@ def _accept(listener: socket.socket, serve: Any) -> None:
 
 
 def _unread(gateway: Gateway, port: int) -> bool:
-    """Whether the kernel holds something of this engine that the gateway has not read."""
+    """Return whether the kernel holds bytes of this engine that the gateway has not read."""
     rows = [line.split() for line in proc("net", "tcp").read_text().splitlines()[1:]]
     wanted = f":{port:04X}"
     return any(row[2].endswith(wanted) and int(row[4].partition(":")[2], 16) > 0 for row in rows)

@@ -1,4 +1,4 @@
-"""Faults of engines (cases 19–21): a truncated answer never ends cleanly; no call is replayed, no redirect followed."""
+"""Faults of engines (cases 19–21): a truncated answer never ends cleanly; hangup replays no call and follows no redirect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAM: dict[str, Any] = {"messages": [], "stream": True, "max_tokens": 20}
 
 
 class TestKilledEngine:
-    """19: kill -9."""
+    """Case 19: kill -9."""
 
     def test_mid_stream(self) -> None:
         with gateway_and_engine() as (gateway, engine), Client(gateway.address) as client:
@@ -63,7 +63,7 @@ class TestKilledEngine:
             assert (got.status, got.headers["x-hangup-reason"]) == (502, "engine_died")
 
     def test_comes_back(self) -> None:
-        """Restarted on the same port, it is used again without anyone doing anything."""
+        """hangup uses an engine that restarts on the same port again without any help."""
         with (
             reserved_port() as port,
             StandIn(port) as engine,
@@ -80,7 +80,7 @@ class TestKilledEngine:
 
 
 class TestTruncated:
-    """A stream that merely stops is no answer, however clean its framing."""
+    """A stream that merely stops is incomplete, however clean its framing."""
 
     def test_clean_framing(self) -> None:
         with gateway_and_engine(cut_after=5) as (gateway, _):
@@ -102,7 +102,7 @@ class TestTruncated:
             assert gateway.call_log(got.headers["x-request-id"])["outcome"] == "completed"
 
     def test_in_the_midst_of_an_event(self) -> None:
-        """No error event can be put there; the broken framing says it all."""
+        """No error event can be inserted there, so only the broken framing tells the client."""
 
         def script(sock: socket.socket, request: bytes) -> None:
             sock.sendall(HEAD + chunk(event("a")) + b'ff\r\ndata: {"choi')
@@ -120,7 +120,7 @@ class TestTruncated:
             assert not got.complete
 
     def test_http_10_client_gets_a_reset(self) -> None:
-        """Its only framing is the close, so a clean close would call the answer complete."""
+        """Its only framing is the close of the connection, so a clean close would mean a complete answer."""
         with gateway_and_engine(crash_after=5) as (gateway, _), Client(gateway.address) as client:
             client.post(CHAT, STREAM, version="1.0")
             with pytest.raises(ConnectionResetError):  # noqa: PT012
@@ -140,7 +140,7 @@ class TestTruncated:
 
 
 class TestOddAnswers:
-    """20: stripped or bounded, never followed."""
+    """Case 20: stripped or bounded, never followed."""
 
     def get(self, data: bytes, body: dict[str, Any] = BODY, close: bool = False) -> Answer:
         with raw_engine(answer(data, close)) as engine, Gateway(engine.url) as gateway:
@@ -157,7 +157,7 @@ class TestOddAnswers:
 
     @pytest.mark.parametrize("path", ["/v1/embeddings", CHAT])
     def test_what_is_between_us_and_the_engine_or_our_word_alone(self, path: str) -> None:
-        """Passed on as it comes, and put together here."""
+        """For answers that pass unchanged, and for answers that hangup assembles."""
         head = HEAD[:-2] if path == CHAT else b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n"
         more = b"connection: x-hop\r\nconnection: keep-alive\r\nx-hop: 1\r\n"
         more += b"x-hangup-reason: forged\r\nx-hangup-any: 1\r\nx-engine: yes\r\n"
@@ -209,7 +209,7 @@ class TestOddAnswers:
         assert self.get(b"HTTP/1.1 204 No Content\r\n\r\n").status == 204
 
     def test_bytes_behind_the_answer_end_the_connection(self) -> None:
-        """They could be taken for the next call's answer."""
+        """These bytes could be taken for the next call's answer."""
         data = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\n\r\n"
         with raw_engine(answer(data)) as engine, Gateway(engine.url) as gateway:
             for _ in range(3):
@@ -224,7 +224,7 @@ class TestOddAnswers:
 
 
 class TestSeveralBackends:
-    """21: a backend that fails before its first byte is replaced; after it, never."""
+    """Case 21: hangup replaces a backend that fails before its first byte, but never after it."""
 
     def test_refused_connection(self, engine: StandIn) -> None:
         with socket.socket() as unused:
@@ -309,7 +309,7 @@ class TestSeveralBackends:
                 assert back.stats()["requests"] == 3
 
     def test_stopped_engine_is_given_up_at_its_limit(self) -> None:
-        """SIGSTOP before the first byte: the first-token cap ends the call; the other backend serves the next."""
+        """SIGSTOP before the first byte: first_token_s ends the call, and the other backend serves the next one."""
         with gateway_and_engine({"first_token_s": 2}) as (gateway, engine):
             os.kill(engine.popen.pid, signal.SIGSTOP)
             got = ask(gateway.address, CHAT, BODY)
@@ -333,7 +333,7 @@ class TestConnections:
             wait_until(lambda: engine.stats()["connections"] == 1)
 
     def test_an_engine_that_closes_idle_connections_costs_no_call(self) -> None:
-        """The race of every keep-alive pool: the close crosses the next request."""
+        """Every keep-alive pool has this race: the engine closes a connection while the next request is being sent."""
         served: list[socket.socket] = []
 
         def script(sock: socket.socket, request: bytes) -> None:

@@ -1,4 +1,4 @@
-"""An engine that answers 200 and fails later says so in an event or in the answer itself: such a call is not completed."""
+"""An engine answers 200 and reports a failure later, in an event or in the answer: such a call has not completed."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def gateway(engine: RawEngine) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="module")
 def plain(engine: RawEngine) -> Iterator[Gateway]:
-    """One that puts no answers together."""
+    """Start a gateway that assembles no answers."""
     config = (
         f'assemble = false\n[limits]\nfailures_max = 1000\n[[backend]]\nurl = "{engine.url}"\nengine = "openai"\nslots = 100\n'
     )

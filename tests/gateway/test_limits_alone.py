@@ -1,4 +1,4 @@
-"""Limits at the objects that keep them: each test sets one to a small value and runs into it."""
+"""Limits tested on the objects that enforce them: each test sets one limit to a small value and exceeds it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BATCH: dict[str, Any] = {"endpoint": PATH, "input_file_id": "f", "completion_win
 
 @contextlib.contextmanager
 def deaf() -> Iterator[str]:
-    """The URL of somebody who accepts connections and never answers."""
+    """Return the URL of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -71,7 +71,7 @@ def test_connect_s() -> None:
 
 
 def test_engine_receive_bytes_max() -> None:
-    """The kernel takes no more than this for a client that does not read; Linux counts twice what it is told."""
+    """The kernel buffers no more than this for a client that does not read; Linux doubles the value that it is given."""
 
     async def main() -> None:
         small, usual = (backend(engine_receive_bytes_max=size) for size in (4096, 128 * 1024))
@@ -92,7 +92,7 @@ def test_engine_receive_bytes_max() -> None:
 
 
 def test_figures_poll_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So often an engine is asked how many wait in it; twice as often once it is known to queue."""
+    """How often hangup polls an engine's queue; twice as often once it knows that the engine queues."""
     polls: list[float] = []
 
     async def fetch(*_: object, **__: object) -> Any:
@@ -135,7 +135,7 @@ def test_refusal_pause_s_max() -> None:
 
 
 def test_model_refused_s() -> None:
-    """After a 404, others are preferred for so long."""
+    """How long hangup prefers other backends after a 404."""
 
     async def main() -> None:
         limits = LimitSettings(model_refused_s=5, health_interval_s=600)
@@ -212,7 +212,7 @@ def test_job_failures_max(job_failures_max: int) -> None:
 
 
 def test_job_yields_max() -> None:
-    """An item that has made way so often stays, whoever comes; one that has not makes way."""
+    """An item that was preempted this often is not preempted again; other items are."""
     for yields, stays in ((1, False), (2, True)):
         limits = AdmissionLimits(job_yields_max=2, jobs_hold_back_share=0.0, hold_back_share=0.0)
         load = BackendLoad("s", slots=2)
@@ -227,7 +227,7 @@ def test_job_yields_max() -> None:
 
 
 def test_provider_limits_reach_the_pace() -> None:
-    """`core/test_provider_job.py` runs into each of them; here, none is mistaken for another."""
+    """`core/test_provider_job.py` exceeds each limit; this test checks that none is mistaken for another."""
     limits = LimitSettings(
         provider_look_s=1,
         provider_poll_s=2,
@@ -274,7 +274,7 @@ def alarm(limits: ReportLimits) -> DivergenceAlarm:
 
 @pytest.mark.parametrize(("divergence_share_max", "raised"), [(0.1, True), (0.9, False)])
 def test_divergence_share_max(divergence_share_max: float, raised: bool) -> None:
-    """An engine that computes half of its tokens for nobody."""
+    """The engine computes half of its tokens for nobody."""
     watched = alarm(LimitSettings(divergence_share_max=divergence_share_max, divergence_window_s=20, divergence_hold_s=20))
     for tick in range(200):
         seen = 1000 * tick if tick < 50 else 50_000 + 500 * (tick - 50)
@@ -284,7 +284,7 @@ def test_divergence_share_max(divergence_share_max: float, raised: bool) -> None
 
 @pytest.mark.parametrize(("divergence_yield_min", "raised"), [(0.2, False), (0.6, True)])
 def test_divergence_yield_min(divergence_yield_min: float, raised: bool) -> None:
-    """An engine that does not count its tokens, and gives four tenths of what it used to."""
+    """The engine does not count its tokens, and delivers four tenths of what it used to."""
     watched = alarm(LimitSettings(divergence_yield_min=divergence_yield_min, divergence_window_s=20, divergence_hold_s=20))
     seen = 0
     for tick in range(400):

@@ -1,4 +1,4 @@
-"""The log line of a call in the usual case is made from a template: it must say what the table of all fields says."""
+"""hangup writes the log line of an ordinary call from a template, which must contain the same as the table of all fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a failure on the way must not cost: a place, a slot, a pause's end. And what is unknown: it must not be read as gone."""
+"""A failure on the way must not cost a place, a slot or the end of a pause, and an unknown state must not be taken for
+"gone"."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class _Loop:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL])
 def test_an_engine_is_not_blamed_for_what_this_process_lacks(number: int) -> None:
-    """File descriptors and ports are ours: without them, nothing is known about an engine."""
+    """File descriptors and ports belong to this process: without them, nothing is known about an engine."""
 
     async def main() -> None:
         async with House() as house:
@@ -87,7 +88,7 @@ def test_an_item_of_a_job_does_not_fail_for_what_this_process_lacks() -> None:
 
 
 def test_a_cancel_at_a_provider_is_not_given_up_for_what_this_process_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However often it cannot be sent: each attempt fails at once, and a few failures of the provider end the attempts."""
+    """Each attempt fails at once; only failures of the provider may use up the attempts."""
     sent: list[str] = []
 
     async def fetch(_: object, method: str, path: str, **__: object) -> Fetched:
@@ -119,7 +120,7 @@ def test_a_cancel_at_a_provider_is_not_given_up_for_what_this_process_lacks(monk
 
 
 def test_the_reaper_asks_at_its_usual_pace_while_this_process_lacks_descriptors() -> None:
-    """Each question fails at once: without a pause they would take all of the CPU."""
+    """Each query fails at once: without a pause, queries would take all of the CPU."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -147,7 +148,7 @@ def test_the_reaper_asks_at_its_usual_pace_while_this_process_lacks_descriptors(
 
 
 def test_a_canary_that_cannot_be_sent_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few failed ones would restart an engine that has recovered."""
+    """A few failed canaries would restart an engine that has recovered."""
     tries: list[str] = []
 
     async def fetch(_: object, method: str, path: str, *__: object, **___: object) -> Fetched:
@@ -174,7 +175,7 @@ def test_a_canary_that_cannot_be_sent_has_not_failed(monkeypatch: pytest.MonkeyP
 
 
 def test_an_engine_that_does_not_answer_is_not_taken_for_a_lesser_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a start under load a question may time out; the engine would count as one without aborts until it restarts."""
+    """A query may time out at a start under load; until its restart, the engine would count as one without aborts."""
     vllm = {
         "/v1/models": Seen(200, "", b'{"data":[{"id":"m","owned_by":"vllm"}]}'),
         "/version": Seen(200, "", b'{"version":"0.11.0"}'),
@@ -251,7 +252,7 @@ def test_a_bug_in_one_call_leaves_no_other_in_a_stuck_engine(monkeypatch: pytest
 
 
 def test_a_pause_ends_though_a_backend_of_the_same_name_was_replaced() -> None:
-    """After a reload, calls may still run on the old backend; its pauses are not those of the new one."""
+    """After a reload, calls may still run on the old backend, whose pauses do not apply to the new one."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -272,7 +273,7 @@ def test_a_pause_ends_though_a_backend_of_the_same_name_was_replaced() -> None:
 
 
 class _Time:
-    """A loop's clock and timers, as far as log lines use them."""
+    """The clock and the timers of an event loop, as far as log lines use them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -324,7 +325,7 @@ def test_lines_that_wait_cost_no_more_the_more_they_are(monkeypatch: pytest.Monk
 
 
 def test_no_more_lines_wait_than_the_log_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """log_lines_max, for lines that wait for an engine's word: the next is written without it."""
+    """log_lines_max, for lines that wait for the engine's confirmation: the next line is written without it."""
     lines, _, written = _lines(monkeypatch, 3)
     for number in range(5):
         lines.ended(_stopped_call(number))
@@ -335,7 +336,7 @@ def test_no_more_lines_wait_than_the_log_may_hold(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("told_to", [True, False])
 def test_an_admin_server_that_ends_by_itself_has_failed(told_to: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that it is told of, counted and started again: without it, nobody could see anything."""
+    """hangup must log, count and restart it: without it, operators see nothing."""
 
     class Ending:
         should_exit = told_to

@@ -1,4 +1,4 @@
-"""Limits with a name, a default and a line in the docs, each reached in one test on one small gateway."""
+"""Limits with a name, a default and a line in the docs, each exceeded by one test on one small gateway."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_engine_header_bytes_max(gateway: Gateway) -> None:
 
 
 def test_engine_idle_connections_max(gateway: Gateway, engine: RawEngine) -> None:
-    """None is kept, so each call has one of its own, and none is left."""
+    """No unused connection is kept, so each call opens its own."""
     before = gateway.open_files()
     for _ in range(5):
         assert ask(gateway.address, EMBEDDINGS, {"input": "x"}).status == 200
@@ -122,7 +122,7 @@ def test_upload_s(gateway: Gateway) -> None:
 
 
 def test_refusals_max(gateway: Gateway, engine: RawEngine) -> None:
-    """The engine has no room, and says that it will have some in a moment, each time."""
+    """The engine has no room, and promises some in a moment, each time."""
     answer = ask(gateway.address, EMBEDDINGS, {"input": "no room"})
     assert answer.status == 429
     assert sum(b"no room" in request for request in engine.requests) == 3
@@ -153,7 +153,7 @@ def test_job_items_max(gateway: Gateway) -> None:
 
 
 def test_linger_s(engine: RawEngine) -> None:
-    """A refused client keeps its connection so long, to read why; then it is closed, though the client is still there."""
+    """A refused client may read the error for this long; then hangup closes the connection."""
     with Gateway(engine.url, linger_s=4) as gateway, Client(gateway.address) as client:
         client.send(b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n\r\n")
         assert client.read_answer().status == 413
@@ -163,7 +163,7 @@ def test_linger_s(engine: RawEngine) -> None:
 
 
 def test_thread_stall_s(tmp_path: Path) -> None:
-    """A log that nobody reads any more: /readyz and the metrics name the thread that hangs, and calls go on."""
+    """Nobody reads the log's pipe any more: /readyz and the metrics name the thread that hangs, and calls continue."""
     path = tmp_path / "log"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDWR | os.O_NONBLOCK)

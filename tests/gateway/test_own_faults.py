@@ -1,4 +1,4 @@
-"""A bug of ours, injected at every step of a call: it costs that call, and nothing of it is left.
+"""A bug of ours, injected at every step of a call, costs only that call, and leaves nothing behind.
 
 The gateway runs in this process, so that a test can make any of its functions fail; the sockets are real.
 """
@@ -133,7 +133,7 @@ HANGUP_STEPS = [
 
 @pytest.mark.parametrize(("where", "step"), HANGUP_STEPS, ids=[f"{w.__name__}.{s}" for w, s in HANGUP_STEPS])
 def test_costs_one_call_whose_client_hung_up(where: Any, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its engine's connection, its slot and its place are free for the next one all the same."""
+    """Its engine connection, its slot and its place are still free for the next call."""
 
     async def run() -> None:
         async with House() as house:
@@ -157,7 +157,7 @@ def test_costs_one_call_whose_client_hung_up(where: Any, step: str, monkeypatch:
 
 
 def _fail_once(monkeypatch: pytest.MonkeyPatch, where: Any, step: str) -> list[str]:
-    """The next call of this function raises, and the ones after it do not."""
+    """Make the next call of this function raise, and no call after it."""
     real: Callable[..., Any] = getattr(where, step)
     failures: list[str] = []
 
@@ -195,7 +195,7 @@ def test_a_watch_that_fails_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("step", ["_read", "find_place", "_check_limits"])
 def test_costs_one_item_of_a_job(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An item has no connection that would notice."""
+    """An item has no client connection that would notice."""
     over: list[str] = []
     claim: Any = SimpleNamespace(path="/v1/chat/completions", body=WHOLE, job="j", n=0, single=True)
     owner: Any = SimpleNamespace(
@@ -248,7 +248,7 @@ RELOAD_STEPS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("owner", "name"), RELOAD_STEPS, ids=lambda value: getattr(value, "__name__", value))
 def test_a_bug_in_a_reload_leaves_no_backend_between_in_and_out(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever step fails, once: the next reload succeeds, and both the new and the old backend can be used again."""
+    """Whichever step fails once, the next reload succeeds, and both the new and the old backend can be used again."""
 
     async def main() -> None:
         async with House() as house:

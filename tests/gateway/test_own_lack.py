@@ -1,4 +1,4 @@
-"""Which failures to connect are this host's own lack, and which say something about the engine."""
+"""Distinguishes connection failures that this host causes from those that say something about the engine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_verdict(
 
 
 def test_a_name_that_cannot_be_looked_up_without_descriptors_is_not_the_engines_fault() -> None:
-    """The resolver needs descriptors too, and tells their lack by errors that look like others."""
+    """The resolver needs file descriptors, too, and reports their lack with misleading errors."""
 
     async def main() -> None:
         backend = Backend(
@@ -106,7 +106,7 @@ asyncio.run(main())
 
 
 def test_on_a_host_without_ipv6_and_with_two_ports(tmp_path: Path) -> None:
-    """With a real kernel: used-up ports are ours; an address of a kind that the host does not have is the configuration's."""
+    """On a real kernel, used-up ports are our fault; an address family that the host lacks is the configuration's."""
     may = ["unshare", "-rn", "test", "-w", "/proc/sys/net/ipv4/ip_local_port_range"]
     if shutil.which("unshare") is None or subprocess.run(may, check=False).returncode:
         pytest.skip("no network namespaces here")

@@ -1,4 +1,4 @@
-"""Requests sent before earlier answers were read, and answers that are read slowly."""
+"""Clients that send requests before they have read earlier answers, and clients that read slowly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHOLE = HEAD + chunk(event("a" * 300_000)) + chunk(event("", '"stop"')) + chunk(
 
 
 def test_nothing_is_begun_for_a_client_that_does_not_read() -> None:
-    """Else the engine would be read without end for somebody who reads nothing."""
+    """Otherwise the gateway would read from the engine without end for a client that reads nothing."""
     with (
         raw_engine(answer(WHOLE)) as engine,
         Gateway(engine.url) as gateway,
@@ -33,7 +33,7 @@ def test_nothing_is_begun_for_a_client_that_does_not_read() -> None:
 
 
 def test_a_flood_of_requests_unread_is_kept_within_bounds() -> None:
-    """Answers of our own, ten times as large as what they answer, to a client that reads none."""
+    """The gateway's own answers are ten times as large as the requests, and the client reads none of them."""
     with (
         raw_engine(answer(LARGE)) as engine,
         Gateway(engine.url) as gateway,
@@ -55,7 +55,7 @@ def test_a_flood_of_requests_unread_is_kept_within_bounds() -> None:
 
 
 def test_a_slow_reader_of_a_last_answer_gets_all_of_it() -> None:
-    """The time of its call is over when the call is: what bounds the rest is the watch over stalls."""
+    """The call's timeouts end with the call; after that, only write_stall_s applies."""
     with (
         raw_engine(answer(WHOLE)) as engine,
         Gateway(engine.url, total_s=3) as gateway,

@@ -1,4 +1,4 @@
-"""The process: ids, log lines, admin port, drain and reload (25)."""
+"""The process: ids, log lines, admin port, drain and reload (case 25)."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class TestReload:
                 assert up == [f'hangup_backend_up{{backend="127.0.0.1:{engine.port}"}}']
 
     def test_again_and_again_while_calls_run(self, engine: StandIn) -> None:
-        """Each reload changes the backend; those that were are gone with their last call, and none shows up twice."""
+        """Each reload changes the backend; old backends disappear with their last call, and none appears twice."""
         text = '[[backend]]\nweight = {}\nurl = "{}"\nname = "b"\n'
         with Gateway(config=text.format(30, engine.url)) as gateway, contextlib.ExitStack() as stack:
             assert gateway.config_path is not None
@@ -270,7 +270,7 @@ def test_a_log_reader_that_stops_does_not_stop_the_gateway(engine: StandIn) -> N
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])
 def test_a_standard_stream_that_was_closed_does_not_abort_the_gateway(engine: StandIn, closed: str) -> None:
-    """A socket would get its number otherwise, and libuv aborts the process when it closes such a one."""
+    """Otherwise a socket would get the closed stream's number, and libuv aborts the process when it closes such a socket."""
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", *HANGUP, "serve", "--port", "0", "--admin-port", "0"]
     with subprocess.Popen([*command, "--upstream", engine.url], stderr=subprocess.PIPE, text=True) as process:
         try:

@@ -1,4 +1,5 @@
-"""Admission on sockets: which calls are refused, at once and with which message; clients that leave the queue cost nothing."""
+"""Admission over sockets: which calls are refused at once, with which message; and clients that leave the queue cost
+nothing."""
 
 from __future__ import annotations
 
@@ -27,13 +28,13 @@ def waiting(gateway: Gateway) -> int:
 
 
 def calls_logged(gateway: Gateway, count: int) -> list[dict[str, Any]]:
-    """The lines of so many calls, once they are there."""
+    """Return the log lines of this many calls, once they are written."""
     wait_until(lambda: sum(row["event"] == "call_ended" for row in gateway.log()) >= count, what="the log")
     return [row for row in gateway.log() if row["event"] == "call_ended"]
 
 
 async def call(gateway: Gateway, tokens: int) -> int:
-    """How many ends its stream had, which is one."""
+    """Return how many ends its stream had; it must be one."""
     reader, writer = await asyncio.open_connection(*gateway.address)
     body = json.dumps({**BODY, "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -48,7 +49,7 @@ def has_finished(engine: StandIn) -> bool:
 
 
 def tenants(**settings: str) -> str:
-    """A table for each, known by the key `key-of-NAME`."""
+    """Return the configuration of these tenants, with keys `key-of-NAME`."""
     rows = []
     for name, own in settings.items():
         digest = hashlib.sha256(f"key-of-{name}".encode()).hexdigest()
@@ -91,7 +92,7 @@ class TestRefusals:
             assert ask(gateway.address, CHAT, {**BODY, "max_tokens": 2}, key("other")).status == 200
 
     def test_images_teach_nothing_about_how_many_bytes_of_text_make_a_token(self) -> None:
-        """Else a prompt of 100 KB would be taken for a handful of tokens after some images."""
+        """Otherwise, after some images, a prompt of 100 KB would count as a handful of tokens."""
         config = tenants(pictures="", small="tokens_per_minute = 20000")
         url = "data:image/png;base64," + "A" * 100_000
         picture = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is this?"}]
@@ -145,7 +146,7 @@ class TestRefusals:
             assert engine.stats()["requests"] == 1
 
     def test_the_sdk_obeys(self) -> None:
-        """x-should-retry: false is believed by the official client: one attempt, though it may retry five times."""
+        """The official client obeys `x-should-retry: false`: it makes one attempt, though it may retry five times."""
         with gateway_and_engine({"slots": 4}, prefill_s=0.2, token_s=0.001) as (gateway, _):
             for _ in range(10):
                 ask(gateway.address, CHAT, {**BODY, "max_tokens": 2})
@@ -165,7 +166,7 @@ class TestRefusals:
 class TestQueue:
     @pytest.mark.parametrize("how", ["fin", "reset", "half_close"])
     def test_who_leaves_the_queue_frees_the_place_and_costs_the_engine_nothing(self, how: str) -> None:
-        """The counter leaks of other routers: after hundreds of departures the whole capacity is still there."""
+        """Other routers leak counters here: after hundreds of departures, the whole capacity must still be there."""
         with gateway_and_engine({"slots": 1, "queue_depth": 4}) as (gateway, engine), Client(gateway.address) as runs:
             runs.chat(stream=True, **LONG)
             runs.read_until(b'"content":" ')
@@ -189,7 +190,8 @@ class TestQueue:
             assert gateway.metrics()['hangup_backend_in_flight{backend="' + engine.url.removeprefix("http://") + '"}'] == 0
 
     def test_a_last_look_before_the_start(self) -> None:
-        """The place gets free and the client in line leaves in one instant: the kernel knows, the loop does not yet."""
+        """A place becomes free in the instant in which the waiting client leaves: the kernel knows, the event loop does not
+        yet."""
         for _ in range(10):
             with gateway_and_engine({"slots": 1}, token_s=0.005) as (gateway, engine), Client(gateway.address) as runs:
                 runs.chat(stream=True, ignore_eos=True, max_tokens=20)
@@ -237,7 +239,7 @@ class TestQueue:
             assert ask(gateway.address, CHAT, big).headers["x-hangup-reason"] == "queue_full"
 
     def test_images_that_leave_the_queue_take_their_bytes_along(self) -> None:
-        """Else the queue is full of clients that are gone, for as long as the gateway runs."""
+        """Otherwise the queue would stay full of clients that are gone."""
         url = "data:image/png;base64," + "A" * 30_000
         picture = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
         settings = {"slots": 1, "queue_bytes_max": 50_000}
@@ -255,7 +257,8 @@ class TestLearnedSlots:
     @pytest.mark.alone
     @pytest.mark.parametrize("slots", [1, 4])
     def test_an_engine_that_tells_nothing_is_not_flooded(self, slots: int) -> None:
-        """Unknown is not full: it is asked for more until that shows, and then its own queue stays short."""
+        """An unknown limit is not a full engine: it gets more calls until it shows its limit; then its own queue stays
+        short."""
         behaviour = {"slots": slots, "queue": 1000, "prefill_s": 0.02, "token_s": 0.005}
         with gateway_and_engine({"queue_s": 60}, **behaviour) as (gateway, engine):
 
@@ -276,7 +279,7 @@ class TestLearnedSlots:
 
     @pytest.mark.parametrize("likeness", ["", "vllm"])
     def test_an_engine_with_room_gets_every_call_at_once(self, likeness: str) -> None:
-        """A burst into the cold, and one after it: none waits and none is refused, and so it stays."""
+        """A burst right after the start, and another one: no call waits and none is refused."""
         with gateway_and_engine({}, slots=500, prefill_s=2.0, token_s=0.005, like=likeness) as (gateway, engine):
 
             async def burst() -> list[int]:
@@ -290,7 +293,7 @@ class TestLearnedSlots:
 
 
 def test_a_flood_is_answered_to_the_last_and_leaves_nothing_behind() -> None:
-    """Ten times more at once than there is room for, half of them leaving at random."""
+    """Ten times more calls at once than there is room for; half of the clients leave at random."""
     with gateway_and_engine({"slots": 4, "queue_depth": 20}, slots=4, token_s=0.002, prefill_s=0.005) as (gateway, engine):
         fds = gateway.open_files()
 

@@ -37,7 +37,7 @@ def leave(writer: asyncio.StreamWriter, how: str) -> None:
 
 
 def settled(gateway: Gateway, engine: StandIn, before_fds: int) -> None:
-    """Everything is at zero: live calls, queue, places, connections, engine work, file descriptors."""
+    """Return whether everything is at zero: live calls, queue, places, connections, engine work, file descriptors."""
 
     def idle() -> bool:
         metrics = gateway.metrics()
@@ -57,7 +57,8 @@ def calls_of(gateway: Gateway, count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_cancel_races_the_last_token(stream: bool) -> None:
-    """Hundreds of departures at about the moment of the last token: one outcome each, nothing held, no counter off."""
+    """Hundreds of clients leave at about the last token: each call has one outcome, nothing stays held, and all counters
+    agree."""
     with gateway_and_engine({"engine_idle_s": 0.5, "slots": 64}, slots=64, prefill_s=0.0, token_s=0.002, answer_tokens=3) as (
         gateway,
         engine,
@@ -94,7 +95,7 @@ def test_cancel_races_the_last_token(stream: bool) -> None:
 
 
 def test_soak() -> None:
-    """Some thousand calls, streaming or not, that leave in every phase, some in a queue, some to their end."""
+    """Several thousand calls, streaming or not: clients leave in every phase, some in the queue, and some stay to the end."""
     count = 3000
     with StandIn(slots=16, queue=1000, prefill_s=0.004, token_s=0.002, answer_tokens=8) as engine:
         config = f"""

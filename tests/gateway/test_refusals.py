@@ -1,4 +1,4 @@
-"""An engine without room answers 429, 529, or 503 with Retry-After: the client must not notice.
+"""An engine without room answers 429, 529, or 503 with Retry-After, and the client must not notice.
 
 This holds as long as another backend, or the same one a little later, accepts the call.
 """
@@ -22,7 +22,7 @@ FULL: dict[str, Any] = {"queue": 0, "full_status": 429, "prefill_s": 0.05, "toke
 
 
 async def burst(gateway: Gateway, count: int) -> list[bytes]:
-    """The status line of each of so many calls at once."""
+    """Make this many calls at once, and return the status line of each."""
 
     async def one() -> bytes:
         reader, writer = await asyncio.open_connection(*gateway.address)

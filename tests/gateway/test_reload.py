@@ -1,4 +1,4 @@
-"""A reload takes effect completely or not at all, and says which; a start that fails says why in one line."""
+"""A reload takes effect completely or not at all, and reports which; a start that fails explains why in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reload(gateway: Gateway, text: str, event: str) -> dict[str, object]:
 
 
 def statuses(gateway: Gateway) -> tuple[int, int, int]:
-    """Of one who has the old key, one who has the new one, and one who has none."""
+    """Return the statuses for the old key, for the new key, and without a key."""
     keys: list[dict[str, str]] = [{"x-api-key": "old"}, {"x-api-key": "new"}, {}]
     one, two, three = (ask(gateway.address, CHAT, BODY, headers).status for headers in keys)
     return one, two, three

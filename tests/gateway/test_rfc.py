@@ -1,4 +1,4 @@
-"""HTTP to the letter of RFC 9110 and 9112, on the client's side: a table of requests and what the RFCs demand for each."""
+"""HTTP from clients, to the letter of RFC 9110 and 9112: a table of requests and what the RFCs demand for each."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_by_the_letter(gateway: Gateway, name: str) -> None:
 
 
 def test_the_target_has_the_last_word_about_the_host() -> None:
-    """RFC 9112, 3.2.2: with an absolute target, Host is not heeded."""
+    """RFC 9112, 3.2.2: an absolute target overrides Host."""
     with StandIn() as engine, Gateway(engine.url) as gateway, Client(gateway.address) as client:
         client.send(get(b"GET http://evil.example/v1/models HTTP/1.1"))
         assert client.read_answer().headers["x-hangup-reason"] == "bad_host"
@@ -212,14 +212,14 @@ class TestHead:
         assert seen[0] == seen[1]
 
     def test_an_unreadable_request(self, gateway: Gateway) -> None:
-        """Whether it was a HEAD is not known of a request that cannot be read, so it gets a body and a close."""
+        """The method of an unreadable request is unknown, so the answer has a body, and the connection closes."""
         with Client(gateway.address) as client:
             client.send(b"HEAD /v1/models HTTP/1.1\r\nHost: a b\r\n\r\n")
             assert client.read_answer().json()["error"]["message"]
             assert client.closed_within()
 
     def test_an_engine_that_tells_a_length(self) -> None:
-        """A route with HEAD: the engine sends a length and no body, so hangup does not wait for one."""
+        """For HEAD, the engine sends a length and no body, so hangup does not wait for a body."""
         head = b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\netag: x\r\n\r\n"
         with raw_engine(answer(head)) as engine:
             config = f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/file"\nmethods = ["HEAD", "GET"]\n'
@@ -249,7 +249,7 @@ def relayed() -> Iterator[tuple[dict[str, str], bytes]]:
 
 
 class TestEngineHeaders:
-    """What is between the engine and us stays there."""
+    """Hop-by-hop headers between the engine and the gateway do not reach the client."""
 
     def test_answer(self, relayed: tuple[dict[str, str], bytes]) -> None:
         headers = relayed[0]
@@ -278,7 +278,7 @@ def rebound(gateway: Gateway, host: str, path: str = "/v1/models") -> Any:
 
 
 class TestRebinding:
-    """A web site that lets its name point at this machine gets nothing."""
+    """A web site that points its name at this machine gets nothing."""
 
     @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example."])
     def test_refused(self, gateway: Gateway, host: str) -> None:
@@ -292,7 +292,7 @@ class TestRebinding:
         assert rebound(gateway, "evil.example", path).status == 421
 
     def test_nor_an_answer_to_a_page_of_the_same_name(self, gateway: Gateway, engine: StandIn) -> None:
-        """For the browser it is that page's own server, so that Origin and Host agree."""
+        """To the browser it is that page's own server, so Origin and Host agree."""
         before = len(engine.seen())
         with Client(gateway.address) as client:
             fields = b"Host: evil.example\r\nOrigin: http://evil.example\r\nContent-Type: application/json\r\n"
@@ -320,7 +320,7 @@ class TestRebinding:
 
 
 class TestEncodedPaths:
-    """RFC 3986, 2.3: an encoded letter is that letter, so it leads past no rule."""
+    """RFC 3986, 2.3: an encoded letter equals that letter, so encoding bypasses no rule."""
 
     def test_the_same_route(self, gateway: Gateway, engine: StandIn) -> None:
         with Client(gateway.address) as client:
@@ -340,7 +340,7 @@ class TestEncodedPaths:
 
     @pytest.mark.parametrize("path", [b"/v1/chat%2Fcompletions", b"/v1/chat%2fcompletions", b"/v1/files%2F1"])
     def test_no_way_past_the_guards_by_a_slash(self, engine: StandIn, path: bytes) -> None:
-        """Engines that decode the path would answer it as another one; where both are the same route, it means no harm."""
+        """Engines that decode the path would read it as another one; if both are the same route, it is harmless."""
         config = f'[[backend]]\nurl = "{engine.url}"\n[[route]]\npath = "/v1/*"\n'
 
         def status(line: bytes) -> int:
@@ -363,7 +363,7 @@ class TestEncodedPaths:
 
 
 def test_no_control_bytes_in_a_header_of_ours(gateway: Gateway) -> None:
-    """The name of a file is its sender's choice."""
+    """A file's name is chosen by its uploader."""
     name = b"a\x00\x1b[2J\\\xc3\xa9b"
     parts = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     parts += b'--b\r\ncontent-disposition: form-data; name="file"; filename="' + name + b'"\r\n\r\n{}\r\n--b--\r\n'
@@ -380,7 +380,7 @@ def test_no_control_bytes_in_a_header_of_ours(gateway: Gateway) -> None:
 
 
 class TestDate:
-    """RFC 9110, 6.6.1: every answer has one, the engine's own where it gave one."""
+    """RFC 9110, 6.6.1: every answer has a date, the engine's own if it sent one."""
 
     def seconds_off(self, value: str) -> float:
         return abs(parsedate_to_datetime(value).timestamp() - time.time())

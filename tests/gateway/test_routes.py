@@ -34,6 +34,6 @@ def test_no_two_apis_declare_the_same_path() -> None:
 
 
 def test_a_subclass_does_not_inherit_paths() -> None:
-    """/generate has TGI's API only for a body of TGI's: its class must not take over the paths of its parent."""
+    """/generate has TGI's API only for TGI's bodies: its class must not inherit the paths of its parent."""
     assert routes.BUILT_IN["/generate_stream"].api.name == "tgi.generate"
     assert type(routes.BUILT_IN["/generate_stream"].api) is not routes.GenerateApi

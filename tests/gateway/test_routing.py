@@ -37,7 +37,7 @@ def wait_models(gateway: Gateway, *expected: list[str]) -> None:
 
 
 def models_asked_of(engine: StandIn, path: str = "") -> Counter[str]:
-    """The models that calls to an engine named."""
+    """Return the models that calls to an engine named."""
     rows = [row for row in engine.seen() if row["method"] == "POST" and row["path"].startswith(path)]
     return Counter(json.loads(row["body"]).get("model", "") for row in rows)
 
@@ -83,7 +83,7 @@ def test_an_unknown_model_is_refused_in_the_apis_shape_and_reaches_no_engine() -
 
 
 def test_a_model_that_was_just_loaded_is_found() -> None:
-    """No name is refused on old news: backends are asked again first, and once for all who wait."""
+    """hangup queries the backends again before it refuses a model, once for all calls that wait."""
     with (
         StandIn(like="vllm", models="alpha", token_s=0.001) as engine,
         Gateway(engine.url, models_interval_s=3600, health_interval_s=3600) as gateway,
@@ -156,7 +156,7 @@ def refusing_engine(status: bytes = b"404 X", body: bytes = b'{"error":{"message
 
 
 def test_a_backend_that_answers_404_does_not_get_the_calls() -> None:
-    """Nothing is known of either; one refuses at once, which makes it look like the idlest of all."""
+    """Nothing is known about either backend; one refuses at once, which makes it look the idlest."""
     with (
         refusing_engine() as refuses,
         StandIn(like="openai", token_s=0.02, answer_tokens=20) as serves,
@@ -320,7 +320,7 @@ class TestAliases:
 
 class TestConfigured:
     def test_models(self) -> None:
-        """Neither has a list that it keeps to."""
+        """Neither backend has a fixed list of models."""
         with StandIn(token_s=0.001) as a, StandIn(token_s=0.001) as b:
             config = (
                 f'[[backend]]\nurl = "{a.url}"\nmodels = ["gpt-*"]\n[[backend]]\nurl = "{b.url}"\nmodels = ["claude-x", "o3"]\n'
@@ -367,7 +367,7 @@ def ok_engine() -> Any:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_uploads_are_routed_by_their_model(first: bool) -> None:
-    """Audio comes as a form; where in it the model stands is the client's choice."""
+    """Audio comes as a form, in which the client may put the model anywhere."""
     fields = [("file", b"RIFF" + bytes(200_000)), ("model", b"whisper-x")]
     body, kind = forms(*(fields[::-1] if first else fields))
     config = (

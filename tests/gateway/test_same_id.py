@@ -52,7 +52,7 @@ def test_the_second_call_is_not_stopped_for_the_first(kind: str) -> None:
 
 
 def test_an_abort_that_comes_late_does_not_reach_the_second_call() -> None:
-    """The reaper repeats the abort to a deaf engine; when the engine obeys at last, a live call has the dead one's id."""
+    """The reaper repeats the abort to a deaf engine; when the engine finally obeys, a live call has the dead call's id."""
     settings: dict[str, Any] = {"release_grace_s": 0.3, "abort_backoff_s": 0.3, "abort_again_max": 6}
     with StandIn(deaf=True, answer_tokens=5000, **STEPS) as engine, Gateway(engine.url, **settings) as gateway:
         known(gateway)
@@ -70,7 +70,7 @@ def test_an_abort_that_comes_late_does_not_reach_the_second_call() -> None:
 
 
 def test_the_engine_never_sees_a_name_that_it_could_be_stopped_by_twice() -> None:
-    """One name for each attempt; the client, the log and the trace keep the client's own."""
+    """Each attempt has its own id; the client, the log and the trace keep the client's id."""
     with StandIn(**STEPS) as engine, Gateway(engine.url) as gateway:
         known(gateway)
         for _ in range(3):

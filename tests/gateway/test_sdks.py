@@ -27,7 +27,7 @@ def anthropic_client(url: str, **options: Any) -> anthropic.Anthropic:
 
 
 def comparable(answer: Any) -> Any:
-    """All but what differs from call to call: the time, and behind its prefix the id, by which the engine knows the call."""
+    """Return an answer without what differs from call to call: the time, and the id after its prefix."""
     dumped = answer.model_dump()
     if dumped.get("id"):
         dumped["id"] = re.split("[-_]", dumped["id"])[0]
@@ -161,7 +161,7 @@ class TestOpenAI:
             assert "closed the connection" in str(error.value)
 
     def test_retries_are_spared_where_they_cannot_help(self) -> None:
-        """16: the SDK would retry a 504; x-should-retry: false prevents that."""
+        """Case 16: the SDK would retry a 504; x-should-retry: false prevents that."""
         with gateway_and_engine(prefill_s=30.0) as (gateway, engine):
             client = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=2, timeout=60)
             with pytest.raises(openai.InternalServerError):

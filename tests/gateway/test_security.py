@@ -1,4 +1,4 @@
-"""Keys, tenants, TLS, and secrets that must appear nowhere (15 and 26)."""
+"""Keys, tenants, TLS, and secrets that must appear nowhere (cases 15 and 26)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TestKeys:
             assert client.read_answer().status == 401
 
     def test_unknown_paths_need_a_key_too(self, keyed: Gateway) -> None:
-        """Without one, nothing can be learnt about which paths exist."""
+        """Without a key, a client cannot learn which paths exist."""
         assert ask(keyed.address, "/nowhere", BODY).status == 401
 
     def test_the_clients_key_goes_on_where_we_ask_for_none(self, gateway: Gateway, engine: StandIn) -> None:
@@ -109,7 +109,7 @@ class TestKeys:
 
 
 def test_secrets_appear_nowhere(engine: StandIn, tmp_path: Path) -> None:
-    """26: a planted key and prompt are in no log line, metric or message, also when everything goes wrong."""
+    """Case 26: a planted key and prompt are in no log line, metric or message, even when everything fails."""
     secret_key, secret_prompt = "sk-planted-key-q4711z", "planted prompt q4711z"
     log = tmp_path / "calls.log"
     config = (
@@ -187,7 +187,7 @@ class TestTls:
             engine.wait_idle()
 
     def test_to_the_engine(self, engine: StandIn, authority: trustme.CA, tmp_path: Path) -> None:
-        """An https upstream, as hosted APIs are: a second gateway with a certificate plays the engine."""
+        """A second gateway with a certificate plays an https upstream, such as a hosted API."""
         ca, cert, key = self.files(authority, tmp_path)
         with Gateway(engine.url, tls_cert=cert, tls_key=key) as inner:
             config = f'[[backend]]\nurl = "https://localhost:{inner.port}/v1"\nca_file = "{ca}"\n'
@@ -214,7 +214,7 @@ class TestTls:
 
 @contextlib.contextmanager
 def flooded(gateway: Gateway, key: str, clients: int = 16) -> Iterator[Counter[int]]:
-    """Clients of one key that call again at once whatever they are answered; yields how often they were answered what."""
+    """Let clients of one key call again at once, whatever the answer; yield the counts of their answers."""
     statuses: Counter[int] = Counter()
     over = threading.Event()
 
@@ -234,7 +234,7 @@ def flooded(gateway: Gateway, key: str, clients: int = 16) -> Iterator[Counter[i
 
 
 def test_a_flood_by_one_key_leaves_the_others_alone() -> None:
-    """15: while one key fills the queue over and over, each call of another key is served, and the flood's own are not."""
+    """Case 15: while one key floods the queue, every call of another key is served, and the flood's own calls are refused."""
     with StandIn(slots=2, prefill_s=0.005, token_s=0.005) as engine:
         config = f"""
         [limits]
@@ -280,7 +280,7 @@ def test_extra_routes(engine: StandIn) -> None:
 
 
 def test_abort_is_called(engine: StandIn) -> None:
-    """The adapter's explicit abort: the fake engine gets it by id, in addition to the closed connection."""
+    """Besides closing the connection, the adapter sends an explicit abort, by id."""
     with gateway_and_engine() as (gateway, own), Client(gateway.address) as client:
         wait_until(lambda: any(r.get("change") == "recognised as standin" for r in gateway.log()))
         client.chat(stream=True, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""The end of the process: no earlier failure keeps calls from their last bytes, or their lines from the log."""
+"""Shutdown: no earlier failure keeps calls from their last bytes, or their lines from the log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_form_that_cannot_be_read_leaves_no_call_behind() -> None:
 
 
 def test_a_broken_call_spoils_no_other_ones_end() -> None:
-    """Whatever its client does on the Close frame."""
+    """This holds whatever its client does on the Close frame."""
 
     class Broken:
         peer, http11, stalled, will_close = "broken", True, False, False

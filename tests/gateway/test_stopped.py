@@ -1,4 +1,4 @@
-"""The gateway process itself pauses for a while: it must not blame clients or engines for that."""
+"""The gateway process itself is paused for a while: it must not blame clients or engines for that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def stop_for(gateway: Gateway, seconds: float) -> None:
 
 
 def test_streams_go_on_afterwards() -> None:
-    """Their tokens have waited in the socket all the time."""
+    """Their tokens waited in the socket all the time."""
     with gateway_and_engine({"gap_s": 3, "first_token_s": 60}, token_s=0.02) as (gateway, _):
         clients = [Client(gateway.address) for _ in range(5)]
         for number, client in enumerate(clients):

@@ -1,4 +1,4 @@
-"""No buffering: what the gateway reads from the engine it writes to the client in the same loop iteration, byte for byte."""
+"""No buffering: the gateway writes to the client what it reads from the engine in the same loop iteration, byte for byte."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_other_answers_keep_their_headers(gateway: Gateway) -> None:
 
 
 class Paced:
-    """A raw engine that sends its pieces when the test says so."""
+    """A raw engine that sends its next piece when the test says so."""
 
     def __init__(self, *pieces: bytes) -> None:
         self.pieces = list(pieces)
@@ -83,7 +83,7 @@ def test_each_event_arrives_before_the_next_is_sent() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
 def test_events_and_chunks_split_anywhere(size: int) -> None:
-    """20: also in the midst of a multibyte character, of a chunk's size line, of the blank line between events."""
+    """Case 20: also inside a multibyte character, a chunk's size line, and the blank line between events."""
     whole = event("é") + event("日本") + b": ping\n\n" + event("😀") + event("", '"stop"') + DONE
     framed = b"".join(chunk(whole[i : i + 11]) for i in range(0, len(whole), 11)) + LAST
     pieces = [framed[i : i + size] for i in range(0, len(framed), size)]
@@ -195,7 +195,7 @@ class TestHeartbeat:
 
 
 def test_back_pressure_reaches_the_engine() -> None:
-    """A client that does not read makes the engine's own socket fill up: nothing is heaped up in between."""
+    """If a client does not read, the engine's own socket fills up: nothing is buffered in between."""
     sent = [0]
 
     def script(sock: socket.socket, request: bytes) -> None:

@@ -1,4 +1,5 @@
-"""WebSockets (/v1/realtime): passed in both directions, counted as calls, and a departed client is a hang-up like any other."""
+"""WebSockets (/v1/realtime): passed in both directions and counted as calls; a client that leaves is a hang-up like any
+other."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def talk(url: str, conversation: Callable[[Socket], Coroutine[Any, Any, Any]], *
 
 
 def frame(payload: bytes, opcode: int = 1) -> bytes:
-    """A client's frame, masked as it must be."""
+    """Return a client's frame, masked as the RFC demands."""
     mask = b"\x01\x02\x03\x04"
     size = bytes([0x80 | len(payload)]) if len(payload) < 126 else b"\xfe" + struct.pack("!H", len(payload))
     return bytes([0x80 | opcode]) + size + mask + bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload))
@@ -70,7 +71,7 @@ def opened(gateway: Gateway, engine: WebSocketEngine, id: str) -> tuple[Client, 
 
 @contextlib.contextmanager
 def conversing(engine: WebSocketEngine, id: str, **settings: Any) -> Iterator[tuple[Gateway, Client, Session]]:
-    """A gateway with these settings, and a client that has opened a socket through it."""
+    """Yield a gateway with these settings, and a client that has opened a WebSocket through it."""
     with Gateway(engine.url, engine="openai", **settings) as gateway:
         yield gateway, *opened(gateway, engine, id)
 
@@ -123,7 +124,7 @@ class TestTalk:
         assert gateway.call_log("refused")["status"] == 404
 
     def test_what_comes_with_the_handshake(self, gateway: Gateway) -> None:
-        """Early frames are not lost: some clients do not wait."""
+        """Frames that arrive with the handshake are not lost: some clients do not wait."""
         with Client(gateway.address) as client:
             client.send(handshake() + frame(b"early"))
             client.read_until(b"early")
@@ -178,7 +179,7 @@ class TestHangUps:
             assert gateway.call_log("unheard")["outcome"] == "client_gone"
 
     def test_behind_a_full_engine(self, engine: WebSocketEngine) -> None:
-        """The engine does not read, so the client is not read either; that it left is seen all the same."""
+        """The engine does not read, so hangup stops reading from the client; it still notices that the client left."""
         with conversing(engine, "full", websocket_buffer_bytes_max=65536) as (gateway, client, session):
             with client:
                 client.send(frame(b"deaf"))

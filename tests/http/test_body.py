@@ -37,7 +37,7 @@ def test_any_split_gives_the_payload(payloads: list[bytes], cuts: list[int], beh
 
 
 class Oracle:
-    """llhttp on the same bytes."""
+    """Feeds the same bytes to llhttp."""
 
     def __init__(self) -> None:
         self.body = b""
@@ -120,7 +120,7 @@ def test_accepted(data: bytes) -> None:
 
 @given(PAYLOADS, st.integers(-3, 3))
 def test_is_whole_chunks_never_lies(payloads: list[bytes], cut: int) -> None:
-    """True only for what the decoder, too, reads as complete chunks and nothing else."""
+    """It is true only for bytes that the decoder, too, reads as complete chunks and nothing else."""
     data = b"".join(map(chunk, payloads))
     data = data[:cut] if cut < 0 else data + b"x" * cut
     for payload in payloads:
@@ -145,7 +145,7 @@ def test_counted(data: bytes, length: int, cuts: list[int]) -> None:
 
 
 def test_no_peer_can_fill_the_table_of_sizes() -> None:
-    """What one client sends must not take the fast way from all others."""
+    """One client's chunk sizes must not take the fast path from all others."""
     before = len(KNOWN_SIZES)
     decoder = Chunked()
     for size in range(1, 3000):

@@ -1,4 +1,4 @@
-"""Request heads: what they tell the connection to do after the answer."""
+"""Request heads: what they say about the connection after the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads compared with two other parsers, h11 and llhttp: no parser may read what we accept as something else."""
+"""Heads compared with two other parsers, h11 and llhttp: no parser may read a head that we accept differently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hangup.gateway.http.head import RequestHead
 
 
 def mostly(good: list[bytes], odd: list[bytes]) -> st.SearchStrategy[bytes]:
-    """One of ten is odd: were it more, hardly any head would pass, and there would be nothing to compare."""
+    """Make one in ten odd: with more, hardly any head would be valid, and there would be nothing to compare."""
     return st.integers(0, 9).flatmap(lambda chance: st.sampled_from(odd if chance == 9 else good))
 
 
@@ -121,7 +121,7 @@ def test_h11_reads_the_same(head: bytes, body: bytes) -> None:
 
 
 def _h11_body(connection: h11.Connection) -> bytes | None:
-    """The body, None while it is not complete."""
+    """Return the body; None while it is incomplete."""
     data = b""
     while True:
         event = connection.next_event()
@@ -146,7 +146,7 @@ def _our_body(head: RequestHead, body: bytes) -> bytes | None:
 
 
 def test_the_grammar_is_not_all_refused() -> None:
-    """The comparison would be worth nothing if hardly any head passed."""
+    """The comparison would be worthless if hardly any head were valid."""
     accepted = [0]
 
     @settings(max_examples=500, deadline=None, database=None, derandomize=True)

@@ -1,4 +1,4 @@
-"""JSON bodies: what is accepted means the same to every parser, and changes touch nothing else."""
+"""JSON bodies: an accepted body means the same to every parser, and a change touches nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_accepts_what_is_json(value: dict[str, Any], spaced: bool, ascii_only: b
 
 @given(OBJECTS, TEXT, VALUES, VALUES)
 def test_refuses_a_key_given_twice(value: dict[str, Any], key: str, one: Any, two: Any) -> None:
-    """At any depth, however it is spelled."""
+    """At any depth, in any spelling."""
     name = json.dumps(key)
     odd = f"{{{name}:{json.dumps(one)},{name}:{json.dumps(two)}}}"
     value.pop("x", None)
@@ -55,7 +55,7 @@ def test_structure_counts_the_same_in_pieces(value: dict[str, Any], cuts: list[i
 
 @given(OBJECTS, st.integers(1, 40), st.booleans())
 def test_brackets_tell_a_cut_text_from_a_whole_one(value: dict[str, Any], step: int, ascii_only: bool) -> None:
-    """Wherever it is cut, and however it arrives."""
+    """Wherever the text is cut, and however it arrives."""
     body = b" " + json.dumps({"a": value}, ensure_ascii=ascii_only).encode() + b"\n"
     brackets = Brackets()
     for at in range(0, len(body), step):
@@ -64,7 +64,7 @@ def test_brackets_tell_a_cut_text_from_a_whole_one(value: dict[str, Any], step: 
 
 
 def test_an_empty_piece_uses_up_no_backslash() -> None:
-    """The size line of a chunk may come in a read of its own."""
+    """A chunk's size line may come in a read of its own, which yields an empty piece."""
     body = b'{"a":"x\\\\","b":"\\"c\\"","d":1}'
     for cut in range(len(body)):
         pieces = Structure(100)
@@ -75,7 +75,7 @@ def test_an_empty_piece_uses_up_no_backslash() -> None:
 
 @given(st.integers(1, 1000), st.sampled_from([("[", "]"), ('{"k":', "}")]), st.booleans(), st.booleans())
 def test_depth(levels: int, shape: tuple[str, str], large: bool, spaced: bool) -> None:
-    """Refused by depth alone, whether the body is small or large, and as orjson would write it or not."""
+    """Depth alone decides, for small and large bodies, and whether or not orjson would write them like this."""
     deep = shape[0] * (levels - 1) + "1" + shape[1] * (levels - 1)
     pad = "x" * 70_000 if large else ""
     body = f'{{"pad":"{pad}","a":{" " if spaced else ""}{deep}}}'.encode()
@@ -131,7 +131,7 @@ BIG = "123456789012345678901234567890"
     ],
 )  # fmt: skip
 def test_changed_fields_leave_every_other_byte(body: str, changes: dict[str, Any], wanted: str) -> None:
-    """In place where the name can be found; otherwise the whole body is written again."""
+    """The field is changed in place where its name can be found; otherwise the whole body is written again."""
     value = decode(body.encode(), None, 100)
     assert with_fields(body.encode(), value, changes).decode() == wanted
 

@@ -1,4 +1,4 @@
-"""Heads that were read before: as if they were read for the first time, whatever came in between."""
+"""Heads that were parsed before: the result is the same as the first time, whatever came in between."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def state(head: RequestHead | ResponseHead) -> dict[str, object]:
 
 
 def _without_length(head: RequestHead | ResponseHead) -> list[tuple[bytes, bytes]]:
-    """Nobody may use the length among the headers: `content_length` is the one place for it."""
+    """Remove the length from the headers: everybody must use `content_length`."""
     return [pair for pair in head.headers if pair[0] != b"content-length"]
 
 
@@ -142,7 +142,7 @@ def test_limits_that_became_lower_hold_for_known_heads() -> None:
 
 
 def test_a_clients_key_goes_out_only_while_it_may() -> None:
-    """What was built for an engine that may see the client's key is not sent when it no longer may."""
+    """A request that was built for an engine that may see the client's key is not sent once the engine may not."""
     loop = asyncio.new_event_loop()
     try:
         backend = Backend(BackendSettings(url="http://127.0.0.1:1"), LimitSettings(), loop)

@@ -1,4 +1,4 @@
-"""Files in a request's JSON are found, and text is not mistaken for one."""
+"""hangup finds the files in a request's JSON, and mistakes no text for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model in a form is found at either end of it, and the file in between is neither searched nor changed."""
+"""hangup finds the model at either end of a form, and neither searches nor changes the file in between."""
 
 from __future__ import annotations
 
