@@ -55,6 +55,4 @@ def _answer_oddly(sock: socket.socket, number: int) -> None:
         return
     if dice.maybe(0.5):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        sock.close()
-    else:
-        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()  # and no `shutdown`, behind which a request could still be read: whoever reads one must answer it

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import socket
+import struct
 import threading
 import time
 from typing import Any
@@ -20,6 +22,7 @@ from support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
+STANDSTILL_S = 0.6  # much longer than an engine takes to report that it has closed a connection
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 
 
@@ -166,13 +169,23 @@ class TestReuse:
 class TestReplay:
     """hangup sends a request again only if the engine cannot have read it."""
 
-    def test_not_of_a_call_that_the_engine_worked_on(self) -> None:
+    @pytest.mark.parametrize("how", ["fin", "rst", "interim answer"])
+    def test_not_of_a_call_that_the_engine_worked_on(self, how: str) -> None:
+        def beats() -> float:
+            return gateway.metrics()["hangup_loop_lag_seconds_count"]
+
         def script(sock: socket.socket, request: bytes) -> None:
-            if b"die" in request:
-                time.sleep(0.5)
+            if b"die" not in request:
+                sock.sendall(OK)
+            elif how == "interim answer":
+                sock.sendall(b"HTTP/1.1 102 Processing\r\n\r\n")
                 sock.close()
             else:
-                sock.sendall(OK)
+                before = beats()
+                wait_until(lambda: beats() > before + 15)  # ten in each second in which the gateway looked at its sockets
+                if how == "rst":
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.close()
 
         with raw_engine(script) as engine, Gateway(engine.url, failover_max=0, health_interval_s=600) as gateway:
             for _ in range(3):  # the first ones meet connections of the gateway's own questions
@@ -217,6 +230,45 @@ class TestReplay:
                         assert client.read_answer().status == 200
                     assert ask(gateway.address, "/v1/batches", {"input_file_id": "f"}).status == 502
             assert sum(request.startswith(b"POST") for request in engine.requests) == 3
+
+
+class TestClosedWhileIdle:
+    """An engine closes a kept connection in the moment in which a request arrives there: the client must not notice."""
+
+    @pytest.mark.parametrize("how", ["rst", "fin"])
+    def test_also_if_the_gateway_stands_still_meanwhile(self, how: str) -> None:
+        """It reads of the close much later: that is no reason to think that the engine has worked for so long."""
+        closed: list[str] = []
+
+        def serve(sock: socket.socket) -> None:
+            with sock, contextlib.suppress(ConnectionError):
+                for used in itertools.count():
+                    request = sock.recv(65536, socket.MSG_PEEK)
+                    if not request:
+                        return
+                    if used and b"next" in request:
+                        gateway.signal(signal.SIGSTOP)
+                        closed.append(how)
+                        if how == "fin":  # it is sent behind the request, but says nothing about it
+                            sock.shutdown(socket.SHUT_WR)
+                        else:  # the kernel sends an RST, because the request was not read
+                            sock.close()
+                        time.sleep(2 * STANDSTILL_S)
+                        gateway.signal(signal.SIGCONT)
+                        return
+                    sock.recv(65536)
+                    sock.sendall(OK)
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=_accept, args=(listener, serve), daemon=True).start()
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            with Gateway(url, engine="openai", failover_max=0, health_interval_s=600) as gateway:
+                for number in range(4):
+                    assert ask(gateway.address, EMBEDDINGS, {"input": "warm"}).status == 200
+                    assert ask(gateway.address, EMBEDDINGS, {"input": "next"}, {"X-Request-Id": f"next-{number}"}).status == 200
+                assert closed  # the first ones may meet new connections
+                attempts = sum(gateway.call_log(f"next-{number}")["attempts"] for number in range(4))
+                assert attempts == 4 + len(closed)
 
 
 class TestQueueOfTheDeparted:

@@ -70,7 +70,10 @@ def _read_request(sock: socket.socket) -> bytes:
     lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     wanted = int(lengths[0]) if lengths else 0
     while len(body) < wanted:
-        body += sock.recv(65536)
+        more = sock.recv(65536)
+        if not more:  # the gateway gave up; without this, the thread would spin until the end of the process
+            return b""
+        body += more
     return head + b"\r\n\r\n" + body
 
 

@@ -317,7 +317,7 @@ class CallFlow(ClientRequest):
         if self._relay is not None:
             if (error is not None and not self._relay.verdict()) or not self._relay.engine_closed():
                 self._engine_failed(reasons.ENGINE_DIED, str(error or ""))
-        elif connection.was_closed_while_idle() and self._repeatable():
+        elif connection.was_closed_while_idle(error) and self._repeatable():
             self._ask_again(attempt)  # the engine closed an idle connection, which is not a failure
         else:
             self.attempt_failed(EngineFault(reasons.ENGINE_DIED, "The engine closed the connection without an answer."))

@@ -25,6 +25,7 @@ from hangup.core.ledger import Histogram
 from hangup.errors import HangupError
 from hangup.gateway.admin.guard import Policy
 from hangup.gateway.admin.server import AdminServer
+from hangup.gateway.backends.loop_beats import BEATS
 from hangup.gateway.backends.pool import Dial
 from hangup.gateway.client import sockets
 from hangup.gateway.client.connection import ClientConnection
@@ -316,11 +317,15 @@ class Server:
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            before = loop.time()
-            self._stalls.beat()
-            await asyncio.sleep(_LAG_PERIOD_S)
-            self._lag.observe(max(0.0, loop.time() - before - _LAG_PERIOD_S))
+        try:
+            while True:
+                before = loop.time()
+                self._stalls.beat()
+                BEATS.beat()
+                await asyncio.sleep(_LAG_PERIOD_S)
+                self._lag.observe(max(0.0, loop.time() - before - _LAG_PERIOD_S))
+        finally:
+            BEATS.stop()
 
 
 def _report_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

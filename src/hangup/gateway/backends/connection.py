@@ -11,11 +11,14 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from hangup.errors import WireError
+from hangup.gateway.backends.loop_beats import BEATS
 from hangup.gateway.http.body import BodyDecoder, Chunked, Counted, UntilClose
 from hangup.gateway.http.head import HEAD_END, ResponseHead
 from hangup.gateway.http.known_heads import read_response_head
 
-_AT_ONCE_S = 0.25  # within which an engine reports that it closed a connection before our request arrived
+# Within which an engine reports that it closed a connection before it read our request: by a FIN, or by an RST, which its kernel
+# sends if the request was left unread. So an RST may come from an engine that got no CPU in between.
+_FIN_S, _RST_S = 0.25, 1.0
 _NEWS = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 
 
@@ -53,6 +56,7 @@ class EngineConnection(asyncio.Protocol):
         "_handler",
         "_has_body",
         "_head_bytes_max",
+        "_heard",
         "_may_switch",
         "_news",
         "_on_full",
@@ -76,6 +80,7 @@ class EngineConnection(asyncio.Protocol):
         self._buffer = b""
         self._paused = False
         self._asked_at = 0.0
+        self._heard = False  # any byte has arrived since the request was sent
         self._has_body = False  # the request has one
         self._refused = False  # the answer's status refused the request
         self._may_switch = False
@@ -100,6 +105,7 @@ class EngineConnection(asyncio.Protocol):
         assert self._handler is None, "one request at a time"
         self._handler = handler
         self._asked_at = time.monotonic()
+        self._heard = False
         self._has_body = bool(body)
         self._refused = False
         self._may_switch = may_switch
@@ -128,6 +134,7 @@ class EngineConnection(asyncio.Protocol):
             handler.fault(error)
 
     def _read_head(self, handler: ResponseHandler, data: bytes) -> None:
+        self._heard = True
         self._buffer += data
         while True:
             end = self._buffer.find(HEAD_END, 0, self._head_bytes_max)
@@ -188,10 +195,15 @@ class EngineConnection(asyncio.Protocol):
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
-    def was_closed_while_idle(self) -> bool:
-        """After the connection was lost: return True if the engine closed it while it was idle, so that it never read the
-        request."""
-        return self.reused and not self._buffer and time.monotonic() - self._asked_at < _AT_ONCE_S
+    def was_closed_while_idle(self, error: Exception | None) -> bool:
+        """After the connection was lost, with `error`: return True if the engine closed it while it was idle, so that it never
+        read the request, which may then be sent again (RFC 9110, section 9.2.2).
+
+        An engine that dies at work closes its connection as well, but later. When it did is not known, only when the event loop
+        last saw no sign of it: a process that stood still in between reads of the close long after it.
+        """
+        within_s = _RST_S if isinstance(error, ConnectionError) else _FIN_S
+        return self.reused and not self._heard and BEATS.looked_at() - self._asked_at < within_s
 
     def is_quiet(self) -> bool:
         """Return True if nothing has arrived that the event loop has not yet reported: neither a FIN nor unsolicited bytes."""
