@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from typing import Any, cast
 import pytest
 
 from hangup.core import reasons
+from hangup.core.call import Call
 from hangup.core.reasons import Reason
+from hangup.gateway.call_flow import CallFlow
 from hangup.gateway.client import sockets
 from hangup.gateway.client.connection import ClientConnection
 from hangup.gateway.client.connection_state import CLOSED
@@ -25,6 +28,7 @@ from hangup.gateway.client.departures import AT_ONCE_MAX, SLICE_S, Departures
 from hangup.tasks import in_slices
 from support.processes import Gateway, StandIn
 from support.raw import Client
+from support.raw_engine import DONE, HEAD, chunk, event, raw_engine
 from support.waiting import wait_until
 
 CLIENTS = 120
@@ -42,7 +46,7 @@ class Leaver:
     def pause_engine(self) -> None:
         self.events.append(("pause", self.number))
 
-    def stop_engine(self) -> None:
+    def stop_engine(self, reason: Reason) -> None:
         self.events.append(("stop", self.number))
 
     def client_left(self, reason: Reason) -> None:
@@ -184,3 +188,48 @@ def test_queued_calls_of_a_crowd_that_left_reach_no_engine() -> None:
             rows = [gateway.call_log(f"queued-{number}") for number in range(CLIENTS)]
         assert Counter(row["outcome"] for row in rows) == {"client_gone": CLIENTS}
         assert engine.stats()["requests"] == 8
+
+
+def test_engines_that_have_finished_get_no_abort_for_a_crowd() -> None:
+    """Calls of which only the last chunk is missing end as completed, so nothing of them is to be stopped."""
+    unfinished = CLIENTS // 4
+
+    def script(sock: socket.socket, request: bytes) -> None:
+        rest = b"" if b"unfinished" in request else chunk(event("", '"stop"')) + chunk(DONE)
+        sock.sendall(HEAD + chunk(event("a")) + rest)
+
+    config: dict[str, Any] = {"engine": "sglang", "health_interval_s": 600, "release_grace_s": 60}
+    with raw_engine(script) as engine, Gateway(engine.url, **config) as gateway, ExitStack() as stack:
+        clients = [stack.enter_context(Client(gateway.address)) for _ in range(CLIENTS)]
+        for number, client in enumerate(clients):
+            model = "unfinished" if number < unfinished else "finished"
+            client.chat({"X-Request-Id": f"crowd-{number}"}, stream=True, model=model)
+        for number, client in enumerate(clients):
+            client.read_until(b'"content":"a"' if number < unfinished else b"[DONE]\n\n\r\n")
+        gateway.signal(signal.SIGSTOP)
+        for client in reversed(clients):  # those that have finished come first
+            client.fin()
+        gateway.signal(signal.SIGCONT)
+        rows = [gateway.call_log(f"crowd-{number}") for number in range(CLIENTS)]
+        assert [row["outcome"] for row in rows] == ["client_gone"] * unfinished + ["completed"] * (CLIENTS - unfinished)
+        assert gateway.metrics()['hangup_aborts_total{result="sent"}'] == unfinished
+
+
+def test_a_call_whose_departure_waits_does_not_fail_over() -> None:
+    """Its engine dies meanwhile: no other engine must begin anew for a client that is gone."""
+    ended: list[Reason] = []
+
+    class Flow(CallFlow):
+        def end(self, reason: Reason, detail: str = "") -> None:
+            ended.append(reason)
+
+    flow = Flow.__new__(Flow)
+    flow.call = Call("left", 0.0)
+    flow.call.received(1.0)
+    flow.call.sent("first", 2.0)
+    flow.call.fell_back(3.0)
+    connection = ClientConnection.__new__(ClientConnection)
+    connection.state = CLOSED
+    flow.client = connection
+    flow.placed(cast(Any, "second"), waited=False)
+    assert ended == [reasons.CLIENT_FIN] and flow.call.attempts == 1

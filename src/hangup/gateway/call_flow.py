@@ -50,7 +50,7 @@ from hangup.gateway.engine_request import (
 from hangup.gateway.http import jsonbody
 from hangup.gateway.http.head import ResponseHead
 from hangup.gateway.placement import BackendNames, Placed
-from hangup.gateway.relay.base import Relay
+from hangup.gateway.relay.base import Relay, Verdict
 from hangup.gateway.relay.passthrough import PassRelay
 from hangup.gateway.request_policy import IncomingRequest, name_too_long
 from hangup.gateway.routing import NOTHING_WANTED, Wanted, wanted_of
@@ -168,8 +168,8 @@ class CallFlow(ClientRequest):
     # 3. The engine
 
     def placed(self, backend: Backend, *, waited: bool = False) -> None:
-        """Start an attempt at a backend, unless the client hung up while the call `waited` in the queue."""
-        if waited and self.client.has_left():
+        """Start an attempt at a backend, unless the client hung up while the call `waited` in the queue, or at another one."""
+        if (waited or self.call.attempts) and self.client.has_left():
             self.end(reasons.CLIENT_FIN)
             return
         attempt = self.attempt = Attempt(backend)
@@ -369,13 +369,19 @@ class CallFlow(ClientRequest):
 
     def client_left(self, reason: Reason) -> None:
         """End the call because its client hung up; if it has the whole answer but for the framing, as the answer ended."""
-        verdict = self._relay.verdict() if self._relay is not None and reason is reasons.CLIENT_FIN else None
-        if verdict is None or self.client.stalled:
+        verdict = self._verdict_without_client(reason)
+        if verdict is None:
             self.end(reason)
             return
         self.call.client_has_all = True
         self.call.engine_finished = verdict.reason is reasons.COMPLETED
         self.end(*verdict)
+
+    def _verdict_without_client(self, reason: Reason) -> Verdict | None:
+        """Return how the answer ended, if a client that leaves for this reason has all of it but for the framing."""
+        if self._relay is None or reason is not reasons.CLIENT_FIN or self.client.stalled:
+            return None
+        return self._relay.verdict()
 
     def first_token(self) -> None:
         """Switch the timer from the first token to gaps, and free the request's body, as there is no retry from here on."""

@@ -139,7 +139,7 @@ class ClientRequest:
     def body_arrived(self, body: bytes) -> None:
         raise NotImplementedError
 
-    def stop_engine(self) -> None:
+    def stop_engine(self, reason: Reason) -> None:
         """Stop the engine's work, ahead of `client_left`."""
 
     def client_left(self, reason: Reason) -> None:

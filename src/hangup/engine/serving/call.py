@@ -81,7 +81,7 @@ class EngineCall:
         except Unfit as unfit:
             self.refuse(reasons.BAD_FIELD, str(unfit))
 
-    def stop_engine(self) -> None:
+    def stop_engine(self, reason: Reason) -> None:
         self._release()
 
     def client_left(self, reason: Reason) -> None:

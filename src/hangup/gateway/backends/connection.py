@@ -16,8 +16,8 @@ from hangup.gateway.http.body import BodyDecoder, Chunked, Counted, UntilClose
 from hangup.gateway.http.head import HEAD_END, ResponseHead
 from hangup.gateway.http.known_heads import read_response_head
 
-# Within which an engine reports that it closed a connection before it read our request: by a FIN, or by an RST, which its kernel
-# sends if the request was left unread. So an RST may come from an engine that got no CPU in between.
+# Within which an engine reports that it closed a connection before it read our request: by a FIN, or by an RST, which its
+# kernel sends if the request was left unread. So an RST may also come from an engine that got no CPU in between.
 _FIN_S, _RST_S = 0.25, 1.0
 _NEWS = select.POLLIN | getattr(select, "POLLRDHUP", 0)
 

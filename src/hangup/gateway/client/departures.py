@@ -71,8 +71,9 @@ class Departures:
             while self._to_stop and self._used_s() < until:
                 leaving = self._to_stop.popleft()
                 self._to_end.append(leaving)
-                if leaving[0].handler is not None:
-                    leaving[0].handler.stop_engine()
+                connection, reason = leaving
+                if connection.handler is not None:
+                    connection.handler.stop_engine(reason)
             while self._to_end and self._used_s() < until:
                 _end(*self._to_end.popleft())
         finally:  # a bug in one departure must not keep the others

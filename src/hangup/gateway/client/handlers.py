@@ -25,8 +25,9 @@ class RequestHandler(Protocol):
     def on_due(self) -> None:
         """Act on a deadline that was set by `set_due`."""
 
-    def stop_engine(self) -> None:
-        """Stop the engine's work now; `client_left` follows, a little later because many clients have left at once."""
+    def stop_engine(self, reason: Reason) -> None:
+        """Stop the engine's work now, if it is not done. `client_left` follows with the same reason, a little later because
+        many clients have left at once."""
 
     def client_left(self, reason: Reason) -> None: ...
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from hangup.core.call import CallTimeLimits
+from hangup.core.reasons import Reason
 from hangup.gateway import answers
 from hangup.gateway.call_flow import CallFlow
 from hangup.gateway.engine_request import GenerationRequest
@@ -39,8 +40,8 @@ class LiveCall(CallFlow):
             request.client_read_s if to_client else math.inf,
         )
 
-    def stop_engine(self) -> None:
-        if self.attempt is not None:
+    def stop_engine(self, reason: Reason) -> None:
+        if self.attempt is not None and self._verdict_without_client(reason) is None:
             self.ports.stopping.stop_early(self.attempt)
 
     def _continue(self) -> None:
