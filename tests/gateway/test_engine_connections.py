@@ -172,7 +172,7 @@ class TestReplay:
     @pytest.mark.parametrize("how", ["fin", "rst", "interim answer"])
     def test_not_of_a_call_that_the_engine_worked_on(self, how: str) -> None:
         def beats() -> float:
-            return gateway.metrics()["hangup_loop_lag_seconds_count"]
+            return float(gateway.metrics()["hangup_loop_lag_seconds_count"])
 
         def script(sock: socket.socket, request: bytes) -> None:
             if b"die" not in request:

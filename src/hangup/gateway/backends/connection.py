@@ -53,10 +53,10 @@ class EngineConnection(asyncio.Protocol):
         "_asked_at",
         "_buffer",
         "_feed",
+        "_got_bytes",
         "_handler",
         "_has_body",
         "_head_bytes_max",
-        "_heard",
         "_may_switch",
         "_news",
         "_on_full",
@@ -80,7 +80,7 @@ class EngineConnection(asyncio.Protocol):
         self._buffer = b""
         self._paused = False
         self._asked_at = 0.0
-        self._heard = False  # any byte has arrived since the request was sent
+        self._got_bytes = False  # any byte has arrived since the request was sent
         self._has_body = False  # the request has one
         self._refused = False  # the answer's status refused the request
         self._may_switch = False
@@ -105,7 +105,7 @@ class EngineConnection(asyncio.Protocol):
         assert self._handler is None, "one request at a time"
         self._handler = handler
         self._asked_at = time.monotonic()
-        self._heard = False
+        self._got_bytes = False
         self._has_body = bool(body)
         self._refused = False
         self._may_switch = may_switch
@@ -134,7 +134,7 @@ class EngineConnection(asyncio.Protocol):
             handler.fault(error)
 
     def _read_head(self, handler: ResponseHandler, data: bytes) -> None:
-        self._heard = True
+        self._got_bytes = True
         self._buffer += data
         while True:
             end = self._buffer.find(HEAD_END, 0, self._head_bytes_max)
@@ -203,7 +203,7 @@ class EngineConnection(asyncio.Protocol):
         last saw no sign of it: a process that stood still in between reads of the close long after it.
         """
         within_s = _RST_S if isinstance(error, ConnectionError) else _FIN_S
-        return self.reused and not self._heard and BEATS.looked_at() - self._asked_at < within_s
+        return self.reused and not self._got_bytes and BEATS.looked_at() - self._asked_at < within_s
 
     def is_quiet(self) -> bool:
         """Return True if nothing has arrived that the event loop has not yet reported: neither a FIN nor unsolicited bytes."""
