@@ -242,8 +242,12 @@ class TestVersions:
         db = sqlite3.connect(path)
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
         db.close()
-        with pytest.raises(HangupError, match="newer version"):
+        with pytest.raises(HangupError, match="newer version") as raised:
             _open(path, MIGRATIONS)
+        db = sqlite3.connect(path, isolation_level=None, timeout=0)
+        db.execute("BEGIN IMMEDIATE")  # its lock was released, although the error still refers to all that was open
+        db.close()
+        assert raised.tb is not None
 
     def test_a_step_that_fails_leaves_nothing_behind(self, tmp_path: Path) -> None:
         db = sqlite3.connect(tmp_path / "x.sqlite", isolation_level=None)

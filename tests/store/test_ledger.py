@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,7 @@ def test_kill_9_loses_one_batch_at_most(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
-    with writer, sqlite3.connect(path) as reader:
+    with writer, contextlib.closing(sqlite3.connect(path)) as reader:
 
         def written() -> int:
             try:
@@ -217,6 +218,23 @@ def test_kill_9_loses_one_batch_at_most(tmp_path: Path) -> None:
     stored = store.report(3600, "tenant")["total"]["calls"]
     store.close()
     assert acknowledged[-1] - stored <= 2000 and stored > 1000, "a second's worth, on however busy a machine"
+
+
+def test_a_file_of_another_version_is_closed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    class Recorded(sqlite3.Connection):
+        def close(self) -> None:
+            closed.append(True)
+            super().close()
+
+    path = tmp_path / "ledger.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 99")
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Recorded))
+    with pytest.raises(HangupError, match="another version"):
+        make(path)
+    assert closed == [True]
 
 
 def test_invented_models_displace_no_real_one() -> None:

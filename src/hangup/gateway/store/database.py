@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,6 +132,16 @@ def file_identity(path: str) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if found is not None else None
 
 
+@contextlib.contextmanager
+def closed_on_error(db: sqlite3.Connection) -> Iterator[None]:
+    """Close a database that cannot be used after all: it may hold the lock of its file, and the error would keep it alive."""
+    try:
+        yield
+    except BaseException:
+        db.close()
+        raise
+
+
 def _as_store_error(error: Exception) -> Exception:
     """Map corruption to `StoreDamaged`: a damaged page fails only the work that reads it."""
     return StoreDamaged(f"the store cannot be used: {error}") if _is_damage(error) else error
@@ -159,12 +169,13 @@ def _open(path: str, migrations: tuple[str, ...], wal_bytes_max: int = WAL_BYTES
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             Path(path).touch(mode=0o600)  # prompts and answers are private
         db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=_BUSY_S)
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # new files only: lets freed pages return to the disk
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("PRAGMA foreign_keys = ON")
-        _migrate(db, path, migrations)
+        with closed_on_error(db):
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # new files only: lets freed pages return to the disk
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA foreign_keys = ON")
+            _migrate(db, path, migrations)
     except (OSError, sqlite3.Error) as error:
         kind = StoreFailed if getattr(error, "sqlite_errorcode", 0) & 0xFF in _TRANSIENT else HangupError
         raise kind(f"cannot use {path}: {error}") from None

@@ -21,7 +21,7 @@ from hangup.core.call import Call
 from hangup.core.clocks import SteadyClock
 from hangup.core.reasons import Outcome
 from hangup.errors import HangupError, LedgerBusy
-from hangup.gateway.store.database import WAL_BYTES_MAX, file_identity
+from hangup.gateway.store.database import WAL_BYTES_MAX, closed_on_error, file_identity
 from hangup.tasks import TASKS
 
 _Accounts = dict[tuple[int, str, str, str, str], Account]  # keyed by minute and `GROUPS`
@@ -343,21 +343,27 @@ def _open(path: str, wal_bytes_max: int) -> sqlite3.Connection:
             Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
             Path(path).expanduser().touch(mode=0o600)  # usage and cost per tenant are private
         db = sqlite3.connect(str(Path(path).expanduser()) if path else ":memory:", check_same_thread=False)
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
-        db.execute("PRAGMA synchronous = NORMAL")
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
-            raise HangupError(f"the ledger {path} was written by another version of hangup ({version})")
-        db.executescript(_SCHEMA)
-        known = {row[1] for row in db.execute("PRAGMA table_info(spent)")}
-        for name in SUMS:  # a file of an earlier version lacks the newer columns, which come last
-            if name not in known:
-                db.execute(f"ALTER TABLE spent ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
-        db.execute(f"PRAGMA user_version = {_VERSION}")
+        with closed_on_error(db):
+            _prepare(db, path, wal_bytes_max)
     except (OSError, sqlite3.Error) as error:
         raise HangupError(f"cannot use the ledger {path}: {error}") from None
     return db
+
+
+def _prepare(db: sqlite3.Connection, path: str, wal_bytes_max: int) -> None:
+    """Create what the file lacks; raise if another version of hangup wrote it."""
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute(f"PRAGMA journal_size_limit = {wal_bytes_max}")
+    db.execute("PRAGMA synchronous = NORMAL")
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version not in (0, _VERSION):
+        raise HangupError(f"the ledger {path} was written by another version of hangup ({version})")
+    db.executescript(_SCHEMA)
+    known = {row[1] for row in db.execute("PRAGMA table_info(spent)")}
+    for name in SUMS:  # a file of an earlier version lacks the newer columns, which come last
+        if name not in known:
+            db.execute(f"ALTER TABLE spent ADD COLUMN {name} REAL NOT NULL DEFAULT 0")
+    db.execute(f"PRAGMA user_version = {_VERSION}")
 
 
 def _newest_time(db: sqlite3.Connection) -> float:
